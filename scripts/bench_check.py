@@ -105,7 +105,7 @@ def main() -> None:
         explainer, ratios = Heat(plan), []
         for number in range(options.rounds + 1):
             plain = timed(lambda: classify(plan))
-            heat = timed(lambda: explainer.run(Journal(None, "", resume=False), silent, explainer.rows))
+            heat = timed(lambda: explainer.run(Journal(None, {}, resume=False), silent, explainer.rows))
             if number:  # the first round chooses the layer and warms up
                 ratios.append(heat / plain)
                 print(f"round {number}: plain {plain:.1f} s, heat {heat:.1f} s, {heat / plain:.2f}", flush=True)

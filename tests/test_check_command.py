@@ -20,13 +20,13 @@ from PIL import Image
 
 import camkit
 from camkit.background.journal import Journal
-from camkit.background.plan import FileHashes, hash_code
 from camkit.background.report import REPORTS
 from camkit.background.run import plan_check
 from camkit.cli import main
 from camkit.config.settings import read_config
 from camkit.demo.scenes import write_scenes
 from camkit.errors import InputError, RunError
+from camkit.kit.fingerprint import digest_of_code
 
 QUICK = {"check": {"pastes": 1}}
 PER_CLASS = 10
@@ -255,7 +255,7 @@ def test_the_check_of_another_model_is_not_resumed(scenes, tmp_path):
     done = run(scenes, "--model", "demo-biased", "--out", tmp_path, "--resume")
 
     assert done.returncode == 2
-    assert "cannot be resumed" in done.stderr
+    assert "cannot be continued" in done.stderr
 
 
 @pytest.mark.extended
@@ -416,12 +416,12 @@ def test_real_photographs_with_few_pictures_per_class_are_inconclusive(test_data
 
 
 def test_two_checks_cannot_write_into_one_folder(scenes, tmp_path):
-    with Journal(tmp_path / "unfinished.jsonl", "of the first", resume=False) as first:
+    with Journal(tmp_path / "unfinished.jsonl", {"data": "of the first"}, resume=False) as first:
         second = run(scenes, "--model", "demo-biased", "--out", tmp_path)
         first.append([{"kind": "heat", "name": "cat"}])
 
     assert second.returncode == 2, second.stderr
-    assert "another check is writing" in second.stderr
+    assert "another run is writing" in second.stderr
 
 
 @pytest.mark.extended
@@ -752,7 +752,7 @@ def test_rows_of_other_code_are_not_resumed(scenes, tmp_path, changed):
     resume = interrupted(data, tmp_path)
     write_net(tmp_path, **changed)
 
-    with pytest.raises(InputError, match="other code of the model or its preprocessing; start again"):
+    with pytest.raises(InputError, match=r"made with different settings \(code\); start again"):
         resume()
 
     write_net(tmp_path)
@@ -772,13 +772,13 @@ def test_the_code_that_a_model_imports_belongs_to_the_run(tmp_path, monkeypatch,
         f"def make():\n    return camkit.load_model('demo-fair').module, {preprocess}\n"
     )
     loaded = camkit.load_model(f"{tmp_path / 'net.py'}:make")
-    before = hash_code(loaded, FileHashes())
-    assert hash_code(loaded, FileHashes()) == before
+    before = digest_of_code(loaded)
+    assert digest_of_code(loaded) == before
 
     for name in ("helper.py", "deeper.py"):
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(f"{text}    # changed")
-        assert hash_code(loaded, FileHashes()) != before
+        assert digest_of_code(loaded) != before
         (tmp_path / name).write_text(text)
     for name in ("helper", "deeper"):
         del sys.modules[name]

@@ -21,7 +21,7 @@ import camkit
 from camkit.cli import main
 from camkit.engine.capture_references import _shares
 from camkit.engine.grid import to_grid
-from camkit.errors import CamkitError, ImageError, InputError, LayerError, MethodError
+from camkit.errors import CamkitError, ImageError, LayerError, MethodError
 from camkit.images.references import MOST, smooth_noise
 from camkit.methods import METHODS
 from camkit.targets import above, direction, finer, top
@@ -401,13 +401,6 @@ def test_the_command_takes_references_and_a_table_remembers_them(
     assert "references" in capsys.readouterr().err
     assert main([picture, "-m", "demo-fair", "--references", "others"]) == 2
     assert "leave out --references" in capsys.readouterr().err
-
-
-def test_a_cluster_takes_no_references() -> None:
-    cluster = pytest.importorskip("camkit.scale.cluster")
-    pytest.importorskip("ray")
-    with pytest.raises(InputError, match="a cluster takes no reference pictures; leave out references"):
-        cluster.prepared_job("demo-fair", None, draft=False, method="expected", references="others")
 
 
 # --- planted truth

@@ -174,14 +174,12 @@ def test_parts_with_other_columns_are_read_right_or_refused(copied, step):
 
 
 def set_cell(table: Path, column: str, text: str) -> None:
-    """Change a cell of the first row of a CSV, whose length is noted beside it."""
+    """Change a cell of the first row of a CSV."""
     rows = list(csv.reader(StringIO(table.read_bytes().decode(), newline="")))
     rows[1][rows[0].index(column)] = text
     lines = StringIO(newline="")
     csv.writer(lines, lineterminator="\n").writerows(rows)
     table.write_bytes(lines.getvalue().encode())
-    beside = table.with_name(f".{table.name}.json")
-    beside.write_text(json.dumps({**json.loads(beside.read_text()), "bytes": table.stat().st_size}))
 
 
 TEXTS = [
@@ -231,7 +229,7 @@ def test_csvs_with_other_cells_are_read_right_or_refused(copied, step):
 def test_a_wrong_cell_is_named(copied, column, value, sentence):
     table = copied() / "t.parquet"
     rewrite(first_part(table), lambda rows: with_column(column, value)(rows.slice(0, 1)))
-    with pytest.raises(InputError, match=rf"t\.parquet/part-000000\.parquet cannot be read: .*{sentence}"):
+    with pytest.raises(InputError, match=rf"t\.parquet(/part-000000\.parquet)? cannot be read: .*{sentence}"):
         camkit.scale.read(table)
 
 
@@ -292,13 +290,6 @@ def test_a_footer_for_which_pyarrow_ends_the_process_is_refused(copied):
     assert b"\x29\x26" in data[start:]
     first_part(table).write_bytes(data[:start] + data[start:].replace(b"\x29\x26", b"\x19\x26", 1))
     assert "cannot be read" in said_of(table)[0]
-
-
-def test_a_csv_without_its_end_is_refused(copied):
-    table = copied() / "t.csv"
-    table.write_bytes(b"".join(table.read_bytes().splitlines(keepends=True)[:-1]))
-    with pytest.raises(InputError, match=r"t\.csv cannot be read: its end is missing"):
-        camkit.scale.read(table)
 
 
 ABOUTS = ["", "3", "[]", "[" * 100_000, '[["folder", "x"]]', '{"folder": 3, "fingerprint": {}, "bytes": 3}']

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from camkit.background.measures import ImageRow
 from camkit.errors import InputError, refuse_pipe
+from camkit.kit.fingerprint import digest
 from camkit.kit.statistics import Estimate, bootstrap_sums, group_numbers, interval
 
 _COMPARED = {"sha256", "same", "other", "energy", "shuffled", "ceiling"}
@@ -72,7 +72,7 @@ def read_baseline(file: Path) -> dict[str, Any]:
 def checksum(report: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a report without its own checksum; the order and spacing of the JSON do not matter."""
     contents = {name: value for name, value in report.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+    return digest(json.dumps(contents, sort_keys=True))
 
 
 def check_undamaged(baseline: Mapping[str, Any], source: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import hashlib
 import json
 import stat
 from collections.abc import Iterator, Sequence
@@ -12,10 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 
 from camkit.background.answers import answers_of
@@ -30,13 +27,12 @@ from camkit.engine.passes import faster_format, quiet_pass
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.images.masks import MaskFile
-from camkit.images.prepare import prepare
 from camkit.images.quality import jpeg_quality
 from camkit.images.regions import ShadesBySize
+from camkit.kit.fingerprint import digest, digest_of_preprocessing, digest_of_weights
 from camkit.layers.memory import ModelMemory
 from camkit.methods import MethodLike
 from camkit.models import device_of, dtype_of, usual_batch_size
-from camkit.models.code import code_files
 from camkit.models.loaded import LoadedModel
 from camkit.targets import EachTarget, logits_of
 from camkit.types import Failure, Preprocess
@@ -58,7 +54,7 @@ class FileHashes:
                 return _UNREADABLE
             key = (path, state.st_size, state.st_mtime_ns)
             if key not in self._hashes:
-                self._hashes[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+                self._hashes[key] = digest(path.read_bytes())
         except OSError:
             return _UNREADABLE
         return self._hashes[key]
@@ -181,27 +177,22 @@ class Plan:
 
     def fingerprint(self) -> dict[str, str]:
         """Return hashes of the weights, of the settings that influence results, and of the pictures with regions."""
-        weights, data = hashlib.sha256(), hashlib.sha256()
-        for name, tensor in sorted(self.model.module.state_dict().items()):
-            if isinstance(tensor, Tensor):
-                weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-                weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        for item in self.data.items:
-            regions = _describe_regions(item, self.files)
-            text = f"{item.name}\0{item.label}\0{item.group}\0{item.place}\0{regions}\0"
-            data.update(text.encode(errors="surrogateescape"))
-            data.update(self.files.of(item.path).encode())
+        pictures = (
+            f"{item.name}\0{item.label}\0{item.group}\0{item.place}\0{_describe_regions(item, self.files)}\0"
+            f"{self.files.of(item.path)}"
+            for item in self.data.items
+        )
         settings = {
             "check": self.settings.check.model_dump(mode="json", exclude={"batch_size"}),
             "limits": self.settings.limits.model_dump(mode="json"),
             "classes": {name: section.model_dump(mode="json") for name, section in self.settings.classes.items()},
             "outputs": self.matched.indices,
-            "preprocessing": _hash_preprocess(self.model.preprocess),
+            "preprocessing": digest_of_preprocessing(self.model.preprocess),
         }
         return {
-            "weights": weights.hexdigest(),
-            "settings": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
-            "data": data.hexdigest(),
+            "weights": digest_of_weights(self.model.module),
+            "settings": digest(json.dumps(settings, sort_keys=True)),
+            "data": digest(pictures),
         }
 
 
@@ -218,21 +209,6 @@ def _describe_outline(outline: Any, files: FileHashes) -> str:
     if isinstance(outline, MaskFile):
         return f"{files.of(outline.path)}{sorted(outline.readings.items())}"
     return repr(outline)
-
-
-def _hash_preprocess(preprocess: Preprocess | None) -> str:
-    """Return a hash of what the preprocessing returns for a fixed picture; "" if it refuses that picture."""
-    noise = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    try:
-        tensor = prepare(Image.fromarray(noise), preprocess, "").tensor
-    except Exception:  # noqa: BLE001 - the user's function may raise anything for a picture it was not made for
-        return ""
-    return hashlib.sha256(tensor.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
-
-
-def hash_code(model: LoadedModel, files: FileHashes) -> str:
-    """Return a hash of the Python files that define the model's modules and its preprocessing, and that they import."""
-    return hashlib.sha256("".join(sorted(map(files.of, code_files(model)))).encode()).hexdigest()
 
 
 def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:

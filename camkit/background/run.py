@@ -29,7 +29,7 @@ from camkit.background.data import read_data
 from camkit.background.heat import Heat
 from camkit.background.journal import Journal
 from camkit.background.passes import Passes
-from camkit.background.plan import SPARE_PICTURES, Plan, hash_code, make_plan
+from camkit.background.plan import SPARE_PICTURES, Plan, make_plan
 from camkit.background.report import REPORTS, words
 from camkit.background.values import Dataset, Inconclusive, Progress, Run, Stage
 from camkit.config.model import configured_model
@@ -38,6 +38,7 @@ from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, advice, refuse_unknown_options, refusing_exit
 from camkit.images.files import set_aside, write_file
 from camkit.kit import wording
+from camkit.kit.fingerprint import CODE, digest_of_code
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
@@ -249,8 +250,8 @@ def finish_check(
         earlier = read_baseline(_baseline_of_resumed(baseline, out) if resume else baseline)
         _refuse_other_run(plan, earlier, hashes, baseline)
     journal = None if out is None else out / JOURNAL
-    key = " ".join([wording.VERSION, *hashes.values(), hash_code(plan.model, plan.files)])
-    with Journal(journal, key, resume=resume) as rows:
+    made_with = {"version of camkit": wording.VERSION, **hashes, CODE: digest_of_code(plan.model)}
+    with Journal(journal, made_with, resume=resume) as rows:
         if rows.damaged:
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
         Heat(plan).check_same_answers(rows)

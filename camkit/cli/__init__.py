@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -17,9 +18,8 @@ from camkit.cli.check import checks, demo_check
 from camkit.cli.concepts import concepts
 from camkit.cli.configured import fill_in
 from camkit.cli.diagnose import diagnose, features
-from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, Source, events_into, refuse_fractions
+from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, Source, actors_of, events_into, refuse_fractions
 from camkit.cli.rows import Form, PassProgress, report
-from camkit.cli.scale import scale
 from camkit.cli.targets import TargetOptions
 from camkit.cli.terminal import (
     TALK,
@@ -65,7 +65,6 @@ app.command(checks)
 app.command(diagnose)
 app.command(features)
 app.command(concepts)
-app.command(scale)
 
 
 @app.default
@@ -98,6 +97,7 @@ def explain(
     csv: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     raw: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     tensorboard: Annotated[Path | None, Parameter(group=OUTPUT, metavar="FOLDER")] = None,
+    ray: Annotated[bool | str, Parameter(group=RUN, negative=(), metavar="[ADDRESS]", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
     """Explain pictures: what the model sees in each, and which pixels it used.
@@ -141,6 +141,8 @@ def explain(
         csv: Print a table as CSV instead of text, with a row per picture and target.
         raw: Add the raw maps, in the method's units, to the JSON.
         tensorboard: A folder for TensorBoard event files with the drawn pictures.
+        ray: Compute on a Ray cluster (extra camkit[ray]): auto, host:port or ray://host:port. Without an address, the
+            one in RAY_ADDRESS or on this machine; if there is none, one is started with all cores of this machine.
         common: The config, and how much is printed.
     """
     (common or Common()).begin()
@@ -154,7 +156,7 @@ def explain(
     from camkit.images.files import refuse_input
     from camkit.images.listing import Pictures
     from camkit.methods import find_method
-    from camkit.models import device_of
+    from camkit.models import device_of, usual_batch_size
     from camkit.scale.folder import Drawing, Run, explain_files
 
     if max_side < 0:
@@ -172,42 +174,47 @@ def explain(
         if written is not None:
             refuse_input(written, [targets.mask, targets.similar_to, *source.files()])
     files = Pictures(pictures, skip=out, recursive=recursive)
-    loaded = source.load()
-    precision, precision_note = usable_precision(precision, device_of(loaded.module))
-    if precision_note:
-        say(precision_note)
-    passes = PassProgress()
-    rows = explain_files(
-        loaded,
-        files,
-        None if no_pictures else out,
-        drawing,
-        method=method,
-        layers=layer,
-        targets=targets.targets(files.first(2), loaded.preprocess),
-        precision=precision,
-        batch_size=batch_size,
-        fuse=fuse,
-        smooth=smooth,
-        references=references,
-        about={
-            **source.about(),
-            **targets.about(),
-            "precision": precision,
-            "fuse": fuse,
-            "smooth": smooth or "",
-            "references": "" if references is None else references.name,
-        },
-        overwrite=overwrite,
-        one_scale=scale == "shared",
-        every=every,
-        progress=passes,
-        table=table,
-        resume=resume,
-        draft=draft,
-    )
-    form: Form = "json" if json else "csv" if csv else "text"
-    with events_into(tensorboard) as events:
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(actors_of(ray))
+        loaded = source.load()
+        cluster = None if pool is None else source.on_cluster(pool, loaded)
+        device = device_of(loaded.module) if pool is None else pool.device
+        precision, precision_note = usable_precision(precision, device)
+        if precision_note:
+            say(precision_note)
+        passes = PassProgress()
+        rows = explain_files(
+            loaded,
+            files,
+            None if no_pictures else out,
+            drawing,
+            method=method,
+            layers=layer,
+            targets=targets.targets(files.first(2), loaded.preprocess),
+            precision=precision,
+            batch_size=batch_size or usual_batch_size(device),
+            fuse=fuse,
+            smooth=smooth,
+            references=references,
+            about={
+                **source.about(),
+                **targets.about(),
+                "precision": precision,
+                "fuse": fuse,
+                "smooth": smooth or "",
+                "references": "" if references is None else references.name,
+            },
+            overwrite=overwrite,
+            one_scale=scale == "shared",
+            every=every,
+            progress=passes,
+            table=table,
+            resume=resume,
+            draft=draft,
+            elsewhere=None if cluster is None else cluster.explain,
+        )
+        form: Form = "json" if json else "csv" if csv else "text"
+        events = stack.enter_context(events_into(tensorboard))
         rows = rows if events is None else Run(_with_events(rows, events), rows.stills, rows.max_side)
         return report(rows, files, form, passes, with_raw=raw, table=table)
 

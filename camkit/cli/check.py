@@ -6,23 +6,31 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from camkit.cli.options import DATA, EXPERIMENT, LIMITS, OUTPUT, RUN, Common, OptionalSource, Source, events_into
+from camkit.cli.options import (
+    DATA,
+    EXPERIMENT,
+    LIMITS,
+    OUTPUT,
+    RUN,
+    Common,
+    OptionalSource,
+    Source,
+    actors_of,
+    events_into,
+)
 from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
 from camkit.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from camkit.background.passes import Passes
-    from camkit.background.plan import Plan
     from camkit.background.values import Stage
     from camkit.config.settings import Settings
-    from camkit.scale.actors import Pool
 
 checks = App(
     name="check",
@@ -156,13 +164,13 @@ def check(
         experiment: How the check is run.
         limits: The limits of the verdict.
         run: Where the check writes, and what it starts from.
-        ray: Compute on a Ray cluster (extra camkit[ray]), named as for camkit scale: auto, host:port or
-            ray://host:port. Without an address, the one in RAY_ADDRESS or on this machine; if there is none, one is
-            started with all cores of this machine.
+        ray: Compute on a Ray cluster (extra camkit[ray]): auto, host:port or ray://host:port. Without an address, the
+            one in RAY_ADDRESS or on this machine; if there is none, one is started with all cores of this machine.
         common: The config, and how much is printed.
     """
     from camkit.background.cost import estimate_cost
     from camkit.background.journal import count_finished
+    from camkit.background.passes import spread
     from camkit.background.report import REPORTS, markdown
     from camkit.background.report import console as check_console
     from camkit.background.run import JOURNAL, finish_check, plan_check
@@ -180,7 +188,7 @@ def check(
     for name in REPORTS:
         refuse_input(out / name, [settings.data.regions, settings.data.class_map, *source.files()])
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(_cluster(ray))
+        pool = stack.enter_context(actors_of(ray))
         plan = plan_check(source.load(), config=settings, skip=out)
         console = printer()
         if not TALK.quiet:
@@ -190,7 +198,8 @@ def check(
             cost = estimate_cost(plan, count_finished(out / JOURNAL) if resume else None, workers)
             console.print(check_console.cost_notice(plan, cost))
         events = stack.enter_context(events_into(tensorboard))
-        with _passes(pool, plan, source) as passes, stages() as progress:
+        passes = None if pool is None else spread(plan, source.on_cluster(pool, plan.model).map)
+        with stages() as progress:
             result = finish_check(
                 plan,
                 out,
@@ -213,37 +222,6 @@ def check(
 
             write_check(result, events)
     return result.exit_code()
-
-
-@contextlib.contextmanager
-def _cluster(ray: bool | str) -> Iterator[Pool | None]:
-    """Connect to the cluster that ``--ray`` names, and yield the actors that it has room for; None without ``--ray``.
-
-    Raises:
-        InputError: Ray is not installed, no cluster answers, or it has no room.
-    """
-    if ray is False:
-        yield None
-        return
-    from camkit.scale.actors import Pool, connected
-
-    with connected(None if ray is True else ray, quiet=not TALK.verbose):
-        pool = Pool.of_cluster(None, 1.0, None)
-        say(str(pool))
-        yield pool
-
-
-@contextlib.contextmanager
-def _passes(pool: Pool | None, plan: Plan, source: Source) -> Iterator[Passes | None]:
-    """Yield the passes of actors; None for those of this process."""
-    if pool is None:
-        yield None
-        return
-    from camkit.background.passes import spread, worker_of
-    from camkit.scale.actors import Workers
-
-    with Workers(source.for_nodes(), plan.model, pool, worker_of(plan)) as workers:
-        yield spread(plan, workers.map, pool.actors)
 
 
 def _settings(config: Path | None, data: Path | None, pictures: DataOptions | None, **tables: Any) -> Settings:

@@ -17,7 +17,6 @@ _OF_A_CHECK = ("check", "limits", "run")
 
 _TABLES: dict[tuple[str, ...], tuple[str, ...]] = {
     (): ("explain",),
-    ("scale",): ("explain",),
     ("diagnose",): ("diagnose",),
     ("check",): _OF_A_CHECK,
     ("check", "init"): _OF_A_CHECK,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from camkit.models.loaded import LoadedModel
-    from camkit.scale.actors import ModelSource
+    from camkit.scale.cluster import Cluster, Pool
 
 MODEL = Group.create_ordered("Model")
 DATA = Group.create_ordered("Data")
@@ -131,14 +131,14 @@ class Source(_ModelOptions, _Required):
         """Load the model."""
         return self.load_named(self.model, pretrained=pretrained, trainable=trainable)
 
-    def for_nodes(self) -> ModelSource:
-        """Return what the nodes of a cluster load; they work in other folders."""
-        from camkit.scale.actors import ModelSource
+    def on_cluster(self, pool: Pool, loaded: LoadedModel) -> Cluster:
+        """Return actors that load the model; ``loaded`` is the same model in this process."""
+        from camkit.kit.fingerprint import fingerprint
+        from camkit.models import load_model
+        from camkit.scale.cluster import Cluster
 
-        arguments = self.arguments()
-        if self.weights is not None and Path(self.weights).exists():
-            arguments["weights"] = os.path.abspath(self.weights)  # noqa: PTH100 - links stay as the nodes know them
-        return ModelSource(_absolute(self.model), arguments, device=self.device)
+        make = functools.partial(load_model, self.model, **self.arguments())
+        return Cluster(pool, make, fingerprint(loaded), self.device)
 
 
 @Parameter(name="*", group=MODEL)
@@ -189,6 +189,24 @@ class Common:
         if self.config is not None:
             here = " in this folder; to use another, pass --config FILE" if self.config.parent == Path() else ""
             say(f"using the config {self.config}{here}")
+
+
+@contextmanager
+def actors_of(ray: bool | str) -> Iterator[Pool | None]:
+    """Connect to the cluster that ``--ray`` names, and yield the actors that it has room for; None without ``--ray``.
+
+    Raises:
+        InputError: Ray is not installed, no cluster answers, or it has no room.
+    """
+    if ray is False:
+        yield None
+        return
+    from camkit.scale.cluster import Pool, connected
+
+    with connected(None if ray is True else ray, quiet=not TALK.verbose):
+        pool = Pool.of_cluster()
+        say(str(pool))
+        yield pool
 
 
 @contextmanager
@@ -247,11 +265,3 @@ def _size(text: str) -> tuple[int, int]:
     if not all(side.isdecimal() for side in sides) or len(sides) > 2:
         raise InputError(f"--size takes a side in pixels, or height x width as in 224x336, not {text!r}")
     return int(sides[0]), int(sides[-1])
-
-
-def _absolute(name: str) -> str:
-    """Return a model's name with the absolute path of its file or folder, if it has one."""
-    file, colon, factory = name.rpartition(":")
-    if file.endswith(".py"):
-        return f"{os.path.abspath(file)}{colon}{factory}"  # noqa: PTH100 - links stay as the nodes know them
-    return os.path.abspath(name) if Path(name).is_dir() else name  # noqa: PTH100

@@ -132,7 +132,7 @@ def _is_same(path: Path, other: Path) -> bool:
         return False
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file completely or not at all: an older file of that name stays until the new one is complete.
 
     Raises:
@@ -143,7 +143,7 @@ def write_file(path: Path, data: bytes) -> None:
         unfinished = path.with_name(f".camkit-{secrets.token_hex(8)}")
         try:
             with unfinished.open("xb") as file:
-                file.write(data)
+                file.writelines([data] if isinstance(data, bytes) else data)
             unfinished.replace(path)
         except BaseException:
             unfinished.unlink(missing_ok=True)

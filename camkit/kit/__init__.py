@@ -1,1 +1,1 @@
-"""What several products share: the statistics of samples, numbers and lists in words, and pages of HTML."""
+"""What several products share: statistics of samples, words, pages of HTML, fingerprints, and the store of rows."""

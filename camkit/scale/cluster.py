@@ -1,7 +1,7 @@
-"""Explains pictures on a cluster with Ray Data: a pool of actors, each with the model, and the rows of a table.
+"""Explains pictures on a Ray cluster: actors that each hold the model compute batches of them.
 
-``explain_dataset`` is the step that users put into their own pipelines. ``explain_on_cluster`` is the command: it lists
-the pictures, lets Ray write the table, and leaves out what an earlier run finished.
+``explain_dataset`` is a step of the user's own pipeline of Ray Data. ``Cluster`` serves the option ``--ray``: it gives
+pieces of a folder, or of a check, to the same actors. Only this file imports Ray, and only when somebody uses it.
 """
 
 from __future__ import annotations
@@ -9,77 +9,74 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
 import itertools
+import logging
 import math
 import os
-import threading
-import time
-import warnings
-from collections import Counter
+import pickle
+import re
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 
-from camkit.engine.interrupts import undisturbed
-from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, ImageError, InputError, OutputError, advice, brief
-from camkit.explainer import Config, Options, explain_many
+from camkit.engine.allocator import reuse_large_blocks
+from camkit.errors import CamkitError, ImageError, InputError, ModelError, RunError, brief
+from camkit.explainer import Options, explain_many
 from camkit.explanation import Explanation
-from camkit.images.files import check_folder, refuse_input
-from camkit.images.listing import Pictures
 from camkit.images.read import open_picture
+from camkit.kit.fingerprint import Fingerprint, differences, digest, fingerprint
 from camkit.layers.names import Layers
-from camkit.methods import AUTO
-from camkit.models import as_model, device_of, usual_batch_size
+from camkit.models import as_model, device_of, load_model, usual_batch_size
 from camkit.models.loaded import LoadedModel
-from camkit.scale.actors import ModelSource, Pool, Source, cause_of, import_ray, load_on_node
-from camkit.scale.fingerprint import Fingerprint, digest_of_code, fingerprint
-from camkit.scale.schema import ERROR, Row, row_of, row_of_failure, text_of
-from camkit.scale.table import CONTENT, WRITTEN_WITH, ClusterTable, Finished, arrow_table, cluster_schema, key_of
-from camkit.types import Failure
+from camkit.scale.schema import row_of, row_of_failure
+from camkit.scale.table import arrow_schema, arrow_table
+from camkit.types import Failure, Progress
 
 if TYPE_CHECKING:
     from ray.data import Dataset
 else:
     Dataset = Any
 
+_SPARED = 1 / 8
+"""The share of the cores, at least one core, that is left to the tasks that read a dataset. These tasks would wait
+forever if actors held all cores."""
 _PASSES_ON_GPU = 8
 """An actor with a GPU gets the pictures of this many passes at once, so that reading them overlaps computing."""
-_READERS = 4
-"""Threads of an actor that read and checksum files, as for a folder."""
-_READ_AHEAD, _MOST_READ_AHEAD = 16, 72 * 2**20
-"""The most pictures that wait for the model, and the most bytes of them in memory."""
-_BLOCKS_PER_ACTOR = 8
-"""The number of blocks into which the listed pictures are divided for each actor. While the last actor finishes, the
-others are idle for at most an eighth of the time."""
-_MOST_PER_BLOCK = 1024
-"""The most pictures in a block; a lost worker costs its blocks."""
-_MOST_BLOCKS = 100_000
-"""The most blocks of a job, because the driver takes about 10 ms for each. In a very large job, the blocks are
-larger."""
-_ROWS_ON_GPU, _ROWS_ON_CPU = 4096, 1024
-"""The least rows of a part. Ray may start a process to write a part. This took 2 to 3 seconds of one core, which is
-little compared with explaining the pictures of a part."""
-_POLL_SECONDS, _POLL_SHARE = 1.0, 20
-"""How often finished parts are counted. The pause between counts is at least this many times as long as a count."""
+_PIECES_PER_ACTOR, _MOST_PASSES = 8, 8
+"""The number of pieces for each actor, and the most passes of a piece. While the last actor finishes, the others are
+idle for at most an eighth of the time, and a lost worker costs its pieces."""
+_MOST_DEATHS = 4
+"""An actor may die this many times, alone or with its node, until the run ends: pictures that need too much memory
+kill every actor."""
+_CONNECT_SECONDS = 10.0
+"""How long to wait until a cluster answers."""
+_NAMED_CLUSTERS = ("auto", "local")
+"""Ray's own names for the cluster that runs here, and for a new one."""
+_SAME_ON_ALL_NODES = ("version of camkit", "network", "weights", "labels")
+"""The parts of a fingerprint that must be the same on every node. A preprocessing may round differently on another
+processor."""
 
-# --- the step of a pipeline
+Source: TypeAlias = nn.Module | str | LoadedModel | Callable[[], Any]
+"""What ``explain_dataset`` accepts as a model: a module, a name, or a function that makes a module."""
+Make: TypeAlias = Callable[..., LoadedModel]
+"""Makes the model; its argument ``device`` says where."""
+Work: TypeAlias = Callable[[Any], Any]
+Piece = TypeVar("Piece")
 
 
 def explain_dataset(
     dataset: Dataset,
-    model: Source = None,
+    model: Source,
     target_layer: Layers | None = None,
     *,
     draft: bool = False,
-    resume: str | Path | None = None,
     actors: int | None = None,
     cpus: float = 1.0,
     gpus: float | None = None,
@@ -93,228 +90,327 @@ def explain_dataset(
             ``image``, a picture is named by the column ``path`` if there is one, otherwise by its checksum.
         model: a name as ``camkit.load_model`` takes it, from which each actor loads the model; a function without
             arguments that returns a module, a module and its preprocessing, or a LoadedModel; or a module, which is put
-            into the object store once. None is the config's model.
+            into the object store once.
         target_layer: as for ``camkit.explain``.
         draft: as for ``camkit.explain_many``.
-        resume: a table of an earlier run. Pictures that are in it with the same path and the same bytes are left out.
         actors: the number of actors; None takes as many as the cluster has room for. Without GPUs, it leaves an eighth
             of the cores, at least one, to the tasks that read and write.
         cpus, gpus: the cores, or the GPUs or the share of one, for each actor. None takes one GPU if the cluster has
             any. Without a GPU, an actor computes with as many threads as it has cores.
-        **options: as for ``camkit.explain``, but no ``progress``. By default, ``batch_size`` is 32 on a GPU and 8 on
-            cores.
+        **options: as for ``camkit.explain``, but no ``config`` and no ``progress``. By default, ``batch_size`` is 32 on
+            a GPU and 4 on cores.
 
     Returns:
-        A dataset that is computed when it is consumed. It has the columns of a table (``camkit.scale.read``) and
-        ``content``, a checksum of the picture's bytes, with a row for each picture and target. A picture that cannot be
-        explained is a row with ``status`` "error".
+        A dataset that is computed when it is consumed. It has the columns of a table (``camkit.scale.read``), with a
+        row for each picture and target. A picture that cannot be explained is a row with ``status`` "error".
 
     Raises:
         InputError: something in the call is wrong, or Ray is not installed. When the dataset is consumed, the errors of
             actors are raised as Ray raises them, as an instance of their own class too.
     """
-    job = prepared_job(model, target_layer, draft=draft, **options)
-    finished = Finished([])
-    if resume is not None:
-        if not Path(resume).is_dir():
-            raise InputError(f"there is no table {resume} to continue")
-        with ClusterTable(Path(resume), job.made_with, resume=True) as table:
-            finished = table.finished
-    return job.explained(dataset, Pool.of_cluster(actors, cpus, gpus, spare=True), finished)
+    import_ray()
+    for name in ("config", "progress"):
+        if options.get(name) is not None:
+            raise InputError(f"a cluster takes no {name}; leave out {name}=")
+    named = {name: options.pop(name, None) for name in ("preprocess", "labels", "device", "config", "progress")}  # type: ignore[misc]
+    make = functools.partial(_made, model, preprocess=named["preprocess"], labels=named["labels"])
+    loaded = make(device="cpu")
+    if isinstance(model, (nn.Module, LoadedModel)):
+        make = functools.partial(_made, loaded, preprocess=None, labels=None)
+    settings: dict[str, Any] = {**options, "target_layer": target_layer, "draft": draft}
+    explain_many(loaded, [], **settings)  # checks the arguments
+    pool = Pool.of_cluster(actors, cpus, gpus, spare=True)
+    settings["batch_size"] = options.get("batch_size") or pool.usual_batch_size
+    size = settings["batch_size"] * (_PASSES_ON_GPU if pool.gpus else 1)
+    cluster = Cluster(pool, make, fingerprint(loaded), named["device"])
+    return cluster.mapped(dataset, functools.partial(_RowsOfBatch, settings), batch_size=size, batch_format="numpy")
+
+
+def _made(model: Source, *, device: str | torch.device, preprocess: Any = None, labels: Any = None) -> LoadedModel:
+    """Return a model on a device; a module of the caller's stays where it is."""
+    if isinstance(model, str):
+        model = load_model(model, device=device)
+    elif not isinstance(model, (nn.Module, LoadedModel)):
+        model = model()
+        if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module):
+            model = LoadedModel(model[0], type(model[0]).__name__, model[1])
+        if not isinstance(model, (nn.Module, LoadedModel)):
+            raise ModelError(
+                f"the function that makes the model returned {type(model).__name__}, not a torch.nn.Module"
+            )
+    loaded = as_model(model, preprocess=preprocess, labels=labels)
+    is_there = device_of(loaded.module).type == torch.device(device).type
+    return replace(loaded, module=(loaded.module if is_there else copy.deepcopy(loaded.module).to(device)).eval())
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is to be explained. The arguments are checked, and it can be sent to the actors.
+class Pool:
+    """The actors of a job.
 
     Attributes:
-        source: the model for the actors.
-        made_with: what decides the results.
-        options: what ``explain_many`` gets.
+        actors: how many there are.
+        cpus, gpus: what each of them takes.
     """
 
-    source: ModelSource
-    made_with: Fingerprint
-    options: Mapping[str, Any]
+    actors: int
+    cpus: float
+    gpus: float
 
-    def batch_size(self, pool: Pool) -> int:
-        """Return the number of pictures per pass."""
-        usual: int = self.options.get("batch_size") or usual_batch_size(torch.device(pool.device))
-        return usual
+    @classmethod
+    def of_cluster(
+        cls, actors: int | None = None, cpus: float = 1.0, gpus: float | None = None, *, spare: bool = False
+    ) -> Pool:
+        """Return the pool that fits the cluster.
 
-    def explained(self, dataset: Dataset, pool: Pool, finished: Finished) -> Dataset:
-        """Return the dataset of rows."""
-        ray, batch_size = import_ray(), self.batch_size(pool)
-        job = replace(self, options={**self.options, "batch_size": batch_size})
-        rows: Dataset = dataset.map_batches(
-            Explaining,
-            fn_constructor_args=(job, pool, [ray.put(finished)]),
-            batch_size=batch_size * (_PASSES_ON_GPU if pool.gpus else 1),
-            batch_format="numpy",
-            compute=ray.data.ActorPoolStrategy(size=pool.actors),
-            **pool.resources(),
-        )
-        rows.context.raise_original_map_exception = True  # Ray's own exception does not name the cause
-        return rows
-
-
-def prepared_job(
-    model: Source | ModelSource,
-    target_layer: Layers | None = None,
-    *,
-    draft: bool = False,
-    **options: Unpack[Options],
-) -> Job:
-    """Load the model here, check the arguments with it, and return what the actors get.
-
-    Raises:
-        InputError: something in the call is wrong, or Ray is not installed.
-    """
-    import_ray()
-    if options.pop("progress", None) is not None:
-        raise InputError("a cluster reports no progress of single pictures; leave out progress")
-    if options.pop("references", None) is not None:
-        raise InputError("a cluster takes no reference pictures; leave out references, or explain on one machine")
-    taken = {name: options.pop(name, None) for name in ("preprocess", "labels", "device", "config")}  # type: ignore[misc]
-    config = taken["config"]
-    source = model if isinstance(model, ModelSource) else ModelSource(model, **taken)
-    if config is not None:
-        target_layer, options = _with_settings(config, target_layer, options)
-        source = replace(source, config=_as_mapping(config))
-    is_own = isinstance(source.model, (nn.Module, LoadedModel))
-    loaded = _on_cpu(as_model(source.model, preprocess=source.preprocess, labels=source.labels)) if is_own else None
-    loaded = loaded or replace(source, device=None).load("cpu")
-    settings: dict[str, Any] = {**options, "target_layer": target_layer, "draft": draft}
-    with warnings.catch_warnings():  # the actors run elsewhere, and say themselves which precision they use
-        warnings.simplefilter("ignore")
-        explain_many(loaded, [], **settings)
-    kept = {name: options.get(name) for name in ("precision", "fuse", "smooth")}
-    kept["method"] = options.get("method") or AUTO.name
-    target = options.get("target")
-    code = digest_of_code(loaded, kept["method"], target)
-    made_with = fingerprint(loaded, **kept, layers=target_layer, targets=target, draft=draft, code=code)
-    return Job(source.sent(loaded), made_with, settings)
-
-
-def _with_settings(config: Config, layer: Layers | None, options: Any) -> tuple[Layers | None, Any]:
-    """Complete the options from a config."""
-    from camkit.config.settings import as_settings  # noqa: PLC0415 - few calls have a config
-
-    usual = as_settings(config).explain
-    for name in ("method", "precision", "fuse", "smooth", "batch_size"):
-        if options.get(name) is None and getattr(usual, name) is not None:
-            options[name] = getattr(usual, name)
-    return usual.layer if layer is None else layer, options
-
-
-def _as_mapping(config: Config) -> Config:
-    """Return a config that needs no file on the nodes."""
-    from camkit.config.settings import as_settings  # noqa: PLC0415 - few calls have a config
-
-    return as_settings(config)
-
-
-def _on_cpu(loaded: LoadedModel) -> LoadedModel:
-    """Return a model on the CPU; the caller's own stays where it is."""
-    if device_of(loaded.module).type == "cpu":
-        return loaded
-    return replace(loaded, module=copy.deepcopy(loaded.module).cpu())
-
-
-class Explaining:
-    """Explains the pictures of batches; Ray makes one in each actor.
-
-    Args:
-        job: the model and the options.
-        pool: what the actor may take.
-        finished: the keys of pictures that are left out, as a reference; the actors of a node share their memory.
-    """
-
-    def __init__(self, job: Job, pool: Pool, finished: Sequence[Any]) -> None:
-        self._job, self._pool = job, pool
-        self._finished: Finished = import_ray().get(finished[0])
-
-    def __call__(self, batch: dict[str, np.ndarray]) -> Any:
-        """Return the rows of a batch as pyarrow's table.
+        Args:
+            actors, cpus, gpus: as for ``explain_dataset``.
+            spare: leave cores to the tasks that read the dataset if ``actors`` is None.
 
         Raises:
-            InputError: the dataset has no column with pictures, or this node has another model.
-            Exception: whatever the model raises.
+            InputError: a number is invalid, or no actor fits.
         """
-        contents: dict[str, str] = {}
-        unread: list[Failure] = []
-        explained = self._explained(self._images(batch, contents, unread))
-        rows = [_row(explanation, contents) for explanation in explained]
-        rows += [_row(failure, contents) for failure in unread]
-        return arrow_table(rows, cluster_schema())
+        if cpus <= 0 or (gpus is not None and gpus < 0) or (actors is not None and actors < 1):
+            raise InputError(f"actors, cpus and gpus must be positive, not {actors}, {cpus} and {gpus}")
+        resources = import_ray().cluster_resources()
+        cores, devices = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+        gpus = float(devices >= 1) if gpus is None else float(gpus)
+        spared = max(1, math.floor(cores * _SPARED)) if spare and actors is None else 0
+        room = math.floor(devices / gpus if gpus else (cores - spared) / cpus)
+        pool = cls(actors or max(1, room), cpus, gpus)
+        if room < pool.actors:
+            beside = f" beside {_number(spared, 'core')} for the tasks that read" if spared else ""
+            there = f"{_number(cores, 'core')} and {_number(devices, 'GPU')}"
+            raise InputError(f"the cluster has {there}, too few for {pool}{beside}")
+        return pool
+
+    def __str__(self) -> str:
+        """Return, for example, "2 actors with 1 core each"."""
+        each = _number(self.gpus, "GPU") if self.gpus else _number(self.cpus, "core")
+        return f"{_number(self.actors, 'actor')} with {each} each"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the actors compute."""
+        return torch.device("cuda" if self.gpus else "cpu")
+
+    @property
+    def usual_batch_size(self) -> int:
+        """The number of pictures per pass if the caller names none."""
+        return usual_batch_size(self.device)
+
+
+def _number(count: int | float, thing: str) -> str:
+    return f"{count:g} {thing}" + "s" * (count != 1)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The actors of a job, and the model that each of them loads.
+
+    Attributes:
+        pool: how many actors there are, and what each of them takes.
+        make: makes the model.
+        made_with: the fingerprint of the same model in this process; the actors compare theirs with it.
+        device: where the model computes; None leaves it to the pool.
+    """
+
+    pool: Pool
+    make: Make
+    made_with: Fingerprint
+    device: str | torch.device | None = None
+
+    def mapped(self, dataset: Dataset, begin: Callable[[LoadedModel], Work], **batches: Any) -> Dataset:
+        """Return a dataset of what the actors make of the batches of another one.
+
+        Args:
+            dataset: what the actors get.
+            begin: makes, from an actor's model, the function that works on a batch; it is sent to the actors.
+            **batches: the size and the form of the batches, as for ``map_batches``.
+        """
+        ray = import_ray()
+        try:
+            job = ray.put((self, begin, str(Path.cwd())))
+        except Exception as error:  # pickling fails with errors of many kinds
+            raise ModelError(
+                f"the model cannot be sent to the cluster ({brief(error)}); pass its name, or a function that makes it"
+            ) from error
+        # An actor with a GPU also takes one core, which is Ray's default.
+        takes = {"num_gpus": self.pool.gpus} if self.pool.gpus else {"num_cpus": self.pool.cpus}
+        results: Dataset = dataset.map_batches(
+            _Actor,
+            fn_constructor_args=([job],),
+            compute=ray.data.ActorPoolStrategy(size=self.pool.actors),
+            ray_remote_args_fn=lambda: {"max_restarts": _MOST_DEATHS - 1},
+            **takes,
+            **batches,
+        )
+        results.context.raise_original_map_exception = True  # Ray's own exception does not name the cause
+        return results
+
+    def map(self, begin: Callable[[LoadedModel], Work], items: Sequence[Any], per_pass: int) -> Iterator[Any]:
+        """Divide items into pieces of whole passes, let the actors compute them, and yield the results in order.
+
+        Args:
+            begin: makes, from an actor's model, the function that computes a piece, a list of items.
+            items: what is to be computed.
+            per_pass: the number of items in a pass through the model.
+
+        Raises:
+            RunError: an actor dies again and again.
+            Exception: whatever an actor raises.
+        """
+        import pyarrow as pa  # noqa: PLC0415 - Ray Data needs it
+
+        ray = import_ray()
+        wanted = math.ceil(len(items) / (self.pool.actors * _PIECES_PER_ACTOR * per_pass))
+        size = min(max(1, wanted), _MOST_PASSES) * per_pass
+        pieces = [pickle.dumps(list(items[start : start + size])) for start in range(0, len(items), size)]
+        if not pieces:
+            return
+        fewer = replace(self, pool=replace(self.pool, actors=min(self.pool.actors, len(pieces))))
+        blocks = ray.data.from_arrow([pa.table({"piece": [piece]}) for piece in pieces])
+        results = fewer.mapped(blocks, functools.partial(_OnPiece, begin), batch_size=None, batch_format="pyarrow")
+        results.context.execution_options.preserve_order = True
+        try:
+            for row in results.iter_rows():
+                result = pickle.loads(row["result"])
+                if isinstance(result, Exception):
+                    raise result
+                yield result
+        except ray.exceptions.RayTaskError as error:
+            raise _cause_of(error) from error
+        except ray.exceptions.RayError as error:
+            raise RunError(
+                f"a worker died {_MOST_DEATHS} times; it may be running out of memory: {brief(error)}"
+            ) from error
+
+    def explain(
+        self,
+        images: Iterable[Any],
+        *,
+        batch_size: int,
+        on_pass: Callable[[], None] | None = None,
+        progress: Progress | None = None,  # noqa: ARG002 - the actors report none
+        **options: Any,
+    ) -> Iterator[Explanation | Failure]:
+        """Explain picture files as ``explain_many(..., on_error="yield")`` does; ``on_pass`` is called for each piece.
+
+        The pictures are listed before the first one is explained.
+        """
+        explaining = functools.partial(_Explaining, {**options, "batch_size": batch_size})
+        for rows in self.map(explaining, list(images), batch_size):
+            if on_pass is not None:
+                on_pass()
+            yield from rows
+
+
+class _Actor:
+    """Holds a model in a process of its own, and works with it. Ray makes one in each process.
+
+    The model is loaded with the first batch, so that its errors are raised like those of a batch.
+
+    Args:
+        job: the reference to the cluster, to what makes the work, and to the folder in which relative paths start.
+    """
+
+    def __init__(self, job: Sequence[Any]) -> None:
+        self._job = job[0]
+
+    def __call__(self, batch: Any) -> Any:
+        """Return what becomes of a batch."""
+        return self._work(batch)
 
     @functools.cached_property
-    def _explained(self) -> Callable[[Iterable[Any]], Iterator[Explanation | Failure]]:
-        """The model. It is loaded with the first batch, so that its errors are raised like those of a batch."""
-        loaded = load_on_node(self._job.source, self._pool, self._job.made_with)
-        return functools.partial(explain_many, loaded, on_error="yield", **self._job.options)
-
-    def _images(
-        self, batch: dict[str, np.ndarray], contents: dict[str, str], unread: list[Failure]
-    ) -> Iterator[str | Image.Image]:
-        """Yield the pictures that are not finished; note their checksums, and the pictures that cannot be read."""
-        tasks = (Task(functools.partial(_checksummed, *picture), in_thread=True) for picture in _pictures(batch))
-        read = in_order(tasks, workers=_READERS, ahead=_READ_AHEAD, most=_MOST_READ_AHEAD, size_of=_size)
-        for name, content, image in read:
-            if key_of(text_of(name), content) in self._finished:
-                continue
-            if contents.setdefault(text_of(name), content) != content:
-                raise InputError(f"two different pictures are called {name}; give each row its own path")
-            if isinstance(image, Failure):
-                unread.append(image)
-            else:
-                yield image
-
-
-def _row(result: Explanation | Failure, contents: Mapping[str, str]) -> Row:
-    row = row_of(result) if isinstance(result, Explanation) else row_of_failure(result)
-    return {**row, CONTENT: contents[row["path"]]}
+    def _work(self) -> Work:
+        cluster, begin, folder = import_ray().get(self._job)
+        with contextlib.suppress(OSError):  # a node that lacks the folder may still read absolute paths
+            os.chdir(folder)
+        reuse_large_blocks()
+        if not cluster.pool.gpus:
+            torch.set_num_threads(max(1, int(cluster.pool.cpus)))
+        loaded = cluster.make(device=str(cluster.device or cluster.pool.device))
+        here = fingerprint(loaded)
+        different = differences(
+            *({name: made[name] for name in _SAME_ON_ALL_NODES} for made in (cluster.made_with, here))
+        )
+        if different:
+            raise ModelError(
+                f"the node {socket.gethostname()} has another {different} than the machine that started the job; give "
+                "all nodes the same files, or pass the model itself"
+            )
+        work: Work = begin(loaded)
+        return work
 
 
-def _pictures(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each picture, and its bytes or its pixels; None if it is a file."""
+class _OnPiece:
+    """Computes pieces that come and go as bytes, since Ray Data knows columns only."""
+
+    def __init__(self, begin: Callable[[LoadedModel], Work], model: LoadedModel) -> None:
+        self._work = begin(model)
+
+    def __call__(self, block: Any) -> Any:
+        """Return the results of the pieces of a block."""
+        import pyarrow as pa  # noqa: PLC0415 - Ray Data needs it
+
+        return pa.table({"result": [pickle.dumps(self._done(item)) for item in block.column("piece").to_pylist()]})
+
+    def _done(self, piece: bytes) -> Any:
+        """Return the result of a piece, or its error: Ray would drop earlier results that are still on their way."""
+        try:
+            return self._work(pickle.loads(piece))
+        except Exception as error:
+            return error
+
+
+class _Explaining:
+    """Explains the files of a piece; the rows leave without the pictures."""
+
+    def __init__(self, options: Mapping[str, Any], model: LoadedModel) -> None:
+        self._explained = functools.partial(explain_many, model, on_error="yield", **options)
+
+    def __call__(self, files: Sequence[Path]) -> list[Explanation | Failure]:
+        """Return the rows of the files."""
+        rows = self._explained(files)
+        return [row if isinstance(row, Failure) else row.released(Path(row.source)) for row in rows]
+
+
+class _RowsOfBatch:
+    """Explains the pictures of a dataset's batch, and makes the rows of a table of them."""
+
+    def __init__(self, options: Mapping[str, Any], model: LoadedModel) -> None:
+        self._explained = functools.partial(explain_many, model, on_error="yield", **options)
+
+    def __call__(self, batch: Mapping[str, np.ndarray]) -> Any:
+        """Return the rows as pyarrow's table.
+
+        Raises:
+            InputError: the dataset has no column with pictures.
+        """
+        unread: list[Failure] = []
+        explained = self._explained(_pictures(batch, unread))
+        rows = [row_of(row) if isinstance(row, Explanation) else row_of_failure(row) for row in explained]
+        return arrow_table([*rows, *map(row_of_failure, unread)], arrow_schema())
+
+
+def _pictures(batch: Mapping[str, np.ndarray], unread: list[Failure]) -> Iterator[str | Image.Image]:
+    """Yield the file of each picture, or the picture; note those that cannot be read."""
     column = next((name for name in ("bytes", "image", "path") if name in batch), None)
     if column is None:
         raise InputError(
             f"the dataset has the columns {', '.join(batch)}; camkit needs 'path', 'bytes' or 'image' with the pictures"
         )
-    data = itertools.repeat(None) if column == "path" else batch[column]
-    names = batch.get("path", itertools.repeat(""))
-    return ((str(name or ""), item) for name, item in zip(names, data, strict=False))
-
-
-def _checksummed(name: str, data: Any) -> tuple[str, str, str | Image.Image | Failure]:
-    """Return a picture's name, the checksum of its bytes, and the picture: a file, pixels, or why there are none.
-
-    A file is decoded by ``explain_many``, which also says why it cannot be read.
-    """
-    if data is None:
-        with contextlib.suppress(OSError, ValueError):
-            return name, _checksum(Path(name).read_bytes()), name
-        return name, "", name
-    if isinstance(data, np.ndarray):
-        content = _checksum(str(data.shape).encode(), np.ascontiguousarray(data))
-    else:
-        content = _checksum(data)
-    name = name or content
-    try:
-        picture = _from_pixels(data, name) if isinstance(data, np.ndarray) else open_picture(name, data)
-    except CamkitError as error:
-        return name, content, Failure(name, error)
-    picture.filename = name  # type: ignore[attr-defined]  # becomes the source of the explanation
-    return name, content, picture
-
-
-def _checksum(*data: Any) -> str:
-    state = hashlib.blake2b(digest_size=16)
-    for part in data:
-        state.update(part)
-    return state.hexdigest()
+    if column == "path":
+        yield from map(str, batch["path"])
+        return
+    for name, data in zip(batch.get("path", itertools.repeat("")), batch[column], strict=False):
+        source = str(name or digest(bytes(data))[:32])
+        try:
+            picture = _from_pixels(data, source) if column == "image" else open_picture(source, data)
+        except CamkitError as error:
+            unread.append(Failure(source, error))
+            continue
+        picture.filename = source  # type: ignore[attr-defined]  # becomes the source of the explanation
+        yield picture
 
 
 def _from_pixels(pixels: np.ndarray, name: str) -> Image.Image:
@@ -326,232 +422,85 @@ def _from_pixels(pixels: np.ndarray, name: str) -> Image.Image:
         raise ImageError(f"{name} is an array of shape {pixels.shape}, not a picture (H, W, 3) or (H, W)") from error
 
 
-def _size(read: tuple[str, str, Any]) -> int:
-    image = read[2]
-    return image.width * image.height * 3 if isinstance(image, Image.Image) else 0
-
-
-# --- the command
-
-
-@dataclass
-class Progress:
-    """What a job has finished: pictures whose rows are on the disk.
-
-    Attributes:
-        explained, failed: how many pictures have an explanation, and how many have only errors.
-        empty: the number of maps without heat.
-        errors: how many pictures have the same error, without their names.
-        first: the first picture with each error.
-        total: how many pictures there are; None if that is unknown.
-        seconds: the time since the start.
-    """
-
-    explained: int = 0
-    failed: int = 0
-    empty: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-    first: dict[str, tuple[str, str]] = field(default_factory=dict)
-    total: int | None = None
-    seconds: float = 0.0
-
-    def add(self, rows: Iterable[tuple[str, str, str | None]]) -> None:
-        """Count the rows of a part: path, status and error. The rows of a picture follow each other."""
-        for path, of_picture in itertools.groupby(rows, key=lambda row: row[0]):
-            several = list(of_picture)
-            problems = [error or "" for _, status, error in several if status == ERROR]
-            self.empty += sum(status not in ("ok", ERROR) for _, status, _ in several)
-            self.failed += len(problems) == len(several)
-            self.explained += len(problems) < len(several)
-            for problem in problems:
-                kind = problem.replace(path, "").replace(Path(path).name, "")
-                self.errors[kind] += 1
-                self.first.setdefault(kind, (path, problem))
-
-
-def explain_on_cluster(
-    job: Job,
-    pictures: Pictures | ParquetPictures,
-    out: Path,
-    pool: Pool,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Progress:
-    """Explain picture files on the cluster, and let Ray write the table.
-
-    Args:
-        job: the model and the options.
-        pictures: the files, which every node can read, or what ``parquet_pictures`` returns.
-        out: the folder for the table, which every node can write into.
-        pool: the actors.
-        resume: continue the table if it exists. Pictures with the same path and the same bytes are left out.
-        overwrite: replace the table if it exists.
-        on_progress: called from another thread with what is finished, about once a second.
-
-    Raises:
-        InputError: something in the call is wrong, or the table belongs to a run with other settings.
-        OutputError: the table exists, cannot be written, or would replace the Parquet files that are read.
-        Exception: whatever the model raises.
-    """
-    ray = import_ray()
-    out = Path(os.path.abspath(out))  # noqa: PTH100 - links stay as the nodes know them
-    check_folder(out)
-    if isinstance(pictures, ParquetPictures) and overwrite:  # which deletes the Parquet files in the folder
-        refuse_input(out, {Path(file).parent for file in pictures.files})
-    table = ClusterTable(out, job.made_with, resume=resume, overwrite=overwrite and not resume)
-    with table:
-        if isinstance(pictures, ParquetPictures) and pictures.has_data:
-            total, dataset = pictures.rows, pictures.dataset()
-        else:
-            listed = pictures.paths() if isinstance(pictures, ParquetPictures) else (item.path for item in pictures)
-            names = [os.path.abspath(name) for name in listed]  # noqa: PTH100 - links stay as the nodes know them
-            blocks = _blocks(names, pool.actors, job.batch_size(pool))
-            total, dataset = len(names), ray.data.from_arrow(blocks)
-            pool = replace(pool, actors=min(pool.actors, len(blocks)))
-        with _Watch(table, total, on_progress) as watch, _errors_of_ray(out):
-            job.explained(dataset, pool, table.finished).write_parquet(
-                str(out),
-                filename_provider=_PartNames(),
-                min_rows_per_file=_ROWS_ON_GPU if pool.gpus else _ROWS_ON_CPU,
-                ray_remote_args={"num_cpus": 0},  # the actors have all cores
-                schema=table.schema(),
-                **WRITTEN_WITH,
-            )
-    return watch.progress
-
-
-class _PartNames:
-    """Names parts as ``camkit.scale.read`` expects them. Ray may write a part again, which replaces it."""
-
-    def get_filename_for_task(self, write_uuid: str, task_index: int) -> str:
-        return f"part-{write_uuid}-{task_index:06}-{{i}}.parquet"
-
-
-def _blocks(names: Sequence[str], actors: int, batch_size: int) -> list[Any]:
-    """Return file names as blocks of whole batches, enough of them to keep all actors busy until the end."""
-    import pyarrow as pa  # noqa: PLC0415 - Ray Data needs it
-
-    most = max(_MOST_PER_BLOCK, math.ceil(len(names) / _MOST_BLOCKS))
-    wanted = min(math.ceil(len(names) / (actors * _BLOCKS_PER_ACTOR)), most)
-    size = max(1, math.ceil(wanted / batch_size)) * batch_size
-    return [pa.table({"path": names[start : start + size]}) for start in range(0, len(names), size)]
-
-
-@dataclass(frozen=True)
-class ParquetPictures:
-    """Parquet files with pictures or their paths.
-
-    Attributes:
-        files: the files.
-        columns: those of their columns that camkit reads.
-        rows: how many pictures they have.
-    """
-
-    files: list[str]
-    columns: list[str]
-    rows: int
-
-    @property
-    def has_data(self) -> bool:
-        """Whether they hold the pictures themselves, and not only their paths."""
-        return self.columns != ["path"]
-
-    def dataset(self) -> Dataset:
-        """Return the dataset."""
-        read: Dataset = import_ray().data.read_parquet(self.files).select_columns(self.columns)
-        return read
-
-    def paths(self) -> Iterator[str]:
-        """Yield the paths."""
-        import pyarrow.parquet as pq  # noqa: PLC0415 - Ray Data needs it
-
-        for file in self.files:
-            yield from pq.read_table(file, columns=["path"]).column("path").to_pylist()
-
-
-def parquet_pictures(path: Path) -> ParquetPictures:
-    """Read the footers of a Parquet file, or of all files of a folder.
-
-    Raises:
-        InputError: it does not exist or is damaged, or has no column with pictures.
-    """
-    import pyarrow.parquet as pq  # noqa: PLC0415 - Ray Data needs it
-
-    path = Path(os.path.abspath(path))  # noqa: PTH100
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-    if not files:
-        raise InputError(f"{path} has no Parquet files")
-    rows = 0
-    for file in files:
-        try:
-            footer = pq.read_metadata(file)
-            names = footer.schema.to_arrow_schema().names
-        except Exception as error:  # pyarrow has errors of several kinds for damaged files
-            raise InputError(f"{file} cannot be read: {brief(error)}") from error
-        columns = [name for name in ("path", "bytes", "image") if name in names]
-        if not columns:
-            raise InputError(f"{file} has the columns {', '.join(names)}; camkit needs 'path' or 'bytes'")
-        rows += footer.num_rows
-    return ParquetPictures(list(map(str, files)), columns, rows)
+def _cause_of(error: BaseException) -> BaseException:
+    """Return what an actor raised, without Ray's report around it."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error
 
 
 @contextlib.contextmanager
-def _errors_of_ray(out: Path) -> Iterator[None]:
-    """Raise what an actor or a writing task raised, without Ray's report around it."""
+def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
+    """Connect to a cluster while a ``with`` block runs.
+
+    Args:
+        address: as ``ray.init`` takes it, such as "auto" or "10.0.0.1:6379"; None takes the cluster in RAY_ADDRESS, or
+            one that runs on this machine, or starts one with all its cores.
+        quiet: whether Ray's own messages are left out.
+
+    Raises:
+        InputError: Ray is not installed, or no cluster answers.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if quiet:
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     ray = import_ray()
+    is_own = not ray.is_initialized()
+    if is_own and address is not None:
+        _refuse_unreachable(address)
+    context, log = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
+    before = context.enable_progress_bars, log.level
     try:
+        if quiet:
+            context.enable_progress_bars = False
+            log.setLevel(logging.CRITICAL)
+        if is_own:
+            _start(ray, address, quiet=quiet)
         yield
-    except ray.exceptions.RayTaskError as error:
-        cause = cause_of(error)
-        if isinstance(cause, OSError) and not isinstance(cause, CamkitError):
-            reason = os.strerror(cause.errno) if cause.errno else brief(cause)  # pyarrow says more around it
-            raise OutputError(
-                f"cannot write {out}: {reason}; its finished rows are kept, and "
-                f"{advice('resume=True', '--resume')} continues from there"
-            ) from error
-        raise cause from error
+    finally:
+        context.enable_progress_bars = before[0]
+        log.setLevel(before[1])
+        if is_own:
+            ray.shutdown()
 
 
-class _Watch:
-    """Counts the rows of parts when they are finished, in another thread."""
+def _start(ray: Any, address: str | None, *, quiet: bool) -> None:
+    options = {} if address else {"include_dashboard": False}
+    try:
+        ray.init(address, log_to_driver=not quiet, logging_level=logging.ERROR, **options)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        where = f"the cluster at {address}" if address else "a cluster on this machine"
+        raise InputError(f"camkit cannot use {where}: {brief(error)}") from error
 
-    def __init__(self, table: ClusterTable, total: int | None, on_progress: Callable[[Progress], None] | None) -> None:
-        self.progress = Progress(total=total)
-        self._table, self._on_progress = table, on_progress
-        self._counted = set(table.parts())
-        self._started = time.perf_counter()
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> _Watch:
-        with undisturbed():  # otherwise Ctrl-C could leave a lock of the thread or the event taken
-            self._thread.start()
-        return self
+def _refuse_unreachable(address: str) -> None:
+    """Try to connect, because Ray itself tries for minutes and prints a lot.
 
-    def __exit__(self, *error: object) -> None:
-        with undisturbed():
-            self._end.set()
-            self._thread.join()
-        self._count()
+    Raises:
+        InputError: nothing answers, or the text is not an address.
+    """
+    named = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
+    if named is None:
+        if address not in _NAMED_CLUSTERS:
+            raise InputError(
+                f"{address!r} is not the address of a Ray cluster; pass auto, host:port or ray://host:port"
+            )
+        return
+    try:
+        socket.create_connection((named[1], int(named[2])), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"no Ray cluster answers at {address}: {reason}") from error
 
-    def _run(self) -> None:
-        wait = _POLL_SECONDS
-        while not self._end.wait(wait):
-            began = time.perf_counter()
-            self._count()
-            if self._on_progress is not None:
-                self._on_progress(self.progress)
-            wait = max(_POLL_SECONDS, _POLL_SHARE * (time.perf_counter() - began))
 
-    def _count(self) -> None:
-        for part in self._table.parts():
-            if part in self._counted:
-                continue
-            try:
-                self.progress.add(self._table.values(part, "path", "status", "error"))
-            except InputError:  # it is being written
-                continue
-            self._counted.add(part)
-        self.progress.seconds = time.perf_counter() - self._started
+def import_ray() -> Any:
+    """Return Ray with Ray Data.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import ray  # noqa: PLC0415 - an extra, which only clusters need
+        import ray.data  # noqa: PLC0415
+    except ImportError as error:
+        raise InputError("explaining on a cluster needs Ray: pip install 'camkit[ray]'") from error
+    return ray

@@ -27,10 +27,10 @@ from camkit.images.files import check_folder, names_file, refuse_input, refuse_o
 from camkit.images.listing import Found, Pictures
 from camkit.images.references import chosen
 from camkit.images.video import is_video
+from camkit.kit.fingerprint import digest, digest_of_code, fingerprint
 from camkit.methods import AUTO, MethodLike
 from camkit.models import device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
-from camkit.scale.fingerprint import digest, digest_of_code, fingerprint
 from camkit.scale.naming import drawing_names, free_file, note_of, picture_name, slug, write_drawing
 from camkit.scale.schema import Row, row_of, row_of_failure
 from camkit.scale.table import Table
@@ -154,6 +154,7 @@ def explain_files(
     resume: bool = False,
     draft: bool = False,
     rows_per_part: int | None = None,
+    elsewhere: Callable[..., Iterator[Explanation | Failure]] | None = None,
 ) -> Run:
     """Explain picture files and write one drawing per picture and target into a folder; videos follow the pictures.
 
@@ -184,6 +185,7 @@ def explain_files(
         resume: continue the table if it exists: pictures that have their rows in it are left out.
         draft: as for ``camkit.explain_many``.
         rows_per_part: the most rows that are written to the table at a time; None for the usual number.
+        elsewhere: explains the pictures, such as ``Cluster.explain``; None explains them in this process.
 
     Raises:
         InputError: something in the call is wrong, the table belongs to a run with other settings, or the folder cannot
@@ -231,7 +233,7 @@ def explain_files(
             "smooth": smooth,
         }
         if references is not None:
-            settings["references"] = digest(*(Path(str(file)).read_bytes() for file in chosen(references)[0]))
+            settings["references"] = digest(Path(str(file)).read_bytes() for file in chosen(references)[0])
         drawn = {"drawings": None if out is None else {**vars(drawing), "one scale": one_scale}}
         code = digest_of_code(model, method, targets)
         made_with = fingerprint(model, **settings, draft=draft, **drawn, code=code)
@@ -256,10 +258,12 @@ def explain_files(
     stills = Stills(pictures, results)
 
     def find_scales() -> Scales:
-        return _one_scale(explained(stills.all(), batch_size=batch_size)) if one_scale and out is not None else {}
+        stream = explained if elsewhere is None else functools.partial(elsewhere, **options)
+        return _one_scale(stream(stills.all(), batch_size=batch_size)) if one_scale and out is not None else {}
 
     writer = _Writer(files, drawing, with_row=table is not None)
-    of_stills = functools.partial(explain_many_or_later, model, batch_size=batch_size, **options)
+    stream = elsewhere or functools.partial(explain_many_or_later, model)
+    of_stills = functools.partial(stream, batch_size=batch_size, **options)
     of_frames = functools.partial(explained, batch_size=min(batch_size, FRAMES_PER_PASS))
     drawn_videos = (_drawn_video(found, every, of_frames, files, drawing, one_scale) for found in stills.videos)
     written = in_order(

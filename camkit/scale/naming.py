@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from camkit.drawing.encode import encode, read_note, with_note
 from camkit.errors import OutputError, advice, without_control
 from camkit.images.files import has_picture_suffix, names_file, write_file
+from camkit.kit.fingerprint import digest
 from camkit.types import Pixels
 
 _LONGEST_SLUG = 30
@@ -135,7 +135,7 @@ def picture_name(path: Path) -> str:
     name = path.name.removesuffix(".jpg") or path.name
     name = path.name if has_picture_suffix(name) else name
     safe = _cut(without_control(name))
-    return safe if safe == name else f"{safe}-{_checksum(name)}"
+    return safe if safe == name else f"{safe}-{digest(name)[:8]}"
 
 
 def _cut(name: str) -> str:
@@ -148,8 +148,4 @@ def slug(text: str) -> str:
     """Return text as a part of a file's name: letters, digits, dots and hyphens; long text ends in a checksum."""
     text = re.sub(r"^- ", "minus ", text)  # the sign of a direction
     plain = re.sub(r"[^\w.-]+", "-", text).strip("-.") or "target"
-    return plain if len(plain) <= _LONGEST_SLUG else f"{plain[:_LONGEST_SLUG]}-{_checksum(text)}"
-
-
-def _checksum(text: str) -> str:
-    return f"{zlib.crc32(text.encode(errors='replace')):x}"
+    return plain if len(plain) <= _LONGEST_SLUG else f"{plain[:_LONGEST_SLUG]}-{digest(text)[:8]}"

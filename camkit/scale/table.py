@@ -1,59 +1,44 @@
-"""Tables of explanations, written in parts, so that a run that is killed loses at most one part and can be continued.
+"""Tables of explanations. While a run lasts, its rows are in a store beside the table; the table is written at its end.
 
 A Parquet table is a folder of files, one for each part, as pandas, Spark and Ray Data read and write it. A CSV table is
-one file, to which each part is appended. This file knows how tables lie on the disk; ``schema.py`` knows their rows.
+one file. This file knows how tables lie on the disk; ``schema.py`` knows their rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import hashlib
 import io
 import itertools
 import json
-import math
 import os
-import re
-import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from camkit.errors import InputError, OutputError, advice, as_cell, brief, from_cell, refuse_pipe
 from camkit.explanation import Explanations, sharing_scale
 from camkit.images.files import why_unwritable, write_file
-from camkit.scale.fingerprint import Fingerprint, differences
+from camkit.kit.fingerprint import Fingerprint, differences, digest
+from camkit.kit.store import Store, packed, rows_of, started_with, unpacked
 from camkit.scale.schema import COLUMNS, ERROR, Kind, Row, explanation_of, fault_of, text_of
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _ROWS = 4096
 """Rows of a part. A million pictures make 250 files, which is few enough for every reader of tables."""
 _BYTES = 16 * 2**20
 """The most bytes of maps in a part; large maps make a part shorter."""
-_SECONDS = 60.0
-"""A part is written after this time, however few rows it has: a killed run loses no more."""
-
-
-WRITTEN_WITH: Mapping[str, Any] = {"compression": "zstd", "write_page_checksum": True}
-"""How parts are written; the checksums tell a damaged part."""
-
 
 _TOGETHER = ("path", "layer", "method", "smooth")
 """If rows of a picture agree in these columns, they were drawn on one scale."""
 
 
 def read(path: str | Path) -> Explanations:
-    """Read a table that ``camkit --table`` or ``camkit scale`` wrote.
+    """Read a table that ``camkit --table`` wrote, or is writing.
 
     The maps have the precision of 16 bits. Pictures are read from their files when they are first drawn; relative paths
     start at the folder in which the run was started. Rows of pictures that could not be explained are left out.
@@ -64,20 +49,23 @@ def read(path: str | Path) -> Explanations:
     Raises:
         InputError: there is no such table, or it is damaged, or it needs pyarrow.
     """
-    refuse_pipe(Path(path))
-    form = _Parquet(Path(path)) if Path(path).is_dir() else _form_of(Path(path))
-    if not form.exists():
-        raise InputError(f"there is no table {path}")
-    folder = Path(form.about().get("folder", ""))
-    rows = Explanations()
-    for part in form.parts():
-        explained = _without_faults(part, form.rows(part))
-        for _, group in itertools.groupby(explained, key=lambda row: [row[name] for name in _TOGETHER]):
-            rows.extend(sharing_scale([explanation_of(row, folder) for row in group]))
-    return rows
+    path = Path(path)
+    refuse_pipe(path)
+    store = _store_of(path)
+    if store.is_file():
+        folder, explained = started_with(store).get("folder", ""), _explained(store, map(_from_store, rows_of(store)))
+    else:
+        form = _Parquet(path) if path.is_dir() else _form_of(path)
+        if not form.exists():
+            raise InputError(f"there is no table {path}")
+        folder, explained = form.about().get("folder", ""), _explained(path, form.rows())
+    explanations = Explanations()
+    for _, group in itertools.groupby(explained, key=lambda row: [row[name] for name in _TOGETHER]):
+        explanations.extend(sharing_scale([explanation_of(row, Path(folder)) for row in group]))
+    return explanations
 
 
-def _without_faults(part: Path, rows: Iterable[Row]) -> Iterator[Row]:
+def _explained(file: Path, rows: Iterable[Row]) -> Iterator[Row]:
     """Yield the rows of explanations.
 
     Raises:
@@ -86,16 +74,36 @@ def _without_faults(part: Path, rows: Iterable[Row]) -> Iterator[Row]:
     for row in rows:
         if row["status"] != ERROR:
             if fault := fault_of(row):
-                raise InputError(f"{part} cannot be read: in the row of {brief(row['path'])}, {fault}")
+                raise InputError(f"{file} cannot be read: in the row of {brief(row['path'])}, {fault}")
             yield row
 
 
+def _store_of(table: Path) -> Path:
+    """Return the file that keeps the rows of a table until it is written."""
+    return table.with_name(f".{table.name}.unfinished")
+
+
+def _for_store(row: Row) -> Row:
+    """Return a row as JSON values."""
+    raw = None if row["raw"] is None else packed(np.asarray(row["raw"]), _HALVES)
+    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
+    return {**plain, "raw": raw}
+
+
+def _from_store(row: Row) -> Row:
+    return {**row, "raw": None if row["raw"] is None else unpacked(row["raw"], _HALVES)}
+
+
+_HALVES = "<f2"
+"""The numbers of a map, of 16 bits each."""
+
+
 class Table:
-    """A table that is being written.
+    """A table that is being made. Its rows are on the disk after each pass, and the table is written at the end.
 
     Args:
         path: a name ending in .parquet or .csv.
-        fingerprint: what decides the rows; a table is continued only if its own fingerprint is the same.
+        made_with: what decides the rows; a table is continued only if it was made with the same.
         resume: continue the table if there is one.
         overwrite: replace the table if there is one.
         rows: the most rows of a part.
@@ -109,96 +117,74 @@ class Table:
         OutputError: the table exists, another run is writing it, or it cannot be written.
     """
 
-    _option = "--table"
-    """The option that names the table in the shell."""
-
     def __init__(
         self,
         path: Path,
-        fingerprint: Fingerprint,
+        made_with: Fingerprint,
         *,
         resume: bool = False,
         overwrite: bool = False,
         rows: int = _ROWS,
     ) -> None:
         self.path = path
-        self._form = self._form_of(path)
+        self._made_with = made_with
+        self._form = _form_of(path)
         self._most = rows
         self._number = -1
-        self._group: list[Row] = []
-        self._part: list[Row] = []
-        self._written = self._held = 0
-        self._started = time.monotonic()
-        self._lock: BinaryIO | None = None
-        self.finished = self.failed = Finished([])
-        self._folder = str(Path.cwd())
-        about = {"format": 1, "folder": self._folder, "fingerprint": fingerprint}
+        self._pass: list[Row] = []
         try:
             self._form.prepare()
-            if not (resume or overwrite):
-                self._refuse_existing()
-            self._lock = _locked(self._form.lock, path)
-            if self._form.exists() and resume:
-                self._continue(fingerprint)
-            else:
-                self._form.start(about)
         except OSError as error:
-            self._unlock()
             raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
-        except BaseException:
-            self._unlock()
-            raise
-
-    @staticmethod
-    def _form_of(path: Path) -> _Form:
-        return _form_of(path)
-
-    def _refuse_existing(self) -> None:
-        if self._form.exists():
+        file = _store_of(path)
+        if not (resume or overwrite) and (self._form.exists() or file.exists()):
             raise OutputError(
-                f"{self.path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
+                f"{path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
                 f"{advice('overwrite=True', '--overwrite')} to replace it"
             )
+        instead = "choose another " + advice(
+            "table, or replace this one with overwrite=True and without resume=True",
+            "--table, or replace this one with --overwrite and without --resume",
+        )
+        start, folder = self._earlier(instead) if resume and not file.exists() else (iter(()), str(Path.cwd()))
+        self._store = Store(file, made_with, resume=resume, start=start, folder=folder, instead=instead)
+        self._folder = self._store.folder
+        failed: list[str] = []
+        self.finished = Finished(self._pictures(failed))
+        self.failed = Finished(failed)
 
-    def _continue(self, fingerprint: Fingerprint) -> None:
+    def _earlier(self, instead: str) -> tuple[Iterator[Row], str]:
+        """Return the rows of the table that is continued, and the folder in which its relative names start.
+
+        Raises:
+            InputError: it was made with other settings, or does not say how it was made.
+        """
+        if not self._form.exists():
+            return iter(()), str(Path.cwd())
         about = self._form.about()
         if not about:
             raise InputError(
                 f"{self.path} cannot be continued: the file that says how it was made, {self._form.beside}, is missing "
                 "or damaged; choose another name"
             )
-        different = differences(about.get("fingerprint", {}), fingerprint)
-        if different:
+        if different := differences(about["fingerprint"], self._made_with):
             raise InputError(
-                f"{self.path} cannot be continued: it was made with different settings ({different}); choose another "
-                + advice(
-                    "table, or replace this one with overwrite=True and without resume=True",
-                    f"{self._option}, or replace this one with --overwrite and without --resume",
-                )
+                f"{self.path} cannot be continued: it was made with different settings ({different}); {instead}"
             )
-        self._folder = about["folder"]
         self._form.repair()
-        failed: list[str] = []
-        self.finished = Finished(self._pictures(failed))
-        self.failed = Finished(failed)
+        return map(_for_store, self._form.rows()), about["folder"]
 
     def _pictures(self, failed: list[str]) -> Iterator[str]:
-        """Yield what tells the picture of each row from others, and add the pictures that have only errors to a list.
+        """Yield the absolute path of each picture that has rows, and add those with only errors to a list.
 
         The rows of a picture follow each other.
         """
-        for part in self._form.parts():
-            for name, rows in itertools.groupby(self._statuses(part), key=lambda row: row[0]):
-                statuses = [status for _, status in rows]
-                if all(status == ERROR for status in statuses):
-                    failed.append(name)
-                yield from itertools.repeat(name, len(statuses))
-
-    def _statuses(self, part: Path) -> Iterator[tuple[str, str]]:
-        """Yield for each row of a part what tells its picture from others, its absolute path, and its status."""
         folder = text_of(self._folder)
-        for name, status in self._form.values(part, "path", "status"):
-            yield os.path.normpath(os.path.join(folder, name)), status  # noqa: PTH118 - for millions of names
+        for path, rows in itertools.groupby(self._store.rows(), key=lambda row: row["path"]):
+            name = os.path.normpath(os.path.join(folder, path))  # noqa: PTH118 - for millions of names
+            if all(row["status"] == ERROR for row in rows):
+                failed.append(name)
+            yield name
 
     def has(self, picture: Path) -> bool:
         """Tell whether the table has the rows of a picture."""
@@ -208,47 +194,28 @@ class Table:
         """Tell whether the table has only errors of a picture."""
         return _has(self.failed, picture)
 
-    def add(self, row: Row, group: int) -> None:
+    def add(self, row: Row, number: int) -> None:
         """Add a row.
 
         Args:
             row: the row.
-            group: the number of the pass that it comes from. The rows of a pass are written together. So no picture is
+            number: the number of the pass that it comes from. The rows of a pass are written together. So no picture is
                 divided, and a resumed run begins with a whole pass, whose digits are those of an uninterrupted run.
 
         Raises:
-            OutputError: the part that is full now cannot be written; earlier parts are kept.
+            OutputError: the rows of the pass before it cannot be written; earlier ones are kept.
         """
-        if group != self._number:
-            self._end_group()
-            self._number = group
-        self._group.append(row)
+        if number != self._number:
+            self._end_pass()
+            self._number = number
+        self._pass.append(row)
 
-    def _end_group(self) -> None:
-        """Add the rows of a finished pass to the part, and write the part if it is full."""
+    def _end_pass(self) -> None:
         if Path.cwd() != Path(self._folder):
-            for row, name in itertools.product(self._group, ("path", "drawing")):
+            for row, name in itertools.product(self._pass, ("path", "drawing")):
                 row[name] = None if row[name] is None else text_of(os.path.abspath(row[name]))  # noqa: PTH100
-        self._part += self._group
-        self._held += sum(row["raw"].nbytes for row in self._group if row["raw"] is not None)
-        self._group = []
-        is_late = time.monotonic() - self._started > _SECONDS
-        if len(self._part) >= self._most or self._held > _BYTES or is_late:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._part:
-            try:
-                self._form.append(self._part)
-            except (OSError, OutputError) as error:
-                cause = error.__cause__ if isinstance(error, OutputError) else error
-                rows = len(self.finished) + self._written
-                raise OutputError(
-                    f"cannot write {self.path}: {getattr(cause, 'strerror', None) or error}; its {rows:,} finished "
-                    f"rows are kept, and {advice('resume=True', '--resume')} continues from there"
-                ) from error
-        self._written += len(self._part)
-        self._part, self._held, self._started = [], 0, time.monotonic()
+        self._store.append(map(_for_store, self._pass))
+        self._pass = []
 
     def __enter__(self) -> Table:
         """Return the table itself."""
@@ -257,76 +224,52 @@ class Table:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write what is finished, and close the table; a pass that lacks some of its rows is left out.
+        """Write the table, and remove the store; a pass that lacks some of its rows is left out.
 
         Raises:
             OutputError: it cannot be written. If another error ends the run, that one is raised.
         """
         try:
             if kind is None:
-                self._end_group()
+                self._end_pass()
             if not isinstance(error, OutputError):
-                self._flush()
+                self._write()
         except OutputError:
             if kind is None:
                 raise
         finally:
-            self._unlock()
+            self._store.close()
 
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+    def _write(self) -> None:
+        about = {"format": 1, "folder": self._folder, "fingerprint": self._made_with}
+        try:
+            self._form.write(about, _parts(map(_from_store, self._store.rows()), self._most))
+        except (OSError, OutputError) as error:
+            cause = error.__cause__ if isinstance(error, OutputError) else error
+            raise OutputError(
+                f"cannot write {self.path}: {getattr(cause, 'strerror', None) or error}; its finished rows are kept, "
+                f"and {advice('resume=True', '--resume')} continues from there"
+            ) from error
+        self._store.delete()
+
+
+def _parts(rows: Iterable[Row], most: int) -> Iterator[list[Row]]:
+    """Divide rows into parts; the rows of a picture stay together."""
+    part: list[Row] = []
+    held = 0
+    for _, of_picture in itertools.groupby(rows, key=lambda row: row["path"]):
+        several = list(of_picture)
+        part += several
+        held += sum(row["raw"].nbytes for row in several if row["raw"] is not None)
+        if len(part) >= most or held > _BYTES:
+            yield part
+            part, held = [], 0
+    if part:
+        yield part
 
 
 def _has(names: Finished, picture: Path) -> bool:
     return len(names) > 0 and text_of(os.path.abspath(picture)) in names  # noqa: PTH100 - for millions of names
-
-
-CONTENT = "content"
-"""A column of tables that a cluster writes: a checksum of the picture's bytes."""
-
-
-class ClusterTable(Table):
-    """A folder of Parquet parts that Ray writes, with the column ``content``.
-
-    ``finished`` has the keys of its pictures.
-
-    Raises:
-        InputError, OutputError: as ``Table``.
-    """
-
-    _option = "--out"
-    _form: _Parquet
-
-    @staticmethod
-    def _form_of(path: Path) -> _Parquet:
-        return _Parquet(path)
-
-    def _statuses(self, part: Path) -> Iterator[tuple[str, str]]:
-        for name, content, status in self._form.values(part, "path", CONTENT, "status"):
-            yield key_of(name, content), status
-
-    def parts(self) -> Sequence[Path]:
-        """Return the parts that are there now, including unfinished ones."""
-        return self._form.parts()
-
-    def values(self, part: Path, *columns: str) -> Iterable[tuple[Any, ...]]:
-        """Return the values of some columns of a part, row by row.
-
-        Raises:
-            InputError: the part is damaged or not finished.
-        """
-        return self._form.values(part, *columns)
-
-    def schema(self) -> Any:
-        """Return the schema of a part, with what the table was started with."""
-        return self._form.described(cluster_schema())
-
-
-def key_of(path: str, content: str | None) -> str:
-    """Return what tells a picture from others: its path and the checksum of its bytes, if there is one."""
-    return f"{path}\0{content or ''}"
 
 
 class Finished:
@@ -351,13 +294,12 @@ class Finished:
 
 
 def _checksum(name: str) -> bytes:
-    return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
+    return bytes.fromhex(digest(name))[:16]
 
 
 class _Form(ABC):
     """How a table lies on the disk."""
 
-    lock: Path
     beside: Path
     """The file that says how the table was made."""
 
@@ -370,40 +312,28 @@ class _Form(ABC):
         """Create the folders that it needs."""
 
     @abstractmethod
-    def start(self, about: Mapping[str, Any]) -> None:
-        """Start an empty table, in the place of another if there is one."""
-
-    @abstractmethod
     def about(self) -> dict[str, Any]:
-        """Return what was given to ``start``."""
+        """Return what was given to ``write``; empty if it is missing or damaged."""
 
     @abstractmethod
     def repair(self) -> None:
-        """Set aside what an interrupted run or a damaged disk left."""
+        """Set aside what a damaged disk left."""
 
     @abstractmethod
-    def parts(self) -> Sequence[Path]:
-        """Return the parts."""
-
-    @abstractmethod
-    def values(self, part: Path, *columns: str) -> Iterable[tuple[Any, ...]]:
-        """Return the values of some columns of a part, row by row.
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows.
 
         Raises:
-            InputError: the part is damaged or not finished.
+            InputError: the table is damaged.
         """
 
     @abstractmethod
-    def rows(self, part: Path) -> Iterator[Row]:
-        """Return the rows of a part."""
-
-    @abstractmethod
-    def append(self, rows: Sequence[Row]) -> None:
-        """Add a part, completely or not at all."""
+    def write(self, about: dict[str, Any], parts: Iterable[Sequence[Row]]) -> None:
+        """Write the table, in place of an earlier one."""
 
 
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""The errors of reading what a table was started with, if it is damaged."""
+"""The errors of reading how a table was made, if that is damaged."""
 
 
 def _about_of(data: bytes) -> dict[str, Any]:
@@ -421,8 +351,8 @@ def _form_of(path: Path) -> _Form:
     raise InputError(f"{str(path)!r} is not the name of a table; choose a name ending in .parquet or .csv")
 
 
-def arrow_schema(*texts: str) -> Any:
-    """Return the columns of a table as pyarrow's schema, followed by columns of text with the given names."""
+def arrow_schema() -> Any:
+    """Return the columns of a table as pyarrow's schema."""
     import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
 
     kinds: dict[Kind, Any] = {
@@ -433,14 +363,7 @@ def arrow_schema(*texts: str) -> Any:
         "wholes": pa.list_(pa.int32()),
         "halves": pa.list_(pa.float16()),
     }
-    return pa.schema(
-        [*((name, kinds[kind]) for name, kind in COLUMNS.items()), *((name, pa.string()) for name in texts)]
-    )
-
-
-def cluster_schema() -> Any:
-    """Return the columns of a table that a cluster writes."""
-    return arrow_schema(CONTENT)
+    return pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
 
 
 def arrow_table(rows: Sequence[Row], schema: Any) -> Any:
@@ -462,7 +385,7 @@ def _values_of(name: str, column: Any) -> Iterable[Any]:
     """
     import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
 
-    expected, texts = cluster_schema().field(name).type, []
+    expected, texts = arrow_schema().field(name).type, []
     if expected == "string":
         for chunk in column.dictionary_encode().chunks:
             words = chunk.dictionary.cast(expected).to_pylist()
@@ -493,7 +416,7 @@ def _check_part(file: Any, size: int, columns: Sequence[str]) -> None:
     Raises:
         ValueError: it is such a part.
     """
-    schema, expected, footer = file.schema_arrow, cluster_schema(), file.metadata
+    schema, expected, footer = file.schema_arrow, arrow_schema(), file.metadata
     for name in columns:
         if schema.names.count(name) != 1:
             raise ValueError(f"it has {schema.names.count(name)} columns {name!r}, not 1")
@@ -520,10 +443,10 @@ def _check_unpacked(unpacked: int, size: int) -> None:
 
 
 class _Parquet(_Form):
-    """A folder of Parquet files; each has the fingerprint in its metadata."""
+    """A folder of Parquet files; each says in its metadata how it was made."""
 
     _METADATA = b"camkit"
-    _ABOUT = "_camkit.json"
+    _NEW = ".camkit-"
     """Readers of Parquet ignore files that begin with an underscore or a dot."""
 
     def __init__(self, path: Path) -> None:
@@ -535,13 +458,11 @@ class _Parquet(_Form):
             ) from error
         self._pq = pq
         self._path = path
-        self.lock, self.beside = path / ".lock", path / self._ABOUT
-        self._about: Mapping[str, Any] = {}
-        self._next = 0
+        self.beside = path / "_camkit.json"
 
     def exists(self) -> bool:
         if self._path.is_dir():
-            return (self._path / self._ABOUT).is_file() or bool(self.parts())
+            return self.beside.is_file() or bool(self._parts())
         return os.path.lexists(self._path)
 
     def prepare(self) -> None:
@@ -551,70 +472,64 @@ class _Parquet(_Form):
             )
         self._path.mkdir(parents=True, exist_ok=True)
 
-    def start(self, about: Mapping[str, Any]) -> None:
-        for part in self.parts():
-            part.unlink()
-        write_file(self._path / self._ABOUT, json.dumps(about).encode())
-        self._about, self._next = about, 0
-
     def about(self) -> dict[str, Any]:
-        """Return what the table was started with, from its own file or from the metadata of a part."""
+        """Return how the table was made, from its own file or from the metadata of a part."""
         with contextlib.suppress(*_DAMAGED):
-            return _about_of((self._path / self._ABOUT).read_bytes())
-        for part in self.parts():
+            return _about_of(self.beside.read_bytes())
+        for part in self._parts():
             with contextlib.suppress(*_DAMAGED):
                 return _about_of(self._pq.read_metadata(part).metadata[self._METADATA])
         return {}
 
     def repair(self) -> None:
-        for unfinished in self._path.glob(".camkit-*"):
-            unfinished.unlink()
-        for part in self.parts():
+        for part in self._parts():
             try:
-                self._read(part, tuple(COLUMNS))
+                self._read(part)
             except InputError:
                 aside = part.with_name(f"_damaged-{part.name}")
                 part.replace(aside)
                 warnings.warn(
                     f"{part} is damaged, so its pictures are explained again; it is kept as {aside.name}", stacklevel=2
                 )
-        self._about = self.about()
-        numbers = [re.findall(r"part-(\d+)$", file.stem) for file in self._path.glob("*part-*.parquet")]
-        self._next = max((int(number) for found in numbers for number in found), default=-1) + 1
 
-    def parts(self) -> Sequence[Path]:
+    def rows(self) -> Iterator[Row]:
+        for part in self._parts():
+            for values in zip(*self._read(part), strict=True):
+                yield dict(zip(COLUMNS, values, strict=True))
+
+    def write(self, about: dict[str, Any], parts: Iterable[Sequence[Row]]) -> None:
+        """Write all parts under other names, and give them their own when all are complete."""
+        for unfinished in self._path.glob(f"{self._NEW}*"):
+            unfinished.unlink()
+        schema, written = arrow_schema().with_metadata({self._METADATA: json.dumps(about)}), []
+        for number, part in enumerate(parts):
+            data = io.BytesIO()
+            # The checksums tell a damaged part.
+            self._pq.write_table(arrow_table(part, schema), data, compression="zstd", write_page_checksum=True)
+            written.append(self._path / f"{self._NEW}part-{number:06d}.parquet")
+            write_file(written[-1], data.getvalue())
+        for earlier in self._parts():
+            earlier.unlink()
+        write_file(self.beside, json.dumps(about).encode())
+        for file in written:
+            file.replace(file.with_name(file.name.removeprefix(self._NEW)))
+
+    def _parts(self) -> Sequence[Path]:
         if self._path.is_file():
             return [self._path]
         return sorted(self._path.glob("part-*.parquet"))
 
-    def values(self, part: Path, *columns: str) -> Iterable[tuple[Any, ...]]:
-        return zip(*self._read(part, columns), strict=True)
-
-    def rows(self, part: Path) -> Iterator[Row]:
-        for values in self.values(part, *COLUMNS):
-            yield dict(zip(COLUMNS, values, strict=True))
-
-    def _read(self, part: Path, columns: Sequence[str]) -> list[Iterable[Any]]:
-        """Return the values of some columns. A text of several rows is in memory once."""
-        texts = [name for name in columns if cluster_schema().field(name).type == "string"]
+    def _read(self, part: Path) -> list[Iterable[Any]]:
+        """Return the values of the columns. A text of several rows is in memory once."""
+        texts = [name for name, kind in COLUMNS.items() if kind == "text"]
         try:
             with self._pq.ParquetFile(part) as file:
-                _check_part(file, part.stat().st_size, columns)
+                _check_part(file, part.stat().st_size, list(COLUMNS))
             with self._pq.ParquetFile(part, read_dictionary=texts, page_checksum_verification=True) as file:
-                table = file.read(list(columns))
-            return [_values_of(name, table.column(name)) for name in columns]
+                table = file.read(list(COLUMNS))
+            return [_values_of(name, table.column(name)) for name in COLUMNS]
         except Exception as error:  # pyarrow has errors of several kinds for damaged files
             raise InputError(f"{part} cannot be read: {brief(error)}") from error
-
-    def described(self, schema: Any) -> Any:
-        """Return a schema with what the table was started with."""
-        return schema.with_metadata({self._METADATA: json.dumps(self._about)})
-
-    def append(self, rows: Sequence[Row]) -> None:
-        data = io.BytesIO()
-        self._pq.write_table(arrow_table(rows, self.described(arrow_schema())), data, **WRITTEN_WITH)
-        write_file(self._path / f"part-{self._next:06d}.parquet", data.getvalue())
-        self._next += 1
 
 
 def _next_row(reader: csv.DictReader[str]) -> dict[str, str] | None:
@@ -627,13 +542,11 @@ def _next_row(reader: csv.DictReader[str]) -> dict[str, str] | None:
 
 
 class _Csv(_Form):
-    """A CSV file, with a hidden file beside it that says how much of it is complete."""
+    """A CSV file, with a hidden file beside it that says how it was made."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.beside = path.with_name(f".{path.name}.json")
-        self.lock = path.with_name(f".{path.name}.lock")
-        self._about: dict[str, Any] = {}
 
     def exists(self) -> bool:
         return os.path.lexists(self._path)
@@ -643,96 +556,38 @@ class _Csv(_Form):
             raise OutputError(f"{self._path} is a folder; choose another name for the table")
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
-    def start(self, about: Mapping[str, Any]) -> None:
-        head = _csv_line(COLUMNS)
-        write_file(self._path, head)
-        self._remember({**about, "bytes": len(head)})
-
-    def _remember(self, about: Mapping[str, Any]) -> None:
-        write_file(self.beside, json.dumps(about).encode())
-        self._about = dict(about)
-
     def about(self) -> dict[str, Any]:
         with contextlib.suppress(*_DAMAGED):
-            about = _about_of(self.beside.read_bytes())
-            return about if int(about["bytes"]) > 0 else {}
+            return _about_of(self.beside.read_bytes())
         return {}
 
     def repair(self) -> None:
-        """Cut off what an interrupted run wrote after the last complete part."""
-        self._about = self.about()
-        complete, size = self._about["bytes"], self._path.stat().st_size
-        if size < complete:
-            raise InputError(
-                f"{self._path} is damaged: it has {size:,} bytes, and {complete:,} were written; start again with "
-                f"another {advice('table', '--table')}"
-            )
-        for _ in self._cells(self._path):  # refuses a file that another program changed, before anything is cut off
-            pass
-        os.truncate(self._path, complete)
+        """Do nothing: a damaged file cannot be read in part."""
 
-    def parts(self) -> Sequence[Path]:
-        return [self._path]
-
-    def values(self, part: Path, *columns: str) -> Iterator[tuple[Any, ...]]:
-        for row in self._cells(part):
-            yield tuple(row[name] for name in columns)
-
-    def rows(self, part: Path) -> Iterator[Row]:
-        for row in self._cells(part):
-            try:
-                yield {name: _parsed(kind, row[name]) for name, kind in COLUMNS.items()}
-            except ValueError as error:
-                raise InputError(f"{part} cannot be read: {brief(error)}") from error
-
-    def _cells(self, part: Path) -> Iterator[dict[str, str]]:
-        """Yield the rows of the complete parts: a run that is writing, or that was killed, may have left half a row."""
+    def rows(self) -> Iterator[Row]:
         try:
-            with part.open("rb") as file:
-                reader = csv.DictReader(_lines_of(file, self.about().get("bytes", math.inf)), strict=True)
-                while (row := _next_row(reader)) is not None:
-                    is_other = row.keys() != COLUMNS.keys() or len(reader.fieldnames or ()) != len(COLUMNS)
-                    if is_other or None in row.values() or not row["path"]:
+            with self._path.open("r", encoding="utf-8", newline="") as file:
+                reader = csv.DictReader(file, strict=True)
+                while (cells := _next_row(reader)) is not None:
+                    is_other = cells.keys() != COLUMNS.keys() or len(reader.fieldnames or ()) != len(COLUMNS)
+                    if is_other or None in cells.values() or not cells["path"]:
                         raise InputError(
-                            f"{part} cannot be read: it has other columns than a table of camkit, or no path"
+                            f"{self._path} cannot be read: it has other columns than a table of camkit, or no path"
                         )
-                    yield {name: from_cell(text) for name, text in row.items()}
-        except (csv.Error, OSError, UnicodeError) as error:
-            raise InputError(f"{part} cannot be read: {brief(error)}") from error
+                    yield {name: _parsed(kind, from_cell(cells[name])) for name, kind in COLUMNS.items()}
+        except (csv.Error, OSError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{self._path} cannot be read: {brief(error)}") from error
 
-    def append(self, rows: Sequence[Row]) -> None:
-        """Append a part, and say that it is complete; if the disk is full, cut off what was written of it."""
-        lines = b"".join(_csv_line(_cell(row[name]) for name in COLUMNS) for row in rows)
-        complete = self._about["bytes"]
-        try:
-            with self._path.open("ab") as file:
-                file.write(lines)
-            self._remember({**self._about, "bytes": complete + len(lines)})
-        except (OSError, OutputError):
-            with contextlib.suppress(OSError):
-                os.truncate(self._path, complete)
-            raise
+    def write(self, about: dict[str, Any], parts: Iterable[Sequence[Row]]) -> None:
+        lines = (_csv_line(_cell(row[name]) for name in COLUMNS) for part in parts for row in part)
+        write_file(self.beside, json.dumps(about).encode())
+        write_file(self._path, itertools.chain([_csv_line(COLUMNS)], lines))
 
 
 _LONGEST_CELL = 2**31 - 1
 """Python's own limit of 131,072 characters is shorter than a map with a value for each pixel."""
-
-
-def _lines_of(file: BinaryIO, most: float | int) -> Iterator[str]:
-    """Yield the lines of the first ``most`` bytes of a file.
-
-    Raises:
-        csv.Error: these bytes end within a line, or the file ends before them, so another program changed the file.
-    """
-    for line in file:
-        if most <= 0:
-            return
-        most -= len(line)
-        if most < 0:
-            raise csv.Error("another program changed its lines")
-        yield line.decode()
-    if 0 < most < math.inf:
-        raise csv.Error("its end is missing")
 
 
 def _csv_line(cells: Iterable[Any]) -> bytes:
@@ -771,21 +626,3 @@ _PARSERS: dict[Kind, Callable[[str], Any]] = {
 
 def _parsed(kind: Kind, text: str) -> Any:
     return None if not text and kind != "halves" else _PARSERS[kind](text)
-
-
-def _locked(lock: Path, path: Path) -> BinaryIO:
-    """Create and lock a file; the system releases the lock when this process ends, however it ends.
-
-    Raises:
-        OutputError: another run holds the lock.
-    """
-    file = lock.open("wb")
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.close()
-            raise OutputError(f"another run is writing {path}; wait until it ends, or choose another name") from error
-        except OSError:  # the file system does not support locks
-            pass
-    return file

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -44,8 +44,8 @@ def fingerprint(model: LoadedModel, **options: Any) -> Fingerprint:
         "version of camkit": version("camkit"),
         "model": model.name,
         "network": digest(_without_addresses(str(model.module))),
-        "weights": _digest_of_weights(model.module),
-        "preprocessing": _digest_of_preprocessing(model.preprocess),
+        "weights": digest_of_weights(model.module),
+        "preprocessing": digest_of_preprocessing(model.preprocess),
         "labels": digest(describe(model.labels)),
         **{name: describe(value) for name, value in options.items()},
     }
@@ -59,19 +59,23 @@ def differences(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def digest(*contents: str | bytes) -> str:
-    """Return a short checksum; two contents share one by chance once in 10^19."""
-    state = hashlib.blake2b(digest_size=8)
-    for content in contents:
+def digest(contents: str | bytes | Iterable[str | bytes]) -> str:
+    """Return the SHA-256 of a content, or of several one after another, as hexadecimal digits.
+
+    >>> digest("cat") == digest(["c", b"at"])
+    True
+    """
+    state = hashlib.sha256()
+    for content in [contents] if isinstance(contents, (str, bytes)) else contents:
         state.update(content.encode(errors="surrogatepass") if isinstance(content, str) else content)
     return state.hexdigest()
 
 
-def digest_of_code(model: LoadedModel, method: Any, targets: Any) -> str:
+def digest_of_code(model: LoadedModel, method: Any = None, targets: Any = None) -> str:
     """Return a checksum of the Python files that define a model, a method and targets, and that they import."""
     named = METHODS.get(method) if isinstance(method, str) else method
     functions = [getattr(named, "weights", named), *(targets if isinstance(targets, (list, tuple)) else [targets])]
-    return digest(*(file.read_bytes() for file in code_files(model, *functions) if file.is_file()))
+    return digest(file.read_bytes() for file in code_files(model, *functions) if file.is_file())
 
 
 def describe(value: Any, *, within: tuple[int, ...] = ()) -> str:
@@ -108,7 +112,7 @@ def _of_array(array: np.ndarray, inner: Callable[[Any], str]) -> str:
 
 
 def _of_function(function: FunctionType, inner: Callable[[Any], str]) -> str:
-    code = digest(*_code_of(function.__code__))
+    code = digest(_code_of(function.__code__))
     return f"{function.__module__}.{function.__qualname__} {code} {inner(_held_by(function))}"
 
 
@@ -151,16 +155,19 @@ def _bytes_of(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _digest_of_weights(module: nn.Module) -> str:
-    state = hashlib.blake2b(digest_size=8)
-    for name, value in module.state_dict().items():
-        is_tensor = isinstance(value, Tensor) and value.layout is torch.strided
-        state.update(f"{name} {tuple(value.shape)} {value.dtype}".encode() if is_tensor else name.encode())
-        state.update(_bytes_of(value) if is_tensor else describe(value).encode())
-    return state.hexdigest()
+def digest_of_weights(module: nn.Module) -> str:
+    """Return a checksum of a module's parameters and buffers."""
+
+    def contents() -> Iterator[str | bytes]:
+        for name, value in module.state_dict().items():
+            is_tensor = isinstance(value, Tensor) and value.layout is torch.strided
+            yield f"{name} {tuple(value.shape)} {value.dtype}" if is_tensor else name
+            yield _bytes_of(value) if is_tensor else describe(value)
+
+    return digest(contents())
 
 
-def _digest_of_preprocessing(preprocess: Preprocess | None) -> str:
+def digest_of_preprocessing(preprocess: Preprocess | None) -> str:
     """Return a checksum of what a preprocessing makes of a picture: its settings may be anywhere in its code."""
     if preprocess is None:
         return "none"

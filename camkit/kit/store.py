@@ -1,0 +1,258 @@
+"""Keeps the finished rows of a run on disk while it runs, so that a run that is killed can continue.
+
+The file has one line of JSON for each row, with a checksum. The first line says what decides the rows, so a run with
+other settings never gets them. Damaged lines are left out, and so is an incomplete last line, which a kill can leave.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from io import FileIO
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from camkit.errors import InputError, OutputError, advice, refuse_pipe
+from camkit.kit.fingerprint import Fingerprint, differences
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+Row = dict[str, Any]
+
+_STARTED = "store"
+"""The key of the first row, which says how the rows are made; its value is the version of the format."""
+_FORMAT = 3
+_BEFORE = len('{"crc32": "00000000", "row": ')
+_SYNC_SECONDS = 1.0
+"""How often the system is told to write to the disk itself. A kill loses nothing in between, but a power cut may."""
+
+
+class Store:
+    """The finished rows of a run. ``append`` writes them to the file before it returns.
+
+    Args:
+        path: the file; None keeps the rows in memory only.
+        made_with: what decides the rows.
+        resume: keep the rows that are in the file, if there is one. Without it, an existing file is renamed to end in
+            ``.before``.
+        start: the rows that a new file begins with.
+        folder: the folder in which relative names of a new file's rows start.
+        instead: what a user can do who does not want to continue the run, as advice.
+
+    Attributes:
+        damaged: the number of damaged lines in the file; their rows are missing.
+        folder: the folder in which relative names start.
+
+    Raises:
+        InputError: ``resume`` is set, but the file belongs to a run with other settings.
+        OutputError: the file cannot be written, or another run is writing it.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        made_with: Fingerprint,
+        *,
+        resume: bool,
+        start: Iterable[Row] = (),
+        folder: str = "",
+        instead: str,
+    ) -> None:
+        self.damaged = 0
+        self.folder = folder
+        self._path = path
+        self._in_memory: list[Row] = []
+        self._file: FileIO | None = None
+        self._lock: BinaryIO | None = None
+        self._synced = time.monotonic()
+        if path is None:
+            self._in_memory.extend(start)
+            return
+        lock = path.with_name(f".{path.stem.lstrip('.')}.lock")
+        for file in (path, lock):
+            refuse_pipe(file, OutputError)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(lock, path, instead)
+            if resume and path.exists():
+                self._continue(path, made_with, instead)
+            else:
+                _begin(path, {_STARTED: _FORMAT, "made_with": made_with, "folder": folder}, start)
+            self._file = path.open("ab", buffering=0)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError) and not isinstance(error, OutputError):
+                raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+            raise
+
+    def _continue(self, path: Path, made_with: Fingerprint, instead: str) -> None:
+        """Compare what decides the rows, count the damaged ones, and cut off an incomplete last line."""
+        begun = started_with(path)
+        if not begun:
+            raise InputError(
+                f"{path} cannot be continued: its first line, which says how its rows were made, is damaged; {instead}"
+            )
+        if different := differences(begun["made_with"], made_with):
+            raise InputError(
+                f"{path} cannot be continued: it was made with different settings ({different}); {instead}"
+            )
+        self.folder = begun["folder"]
+        complete = 0
+        for line in _complete_lines(path):
+            complete += len(line)
+            self.damaged += _row(line) is None
+        os.truncate(path, complete)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the finished rows, in the order in which they were added."""
+        yield from self._in_memory if self._path is None else rows_of(self._path)
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Add rows, and write them to the file.
+
+        Raises:
+            OutputError: the file cannot be written, for example because the disk is full; earlier rows are kept.
+        """
+        if self._file is None:
+            self._in_memory.extend(rows)
+            return
+        lines = b"".join(map(_line, rows))
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            written = 0
+            while written < len(lines):
+                written += self._file.write(lines[written:]) or 0
+            if time.monotonic() - self._synced > _SYNC_SECONDS:
+                self._sync()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), before)  # half a line would make later lines unreadable
+            raise OutputError(
+                f"cannot write {self._path}: {error.strerror or error}; finished rows are kept, "
+                f"and {advice('resume=True', '--resume')} continues from there"
+            ) from error
+
+    def _sync(self) -> None:
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+    def delete(self) -> None:
+        """Remove the file: its rows are no longer needed."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Store:
+        """Return the store itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file and keep its rows."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file and keep its rows."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # nothing more can be done for the disk
+                self._sync()
+            self._file.close()
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                Path(self._lock.name).unlink()  # before another run can lock it
+            self._lock.close()
+        self._file = self._lock = None
+
+
+def _begin(path: Path, head: Row, start: Iterable[Row]) -> None:
+    """Set an earlier file aside, and write a new one completely or not at all."""
+    unfinished = path.with_suffix(".new")
+    with unfinished.open("wb") as file:
+        file.writelines(map(_line, chain([head], start)))
+    if path.exists():
+        path.replace(path.with_suffix(".before"))
+    unfinished.replace(path)
+
+
+def started_with(path: Path) -> Row:
+    """Return what the file of a store says about its rows: ``made_with`` and ``folder``; empty if it is damaged."""
+    begun = next((_row(line) for line in _complete_lines(path)), None)
+    return begun if begun is not None and begun.get(_STARTED) == _FORMAT else {}
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """Yield the rows in the file of a store, which may be written meanwhile."""
+    rows = (_row(line) for line in _complete_lines(path))
+    return (row for row in rows if row is not None and _STARTED not in row)
+
+
+def _complete_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):
+                yield line
+
+
+def _line(row: Row) -> bytes:
+    return _with_checksum(json.dumps(row).encode())
+
+
+def _with_checksum(text: bytes) -> bytes:
+    return b'{"crc32": "%08x", "row": %b}\n' % (zlib.crc32(text), text)
+
+
+def _row(line: bytes) -> Row | None:
+    """Return the row of a line; None if the line is damaged. Damage passes by chance once in four billion times."""
+    text = line[_BEFORE:-2]
+    if line != _with_checksum(text):
+        return None
+    with contextlib.suppress(ValueError):
+        row = json.loads(text)
+        return row if isinstance(row, dict) else None
+    return None
+
+
+def _locked(lock: Path, path: Path, instead: str) -> BinaryIO:
+    """Create and lock a file; the system releases the lock when this process ends, however it ends.
+
+    Raises:
+        OutputError: another run holds the lock.
+    """
+    while True:
+        file = lock.open("wb")
+        if fcntl is None:
+            return file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise OutputError(f"another run is writing {path}; wait until it ends, or {instead}") from error
+        except OSError:  # the file system does not support locks
+            return file
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                return file
+        file.close()  # the run that held the lock has just removed this file: create a new one
+
+
+def packed(array: np.ndarray, kind: str = "<f4") -> str:
+    """Return the values of an array as base64 text, a tenth of their size as decimals."""
+    return base64.b64encode(array.astype(kind).tobytes()).decode()
+
+
+def unpacked(text: str, kind: str = "<f4") -> np.ndarray:
+    """Return the values of a packed array, flattened."""
+    return np.frombuffer(base64.b64decode(text), kind)
