@@ -130,7 +130,7 @@ def picture_name(path: Path) -> str:
     ends in a checksum, so that two pictures never have the same name.
 
     >>> picture_name(Path("cat.jpg")), picture_name(Path("cat.png.jpg")), picture_name(Path("a\nb.jpg"))
-    ('cat', 'cat.png.jpg', 'a-b-ef0790fb')
+    ('cat', 'cat.png.jpg', 'a-b-7e18f737')
     """
     name = path.name.removesuffix(".jpg") or path.name
     name = path.name if has_picture_suffix(name) else name
