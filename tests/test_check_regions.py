@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -860,6 +861,12 @@ def test_a_soft_edge_is_cut_at_half_brightness(tmp_path: Path) -> None:
     smooth = np.clip(np.linspace(-100, 355, SIZE[0]), 0, 255)[None].repeat(SIZE[1], 0)
     annotations = masks.read(save(tmp_path, smooth).parent)
     assert (drawn(annotations, "a") == (smooth.astype(np.uint8) > 127)).all()
+
+
+def test_a_colour_mask_of_16_bits_is_refused_and_not_read_as_black(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "a.png"), np.repeat(BOTH[..., None], 3, 2).astype(np.uint16))
+    with pytest.raises(InputError, match="has 16 bits per colour"):
+        masks.read(tmp_path)
 
 
 def test_a_mask_of_another_size_or_a_broken_one_is_an_image_error(tmp_path: Path) -> None:

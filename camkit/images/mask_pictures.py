@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Integer
@@ -101,6 +101,8 @@ def read_mask(file: Path, size: tuple[int, int] | None = None) -> MaskPicture:
 def _decoded(name: str, picture: Image.Image, size: tuple[int, int] | None) -> MaskPicture:
     if getattr(picture, "n_frames", 1) > 1:
         raise ImageError(f"{name} holds several pictures; save the mask as a single picture")
+    if ";16" in _rawmode(picture) and picture.mode[:2] != "I;":  # Pillow would drop the lower half of each colour
+        raise ImageError(f"{name} has 16 bits per colour; save it with 8 bits, or in grey")
     if size is not None and sorted(picture.size) != sorted(size):  # before decoding, which may cost much memory
         raise ImageError(_wrong_size(name, picture.size, size))
     picture.load()
@@ -113,6 +115,14 @@ def _decoded(name: str, picture: Image.Image, size: tuple[int, int] | None) -> M
         return MaskPicture(name, "palette", upright)
     is_grey = upright.mode in ("1", "L", "F") or upright.mode[0] == "I"
     return MaskPicture(name, "grey" if is_grey else "colour", upright)
+
+
+def _rawmode(picture: Image.Image) -> str:
+    """Return how the file stores a pixel, in Pillow's words; it is known only before the file is decoded."""
+    tiles: Any = getattr(picture, "tile", None)
+    arguments = tiles[0][3] if tiles else ""
+    first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
+    return first if isinstance(first, str) else ""
 
 
 def _wrong_size(name: str, size: tuple[int, int], wanted: tuple[int, int]) -> str:
