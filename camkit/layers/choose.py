@@ -151,7 +151,7 @@ class Decision:
         rows = [row for row in self.rows if row.layout is not None and row.layout.kind in TOKENS]
         usable = [row for row in rows if row.ref.name and row.verdict != ELSEWHERE]
         sure = [row for row in usable if not row.unsure]
-        if usable and not sure and any(row.verdict == ELSEWHERE for row in self.rows):
+        if not sure and any(row.verdict == ELSEWHERE for row in self.rows):
             raise LayerError("the tokens are in another order than the cells of a grid")
         usable = sure or usable
         if not usable:

@@ -37,7 +37,7 @@ _MOST_PREFIX_TOKENS = 16
 larger number would let almost any sequence length pass as a grid."""
 
 KNOWN = 0.5
-"""The share of a cell's channels that must come from a known place."""
+"""The share of a cell's channels that must come from a known place, of those that do in the cell with most."""
 
 _ROUNDED = 1e-3
 """Differences between places that are smaller than this share of a cell are rounding."""
@@ -53,8 +53,8 @@ _OF_TOKENS = ("tokens", "tokens_last", "sequence_first")
 """The kinds of outputs that have all their cells along one axis."""
 
 Cells: TypeAlias = Float[Tensor, "coordinates ..."]
-"""The share of each cell's channels with a known place, and the mean of these places along each axis of the input, from
--1 to 1."""
+"""How many of each cell's channels have a known place, as a share of the most in any cell, and the mean of these places
+along each axis of the input, from -1 to 1."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,13 @@ def _read(
 
 
 def cells_of(places: Tensor) -> Cells:
-    """Return the places of cells from the means of their elements' weights and weighted places."""
+    """Return the places of cells from the means of their elements' weights and weighted places.
+
+    Channels that are the same everywhere, such as constants, have no place, so the most of any cell count as all.
+    """
     places = places.cpu()
     known = places[:1]
-    return torch.cat([known, places[1:] / known.where(known > 0, 1)])
+    return torch.cat([known / known.amax().clamp(min=KNOWN / 10), places[1:] / known.where(known > 0, 1)])
 
 
 def grid_in(kind: LayoutKind, cells: Cells, size: tuple[int, ...]) -> tuple[Layout, Cells] | None:

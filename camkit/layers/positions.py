@@ -73,7 +73,7 @@ _ATTENTION = ("_scaled_dot_product", "_native_multi_head_attention", "_transform
 """The beginnings of attention operations, whose results have the order of the queries, their first argument."""
 
 _CHOOSING = frozenset(["index", "index_select", "gather", "take"])
-"""Operations that choose elements by numbers: if these depend on the picture, so do the places."""
+"""Operations that choose elements by numbers. If these depend on the picture and leave some out, no place is known."""
 
 _MANY = 256
 """How many notes may accumulate before those of freed memory are dropped: a few layers' worth."""
@@ -230,7 +230,8 @@ class Follower(TorchDispatchMode):
         vague = attends or (bool(followed) and all(note.vague for note in followed))
         for number, result in enumerate(found):
             positions = None
-            if number == 0 and content and name in _CHOOSING and result.is_floating_point():
+            fewer = bool(noted) and result.numel() < noted[0][0].numel()
+            if number == 0 and content and name in _CHOOSING and fewer and result.is_floating_point():
                 positions = self._nowhere(result)
             elif number == 0 and not content and result.is_floating_point() and not name.endswith("_backward"):
                 with suppress(Exception):  # a shape or an argument that is not expected here: not known
