@@ -775,8 +775,8 @@ class TestInProcess:
         assert main([str(odd), "--model", "demo-fair", "--out", str(out)]) == 0
         assert main(["features", str(odd), "--model", "demo-fair", "--out", str(out)]) == 0
         assert {file.name for file in out.iterdir()} == {
-            "a-[2J--b-5fb11365.gradcam.png",  # the checksum tells it from a picture that is called so
-            "a-[2J--b-5fb11365.features.features.png",
+            "a-[2J--b-d0851533.gradcam.png",  # the checksum tells it from a picture that is called so
+            "a-[2J--b-d0851533.features.features.png",
         }
 
     @pytest.mark.parametrize("body", ["exit_code = 0", "__str__ = lambda error: sys.exit(0)"])

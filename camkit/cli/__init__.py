@@ -192,7 +192,7 @@ def explain(
             layers=layer,
             targets=targets.targets(files.first(2), loaded.preprocess),
             precision=precision,
-            batch_size=batch_size or usual_batch_size(device),
+            batch_size=usual_batch_size(device) if batch_size is None else batch_size,
             fuse=fuse,
             smooth=smooth,
             references=references,

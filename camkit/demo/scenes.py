@@ -42,6 +42,7 @@ def labelled_scenes() -> Path:
 
     The objects' masks are in the folder ``masks`` beside it.
 
+        >>> import camkit
         >>> sorted(folder.name for folder in camkit.scenes.labelled_scenes().iterdir())
         ['bird', 'car', 'plane', 'ship']
     """

@@ -176,19 +176,26 @@ def _prepared(model: nn.Module, inputs: Tensor, precision: Precision, *, trainin
         stack.enter_context(same_requirements(model))
         stack.enter_context(quiet_pass(model, inputs.device, precision))
         if training:
-            _replace_buffers(model)
+            stack.enter_context(_copied_buffers(model))
             model.train()
         stack.enter_context(torch.enable_grad())
         yield
 
 
-def _replace_buffers(model: nn.Module) -> None:
-    """Give the model copies of its buffers to write into; its own are put back with everything else."""
+@contextmanager
+def _copied_buffers(model: nn.Module) -> Iterator[None]:
+    """Give the model copies of its buffers to write into, and put its own back."""
+    own = [(module._buffers, module._buffers.copy()) for module in model.modules()]
     copies: dict[int, Tensor] = {}
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+    try:
+        for buffers, before in own:
+            for name, buffer in before.items():
+                if buffer is not None:
+                    buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+        yield
+    finally:
+        for buffers, before in own:
+            buffers.update(before)
 
 
 def _differentiate(loss: Tensor | None, leaf: Tensor, parameters: list[nn.Parameter]) -> dict[nn.Parameter, float]:
