@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -284,11 +284,15 @@ def _layer(kind: str, at: int, before: int, channels: int, pooled: int, grid: tu
 def displacement(places: Tensor, size: tuple[int, ...]) -> float:
     """Return how far the cells of a layer lie from where a map of its shape is drawn: the farthest one, in cells."""
     sides = [whole / cells for whole, cells in zip(size, places.shape[1:], strict=True)]
-    drawn_at = torch.meshgrid(
-        *((torch.arange(cells) + 0.5) * side for cells, side in zip(places.shape[1:], sides, strict=True)),
-        indexing="ij",
-    )
-    return max(float((place - at).abs().max()) / side for place, at, side in zip(places, drawn_at, sides, strict=True))
+    middles = [(torch.arange(cells) + 0.5) * side for cells, side in zip(places.shape[1:], sides, strict=True)]
+    return beside(places, middles, size)
+
+
+def beside(places: Tensor, drawn_at: Sequence[Tensor], size: tuple[int, ...]) -> float:
+    """Return how far cells lie from the rows and columns at which they are drawn: the farthest one, in cells."""
+    sides = [whole / cells for whole, cells in zip(size, places.shape[1:], strict=True)]
+    grid = torch.meshgrid(*drawn_at, indexing="ij")
+    return max(float((place - at).abs().max()) / side for place, at, side in zip(places, grid, sides, strict=True))
 
 
 def answer(case: Case) -> str:
@@ -305,9 +309,10 @@ def answer(case: Case) -> str:
         return "refused" if displacement(places, case.image.shape[1:]) > _HALF_A_CELL else "needlessly refused"
     layer = explainer.layer
     places = next(places for name, places in case.places.items() if layer.name.startswith(name))
-    if tuple(places.shape[1:]) != found.raw.shape:
+    if places[0].numel() != found.raw.size:
         return "unsure" if not layer.sure else "silent"
-    moved = displacement(places, case.image.shape[1:]) > _HALF_A_CELL
+    drawn_at = [torch.from_numpy(axis) + 0.5 for axis in found.positions]
+    moved = beside(places.reshape(-1, *found.raw.shape), drawn_at, case.image.shape[1:]) > _HALF_A_CELL
     if layer.sure:
         return "silent" if moved else "right"
     return "unsure" if moved else "needlessly unsure"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from camkit.layers.trace import Call, Followed, Places, Trace
@@ -45,9 +45,10 @@ _ROUNDED = 1e-3
 _LEAST_APART = 0.05
 """The least mean distance of neighbouring cells, in cells: closer ones are all averages of nearly the whole input."""
 
-_ASIDE, _ASIDE_AT_EDGES = 0.5, 2.0
-"""How far a cell may lie from its place in an even grid, in cells: inside the grid, and at its edges, where paddings
-draw the mean place of a cell aside. Where NASNet shifts half of the channels by a pixel, they reach 0.23 and 1.9."""
+_ASIDE, _ASIDE_AT_PADDING = 0.5, 2.0
+"""How far a cell may lie from its place in an even grid, in cells: usually, and if some of its channels come from
+padding, which draws the mean place of the others aside. Where NASNet shifts half of the channels by a pixel, they reach
+0.23 and 1.9."""
 
 _OF_TOKENS = ("tokens", "tokens_last", "sequence_first")
 """The kinds of outputs that have all their cells along one axis."""
@@ -88,8 +89,13 @@ def read_layouts(trace: Trace, places: Places) -> Readings:
     keys = {call.output: call.key for call in reversed(unknown)}  # several modules may return the same tensor
     followed = places(list(keys.values()), None if first is None else first.key) if unknown else {}
     extent: Extent = ()
+    scattered = False  # the pixels that the first convolution gets
     if first is not None and followed and first.key in followed:
-        extent = _input_in(followed[first.key].received, first)
+        received = followed[first.key].received
+        extent = _input_in(received, first)
+        scattered = (
+            received is not None and bool(first.convolution and first.convolution.size) and not _are_in_order(received)
+        )
     by_output: dict[int | None, Reading] = {None: Reading()}
     grids: set[tuple[int, ...]] = {trace.size}
     readings: list[Reading] = []
@@ -108,7 +114,8 @@ def read_layouts(trace: Trace, places: Places) -> Readings:
             layout = by_output[call.output].layout
             grids |= {layout.grid} if layout is not None else set()
         reading = by_output[call.output]
-        readings.append(replace(reading, unsure=True) if call.moved and reading.layout is not None else reading)
+        unsure = reading.unsure or call.moved or (scattered and call in unknown)
+        readings.append(reading if reading.layout is None else replace(reading, unsure=unsure))
     return tuple(readings)
 
 
@@ -144,7 +151,9 @@ def _read(
         found = grid_in(kind, cells, size)
         if found is not None and not _is_pooled(found[0].grid, grids):
             layout, on_grid = found
-            return Reading(replace(layout, extent=_own_extent(on_grid, extent)))
+            own = _own_extent(on_grid, extent)
+            unsure = own != extent and not _are_evenly_apart(on_grid)
+            return Reading(replace(layout, extent=own), unsure=unsure)
         vary |= _vary(cells)
     return Reading(elsewhere=vary and followed.certain)
 
@@ -187,10 +196,16 @@ def _longest_run(cells: Cells) -> tuple[int, int]:
     begins[1:] &= ~known[:-1] | (cells[1].diff() < -_ROUNDED)
     runs = torch.where(known, begins.cumsum(0), 0)
     lengths = torch.bincount(runs)[1:]
-    if not lengths.numel() or 2 * int(lengths.amax()) <= int(known.sum()):
+    if not lengths.numel():
         return 0, 0
-    of_longest = torch.nonzero(runs == 1 + lengths.argmax())
-    return int(of_longest[0]), int(of_longest[-1]) + 1
+    longest = runs == 1 + lengths.argmax()
+    own, every = cells[1:, longest], cells[1:, known]
+    if 2 * int(lengths.amax()) <= int(known.sum()) or not torch.equal(
+        torch.stack(own.aminmax(dim=1)), torch.stack(every.aminmax(dim=1))
+    ):
+        return 0, 0  # some of the others come from beyond the run, as if the tokens were rolled
+    places = torch.nonzero(longest)
+    return int(places[0]), int(places[-1]) + 1
 
 
 def _sides(places: Float[Tensor, "axes cells"]) -> tuple[int, ...] | None:
@@ -220,8 +235,12 @@ def _are_in_order(cells: Cells) -> bool:
     known, places = cells[0] > KNOWN, cells[1:]
     if known.dim() != len(places) or known.numel() < 2:
         return False
+    smallest = 2 / max(known.shape)
     for axis, side in enumerate(known.shape):
         if side == 1:
+            own = places[axis][known]
+            if bool(own.numel()) and float(own.amax() - own.amin()) > _ASIDE * smallest:
+                return False
             continue
         both = known.narrow(axis, 1, side - 1) & known.narrow(axis, 0, side - 1)
         steps = places.diff(dim=axis + 1)[:, both] * side / 2
@@ -229,21 +248,20 @@ def _are_in_order(cells: Cells) -> bool:
             return False
         others = steps[[other for other in range(len(places)) if other != axis]]
         grows = not bool((steps[axis] < -_ROUNDED).any() or (others.abs() > _ROUNDED).any())
-        if not grows and not _are_even(places[axis] * side / 2, known, axis):
+        if not grows and not _are_even(places[axis] * side / 2, cells[0], axis):
             return False
     return True
 
 
-def _are_even(places: Float[Tensor, "*grid"], known: Bool[Tensor, "*grid"], axis: int) -> bool:
+def _are_even(places: Float[Tensor, "*grid"], shares: Float[Tensor, "*grid"], axis: int) -> bool:
     """Tell whether the places along an axis, in cells, are those of an even grid, except for a part of a cell."""
-    grid = places.shape
+    grid, known = places.shape, shares > KNOWN
     numbers = torch.arange(grid[axis]).reshape([-1 if other == axis else 1 for other in range(places.dim())])
     number, place = numbers.expand(grid)[known].float(), places[known]
     number, place = number - number.mean(), place - place.mean()
     apart = (number * place).sum() / (number * number).sum()
-    most = torch.full(grid, _ASIDE_AT_EDGES)
-    most[tuple(slice(1, -1) if side > 2 else slice(None) for side in grid)] = _ASIDE
-    return bool(apart > 0) and not bool(((place - apart * number).abs() > most[known]).any())
+    most = torch.where(shares[known] < 1 - _ROUNDED, _ASIDE_AT_PADDING, _ASIDE)
+    return bool(apart > 0) and not bool(((place - apart * number).abs() > most).any())
 
 
 def _vary(cells: Cells) -> bool:
@@ -315,6 +333,15 @@ def _own_extent(cells: Cells, expected: Extent) -> Extent:
         return expected
     own = tuple((start / side, end / side) for (start, end), side in zip(edges, sides, strict=True))
     return () if all(part == (0.0, 1.0) for part in own) else own
+
+
+def _are_evenly_apart(cells: Cells) -> bool:
+    """Tell whether neighbouring cells of a grid are about as far apart everywhere."""
+    for axis in range(1, len(cells)):
+        steps = cells[axis].diff(dim=axis - 1)
+        if steps.numel() and float(steps.amax() - steps.amin()) > _ASIDE * float(steps.mean()):
+            return False
+    return True
 
 
 def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout | None:
