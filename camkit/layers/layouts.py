@@ -336,12 +336,10 @@ def _own_extent(cells: Cells, expected: Extent) -> Extent:
 
 
 def _are_evenly_apart(cells: Cells) -> bool:
-    """Tell whether neighbouring cells of a grid are about as far apart everywhere."""
-    for axis in range(1, len(cells)):
-        steps = cells[axis].diff(dim=axis - 1)
-        if steps.numel() and float(steps.amax() - steps.amin()) > _ASIDE * float(steps.mean()):
-            return False
-    return True
+    """Tell whether neighbouring cells of a grid are about as far apart everywhere, and along all axes."""
+    steps = [cells[axis].diff(dim=axis - 1).flatten() * cells.shape[axis] / 2 for axis in range(1, len(cells))]
+    joined = torch.cat(steps)
+    return not joined.numel() or float(joined.amax() - joined.amin()) <= _ASIDE * float(joined.mean())
 
 
 def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout | None:
