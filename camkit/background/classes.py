@@ -18,6 +18,7 @@ from scipy.optimize import linear_sum_assignment
 from camkit.config.settings import normalize_name
 from camkit.errors import InputError, advice, refuse_pipe
 from camkit.kit.statistics import wilson
+from camkit.kit.wording import first_of, listed
 
 _WORDNET = re.compile(r"n\d{8}")
 
@@ -120,9 +121,9 @@ def _no_match(unknown: Sequence[str], labels: Sequence[str] | None, outputs: int
                 "(--labels FILE) or a class map (--class-map FILE)",
             )
         )
-    more = f" and {len(unknown) - _MOST_NAMES} more" if len(unknown) > _MOST_NAMES else ""
+    named = first_of(list(map(repr, unknown)), _MOST_NAMES)
     return (
-        f"the model has no label {', '.join(map(repr, unknown[:_MOST_NAMES]))}{more}{_suggestion(unknown[0], labels)}; "
+        f"the model has no label {named}{_suggestion(unknown[0], labels)}; "
         f"rename the classes or pass a class map ({advice('class_map={...}', '--class-map FILE')})"
     )
 
@@ -201,10 +202,9 @@ def question_order(
     ]
     if len(clear) > _MOST_NAMES:
         shown.append(f"{len(clear) - _MOST_NAMES} more changed places")
-    listed = " and ".join(", ".join(shown).rsplit(", ", 1))
     return (
-        f"accuracy is {counts.trace() / len(labels):.0%}, but would be {hits.sum() / len(labels):.0%} if {listed}: "
-        "are the labels in the model's order?"
+        f"accuracy is {counts.trace() / len(labels):.0%}, but would be {hits.sum() / len(labels):.0%} if "
+        f"{listed(shown)}: are the labels in the model's order?"
     )
 
 

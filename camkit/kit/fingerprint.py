@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from camkit.kit.wording import listed
 from camkit.methods import METHODS
 from camkit.models.code import code_files
 from camkit.models.loaded import LoadedModel
@@ -56,7 +57,7 @@ def differences(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = [name for name in {**now, **earlier} if earlier.get(name) != now.get(name)]
     if len(names) > 1:  # another method or preprocessing mostly lies in another file
         names = [name for name in names if name != CODE]
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return listed(names) if names else ""
 
 
 def digest(contents: str | bytes | Iterable[str | bytes]) -> str:

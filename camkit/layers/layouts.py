@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.layers.trace import Call, Followed, Places, Trace
+from camkit.layers.trace import Call, Convolution, Followed, Places, Trace
 from camkit.types import Extent, Layout, LayoutKind
 
 _STRIDES = (1, 2, 4, 8, 16, 32)
@@ -84,26 +84,25 @@ def read_layouts(trace: Trace, places: Places) -> Readings:
         trace: the trace of the pass.
         places: follows cells from the input; called at most once.
     """
-    unknown = [call for call in trace.calls if call.output is not None and _plain(call, trace.size) is None]
+    plain = {call: _plain(call, trace.size) for call in trace.calls}
+    unknown = [call for call in trace.calls if call.output is not None and plain[call] is None]
     first = next((call for call in trace.calls if call.convolution is not None), None)
     keys = {call.output: call.key for call in reversed(unknown)}  # several modules may return the same tensor
     followed = places(list(keys.values()), None if first is None else first.key) if unknown else {}
     extent: Extent = ()
     scattered = False  # the pixels that the first convolution gets
-    if first is not None and followed and first.key in followed:
-        received = followed[first.key].received
-        extent = _input_in(received, first)
-        scattered = (
-            received is not None and bool(first.convolution and first.convolution.size) and not _are_in_order(received)
-        )
+    received = followed[first.key].received if first is not None and followed and first.key in followed else None
+    if first is not None and first.convolution is not None and first.convolution.size and received is not None:
+        scattered = not _are_in_order(received)
+        extent = () if scattered else _input_in(received, first.convolution, first.shape[2:])
     by_output: dict[int | None, Reading] = {None: Reading()}
     grids: set[tuple[int, ...]] = {trace.size}
     readings: list[Reading] = []
     for call in trace.calls:
+        shown = plain[call]
         if call.output not in by_output:
-            plain = _plain(call, trace.size)
-            if plain is not None:
-                by_output[call.output] = plain
+            if shown is not None:
+                by_output[call.output] = shown
             elif trace.graph.is_attention(call.operation, len(call.shape)):
                 by_output[call.output] = Reading()
             elif followed is None:  # the model does not run a second time
@@ -114,7 +113,7 @@ def read_layouts(trace: Trace, places: Places) -> Readings:
             layout = by_output[call.output].layout
             grids |= {layout.grid} if layout is not None else set()
         reading = by_output[call.output]
-        unsure = reading.unsure or call.moved or (scattered and call in unknown)
+        unsure = reading.unsure or call.moved or (scattered and shown is None)
         readings.append(reading if reading.layout is None else replace(reading, unsure=unsure))
     return tuple(readings)
 
@@ -148,7 +147,7 @@ def _read(
     vary = False
     for kind, places in followed.places.items():
         cells = cells_of(places)
-        found = grid_in(kind, cells, size)
+        found = grid_in(kind, cells)
         if found is not None and not _is_pooled(found[0].grid, grids):
             layout, on_grid = found
             own = _own_extent(on_grid, extent)
@@ -168,7 +167,7 @@ def cells_of(places: Tensor) -> Cells:
     return torch.cat([known / known.amax().clamp(min=KNOWN / 10), places[1:] / known.where(known > 0, 1)])
 
 
-def grid_in(kind: LayoutKind, cells: Cells, size: tuple[int, ...]) -> tuple[Layout, Cells] | None:
+def grid_in(kind: LayoutKind, cells: Cells) -> tuple[Layout, Cells] | None:
     """Return the layout of one kind in which cells are in the order of a grid, and the grid's cells; None if none."""
     prefix = 0
     if kind in _OF_TOKENS:
@@ -178,7 +177,7 @@ def grid_in(kind: LayoutKind, cells: Cells, size: tuple[int, ...]) -> tuple[Layo
         if grid is None or (prefix and kind == "tokens_last"):
             return None
         cells = cells.reshape(-1, *grid)
-    elif kind == "channels_last" and len(size) == 1 and not bool((cells[0] > KNOWN).all()):
+    elif kind == "channels_last" and cells.dim() == 2 and not bool((cells[0] > KNOWN).all()):
         return None  # a signal with a class token
     if not _are_in_order(cells):
         return None
@@ -278,10 +277,8 @@ def _is_pooled(grid: tuple[int, ...], grids: Collection[tuple[int, ...]]) -> boo
     )
 
 
-def _edges(cells: Cells) -> tuple[tuple[float, float], ...] | None:
-    """Return where the input begins and ends along each axis of a grid, in cells; None if the cells are not even."""
-    if not _are_in_order(cells):
-        return None
+def _edges(cells: Cells) -> tuple[tuple[float, float], ...]:
+    """Return where the input begins and ends along each axis of a grid whose cells are in order, in cells."""
     edges: list[tuple[float, float]] = []
     for axis, side in enumerate(cells.shape[1:]):
         lines = cells.movedim(1 + axis, 1).flatten(2) if cells.dim() > 2 else cells[..., None]
@@ -298,18 +295,14 @@ def _edges(cells: Cells) -> tuple[tuple[float, float], ...] | None:
     return tuple(edges)
 
 
-def _input_in(cells: Cells | None, call: Call) -> Extent:
+def _input_in(cells: Cells, geometry: Convolution, grid: tuple[int, ...]) -> Extent:
     """Return the part of the grids that is the input, from where the pixels lie that the first convolution gets.
 
     The part is smaller than the grid if the model pads the picture, and larger if it crops it. It includes pixels that
     whole patches leave over, but not the edges that are added to fit the kernel.
     """
-    geometry = call.convolution
-    edges = None if cells is None or geometry is None or not geometry.size else _edges(cells)
-    if cells is None or geometry is None or edges is None:
-        return ()
     extent: list[tuple[float, float]] = []
-    axes = zip(edges, cells.shape[1:], geometry.kernel, geometry.stride, call.shape[2:], strict=True)
+    axes = zip(_edges(cells), cells.shape[1:], geometry.kernel, geometry.stride, grid, strict=True)
     for (start, end), whole, kernel, stride, count in axes:
         fits = 0 <= whole - (end - start) < kernel
         reach = count * stride if kernel == stride and not geometry.padded else whole
@@ -326,7 +319,7 @@ def _own_extent(cells: Cells, expected: Extent) -> Extent:
     sides = cells.shape[1:]
     extent = expected or ((0.0, 1.0),) * len(sides)
     most = 1 if expected else _MOST_CELLS_LOST
-    if edges is None or all(
+    if all(
         abs((own[1] - own[0]) - (part[1] - part[0]) * side) <= most
         for own, part, side in zip(edges, extent, sides, strict=True)
     ):

@@ -92,7 +92,7 @@ def _centred(model: nn.Module, image: Float[Tensor, "1 c *size"], layer: TargetL
     found = followed(model, image, (layer.name, layer.call or 1), record)
     if found is None or layout.kind not in found.places:
         return layout
-    read = grid_in(layout.kind, cells_of(found.places[layout.kind]), size)
+    read = grid_in(layout.kind, cells_of(found.places[layout.kind]))
     if read is None:
         return layout
     own, cells = read

@@ -50,8 +50,8 @@ of the zoo reach 0.04, a gradient without half of its channels about 0.5, a reve
 
 
 _SEED = 5821934
-"""The seed of the noise; any fixed number will do, so that the same model and picture always give
-the same result."""
+"""The seed of the noise; any fixed number will do, so that the same model and picture always give the
+same result."""
 
 
 @dataclass(frozen=True)

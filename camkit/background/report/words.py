@@ -13,7 +13,7 @@ from camkit.background.plan import Plan
 from camkit.background.reasons import WITH_ARTICLE
 from camkit.background.verdict import Judgement, worst_first
 from camkit.kit.statistics import Estimate
-from camkit.kit.wording import NONE, VERSION, number
+from camkit.kit.wording import NONE, VERSION, first_of, listed, number
 
 PAGE = "report.html"
 """The file name of the report that people open."""
@@ -50,9 +50,7 @@ def sentence(result: CheckResult) -> str:
         if judgement.verdict == "FAIL" and name != OVERALL and not judgement.waived
     ]
     if result.verdict == "FAIL" and failing:
-        more = len(failing) - _MAX_CLASSES
-        listed = ", ".join(failing[:_MAX_CLASSES]) + (f" and {more} more" if more > 0 else "")
-        return f"{model} reads the background for {listed}"
+        return f"{model} reads the background for {first_of(failing, _MAX_CLASSES)}"
     if result.verdict == "FAIL":
         read = [name for name, effect in result.judged[OVERALL].effects.items() if effect.level == "fail"]
         cues = [name for name in read if name in CUE_NAMES]
@@ -76,8 +74,7 @@ def _pass_sentence(model: str, judgement: Judgement) -> str:
     if not upper_ends:
         return f"{model} was not tested, because every class is waived or exempt"
     are = "is" if len(upper_ends) == 1 else "are"
-    listed = " and ".join(", ".join(upper_ends).rsplit(", ", 1))
-    return f"{model} depends on the background less than the limits allow: {listed} {are} excluded at 95%"
+    return f"{model} depends on the background less than the limits allow: {listed(upper_ends)} {are} excluded at 95%"
 
 
 def excluded_above(name: EffectName, judgement: Judgement) -> str:
