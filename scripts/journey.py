@@ -5,12 +5,13 @@
     python scripts/journey.py --list file
 
 Whoever wants to know how a picture becomes a heatmap follows these calls. A call is an entry into a function, also into
-a generator that goes on; lambdas, comprehensions and generator expressions do not count.
+a generator that goes on; lambdas, comprehensions, generator expressions and the bodies of classes do not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import subprocess
 import sys
@@ -45,7 +46,8 @@ def traced(journey: Callable[[], object]) -> Calls:
 
     def count(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(start) and not code.co_name.startswith("<"):
+        function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")  # not a class's body
+        if event == "call" and function and code.co_filename.startswith(start):
             calls[code.co_filename.removeprefix(start), code.co_qualname] += 1
 
     threading.setprofile(count)
