@@ -23,6 +23,7 @@ with mock.patch("random.getrandbits", random.Random(0).getrandbits):
     import checked
 
 checked.install()  # before any test imports camkit
+pytest.register_assert_rewrite("unchanged")
 
 torch.set_num_threads(1)  # pytest-xdist gives each processor a worker of its own
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the commands that tests start

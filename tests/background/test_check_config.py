@@ -1,0 +1,642 @@
+"""The config: what is accepted, the error for each mistake, and the config to start from."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import inspect
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import camkit
+from camkit.background.run import plan_check
+from camkit.background.starter import starter_config
+from camkit.background.values import Dataset
+from camkit.cli import explain, main
+from camkit.cli.check import ExperimentOptions, LimitOptions, RunOptions
+from camkit.cli.diagnose import diagnose
+from camkit.cli.options import Source
+from camkit.config.files import find_config
+from camkit.config.settings import Settings, read_config, settings_from
+from camkit.demo.scenes import scene_paths
+from camkit.errors import InputError
+
+
+def read(folder: Path, text: str, name: str = "camkit.toml") -> Settings:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return read_config(file)
+
+
+WAIVER = '[[waivers]]\nclass = "cat"\nreason = "known"\nexpires = 2030-01-31\n'
+
+
+def test_every_kind_of_setting_is_read(tmp_path: Path) -> None:
+    config = read(
+        tmp_path,
+        """\ufeff
+        [model]
+        name = "resnet18"
+        size = [224, 336]
+        mean = [0.5, 0, 1]
+        std = [1, 2, 3.5]
+        text = ["a", "b"]
+        [check]
+        per_class = 7
+        seed = 3
+        precision = "bf16"
+        ring_is_background = true
+        [limits]
+        gap = 0
+        skill = -0.5
+        [classes.cat]
+        expect = "any"
+        [classes."big dog.v2"]
+        expect = ["Rider", "SADDLE"]
+        """
+        + WAIVER,
+    )
+    assert (config.model.name, config.model.size, config.model.std) == ("resnet18", [224, 336], [1, 2, 3.5])
+    assert (config.check.per_class, config.check.seed, config.check.precision) == (7, 3, "bf16")
+    assert (config.limits.gap, config.limits.skill, config.limits.sufficiency) == (0, -0.5, 0.1)
+    assert config.expects_anything("cat")
+    assert not config.expects_anything("big dog.v2")
+    assert config.also_allowed("big dog.v2") == {"rider", "saddle"}
+    assert config.also_allowed("cat") == config.also_allowed("mouse") == frozenset()
+
+
+def test_an_empty_config_gives_the_defaults(tmp_path: Path) -> None:
+    assert read(tmp_path, "") == Settings()
+
+
+def test_a_waiver_ends_after_its_last_day(tmp_path: Path) -> None:
+    config = read(tmp_path, WAIVER + WAIVER.replace("cat", "dog").replace("2030-01-31", '"2030-02-01"'))
+    last = dt.date(2030, 1, 31)
+    assert set(config.waived(last)) == {"cat", "dog"}
+    assert not config.expired(last)
+    after = last + dt.timedelta(days=1)
+    assert set(config.waived(after)) == {"dog"}
+    assert [one.name for one in config.expired(after)] == ["cat"]
+
+
+def test_paths_are_relative_to_the_config(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    for name in ("model.pth", "nets/own.py"):
+        (tmp_path / name).write_text("")
+    config = read(
+        tmp_path,
+        """
+        model = {name = "nets/own.py:make", weights = "model.pth", labels = "../labels.txt"}
+        data = {path = "val", regions = "/abs/i.json", class_map = "c.json"}
+        """,
+    )
+    assert config.model.name == f"{tmp_path}/nets/own.py:make"
+    assert config.model.weights == f"{tmp_path}/model.pth"
+    assert config.model.labels == tmp_path / "../labels.txt"
+    assert (config.data.path, config.data.regions) == (tmp_path / "val", Path("/abs/i.json"))
+    assert config.data.class_map == tmp_path / "c.json"
+    named = read(tmp_path, '[model]\nname = "timm:resnet18"\nweights = "IMAGENET1K_V1"')
+    assert (named.model.name, named.model.weights) == ("timm:resnet18", "IMAGENET1K_V1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[chek]", "there is no setting 'chek'; did you mean 'check'?"),
+        ("[check]\nper_clas = 7", "there is no setting 'check.per_clas'; did you mean 'per_class'?"),
+        ("[data]\ngruop = 'x'", "there is no setting 'data.gruop'; did you mean 'group'?"),
+        ("[model]\nweight = 'x'", "there is no setting 'model.weight'; did you mean 'weights'?"),
+        ("[limits]\nzzzzzz = 1", "there is no setting 'limits.zzzzzz'"),
+        ("[classes.cat]\nexpet = 'any'", "there is no setting 'classes.cat.expet'; did you mean 'expect'?"),
+        (WAIVER.replace("class", "clas"), "there is no setting 'waivers.0.clas'; did you mean 'class'?"),
+        (WAIVER + WAIVER.replace("reason", "reson"), "there is no setting 'waivers.1.reson'; did you mean 'reason'?"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, text)
+    assert str(caught.value) == f"{tmp_path / 'camkit.toml'}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[model]\nsize = 'big'", "model.size"),
+        ("[model]\nsize = 0", "model.size"),
+        ("[model]\nsize = [224, 'a']", "model.size"),
+        ("[model]\nsize = [224, -1]", "model.size"),
+        ("[model]\nname = 3", "model.name"),
+        ("[model]\nmean = 0.5", "model.mean"),
+        ("[model]\nmean = [nan, 0, 0]", "model.mean.0"),
+        ("[model]\nmean = [0, 0, 'x']", "model.mean.2"),
+        ("[model]\nstd = [1, 0, 1]", "model.std.1"),
+        ("[model]\nstd = [1, 1, inf]", "model.std.2"),
+        ("[model]\nlabels = ['a', 'b']", "model.labels"),
+        ("[data]\npath = 3", "data.path"),
+        ("[data]\nclass_map = {cat = 3}", "data.class_map"),
+        ("[check]\nper_class = 1", "check.per_class"),
+        ("[check]\nper_class = 2.5", "check.per_class"),
+        ("[check]\nper_class = 'many'", "check.per_class"),
+        ("[check]\nper_class = {a = 1}", "check.per_class"),
+        ("[check]\nseed = -1", "check.seed"),
+        ("[check]\nseed = 99999999999999999999999999", "check.seed"),
+        ("[check]\nmethod = 3", "check.method"),
+        ("[check]\nmethod = ['gradcam', 'layercam']", "check.method"),
+        ("[check]\nring = 0.5", "check.ring"),
+        ("[check]\nring = nan", "check.ring"),
+        ("[check]\nprecision = 'fp8'", "check.precision"),
+        ("[check]\nring_is_background = 'perhaps'", "check.ring_is_background"),
+        ("[limits]\ngap = nan", "limits.gap"),
+        ("[limits]\ngap = 1.1", "limits.gap"),
+        ("[limits]\nskill = inf", "limits.skill"),
+        ("[limits]\nalpha = 0", "limits.alpha"),
+        ("[limits]\nleast_pictures = 1", "limits.least_pictures"),
+        ("[classes.cat]\nexpect = 3", "classes.cat.expect"),
+        ("[classes.cat]\nexpect = 'objekt'", "classes.cat.expect"),
+        ("[classes.cat]\nexpect = ['a', 3]", "classes.cat.expect"),
+        ("[classes.'list[str]']\nexpect = 3", "classes.list[str].expect"),
+        ("[classes]\ncat = 'any'", "classes.cat"),
+        ("classes = ['cat']", "classes"),
+        ("model = 3", "model"),
+        ("waivers = 3", "waivers"),
+        ("[waivers]\nclass = 'cat'", "waivers"),
+        (WAIVER.replace("2030-01-31", "'soon'"), "waivers.0.expires"),
+        (WAIVER.replace("2030-01-31", "86400"), "waivers.0.expires"),
+        (WAIVER.replace("2030-01-31", "20300131"), "waivers.0.expires"),
+        (WAIVER.replace("2030-01-31", "true"), "waivers.0.expires"),
+        (WAIVER.replace("2030-01-31", "10:00:00"), "waivers.0.expires"),
+        (WAIVER.replace('"known"', '""'), "waivers.0.reason"),
+        (WAIVER.replace('"known"', '"  "'), "waivers.0.reason"),
+        ("[model]\nsize = [1, 2, 3]", "model.size"),
+        (WAIVER.replace('reason = "known"\n', ""), "waivers.0.reason"),
+        (WAIVER + WAIVER.replace('class = "cat"\n', ""), "waivers.1.class"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_sentence_with_its_setting(tmp_path: Path, text: str, place: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, text)
+    message = str(caught.value)
+    assert re.match(rf"{re.escape(str(tmp_path / 'camkit.toml'))}: '{re.escape(place)}' is ", message), message
+    assert "\n" not in message
+    assert "http" not in message
+
+
+@pytest.mark.parametrize("text", ["a = [1", "a = 1\na = 2", "[model]\n[model]", "a = " + "[" * 3000, "words"])
+def test_invalid_toml_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match=r"the config .*camkit\.toml is not TOML: "):
+        read(tmp_path, text)
+
+
+def test_an_unreadable_or_missing_config_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "camkit.toml").write_bytes(b'[model]\nname = "\xff"')
+    for file in (tmp_path / "camkit.toml", tmp_path / "gone.toml", tmp_path):
+        with pytest.raises(InputError, match="cannot be read"):
+            read_config(file)
+
+
+def test_pyproject_counts_if_it_has_a_table_for_camkit(tmp_path: Path) -> None:
+    project = tmp_path / "pyproject.toml"
+    assert find_config(tmp_path) is None
+    for text in ("", "tool = 3", "[tool]\nother = 3", "[project]\nname = 'x'"):
+        project.write_text(text)
+        assert find_config(tmp_path) is None
+        with pytest.raises(InputError, match=r"has no \[tool\.camkit\]"):
+            read_config(project)
+    project.write_text("[tool.camkit.check]\nseed = 5\n[tool.other]\nx = 1")
+    assert find_config(tmp_path) == project
+    assert read_config(project).check.seed == 5
+    project.write_text("[tool.camkit.check]\nsed = 5")
+    with pytest.raises(InputError, match=r"there is no setting 'check\.sed'; did you mean 'seed'"):
+        read_config(project)
+    project.write_text("[tool]\ncamkit = 3")
+    with pytest.raises(InputError, match=r"\[tool\.camkit\] in .* must be a table of settings, not 3"):
+        find_config(tmp_path)
+    (tmp_path / "camkit.toml").write_text("")
+    assert find_config(tmp_path) == tmp_path / "camkit.toml", "camkit.toml comes first"
+
+
+def test_a_mapping_is_validated_like_a_file() -> None:
+    waivers = [{"class": "a", "reason": "b", "expires": dt.date(2030, 1, 1)}]
+    assert settings_from({"check": {"seed": 4}, "waivers": waivers}, "config").check.seed == 4
+    with pytest.raises(InputError, match=r"config: there is no setting 'check\.sead'; did you mean 'seed'\?"):
+        settings_from({"check": {"sead": 4}}, "config")
+
+
+# The config to start from
+
+
+def test_a_starter_config_without_a_model_names_none() -> None:
+    data = Dataset(Path("val"), (), ("cat",))
+    text = starter_config(data, where=Path("val"), model=None, regions=None, class_map=None)
+
+    assert tomllib.loads(text)["model"] == {}
+    assert '# name = "resnet50"' in text
+
+
+def written(*classes: str, facts: tuple[str, ...] = ("3 pictures",), where: str = "val", **paths: Path | None) -> str:
+    data = Dataset(Path(where), (), classes, facts)
+    all_paths: dict[str, Any] = {"regions": None, "class_map": None, **paths}
+    return starter_config(data, where=Path(where), model="resnet50", **all_paths)
+
+
+def uncommented(text: str) -> str:
+    """Return the config with every example active."""
+    return re.sub(r"^# (?=[a-z_]+ = |\[)", "", text, flags=re.MULTILINE)
+
+
+def test_the_starter_config_names_the_data_and_its_examples_are_the_defaults() -> None:
+    text = written("cat", "dog", where="my data/val", regions=Path("i.json"), class_map=Path("c.json"))
+    table = tomllib.loads(text)
+    assert table["data"] == {"path": "my data/val", "regions": "i.json", "class_map": "c.json"}
+    assert "# 3 pictures\n# classes: cat, dog\n" in text
+    config = settings_from(tomllib.loads(uncommented(text)), "starter")
+    assert config.check.model_copy(update={"layer": None}) == Settings().check
+    assert config.limits == Settings().limits
+    assert config.expects_anything("cat")
+    assert set(config.waived(dt.date(2030, 1, 31))) == {"cat"}
+
+
+NASTY = [
+    'quo"te',
+    "apo'strophe",
+    "back\\slash",
+    "\\udc80",
+    "new\nline",
+    "carriage\rreturn",
+    "a\n[model]\nname = 'injected'",
+    "dot.ted",
+    "\u00fcml\u00e4ut \u732b \U0001f408",
+    "tab\tbell\x07del\x7fnul\x00",
+    "line\u2028separator\x85",
+    "# [limits]",
+    "]",
+    "=",
+    "list[str]",
+    "expect",
+    "latin \udcfc",
+]
+
+
+@pytest.mark.parametrize("name", NASTY, ids=ascii)
+def test_the_starter_config_is_valid_whatever_the_names(tmp_path: Path, name: str) -> None:
+    text = written(name, "dog", facts=(f"COCO in {name}",), where=f"data/{name}", regions=Path(name))
+    file = tmp_path / "camkit.toml"
+    file.write_bytes(text.encode())
+    plain = name.replace("\udcfc", "\\udcfc")  # TOML holds characters only, so such a byte is escaped
+    config = read_config(file)
+    assert config.data.path == tmp_path / "data" / plain
+    assert config.data.regions == tmp_path / plain
+    assert config.model.name == "resnet50"
+    assert config.limits == Settings().limits
+    assert not config.classes
+    file.write_bytes(uncommented(text).encode())
+    config = read_config(file)
+    assert config.expects_anything(plain)
+    assert [one.name for one in config.waivers] == [plain]
+    assert config.data.path == tmp_path / "data" / plain
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_characters="/"), min_size=1, max_size=12), st.text(max_size=12))
+def test_the_starter_config_is_valid_for_any_text(name: str, fact: str) -> None:
+    text = written(name, facts=(fact,))
+    table = tomllib.loads(text.encode().decode())
+    assert table["model"] == {"name": "resnet50"}
+    assert table.keys() == {"model", "data", "check", "limits"}
+    classes = settings_from(tomllib.loads(re.sub(r"^# (?=\[classes|expect = )", "", text, flags=re.M)), "x").classes
+    assert list(classes) == [name.encode(errors="backslashreplace").decode()]
+
+
+# One config for every command, in the shell and in Python
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose config names a model, with the weights of the other demo network."""
+    torch.save(camkit.load_model("demo-biased").module.state_dict(), tmp_path / "mine.pth")
+    (tmp_path / "photo.jpg").write_bytes(scene_paths()["plane-wood"].read_bytes())
+    (tmp_path / "labels.txt").write_text("aircraft\nvessel\nvehicle\nanimal\n")
+    (tmp_path / "camkit.toml").write_text(PROJECT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+PROJECT = """
+[model]
+name = "demo-fair"
+weights = "mine.pth"
+labels = "labels.txt"
+[explain]
+method = "layercam"
+layer = "features.3"
+out = "heat"
+style = "side-by-side"
+[diagnose]
+train = true
+limit = 1
+out = "layers"
+[check]
+seed = 5
+[limits]
+gap = 0.2
+"""
+
+
+def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["photo.jpg", "--json", *arguments]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_explain_uses_the_config_and_options_come_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    biased = camkit.explain("demo-biased", "photo.jpg", "features.3", method="layercam")
+    assert isinstance(biased, camkit.Explanation)
+
+    from_config = explained(capsys)
+    typed = explained(capsys, "--method", "gradcam", "--out", "other", "-m", "demo-fair")
+    other = explained(capsys, "--model", "demo-biased")
+
+    assert from_config["score"] == pytest.approx(biased.score, rel=1e-5)
+    assert (from_config["method"], from_config["layer"]) == ("layercam", "features.3")
+    assert from_config["label"] in ("aircraft", "vessel", "vehicle", "animal")
+    assert from_config["file"] == "heat/photo.layercam.features.3.jpg"
+    assert (typed["method"], typed["layer"], typed["score"]) == ("gradcam", "features.3", from_config["score"])
+    assert typed["file"] == "other/photo.gradcam.features.3.jpg"
+    assert other["label"] in ("plane", "ship", "car", "bird"), "the weights and labels are those of the config's model"
+
+
+def test_each_command_says_which_config_it_uses(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = "using the config camkit.toml in this folder; to use another, pass --config FILE"
+    for command in (["photo.jpg"], ["layers"], ["diagnose", "photo.jpg"], ["features", "photo.jpg"]):
+        assert main(command) in (0, 2)
+        assert sentence in capsys.readouterr().err, command
+        assert main([*command, "--quiet"]) in (0, 2)
+        assert sentence not in capsys.readouterr().err, command
+
+
+def test_layers_and_diagnose_use_the_config(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["layers", "-q"]) == 0
+    assert capsys.readouterr().out == "features\n"
+    (project / "again.jpg").write_bytes((project / "photo.jpg").read_bytes())
+    assert main(["diagnose", ".", "--json", "--limit", "2"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["model"], result["pictures"], result["training"]) == ("demo-fair", 2, True)
+    assert sorted(path.name for path in (project / "layers").iterdir()) == ["diagnose.json", "diagnose.png"]
+
+
+def test_python_uses_the_same_config(project: Path) -> None:
+    biased = camkit.explain("demo-biased", "photo.jpg", "features.3", method="layercam")
+    for config in ("camkit.toml", read_config(project / "camkit.toml"), tomllib.loads(PROJECT)):
+        for model in (None, "demo-fair"):
+            (many,) = camkit.explain_many(model, ["photo.jpg"], config=config)
+            for found in (
+                many,
+                camkit.explain(model, "photo.jpg", config=config),
+                camkit.Explainer(model, config=config)("photo.jpg"),
+            ):
+                assert np.allclose(found.raw, biased.raw, atol=1e-6)
+                assert found.label in ("aircraft", "vessel", "vehicle", "animal")
+                assert (found.method, found.layer) == ("layercam", "features.3")
+        assert camkit.explain(None, "photo.jpg", "features", method="gradcam", config=config).layer == "features"
+        assert camkit.diagnose(None, ["photo.jpg", "photo.jpg"], config=config).training is True
+    assert camkit.explain("demo-fair", "photo.jpg").label in ("plane", "ship", "car", "bird"), "no config is searched"
+    with pytest.raises(InputError, match="no model is named"):
+        camkit.explain(None, "photo.jpg", config={"check": {"seed": 1}})
+
+
+def test_a_module_of_the_callers_is_not_replaced_by_the_configs_model(project: Path) -> None:
+    fair = camkit.load_model("demo-fair")
+    plain = camkit.explain(fair, "photo.jpg", "features.3", method="layercam")
+    assert np.array_equal(camkit.explain(fair, "photo.jpg", config="camkit.toml").raw, plain.raw)
+
+
+def test_a_check_in_python_honours_the_configs_model(project: Path) -> None:
+    for number, name in enumerate(("plane", "bird")):
+        (project / "val" / name).mkdir(parents=True)
+        (project / "val" / name / f"{number}.jpg").write_bytes((project / "photo.jpg").read_bytes())
+    text = PROJECT.replace('labels = "labels.txt"', "") + '[data]\npath = "val"\n[run]\nout = "reports"\nquick = true\n'
+    (project / "camkit.toml").write_text(text)
+    for model in (None, "demo-fair"):
+        loaded = plan_check(model, config="camkit.toml").model
+        state = loaded.module.state_dict()
+        biased = camkit.load_model("demo-biased", device="cpu").module.state_dict()
+        assert all(torch.equal(state[name].cpu(), biased[name]) for name in biased)
+    result = camkit.check(config="camkit.toml")
+    assert result.plan.settings.check.pastes == 1, "a quick check"
+    assert result.plan.settings.limits.gap == 0.2
+    assert (project / "reports" / "report.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[explain]\nmethd = 'gradcam'", "camkit.toml: there is no setting 'explain.methd'; did you mean 'method'?"),
+        ("[explain]\nalpha = 'much'", "camkit.toml: 'explain.alpha' is 'much': "),
+        ("[diagnose]\nlimit = 0", "camkit.toml: 'diagnose.limit' is 0: "),
+        ("[run]\ninconclusive = 'perhaps'", "camkit.toml: 'run.inconclusive' is 'perhaps': "),
+        ("[model]\nsize = 'big'", "camkit.toml: 'model.size' is 'big': "),
+        ("[explian]", "camkit.toml: there is no setting 'explian'; did you mean 'explain'?"),
+        ("[model", "the config camkit.toml is not TOML: "),
+    ],
+)
+@pytest.mark.parametrize("command", [["photo.jpg"], ["layers"], ["diagnose", "photo.jpg"], ["check", "."]])
+def test_a_wrong_config_is_one_sentence_for_every_command(
+    project: Path, command: list[str], text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "camkit.toml").write_text(text)
+    assert main([*command, "--model", "demo-fair"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"camkit: {said}")
+    assert (captured.err.count("\n"), captured.out) == (1, "")
+    assert main([*command[:1], "--help"] if command[0] != "photo.jpg" else ["--help"]) == 0, "help needs no config"
+
+
+MADE = """
+from pathlib import Path
+import camkit
+Path("ran").touch()
+def build(): return camkit.load_model("demo-fair")
+"""
+
+
+@pytest.mark.parametrize("name", ["stranger.py:build", "stranger:build", "./stranger.py:build"])
+@pytest.mark.parametrize("file", ["camkit.toml", "pyproject.toml"])
+def test_a_config_that_was_only_found_runs_no_code(
+    project: Path, name: str, file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "stranger.py").write_text(MADE)
+    (project / "camkit.toml").unlink()
+    table = "[tool.camkit.model]" if file == "pyproject.toml" else "[model]"
+    (project / file).write_text(f'{table}\nname = "{name}"\n')
+    commands = [["photo.jpg"], ["layers"], ["diagnose", "photo.jpg"], ["features", "photo.jpg"], ["check", "."]]
+    commands += [["compare", "photo.jpg"], ["judge", "."], ["concepts", "."], ["scale", ".", "-o", "table"]]
+
+    for command in commands:
+        assert main(command) == 2, command
+        said = capsys.readouterr().err
+        assert said.startswith(f"camkit: the model in {file} is Python code ("), command
+        assert said.endswith(f"if you trust this code, pass --config {file}\n"), command
+        assert not (project / "ran").exists(), command
+
+    assert main(["layers", "--model", "demo-fair"]) == 0, "the user names another model"
+    assert not (project / "ran").exists()
+    monkeypatch.delitem(sys.modules, "stranger", raising=False)
+    assert main(["layers", "--config", file]) == 0
+    (project / "ran").unlink()
+    monkeypatch.delitem(sys.modules, "stranger", raising=False)
+    assert main(["layers", "--model", name]) == 0, "the user names the code"
+    assert (project / "ran").exists()
+    monkeypatch.delitem(sys.modules, "stranger", raising=False)
+
+
+def test_the_config_can_ask_for_one_scale(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "other.jpg").write_bytes((project / "photo.jpg").read_bytes())
+    (project / "camkit.toml").write_text('[model]\nname = "demo-fair"\n[explain]\nscale = "shared"\n')
+    assert main(["photo.jpg", "other.jpg"]) == 0
+    assert capsys.readouterr().out.count("one scale for 2 maps") == 2
+    assert main(["photo.jpg", "other.jpg", "--scale", "each"]) == 0
+    assert capsys.readouterr().out.count("this map's own scale") == 2
+
+
+def test_pyproject_serves_all_commands_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "camkit.toml").unlink()
+    (project / "pyproject.toml").write_text(
+        '[tool.camkit.model]\nname = "demo-fair"\n[tool.camkit.explain]\nalpha = 1\n'
+    )
+    assert main(["photo.jpg"]) == 0
+    assert "using the config pyproject.toml in this folder" in capsys.readouterr().err
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "command.md").read_text("utf-8")
+
+
+def test_the_config_and_the_options_of_the_docs_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    block = re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert block
+    assert settings_from(tomllib.loads(block[1]), "docs/command.md").explain.method == "layercam"
+    for key in re.findall(r"further keys: (.*)", block[1]):
+        assert set(key.split(", ")) <= {name for field in Settings.model_fields.values() for name in keys_of(field)}
+    known = ""
+    for command in ("", "check", "check init", "layers", "diagnose", "features", "concepts"):
+        assert main([*command.split(), "--help"]) == 0
+        known += capsys.readouterr().out
+    rows = re.findall(r"^\| (`-\w`.*?) \| (`--.*?) \|", PAGE, re.MULTILINE)
+    assert len(rows) > 5
+    for short, long in rows:
+        for pair in zip(re.findall(r"-\w", short), re.findall(r"--[\w-]+", long), strict=True):
+            assert " ".join(reversed(pair)) in known, pair
+
+
+def keys_of(field: Any) -> list[str]:
+    return list(getattr(field.annotation, "model_fields", []))
+
+
+# Options of the check
+
+
+def test_every_setting_has_an_option() -> None:
+    def keys(section: str) -> list[str]:
+        return list(Settings.model_fields[section].annotation.model_fields)
+
+    for options, section in ((ExperimentOptions, "check"), (LimitOptions, "limits"), (RunOptions, "run")):
+        assert [field.name for field in dataclasses.fields(options)] == keys(section)
+    for function, section in ((explain, "explain"), (diagnose, "diagnose")):
+        assert set(keys(section)) <= set(inspect.signature(function).parameters)
+    model = {field.name for field in dataclasses.fields(Source)}
+    assert {"model" if key == "name" else key for key in keys("model")} <= model
+
+
+def test_the_defaults_that_the_help_names_are_the_defaults() -> None:
+    for options, section in ((ExperimentOptions, Settings().check), (LimitOptions, Settings().limits)):
+        for name, default in re.findall(r"^ {8}(\w+): .*Default: ([\w.]+?)\.$", options.__doc__ or "", re.MULTILINE):
+            if default[0].isdigit():
+                assert float(default) == getattr(section, name), name
+
+
+def test_limits_and_sample_can_be_given_in_the_shell(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("plane", "bird"):
+        (project / "val" / name).mkdir(parents=True)
+        for number in range(4):
+            picture = Image.open("photo.jpg").rotate(90 * number)
+            picture.save(project / "val" / name / f"{number}.jpg")
+    (project / "camkit.toml").write_text("[check]\nseed = 5\npastes = 1\n[limits]\ngap = 0.2\nskill = 0.1\n")
+    options = ["--per-class", "3", "--gap", "0.3", "--least-pictures", "2", "--pastes", "2", "--inconclusive", "pass"]
+    assert main(["check", "val", "-m", "demo-fair", *options, "-q"]) in (0, 1)
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert len(shown.out.splitlines()) < 12, "the verdict only"
+    settings = json.loads((project / "camkit-check" / "report.json").read_text())["settings"]
+    check, limits = settings["check"], settings["limits"]
+    assert (check["per_class"], check["seed"], check["pastes"]) == (3, 5, 2)
+    assert (limits["gap"], limits["skill"], limits["least_pictures"]) == (0.3, 0.1, 2)
+    for option, value in (("--per-class", "1"), ("--gap", "2"), ("--alpha", "0")):
+        assert main(["check", "val", "-m", "demo-fair", option, value]) == 2
+        said = capsys.readouterr().err
+        assert f"camkit: {option} is {value}" in said
+        assert "--per-class is 1: input should be" in said or option != "--per-class"
+
+
+def test_init_takes_every_option_of_the_check_and_writes_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def options_of(*command: str) -> set[str]:
+        assert main([*command, "--help"]) == 0
+        return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", capsys.readouterr().out))
+
+    (project / "val" / "plane").mkdir(parents=True)
+    (project / "val" / "plane" / "a.jpg").write_bytes((project / "photo.jpg").read_bytes())
+    missing = options_of("check") - options_of("check", "init")
+    assert missing == {"--ray"}, "where a check is computed is no setting of it"
+
+    (project / "camkit.toml").unlink()
+    (project / "configs").mkdir()
+    typed = (
+        "check init val -m demo-fair -w mine.pth --labels labels.txt --size 128 --mean 0.5,0.5,0.5 --std 1,1,1 "
+        "--per-class 7 --gap 0.3 --seed 4 --ring 0.2 --out reports --quick --inconclusive pass "
+        "--method layercam --layer features.3 --file configs/camkit.toml"
+    )
+    assert main(typed.split()) == 0
+    config = read_config(project / "configs" / "camkit.toml")
+    assert config.model.weights is not None
+    assert Path(config.model.weights).resolve() == project / "mine.pth"
+    assert (config.model.size, config.model.mean, config.model.std) == (128, [0.5, 0.5, 0.5], [1, 1, 1])
+    assert (config.check.per_class, config.check.seed, config.check.ring) == (7, 4, 0.2)
+    assert (config.check.method, config.check.layer) == ("layercam", "features.3")
+    assert (config.limits.gap, config.run.quick, config.run.inconclusive) == (0.3, True, "pass")
+    assert config.run.out is not None
+    assert config.run.out.resolve() == project / "reports"
+    assert config.data.path is not None
+    assert config.data.path.resolve() == project / "val"
+    assert main(typed.split()) == 2
+    assert "exists already; name another file with --file, or pass --overwrite" in capsys.readouterr().err
+    more = ["check", "init", "-c", "configs/camkit.toml", "--gap", "0.4", "--file", "camkit.toml"]
+    with (project / "configs" / "camkit.toml").open("a") as file:
+        file.write('[classes.plane]\nexpect = ["rider"]\n' + WAIVER.replace("cat", "plane"))
+    assert main(more) == 0
+    config = read_config(project / "camkit.toml")
+    assert (config.limits.gap, config.check.seed) == (0.4, 4)
+    assert config.also_allowed("plane") == {"rider"}
+    assert [waiver.name for waiver in config.waivers] == ["plane"]
+
+
+@pytest.mark.parametrize("name", ["out", "baseline", "regions", "class_map", "config"])
+@pytest.mark.parametrize(("path", "sentence"), [("", "empty; name a file or a folder"), ("a\0b", "null character")])
+def test_a_path_that_cannot_be_one_is_refused(name: str, path: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"^{name} is .*{sentence}"):
+        camkit.check("demo-fair", tmp_path, **{name: path})
+
+
+def test_there_are_at_most_a_thousand_backgrounds_for_each_picture(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"pastes.*1000"):
+        camkit.check("demo-fair", tmp_path, config={"check": {"pastes": 10**9}})

@@ -1,0 +1,564 @@
+"""Comparisons of methods: in Python, in a shell, and as a picture."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from networks import planted_picture
+from torch import nn
+
+import camkit
+from camkit.cli import main
+from camkit.comparison.compare import DEFAULTS, check_sheet_file, value_words
+from camkit.comparison.sheet import SMALL, MapPanel, SheetRow, draw_sheet, least_height
+from camkit.demo.scenes import scene_paths
+from camkit.errors import InputError, MethodError, OutputError
+from camkit.methods import METHODS, variant
+from camkit.metrics import METRICS, Value
+
+PLANE = scene_paths()["plane-sky"]
+FEW = ["gradcam", "hirescam", "eigencam"]
+
+
+def test_the_usual_methods_are_methods_and_cheap() -> None:
+    registered = [name for name in DEFAULTS if name in METHODS]
+    assert len(registered) >= 11
+    assert all(METHODS[name].cost.startswith("1") for name in registered)
+
+
+def test_methods_stand_beside_each_other_with_what_the_model_says() -> None:
+    found = camkit.compare("demo-fair", [PLANE, scene_paths()["bird-wood"]], FEW)
+    assert [row.label for row in found.rows] == ["plane", "bird"]
+    for row in found.rows:
+        assert [compared.method for compared in row.maps] == FEW
+        for compared in row.maps:
+            alone = camkit.explain("demo-fair", row.source, method=compared.method)
+            assert isinstance(alone, camkit.Explanation)
+            assert compared.explanation is not None
+            np.testing.assert_allclose(compared.explanation.heatmap, alone.heatmap, atol=1e-5)
+
+
+def passes_of(model: nn.Module) -> list[int]:
+    """Return a list that grows with each pass of the model."""
+    passes: list[int] = []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    return passes
+
+
+def test_methods_that_weight_the_same_feature_maps_share_a_pass() -> None:
+    sharing = [name for name in DEFAULTS if METHODS[name].shares_pass]
+    assert len(sharing) >= 7
+    loaded = camkit.load_model("demo-fair")
+    explainer = camkit.Explainer(loaded, method="eigencam")
+    explainer(PLANE)  # chooses the layer
+    passes = passes_of(loaded.module)
+    explainer(PLANE)  # the hook is new, so the layer is chosen again
+    passes.clear()
+    together = explainer.by_methods(PLANE, sharing)
+    assert len(passes) == 1
+    for name, explained in zip(sharing, together, strict=True):
+        alone = explainer.using(name)(PLANE)
+        assert (explained.method, explained.target, explained.together) == (name, alone.target, ())
+        np.testing.assert_allclose(explained.raw, alone.raw, atol=1e-5 * float(np.abs(alone.raw).max()))
+
+
+def test_a_comparison_runs_each_map_once_and_shares_what_it_can() -> None:
+    loaded = camkit.load_model("demo-fair")
+    passes = passes_of(loaded.module)
+    explainer = camkit.Explainer(loaded)
+    methods = ["gradcam", "hirescam", "eigencam", "layercam"]
+    camkit.compare(explainer, PLANE, methods)
+    passes.clear()
+    camkit.compare(explainer, PLANE, methods)
+    # The passes: the picture's scores with all pixels and without any, the maps, the metric (Grad-CAM and HiResCAM have
+    # the same map), the metric of the reference maps, and the halves of 8 colours, 4 in a pass.
+    assert len(passes) == 2 + 1 + (len(methods) - 1) + 3 + 16 // 4
+
+
+def test_a_comparison_of_the_usual_methods_does_not_look_for_the_best_colour() -> None:
+    """Finding it takes 16 of the 30 passes that the usual methods may take together."""
+    loaded = camkit.load_model("demo-fair")
+    explainer = camkit.Explainer(loaded)
+    known = camkit.metrics.Evaluator(explainer, PLANE)
+    expected = {name: known(heat, "top-loss")["top-loss"].number for name, heat in known.references().items()}
+    assert list(expected) == ["random", "centre", "colour"]
+    usual, named = camkit.compare(explainer, PLANE), camkit.compare(explainer, PLANE, FEW)
+    assert {name: value.number for name, value in named.rows[0].by_chance.items()} == pytest.approx(expected)
+    del expected["colour"]
+    assert {name: value.number for name, value in usual.rows[0].by_chance.items()} == pytest.approx(expected)
+    other = camkit.compare(explainer, scene_paths()["bird-wood"], FEW).rows[0].by_chance
+    assert other["random"].number != pytest.approx(expected["random"])
+
+
+@pytest.mark.parametrize("methods", [None, FEW[:2]])
+def test_a_metric_that_makes_maps_anew_also_makes_the_reference_maps(methods: list[str] | None) -> None:
+    row = camkit.compare("demo-fair", PLANE, methods, metric="coherency").rows[0]
+    assert [value.status for value in row.by_chance.values()] == ["ok"] * len(row.by_chance)
+    assert row.by_chance["centre"].number == pytest.approx(1)  # it is the same for every picture
+
+
+def test_equal_maps_have_one_value_and_other_maps_their_own() -> None:
+    explainer = camkit.Explainer("demo-fair")
+    found = camkit.compare(explainer, PLANE, ["gradcam", "hirescam", "eigencam", "layercam", "fem"])
+    for compared in found.rows[0].maps:
+        assert compared.explanation is not None and compared.value is not None
+        alone = camkit.metrics.Evaluator(explainer, PLANE)(compared.explanation, "top-loss")["top-loss"]
+        assert compared.value.number == pytest.approx(alone.number, abs=1e-3)
+
+
+class Answering(nn.Module):
+    """Answers with the logits that it was made with, plus a small part that depends on the picture."""
+
+    def __init__(self, *logits: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4, len(logits))
+        self.logits = nn.Parameter(torch.tensor(logits))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x).relu().mean((2, 3))) * 0.01 + self.logits
+
+
+def test_what_the_model_answers_stands_beside_another_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Answering(0.0, 3.0).eval()
+    row = camkit.compare(model, planted_picture(), "gradcam", labels=["bird", "car"], target="bird").rows[0]
+    with torch.no_grad():
+        car = model(planted_picture()).softmax(1)[0, 1].item()
+    assert row.answer == ("car", pytest.approx(car, abs=1e-5))
+    own = camkit.compare(model, planted_picture(), "gradcam", labels=["bird", "car"]).rows[0]
+    assert (own.label, own.answer, own.answers) == ("car", None, "")
+    out = tmp_path / "sheet.png"
+    call = ["compare", str(PLANE), "--model", "demo-fair", "--method", "gradcam", "--target", "bird", "--out", str(out)]
+    assert main(call) == 0
+    assert "bird <0.1% (the model's answer: plane: >99.9%)" in capsys.readouterr().out
+    assert main([*call, "--overwrite", "--json"]) == 0
+    row_json = json.loads(capsys.readouterr().out)["rows"][0]
+    assert (row_json["label"], row_json["answer"]) == ("bird", "plane")
+    assert row_json["answer_probability"] > 0.99
+
+
+def test_the_model_s_answer_is_the_probability_that_a_sigmoid_gives() -> None:
+    class Sigmoid(Answering):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).sigmoid()
+
+    row = camkit.compare(Sigmoid(0.0, 3.0).eval(), planted_picture(), "gradcam", target=0).rows[0]
+    assert row.answer is not None
+    assert row.answer[1] == pytest.approx(torch.tensor(3.0).sigmoid().item(), abs=0.02)
+    assert camkit.compare(Answering(0.3).eval(), planted_picture(), "gradcam").rows[0].answer is None
+
+
+@pytest.mark.parametrize("methods", [None, ["gradcam", "fem"]])
+def test_a_score_of_nan_is_named(methods: list[str] | None) -> None:
+    found = camkit.compare(Answering(0.0, float("nan")).eval(), planted_picture(), methods, target=1)
+    cells = found.table().splitlines()[-1].split(" | ")
+    maps = len(found.rows[0].maps)
+    assert cells[2 : 2 + maps] == ["the model's score is NaN"] * maps
+    assert "not finite" in cells[-1]
+    row = json.loads(json.dumps(found.to_dict(), allow_nan=False))["rows"][0]
+    assert row["probability"] is None
+    assert all(entry["reason"] for entry in row["maps"])
+    assert found.sheet().ndim == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(0.8, "loses 80%"), (-0.004, "loses 0%"), (-0.2, "gains 20%"), (-426.24, "gains over 1,000%")],
+)
+def test_the_loss_in_words(number: float, said: str) -> None:
+    assert value_words(METRICS["top-loss"], Value("top-loss", number)) == said
+
+
+def test_a_model_without_attention_is_run_once_to_find_that_out() -> None:
+    loaded = camkit.load_model("demo-fair")
+    passes = passes_of(loaded.module)
+    explainer = camkit.Explainer(loaded)
+    counts = []
+    for method in ("legrad", "legrad", "chefer"):
+        passes.clear()
+        with pytest.raises(MethodError, match=f"'{method}' reads attention maps, and camkit saw none"):
+            explainer.using(method)(PLANE)
+        counts.append(len(passes))
+    assert counts[0] > 0
+    assert counts[1:] == [0, 0]
+
+
+def test_a_comparison_does_not_wait_for_scipy() -> None:
+    """SciPy takes longer to import than a comparison takes, and only some metrics need it."""
+    scene = str(PLANE)
+    code = f"import sys, camkit; camkit.compare('demo-fair', {scene!r}, ['gradcam']); print('scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
+
+
+def test_methods_that_need_a_pass_of_their_own_cannot_share_one() -> None:
+    explainer = camkit.Explainer("demo-fair")
+    with pytest.raises(MethodError, match=r"'fullgrad' needs a pass of its own; use explainer\.using"):
+        explainer.by_methods(PLANE, ["gradcam", "fullgrad"])
+    with pytest.raises(MethodError, match="list of methods is empty"):
+        explainer.by_methods(PLANE, [])
+
+
+class NoGradientAtTheLayer(nn.Module):
+    """Reads its layer's output through a comparison, which has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head((self.layer(x) > 0).float().mean((2, 3)))
+
+
+def test_a_method_without_gradients_works_beside_one_that_finds_none() -> None:
+    found = camkit.compare(
+        NoGradientAtTheLayer().eval(), planted_picture(), ["gradcam", "eigencam"], target_layer=["layer"]
+    )
+    gradcam, eigencam = found.rows[0].maps
+    assert "does not depend on layer 'layer'" in gradcam.reason
+    assert eigencam.explanation is not None
+
+
+def test_the_loss_is_that_of_the_picture_without_its_hottest_fifth() -> None:
+    loaded = camkit.load_model("demo-fair")
+    found = camkit.compare(loaded, PLANE, ["hirescam"])
+    compared = found.rows[0].maps[0]
+    assert compared.explanation is not None
+    assert compared.value is not None
+    evaluator = camkit.metrics.Evaluator(loaded, PLANE)
+    heat = compared.explanation.heatmap
+    hottest = heat >= np.sort(heat.ravel())[-round(0.2 * heat.size)]
+    left = evaluator.without(torch.from_numpy(hottest)[None], "blur")[0]
+    assert compared.value.number == pytest.approx(1 - left / evaluator.confidence, abs=1e-3)
+
+
+def test_every_layer_has_a_row_and_every_target_is_fixed() -> None:
+    found = camkit.compare("demo-fair", PLANE, FEW, target_layer=["features.0", "features"], target="bird")
+    assert [row.layer for row in found.rows] == ["features.0", "features"]
+    assert {row.label for row in found.rows} == {"bird"}
+    for row in found.rows:
+        assert {compared.explanation.layer for compared in row.maps if compared.explanation} == {row.layer}
+
+
+class Flat(nn.Module):
+    """Has no head of pooling and one linear layer, so CAM does not work on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4 * 64, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x).relu().flatten(1))
+
+
+def test_a_method_that_does_not_work_says_why_in_its_place() -> None:
+    found = camkit.compare(Flat().eval(), planted_picture(), ["gradcam", "cam"], target_layer=["layer"])
+    fits, misfit = found.rows[0].maps
+    assert fits.reason == ""
+    assert misfit.explanation is None
+    assert "use 'gradcam' or 'hirescam'" in misfit.reason
+    assert misfit.reason in found.table()
+    assert found.to_dict()["rows"][0]["maps"][1]["status"] == "error"
+    usual = camkit.compare(Flat().eval(), planted_picture(), target_layer=["layer"])
+    assert "legrad" not in [compared.method for compared in usual.rows[0].maps]
+    with pytest.raises(MethodError, match="no method works on this picture"):
+        camkit.compare(Flat().eval(), planted_picture(), ["cam"], target_layer=["layer"])
+
+
+def test_a_map_of_the_true_place_loses_more_than_a_random_one() -> None:
+    found = camkit.compare(
+        "demo-fair", [scene_paths()[name] for name in ("plane-sky", "car-road", "bird-wood")], FEW[:2]
+    )
+    for number in range(2):
+        losses = [row.maps[number].value for row in found.rows]
+        true = [value.number for value in losses if value is not None and value.number is not None]
+        chance = [row.by_chance["random"].number for row in found.rows]
+        random = [value for value in chance if value is not None]
+        assert np.mean(true) > np.mean(random) + 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"images": []}, "the list of pictures is empty"),
+        ({"methods": []}, "the list of methods is empty"),
+        ({"methods": ["gradcm"]}, "did you mean 'gradcam'"),
+        ({"metric": "sgr"}, "unknown metric 'sgr'; did you mean 'srg'"),
+        (
+            {"metric": "pointing"},
+            "^metric 'pointing' needs the region of an object, and a comparison has none; choose ",
+        ),
+        ({"metric": "energy"}, "^metric 'energy' needs the region of an object"),
+        ({"target": "plain"}, "did you mean 'plane'"),
+        ({"target_layer": ["featurs"]}, "^the model has no layer 'featurs'"),
+        ({"methods": [variant("rise", masks=5), "rise"]}, "two different methods are named 'rise'"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        camkit.compare("demo-fair", **{"images": PLANE, **arguments})
+
+
+def test_one_method_and_one_layer_need_no_list_and_repeats_count_once() -> None:
+    found = camkit.compare("demo-fair", PLANE, "gradcam", target_layer="features.3")
+    assert [(row.layer, [compared.method for compared in row.maps]) for row in found.rows] == [
+        ("features.3", ["gradcam"])
+    ]
+    found = camkit.compare("demo-fair", PLANE, ["gradcam", "hirescam", "gradcam"])
+    assert [compared.method for compared in found.rows[0].maps] == ["gradcam", "hirescam"]
+
+
+def test_a_metric_that_makes_maps_anew_makes_those_of_the_method_itself() -> None:
+    asked: list[int] = []
+
+    def gradient_size(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        asked.append(len(activations))
+        return gradients.abs().mean((2, 3), keepdim=True)
+
+    found = camkit.compare("demo-fair", PLANE, gradient_size, metric="coherency")
+    value = found.rows[0].maps[0].value
+    assert value is not None
+    assert value.number is not None
+    assert len(asked) >= 2  # the map of the picture, and that of the picture times its map
+
+
+@pytest.mark.parametrize(
+    ("labels", "typed", "index"),
+    [
+        (["1", "2", "3", "4"], "3", 2),  # digits, but not from 0
+        (["3", "2", "1", "0"], "3", 0),
+        (["plane", "ship", "car", "bird"], "3", 3),
+        (["plane", "ship", " 2 ", "3 cars"], "2", 2),
+        (None, "3", 3),
+    ],
+)
+def test_a_number_means_the_same_class_in_every_command(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    labels: list[str] | None,
+    typed: str,
+    index: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("labels.json").write_text(json.dumps(labels))
+    common = ["--model", "demo-fair", *(["--labels", "labels.json"] if labels else []), "-t", typed, "--json"]
+    Path("in").mkdir()
+    for number in range(6):
+        Path(f"in/{number}.jpg").write_bytes(PLANE.read_bytes())
+    label = (labels or ["plane", "ship", "car", "bird"])[index]
+
+    assert main([str(PLANE), *common]) == 0
+    assert json.loads(capsys.readouterr().out)["target"] == index
+    assert main(["compare", str(PLANE), *common, "--method", "gradcam"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["label"] == label
+    model = camkit.load_model("demo-fair", labels=labels)
+    assert camkit.explain(model, PLANE, target=typed).target == index
+    explained = camkit.explain(model, PLANE, target=camkit.targets.contrast(typed, (index + 1) % 4))
+    assert explained.label.startswith(label)
+
+
+@pytest.mark.extended
+def test_judge_takes_a_number_as_explain_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "labels.json").write_text(json.dumps(["1", "2", "3", "4"]))
+    for number, picture in enumerate(scene_paths().values()):
+        (tmp_path / f"{number}.jpg").write_bytes(picture.read_bytes())
+    call = ["judge", str(tmp_path), "--model", "demo-fair", "--labels", str(tmp_path / "labels.json"), "--json"]
+    call += ["--method", "gradcam", "--pictures", "6", "--out", str(tmp_path / "out")]
+
+    assert main([*call, "-t", "3"]) == 0
+    by_label = json.loads(capsys.readouterr().out)
+    explained = camkit.load_model("demo-fair", labels=["1", "2", "3", "4"])
+    direct = camkit.judge(explained, tmp_path, ["gradcam"], target=2, pictures=6).to_dict()
+
+    assert by_label["rows"][0]["metrics"] == direct["rows"][0]["metrics"]
+
+
+def test_a_table_keeps_its_columns_whatever_a_label_says() -> None:
+    labels = ["a|b"] * 4
+    table = camkit.compare("demo-fair", PLANE, "gradcam", labels=labels).table()
+    assert "a\\|b" in table
+    assert table.splitlines()[-1].replace("\\|", "").count("|") == table.splitlines()[0].count("|")
+    assert "loses" in table.splitlines()[-1].rsplit("|", 2)[1] or "gains" in table.splitlines()[-1].rsplit("|", 2)[1]
+
+
+def test_a_map_of_nan_is_not_called_empty() -> None:
+    def broken(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        return gradients * float("nan") * activations.amax()
+
+    assert "NaN or infinity in the map" in camkit.compare("demo-fair", PLANE, [broken]).table()
+
+
+def test_a_damaged_picture_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_bytes(b"no picture")
+    (tmp_path / "in" / "b.png").write_bytes(Path(PLANE).read_bytes())
+    found = camkit.compare("demo-fair", [tmp_path / "in" / "a.png", tmp_path / "in" / "b.png"], "gradcam")
+    assert [Path(row.source).name for row in found.rows] == ["b.png"]
+    assert [Path(name).name for name in found.unreadable] == ["a.png"]
+    sheet = tmp_path / "sheet.png"
+    call = ["compare", str(tmp_path / "in"), "--model", "demo-fair", "--method", "gradcam", "--out", str(sheet)]
+    assert main(call) == InputError.exit_code
+    printed = capsys.readouterr()
+    assert sheet.exists() and "b.png" in printed.out and "a.png" in printed.err and "a.png" not in printed.out
+    with pytest.raises(InputError, match=r"a\.png"):
+        camkit.compare("demo-fair", [tmp_path / "in" / "a.png"], "gradcam")
+
+
+def test_an_explainer_has_its_options_already() -> None:
+    with pytest.raises(InputError, match="has its precision already"):
+        camkit.compare(camkit.Explainer("demo-fair"), PLANE, precision="fp32")
+
+
+def test_results_show_themselves_and_are_saved_whole(tmp_path: Path) -> None:
+    found = camkit.compare("demo-fair", PLANE, FEW)
+    assert repr(found) == "<Comparison of 3 methods on 1 picture>"
+    assert found._repr_html_().startswith("<img")
+    saved = found.save(tmp_path / "new" / "sheet.jpg")
+    assert cv2.imread(str(saved)).shape == found.sheet().shape
+    lines = found.table().splitlines()
+    names = "gradcam | hirescam | eigencam | (random map) | (centred blob) | (best colour)"
+    assert lines[0] == f"| picture | layer | {names} |"
+    assert len(lines) == 3
+    two = camkit.compare("demo-fair", PLANE, "gradcam", target_layer=["features.0", "features"])
+    assert repr(two) == "<Comparison of 1 method on 1 picture at 2 layers>"
+
+
+def test_the_values_say_what_they_are() -> None:
+    found = camkit.compare("demo-fair", PLANE, "gradcam")
+    values = found.to_dict()
+    assert {name: values[name] for name in ("model", "metric", "fill", "better")} == {
+        "model": "demo-fair", "metric": "top-loss", "fill": "blur", "better": "higher",
+    }  # fmt: skip
+    assert list(values["rows"][0]["references"]) == ["random", "centre", "colour"]
+    assert "if the hottest fifth of the picture is blurred" in found.legend
+    assert camkit.compare("demo-fair", PLANE, "gradcam", metric="deletion").legend.endswith("lower is better")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bad.pdf", "cannot write pictures as '.pdf'"),
+        ("folder", "is a folder; the sheet needs a file"),
+        ("sheet", "has no suffix that says its type"),
+        ("file.txt/sheet.png", r"cannot write into the folder .*file\.txt"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file.txt").touch()
+    monkeypatch.setattr("camkit.cli.compare.compared", lambda *_, **__: pytest.fail("the work was done"))
+    out = str(tmp_path / name)
+    assert main(["compare", str(PLANE), "--model", "demo-fair", "--overwrite", "--out", out]) == 2
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+
+
+def test_the_name_of_a_folder_is_no_file(tmp_path: Path) -> None:
+    found = camkit.compare("demo-fair", PLANE, "gradcam")
+    with pytest.raises(OutputError, match="is a folder"):
+        found.save(f"{tmp_path}/x/")
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_many_pictures_for_a_type_of_file_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"no \.webp file can be; write it as \.png, or compare fewer pictures"):
+        check_sheet_file(tmp_path / "sheet.webp", 200)
+    check_sheet_file(tmp_path / "sheet.png", 200)
+    flat = np.full((4, 40, 3), 128, np.uint8)
+    shown = SheetRow(flat, "a", (), (MapPanel("b", "c", flat),))
+    assert least_height(3) <= len(draw_sheet([shown] * 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "tallest"), [((300, 200, 3), 384), ((40, 1400, 3), 64), ((900, 60, 3), 512), ((3, 2, 3), 384)]
+)
+@pytest.mark.parametrize("methods", [1, 3, 5, 6, 8, 12, 20])
+def test_a_sheet_has_room_for_pictures_of_any_form(shape: tuple[int, int, int], tallest: int, methods: int) -> None:
+    picture = np.full(shape, 128, np.uint8)
+    panels = tuple(MapPanel(f"method {number}", "loses 12%", picture) for number in range(methods))
+    row = SheetRow(picture, "a name", ("a class: 12%", "more " * 40), panels)
+    sheet = draw_sheet([row] * 2, "what it means " * 20)
+    assert sheet.shape[1] <= 1920
+    assert sheet.dtype == np.uint8
+    grey = (sheet == 128).all(2)
+    assert grey.any(0).sum() == 256 * (1 + -(-methods // (1 if methods <= 5 else max(2, -(-methods // 6)))))
+    first = grey[:, 16]  # the column at the left edge of the originals
+    assert first.sum() == 2 * tallest
+
+
+def test_a_long_title_and_a_map_that_is_missing_fit() -> None:
+    picture = np.full((200, 300, 3), 128, np.uint8)
+    long = "ILSVRC2012_val_00000293_with_a_name_that_never_seems_to_end.JPEG"
+    plain = draw_sheet([SheetRow(picture, "a", (), (MapPanel("b", "c", picture), MapPanel("d", "e", picture)))])
+    named = draw_sheet([SheetRow(picture, long, (), (MapPanel("b", "why not " * 60), MapPanel("d", "e", picture)))])
+    assert named.shape[1] == plain.shape[1]
+    assert len(plain) < len(named) < len(plain) + 50  # one more line
+
+
+def test_words_are_readable_on_a_slide() -> None:
+    """The sheets of a dozen methods, and of 3 methods on 3 pictures, have words of 11 points or more on a slide."""
+    picture = np.full((256, 256, 3), 128, np.uint8)
+    words = ("Egyptian cat: 73%", "random map: loses 12%", "centred blob: loses 30%", "best colour: loses 4%")
+    for methods, pictures in ((12, 1), (3, 3)):
+        panels = tuple(MapPanel("Recipro-CAM", "loses 80%", picture) for _ in range(methods))
+        height, width = draw_sheet([SheetRow(picture, "cat.png", words, panels)] * pictures, "legend " * 15).shape[:2]
+        points_per_pixel = min(960 / width, 540 / height)  # a slide is 13.3 x 7.5 inches
+        assert SMALL * points_per_pixel >= 11
+
+
+def test_the_command_writes_a_sheet_and_prints_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sheet.png"
+    call = [
+        "compare",
+        str(PLANE),
+        "--model",
+        "demo-fair",
+        "--method",
+        "gradcam",
+        "--method",
+        "eigencam",
+        "--out",
+        str(out),
+    ]
+    assert main(call) == 0
+    printed = capsys.readouterr().out
+    assert ": plane >99.9%" in printed
+    assert "  gradcam               loses" in printed
+    for name in ("(random map)  ", "(centred blob)", "(best colour) "):
+        assert re.search(f"^  {re.escape(name)}        (loses|gains) ", printed, re.MULTILINE)
+    assert cv2.imread(str(out)) is not None
+    assert main(call) == 2
+    assert "exists already; name another file with --out, or pass --overwrite" in capsys.readouterr().err
+    assert main([*call, "--overwrite", "--json", "--metric", "average-drop", "--target", "1"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert row["label"] == "ship"
+    assert [entry["method"] for entry in row["maps"]] == ["gradcam", "eigencam"]
+    assert main(["compare", "--model", "demo-fair"]) == 2
+    assert "name at least one picture" in capsys.readouterr().err
+
+
+def test_a_layer_with_a_plus_in_its_name_is_found_by_every_metric_that_remakes_maps() -> None:
+    layer = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, 2, 1))
+    head = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 4))
+    model = torch.nn.Sequential(OrderedDict([("a+b", layer), ("head", head)])).eval()
+    picture = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
+    for metric in ("deletion", "coherency", "max-sensitivity"):
+        found = camkit.compare(model, picture, ["gradcam"], target_layer="a+b", metric=metric)
+        assert len(found.rows) == 1

@@ -1,0 +1,943 @@
+"""The attention methods against their slow references, on the transformers of three libraries and on users' own."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import attention_oracles as oracles
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from tiers import represented_by
+from torch import Tensor, nn
+from torch.nn import functional
+from unchanged import in_the_middle_of_training, unchanged
+
+import camkit
+from camkit.errors import MethodError
+from camkit.methods import ATTENTION, METHODS
+
+NAMES = tuple(name for name, method in METHODS.items() if method.needs in ATTENTION)
+OF_THE_CLASS = tuple(name for name in NAMES if name != "rollout")
+SMALL = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
+
+
+def alive(model: nn.Module) -> nn.Module:
+    """Give a model weights with which attention and scores differ from picture to picture, as training would."""
+    generator = torch.Generator().manual_seed(11)
+    for parameter in model.parameters():
+        with torch.no_grad():
+            scale = 0.25 if parameter.dim() > 1 else 0.1
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def of_torchvision(**options: Any) -> nn.Module:
+    model = torchvision.models.VisionTransformer(32, 8, 3, 4, hidden_dim=32, mlp_dim=64, num_classes=10, **options)
+    return alive(model)
+
+
+def of_timm(name: str = "vit_tiny_patch16_224", **options: Any) -> nn.Module:
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 10}
+    return alive(timm.create_model(name, **small | options))
+
+
+def of_huggingface(name: str = "ViT", head: str = "ForImageClassification", **options: Any) -> nn.Module:
+    config = getattr(transformers, f"{name}Config")(num_hidden_layers=3, num_labels=10, **SMALL | options)
+    return alive(getattr(transformers, name + head)(config))
+
+
+def siglip(**options: Any) -> nn.Module:
+    """Return a model that ends in an attention pool with one query."""
+    return of_timm("vit_base_patch16_siglip_224", mlp_ratio=2.0, **options)
+
+
+LIBRARIES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], oracles.SlowViT]]] = {
+    "torchvision": (of_torchvision, oracles.from_torchvision),
+    "timm": (of_timm, oracles.from_timm),
+    "timm, average": (lambda: of_timm(global_pool="avg"), oracles.from_timm),
+    "timm, no class token": (lambda: of_timm(global_pool="avg", class_token=False), oracles.from_timm),
+    "timm, attention pool": (siglip, oracles.from_timm),
+    "Hugging Face": (of_huggingface, oracles.from_huggingface),
+    "Hugging Face, eager": (lambda: of_huggingface(attn_implementation="eager"), oracles.from_huggingface),
+}
+
+
+@functools.cache
+def library(name: str) -> tuple[nn.Module, oracles.SlowViT]:
+    make, read = LIBRARIES[name]
+    model = make()
+    return model, read(model)
+
+
+def pictures(count: int = 2, size: int = 32) -> Tensor:
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(5))
+
+
+def rows_read(slow: oracles.SlowViT, tokens: int) -> np.ndarray:
+    """Return the weights of the queries that the head reads: the class token, all patches, or the query of a pool."""
+    if slow.pool is not None:
+        return np.ones(1)
+    rows = np.zeros(tokens)
+    rows[len(slow.prefix) if slow.averages else 0 : None if slow.averages else 1] = 1
+    return rows / rows.sum()
+
+
+def expected_map(slow: oracles.SlowViT, method: str, image: Tensor, target: int, given: Any = None) -> np.ndarray:
+    if method == "legrad":
+        relevance = slow.legrad(image, target)
+    else:
+        maps, gradients = given or slow.maps_and_gradients(image, target)
+        relevance = oracles.FORMULAS[method](maps, gradients, rows_read(slow, maps[0].shape[1]))
+    return relevance[len(slow.prefix) :].reshape(4, 4)
+
+
+def assert_same(found: np.ndarray, expected: np.ndarray, tolerance: float = 1e-5) -> None:
+    assert found.shape == expected.shape
+    assert np.abs(expected).max() > 0
+    assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
+
+
+# --- the formulas
+
+
+@functools.cache
+def computed(name: str, number: int, target: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the maps of a picture and their gradients, by the slow reference."""
+    return library(name)[1].maps_and_gradients(pictures()[number], target)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("method", NAMES)
+def test_the_map_equals_the_slow_reference(method: str, name: str) -> None:
+    model, slow = library(name)
+    images = pictures()
+    found = camkit.explain(model, images, method=method, target=[3, 7])
+    for number, target in ((0, 7), (1, 3)):
+        explanation = found[2 * number + (target == 7)]
+        assert_same(explanation.raw, expected_map(slow, method, images[number], target, computed(name, number, target)))
+        assert (explanation.method, explanation.layer, explanation.target) == (method, "whole model", target)
+        assert explanation.status == "ok"
+
+
+@pytest.mark.parametrize("pools", [False, True])
+@pytest.mark.parametrize("rows", ["one", "several"])
+@pytest.mark.parametrize("method", oracles.FORMULAS)
+def test_the_function_equals_its_formula(method: str, rows: str, pools: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(2, 3, 5, 5), (2, 1, 5, 5), (2, 4, 5, 5)] + [(2, 2, 3, 5)] * pools
+    maps = [torch.randn(shape, generator=generator).softmax(-1) for shape in shapes]
+    gradients = [torch.randn(shape, generator=generator) for shape in shapes]
+    read = torch.zeros(2, shapes[-1][2])
+    read[:, : 1 if rows == "one" else 3] = 1 if rows == "one" else 1 / 3
+    given = (maps, read) if method == "rollout" else (maps, gradients, read)
+    found = METHODS[method].weights(*given)
+    for picture in range(2):
+        one = [[layer[picture].double().numpy() for layer in each] for each in (maps, gradients)]
+        assert_same(found[picture].numpy(), oracles.FORMULAS[method](*one, read[picture].double().numpy()))
+
+
+def test_legrad_averages_positive_gradients_over_heads_queries_and_layers() -> None:
+    gradients = [torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]]), torch.tensor([[[[-1.0, 0.0], [0.0, 2.0]]]])]
+    assert METHODS["legrad"].weights(gradients).tolist() == [[1.0, 1.5]]
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("method", ["rollout", "legrad"])
+def test_the_size_of_the_logits_does_not_change_the_heatmap(method: str, scale: float) -> None:
+    model = copy.deepcopy(library("torchvision")[0])
+    plain = camkit.explain(model, pictures(1), method=method, target=3)
+    with torch.no_grad():
+        model.heads.head.weight *= scale
+        model.heads.head.bias *= scale
+    scaled = camkit.explain(model, pictures(1), method=method, target=3)
+    assert np.abs(scaled.heatmap - plain.heatmap).max() <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["torchvision", "timm, average"])
+@pytest.mark.parametrize("method", ["gradrollout", "chefer"])
+def test_small_logits_lose_no_digits(method: str, name: str) -> None:
+    # The formulas add the identity to gradients, so the scale of the logits is part of them. As it goes to zero, what
+    # remains is the sum of the layers, which float32 must not lose beside the identity.
+    model, slow = copy.deepcopy(library(name)[0]), None
+    head = model.heads.head if name == "torchvision" else model.head
+    with torch.no_grad():
+        head.weight *= 1e-8
+        head.bias *= 1e-8
+    slow = LIBRARIES[name][1](model)
+    found = camkit.explain(model, pictures(1), method=method, target=3)
+    assert_same(found.raw, expected_map(slow, method, pictures(1)[0], 3))
+
+
+# --- where the maps come from
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "prefix", "options"),
+    [
+        ("Beit", "ForImageClassification", 1, {"use_relative_position_bias": True}),
+        ("DeiT", "ForImageClassificationWithTeacher", 2, {}),
+        ("Dinov2", "ForImageClassification", 1, {}),
+        ("Dinov2WithRegisters", "ForImageClassification", 5, {}),
+        ("CLIPVision", "ModelWithProjection", 1, {"projection_dim": 10}),
+    ],
+)
+@pytest.mark.parametrize("method", represented_by("chefer", among=oracles.FORMULAS))
+def test_models_of_hugging_face_by_the_maps_that_they_return_themselves(
+    name: str, head: str, prefix: int, options: dict[str, Any], method: str
+) -> None:
+    torch.manual_seed(2)
+    eager = of_huggingface(name, head, attn_implementation="eager", **options)
+    sdpa = of_huggingface(name, head, attn_implementation="sdpa", **options)
+    sdpa.load_state_dict(eager.state_dict())
+    image = pictures(1)
+
+    def third(output: Any) -> Tensor:
+        return (output.image_embeds if name == "CLIPVision" else output.logits)[:, 3]
+
+    output = eager(image, output_attentions=True)
+    gradients = torch.autograd.grad(third(output).sum(), output.attentions)
+    read = np.zeros(prefix + 16)
+    if name == "Beit":  # averages the patches
+        read[1:] = 1 / 16
+    else:
+        read[: 2 if name == "DeiT" else 1] = 1 / (2 if name == "DeiT" else 1)
+    both = [[layer[0].detach().double().numpy() for layer in each] for each in (output.attentions, gradients)]
+    expected = oracles.FORMULAS[method](*both, read)[prefix:].reshape(4, 4)
+    for model in (eager, sdpa):
+        assert_same(camkit.explain(model, image, method=method, target=third).raw, expected, 1e-4)
+
+
+def of_five_detections(output: Any) -> Tensor:
+    return output.logits[:, 2, 1]
+
+
+@pytest.mark.parametrize("method", oracles.FORMULAS)
+def test_a_detection_token_after_the_patches_is_read_as_a_class_token_is(method: str) -> None:
+    options = {"num_detection_tokens": 5, "image_size": [32, 32], "attn_implementation": "eager"}
+    model = of_huggingface("Yolos", "ForObjectDetection", **options)
+    output = model(pictures(1), output_attentions=True)
+    gradients = torch.autograd.grad(of_five_detections(output).sum(), output.attentions)
+    both = [[layer[0].detach().double().numpy() for layer in each] for each in (output.attentions, gradients)]
+    expected = oracles.FORMULAS[method](*both, np.eye(22)[1 + 16 + 2])[1:17].reshape(4, 4)
+    assert_same(camkit.explain(model, pictures(1), method=method, target=of_five_detections).raw, expected, 1e-4)
+
+
+def test_fused_attention_gives_what_plain_attention_gives() -> None:
+    model = of_timm("beit_base_patch16_224", mlp_ratio=2.0)  # with a bias for each pair of positions
+    fused = {method: camkit.explain(model, pictures(1), method=method).raw for method in NAMES}
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    for method, raw in fused.items():
+        assert_same(camkit.explain(model, pictures(1), method=method).raw, raw)
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_the_users_hooks_change_no_map(method: str) -> None:
+    model = copy.deepcopy(library("timm")[0])
+    expected = camkit.explain(model, pictures(1), method=method, target=2).raw
+    seen: list[Any] = []
+    for module in model.modules():
+        module.register_forward_hook(lambda *call: seen.append(call[0]))
+    raw = camkit.explain(model, pictures(1), method=method, target=2).raw
+    assert_same(raw, expected)
+    assert model.head in seen
+
+
+class Plain(nn.Module):
+    """A class token, patches of 8 pixels, and blocks that ``make`` returns; a hook for what becomes of the tokens."""
+
+    def __init__(self, *blocks: nn.Module, width: int = 16) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 8, 8)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.zeros(1, 17, width))
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 10)
+
+    def embed(self, x: Tensor) -> Tensor:
+        patches = self.patches(x).flatten(2).mT
+        return torch.cat([self.token.expand(len(x), -1, -1), patches], 1) + self.places
+
+    def body(self, tokens: Tensor) -> Tensor:
+        for block in self.blocks:
+            tokens = block(tokens)
+        return tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.body(self.embed(x)))[:, 0])
+
+
+class SequenceFirst(Plain):
+    def body(self, tokens: Tensor) -> Tensor:
+        return super().body(tokens.transpose(0, 1)).transpose(0, 1)
+
+
+def pytorchs(count: int = 2, **options: Any) -> list[nn.Module]:
+    return [nn.TransformerEncoderLayer(16, 2, 32, norm_first=True, **options) for _ in range(count)]
+
+
+class OneHead(nn.Module):
+    """An attention of one head without an axis of heads, and a perceptron."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
+        x = x + self.out(torch.softmax(q @ k.mT / 4, -1) @ v)
+        return x + self.mlp(self.norm2(x))
+
+
+class ByAnotherName(OneHead):
+    """Names the axis of the softmax as PyTorch's functions allow it."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
+        logits = q @ k.mT / 4
+        maps = {
+            "axis": lambda: logits.softmax(axis=-1),
+            "dim": lambda: logits.softmax(dim=2),
+            "torch, axis": lambda: torch.softmax(logits, axis=-1),
+            "input and dim": lambda: functional.softmax(input=logits, dim=-1),
+            "another axis too": lambda: logits.softmax(axis=-1) * torch.softmax(logits, axis=0).detach().ne(2),
+        }[self.call]()
+        return x + self.mlp(self.norm2(x + self.out(maps @ v)))
+
+
+@pytest.mark.parametrize("call", ["axis", "dim", "torch, axis", "input and dim", "another axis too"])
+def test_the_axis_of_a_softmax_has_several_names(call: str) -> None:
+    torch.manual_seed(0)
+    plain, model = Plain(ByAnotherName("dim"), ByAnotherName("dim")), Plain(ByAnotherName(call), ByAnotherName(call))
+    model.load_state_dict(plain.state_dict())
+    for method in ("rollout", "legrad"):
+        expected, found = (camkit.explain(alive(net), pictures(1), method=method, target=3) for net in (plain, model))
+        np.testing.assert_array_equal(found.raw, expected.raw)
+        assert found.status == "ok"
+
+
+class WithWeights(nn.Module):
+    """Asks PyTorch's attention for its maps, as ``nn.MultiheadAttention`` does by default."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = self.norm(x)
+        attended, weights = self.attention(normal, normal, normal)
+        assert weights.shape == (len(x), 17, 17)
+        return x + attended
+
+
+OWN: dict[str, Callable[[], nn.Module]] = {
+    "PyTorch's blocks": lambda: Plain(*pytorchs(batch_first=True)),
+    "PyTorch's blocks, sequence first": lambda: SequenceFirst(*pytorchs(batch_first=False)),
+    "PyTorch's encoder": lambda: Plain(
+        nn.TransformerEncoder(pytorchs(1, batch_first=True)[0], 2, enable_nested_tensor=False)
+    ),
+    "one head": lambda: Plain(OneHead(), OneHead()),
+    "one block": lambda: Plain(OneHead()),
+    "returns its weights": lambda: Plain(WithWeights(), WithWeights()),
+}
+
+
+def attended(model: nn.Module, image: Tensor) -> list[Tensor]:
+    """Return the attention maps of a model of ``OWN``, from the queries and keys that its modules compute."""
+    maps: list[Tensor] = []
+
+    def of_pytorch(module: Any, arguments: tuple[Any, ...], named: Any) -> None:
+        tokens = arguments[0] if module.batch_first else arguments[0].transpose(0, 1)
+        q, k, _ = functional.linear(tokens, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
+        q, k = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in (q, k))
+        maps.append((q @ k.mT / 8**0.5).softmax(-1))
+
+    def of_one_head(module: Any, arguments: tuple[Any, ...]) -> None:
+        q, k, _ = module.qkv(module.norm1(arguments[0])).chunk(3, -1)
+        maps.append((q @ k.mT / 4).softmax(-1)[:, None])
+
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            module.register_forward_pre_hook(of_pytorch, with_kwargs=True)
+        if isinstance(module, OneHead):
+            module.register_forward_pre_hook(of_one_head)
+    model(image)
+    return maps
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_attention_of_a_users_own_model_is_seen(name: str) -> None:
+    model = alive(OWN[name]())
+    found = camkit.explain(model, pictures(), method="rollout")
+    watched = attended(copy.deepcopy(model), pictures())
+    for number in range(2):
+        maps = [layer[number].detach().double().numpy() for layer in watched]
+        expected = oracles.rollout(maps, maps, np.eye(17)[0])[1:].reshape(4, 4)
+        assert_same(found[number].raw, expected)
+    for method in OF_THE_CLASS:
+        assert camkit.explain(model, pictures(1), method=method).status == "ok"
+
+
+def test_legrad_does_not_depend_on_the_order_of_the_axes() -> None:
+    both = []
+    for name in ("PyTorch's blocks, sequence first", "PyTorch's blocks"):
+        torch.manual_seed(3)
+        both.append(alive(OWN[name]()))
+    images = pictures(17)  # as many pictures as tokens, so that shapes do not tell the axes apart
+    one, other = (camkit.explain(model, images, method="legrad", target=2) for model in both)
+    assert all(np.allclose(a.raw, b.raw, rtol=1e-4, atol=1e-7) for a, b in zip(one, other, strict=True))
+
+
+# --- which tokens the head reads
+
+
+class NoGradBackbone(Plain):
+    def body(self, tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().body(tokens)
+
+
+class SecondLast(Plain):
+    """Leaves out what its last block returns."""
+
+    def body(self, tokens: Tensor) -> Tensor:
+        kept = []
+        for block in self.blocks:
+            tokens = block(tokens)
+            kept.append(tokens)
+        return kept[-2]
+
+
+class Detached(Plain):
+    def body(self, tokens: Tensor) -> Tensor:
+        return super().body(tokens).detach()
+
+
+class Checkpointed(Plain):
+    def body(self, tokens: Tensor) -> Tensor:
+        for block in self.blocks:
+            tokens = torch.utils.checkpoint.checkpoint(block, tokens, use_reentrant=False)
+        return tokens
+
+
+def alike(kind: type[Plain], blocks: int = 2) -> Plain:
+    torch.manual_seed(3)
+    return alive(kind(*(OneHead() for _ in range(blocks))))
+
+
+@pytest.mark.parametrize("kind", [NoGradBackbone, Checkpointed])
+@pytest.mark.parametrize("method", NAMES)
+def test_a_backbone_that_keeps_no_graph_of_its_own(method: str, kind: type[Plain]) -> None:
+    expected = camkit.explain(alike(Plain), pictures(), method=method, target=[1, 2])
+    found = camkit.explain(alike(kind), pictures(), method=method, target=[1, 2])
+    assert all(np.allclose(a.raw, b.raw, rtol=1e-4, atol=1e-7) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_activation_checkpointing_repeats_fused_attention(method: str) -> None:
+    model = copy.deepcopy(library("timm")[0])
+    expected = camkit.explain(model, pictures(1), method=method, target=[1, 2])
+    model.set_grad_checkpointing(True)
+    found = camkit.explain(model, pictures(1), method=method, target=[1, 2])
+    assert all(np.allclose(a.raw, b.raw, rtol=1e-4, atol=1e-7) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("method", oracles.FORMULAS)
+def test_layers_after_the_tokens_that_the_head_reads_are_left_out(method: str) -> None:
+    longer, shorter = alike(SecondLast, 3), alike(Plain, 2)
+    shorter.load_state_dict({key: value for key, value in longer.state_dict().items() if "blocks.2" not in key})
+    found = camkit.explain(longer, pictures(1), method=method)
+    assert np.allclose(found.raw, camkit.explain(shorter, pictures(1), method=method).raw, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_a_head_of_zeros_has_no_influence(method: str) -> None:
+    model = alike(Plain)
+    with torch.no_grad():
+        model.head.weight.zero_()
+    assert camkit.explain(model, pictures(1), method=method, target=1).status == "no_influence"
+
+
+# --- batches, targets, precision
+
+
+@pytest.mark.parametrize(
+    "name", represented_by("timm, attention pool", among=["torchvision", "timm, attention pool", "Hugging Face"])
+)
+@pytest.mark.parametrize("method", NAMES)
+def test_a_batch_equals_its_pictures_one_by_one(method: str, name: str) -> None:
+    model, _ = library(name)
+    together = camkit.explain(model, pictures(3), method=method)
+    for image, found in zip(pictures(3), together, strict=True):
+        alone = camkit.explain(model, image, method=method)
+        assert alone.target == found.target
+        assert np.allclose(found.raw, alone.raw, rtol=1e-4, atol=1e-5 * np.abs(alone.raw).max())
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_targets_of_every_kind(method: str) -> None:
+    model, _ = library("torchvision")
+    explainer = camkit.Explainer(model, method=method)
+    by_class = [[explainer(image, target=c).raw for c in range(10)] for image in pictures()]
+    logits = model(pictures()).detach()
+    for number, best in enumerate(logits.argmax(1).tolist()):
+        assert_same(explainer.batch(pictures())[number].raw, by_class[number][best])
+    second = camkit.targets.top(2)
+    assert_same(explainer.batch(pictures(), second)[1].raw, by_class[0][int(logits[0].topk(2).indices[1])])
+    each = explainer.batch(pictures(), camkit.targets.each([4, 5]))
+    assert_same(each[0].raw, by_class[0][4])
+    assert_same(each[1].raw, by_class[1][5])
+    doubled = explainer.batch(pictures(1), lambda output: 2 * output[:, 4])[0].raw
+    if method in ("rollout", "legrad"):  # the others add the gradient to the identity
+        assert_same(doubled, by_class[0][4] * (1 if method == "rollout" else 2))
+    above = explainer.batch(pictures(), camkit.targets.above(0.5))
+    assert {row.target for row in above} <= set(range(10))
+    contrast = explainer.batch(pictures(1), camkit.targets.contrast(4, 5))[0]
+    assert contrast.status == "ok"
+    if method != "rollout":
+        assert not np.allclose(contrast.raw, by_class[0][4])
+
+
+def test_rollout_is_the_same_for_every_class_and_the_others_are_not() -> None:
+    model, _ = library("timm")
+    for method in NAMES:
+        one, other = camkit.explain(model, pictures(1), method=method, target=[1, 2])
+        assert np.allclose(one.raw, other.raw) == (method == "rollout")
+
+
+@pytest.mark.parametrize("precision", ["bf16-forced", "fp16"])
+@pytest.mark.parametrize(
+    "name", represented_by("torchvision", among=["torchvision", "timm, attention pool", "Hugging Face, eager"])
+)
+@pytest.mark.parametrize("method", NAMES)
+def test_half_precision_gives_nearly_the_same_map(method: str, name: str, precision: Any) -> None:
+    model, _ = library(name)
+    exact = camkit.explain(model, pictures(1), method=method, target=3)
+    found = camkit.explain(model, pictures(1), method=method, target=3, precision=precision)
+    assert np.corrcoef(found.raw.ravel(), exact.raw.ravel())[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_weights_in_half_precision(method: str) -> None:
+    exact = camkit.explain(library("torchvision")[0], pictures(1), method=method, target=3)
+    half = copy.deepcopy(library("torchvision")[0]).bfloat16()
+    found = camkit.explain(half, pictures(1).bfloat16(), method=method, target=3)
+    assert found.raw.dtype == np.float32
+    assert np.corrcoef(found.raw.ravel(), exact.raw.ravel())[0, 1] > 0.97
+
+
+# --- planted truth
+
+
+class Planted(nn.Module):
+    """Its decision is known: class 0 is the amount of red that the class token takes, class 1 that of green.
+
+    One head looks for red patches and brings their red, the other does so with green. Channels: red, green, taken red,
+    taken green, and 1 in the class token.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleList([Looking(), Looking()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = functional.avg_pool2d(x, 8).flatten(2).mT
+        tokens = functional.pad(torch.cat([patches[:, :, :2], torch.zeros_like(patches)], 2), (0, 0, 1, 0))
+        for block in self.body:
+            tokens = block(tokens)
+        return tokens[:, 0, 2:4]
+
+
+class Looking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tokens(x)
+        keys = 6 * x[:, :, :2].mT[:, :, :, None]  # (N, heads, tokens, 1)
+        taken = functional.scaled_dot_product_attention(torch.ones_like(keys), keys, keys / 6)
+        return x + functional.pad(taken[:, :, :, 0].mT, (2, 1))
+
+
+RED, GREEN = (1, 2), (3, 0)
+"""Which patches are red and green."""
+
+
+def planted() -> Tensor:
+    image = torch.zeros(1, 3, 32, 32)
+    for channel, (row, column) in enumerate((RED, GREEN)):
+        image[0, channel, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 1
+    return image
+
+
+@pytest.mark.parametrize(("target", "place"), [(0, RED), (1, GREEN)])
+@pytest.mark.parametrize("method", OF_THE_CLASS)
+def test_the_heat_is_where_the_decision_is_known_to_come_from(method: str, target: int, place: tuple[int, int]) -> None:
+    raw = camkit.explain(Planted().eval(), planted(), method=method, target=target).raw
+    assert np.unravel_index(raw.argmax(), raw.shape) == place
+    assert raw[place] > 3 * np.delete(raw.ravel(), np.ravel_multi_index(place, raw.shape)).max()
+
+
+def test_rollout_shows_both_places_that_any_head_looks_at() -> None:
+    raw = camkit.explain(Planted().eval(), planted(), method="rollout", target=0).raw
+    assert set(raw.ravel().argsort()[-2:].tolist()) == {int(np.ravel_multi_index(p, raw.shape)) for p in (RED, GREEN)}
+
+
+# --- models on which they cannot work
+
+
+class Inlined(Plain):
+    """Adds what its attention returns outside of any block."""
+
+    def body(self, tokens: Tensor) -> Tensor:
+        for block in self.blocks:
+            tokens = tokens + block(tokens)
+        return tokens
+
+
+class Maps(Plain):
+    """A segmentation network."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.body(self.embed(x)))[:, 1:]).mT.unflatten(2, (4, 4))
+
+
+class Hidden(torch.autograd.Function):
+    """An attention in a kernel of its own."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        weights = torch.exp(x @ x.mT / 40)
+        return weights / weights.sum(-1, keepdim=True) @ x
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class OwnKernel(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + Hidden.apply(x)
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], int, str]] = {
+    "resnet": (lambda: torchvision.models.resnet18(num_classes=10), 64, "saw none"),
+    "swin": (lambda: torchvision.models.swin_t(num_classes=10), 64, "in windows"),
+    "maxvit": (lambda: timm.create_model("maxvit_rmlp_pico_rw_256", num_classes=10, img_size=64), 64, "in windows"),
+    "mobilevit": (lambda: timm.create_model("mobilevit_xxs", num_classes=10), 64, "several stages"),
+    "pvt": (lambda: timm.create_model("pvt_v2_b0", num_classes=10), 64, "pooled tokens"),
+    "own kernel": (lambda: Plain(OwnKernel(), OwnKernel()), 32, "kernel that does not show them"),
+    "detached": (lambda: alike(Detached), 32, "remove inference_mode, detach"),
+}
+
+
+@pytest.mark.parametrize("name", represented_by("resnet", "pvt", "own kernel", "detached", among=REFUSED))
+@pytest.mark.parametrize("method", represented_by("rollout", among=NAMES))
+def test_a_model_without_maps_over_all_tokens_is_refused_in_a_sentence(method: str, name: str) -> None:
+    make, size, says = REFUSED[name]
+    model = alive(make())
+    with unchanged(model), pytest.raises(MethodError, match=says) as refused:
+        camkit.explain(model, pictures(2, size), method=method)
+    message = str(refused.value)
+    assert message.startswith(f"'{method}'")
+    assert name == "detached" or message.endswith("use 'gradcam' or 'hirescam'")
+    assert "\n" not in message
+
+
+def test_a_refusal_does_not_name_the_size_of_windows_that_have_as_many_tokens() -> None:
+    model = torchvision.models.swin_t(num_classes=10).eval()  # at 224 pixels: windows of 49 tokens, and 49 at the end
+    with pytest.raises(MethodError, match=r"between all 49 tokens, .* or in a decoder; use 'gradcam'"):
+        camkit.explain(model, pictures(1, 224), method="rollout")
+    with pytest.raises(
+        MethodError, match=r"between all 4 tokens, .* or in a decoder \(a map of 49x49\); use 'gradcam'"
+    ):
+        camkit.explain(model, pictures(1, 64), method="rollout")
+
+
+def test_legrad_needs_blocks_and_one_score_for_the_picture() -> None:
+    model = alike(Inlined)
+    with pytest.raises(MethodError, match=r"chain of blocks .*; use 'chefer' or 'gradcam'"):
+        camkit.explain(model, pictures(1), method="legrad")
+    assert camkit.explain(model, pictures(1), method="chefer").status == "ok"
+    model = alike(Maps)
+    with pytest.raises(MethodError, match="not boxes or maps; use 'chefer'"):
+        camkit.explain(model, pictures(1), method="legrad")
+    assert camkit.explain(model, pictures(1), method="chefer").status == "ok"
+
+
+class WithoutGraph(OneHead):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).detach()
+
+
+def test_legrad_does_not_count_a_block_without_gradients_as_zero() -> None:
+    torch.manual_seed(3)
+    model = alive(Plain(WithoutGraph(), OneHead()))
+    with pytest.raises(MethodError, match=r"remove inference_mode, detach\(\)"):
+        camkit.explain(model, pictures(1), method="legrad")
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_a_layer_is_refused(method: str) -> None:
+    with pytest.raises(MethodError, match="reads the whole model and no layer; pass no target_layer"):
+        camkit.explain(library("timm")[0], pictures(1), "blocks.1", method=method)
+
+
+def test_a_model_without_a_grid_is_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+    with pytest.raises(MethodError, match="needs tokens that form a grid"):
+        camkit.explain(model, pictures(1), method="rollout")
+
+
+def test_a_method_of_the_users_own() -> None:
+    @camkit.register_method("last-attention", needs="attention", layer=False)
+    def last_attention(maps: list[Tensor], rows: Tensor) -> Tensor:
+        return (rows[:, None] @ maps[-1].mean(1))[:, 0]
+
+    @camkit.register_method("wrong", needs="attention-gradients", layer=False)
+    def wrong(maps: list[Tensor], gradients: list[Tensor], rows: Tensor) -> Tensor:
+        return rows[:, :3]
+
+    try:
+        model = library("torchvision")[0]
+        found = camkit.explain(model, pictures(1), method="last-attention")
+        maps, _ = library("torchvision")[1].maps_and_gradients(pictures(1)[0], 0)
+        assert_same(found.raw, maps[-1].mean(0)[0, 1:].reshape(4, 4))
+        with pytest.raises(MethodError, match=r"must return a number for each token, \(1, 17\), not \(1, 3\)"):
+            camkit.explain(model, pictures(1), method="wrong")
+    finally:
+        del METHODS["last-attention"], METHODS["wrong"]
+
+
+# --- nothing is left behind
+
+
+def surroundings() -> dict[str, Any]:
+    return {
+        "modes": torch.overrides._len_torch_function_stack(),
+        "kernels": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
+        "fast path": torch.backends.mha.get_fastpath_enabled(),
+        "attention": functional.scaled_dot_product_attention,
+        "gradients": torch.is_grad_enabled(),
+    }
+
+
+def switches(model: nn.Module) -> list[Any]:
+    """Return what the libraries decide by whether attention is fused."""
+    fused = [module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")]
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    return [*fused, *(config._attn_implementation for config in configs)]
+
+
+@pytest.mark.parametrize("name", represented_by("torchvision", "timm, attention pool", "Hugging Face", among=LIBRARIES))
+@pytest.mark.parametrize("method", NAMES)
+def test_a_model_in_the_middle_of_training_is_restored_exactly(method: str, name: str) -> None:
+    model = in_the_middle_of_training(library(name)[0])
+    before = surroundings(), switches(model)
+    expected = camkit.explain(library(name)[0], pictures(1), method=method, target=[1, 2])
+    with unchanged(model):
+        found = camkit.explain(model, pictures(1), method=method, target=[1, 2])
+    assert all(np.array_equal(a.raw, b.raw) for a, b in zip(found, expected, strict=True))
+    assert (surroundings(), switches(model)) == before
+
+
+class MishapError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [MishapError, KeyboardInterrupt])
+@pytest.mark.parametrize(("method", "call"), [*((name, 1) for name in NAMES), ("legrad", 2), ("legrad", 4)])
+def test_nothing_is_left_after_an_exception(method: str, call: int, error: type[BaseException]) -> None:
+    model = in_the_middle_of_training(library("torchvision")[0])
+    calls: Iterator[int] = iter([])
+
+    def fail(module: nn.Module, arguments: Any) -> None:
+        if next(calls, None) == call:
+            raise error("as planned")
+
+    model.heads.register_forward_pre_hook(fail)
+    explainer = camkit.Explainer(model, method=method)
+    explainer(pictures(1))  # finds the tokens
+    calls = iter(range(1, 9))
+    before = surroundings()
+    with unchanged(model), pytest.raises(error, match="as planned"):
+        explainer(pictures(1))
+    assert surroundings() == before
+    assert explainer(pictures(1)).status == "ok"
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_the_callers_mode_changes_neither_result_nor_state(method: str) -> None:
+    model, _ = library("Hugging Face")
+    expected = camkit.explain(model, pictures(1), method=method, target=2).raw
+    for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), OwnMode()):
+        with mode, unchanged(model):
+            assert np.array_equal(camkit.explain(model, pictures(1), method=method, target=2).raw, expected)
+
+
+class OwnMode(torch.overrides.TorchFunctionMode):
+    """A mode of the caller's own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def living_maps() -> set[int]:
+    """Return the identities of all tensors in the process that have the shape of attention maps."""
+    return {id(each) for each in gc.get_objects() if issubclass(type(each), Tensor) and each.shape[-2:] == (17, 17)}
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_no_map_stays_in_memory(method: str) -> None:
+    model, _ = library("torchvision")
+    camkit.explain(model, pictures(1), method=method)
+    gc.collect()
+    gc.disable()  # what is in a cycle would stay until the collector comes
+    try:
+        before = living_maps()
+        found = camkit.explain(model, pictures(1), method=method)
+        assert living_maps() == before
+    finally:
+        gc.enable()
+    assert found.status == "ok"
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_threads_may_share_a_model(method: str) -> None:
+    model = copy.deepcopy(library("timm")[0])
+    expected = [camkit.explain(model, image, method=method, target=2).raw for image in pictures(4)]
+    ready = threading.Barrier(4)
+
+    def explain(image: Tensor) -> list[np.ndarray]:
+        ready.wait()
+        return [camkit.explain(model, image, method=method, target=2).raw for _ in range(3)]
+
+    with unchanged(model), ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(explain, pictures(4)))
+    for each, raw in zip(found, expected, strict=True):
+        assert all(np.allclose(one, raw, rtol=1e-4, atol=1e-6 * np.abs(raw).max()) for one in each)
+
+
+# --- beside other toolkits
+
+
+@pytest.mark.extended
+def test_legrad_agrees_with_torchcam() -> None:
+    methods = pytest.importorskip("torchcam.methods")
+    if not hasattr(methods, "LeGrad"):
+        pytest.skip("this torchcam has no LeGrad")
+    model = copy.deepcopy(library("torchvision")[0])
+    found = camkit.explain(model, pictures(1), method="legrad", target=3).raw
+    with methods.LeGrad(model, list(model.encoder.layers)) as extractor:
+        peer = extractor(3, model(pictures(1)))[0][0].numpy()
+    assert np.corrcoef(found.ravel(), peer.ravel())[0, 1] > 0.9999
+
+
+# --- tokens that are not the picture's, in any place
+
+
+class Arranged(nn.Module):
+    """A transformer whose class token, registers and padding can be anywhere in the sequence.
+
+    Args:
+        at: how many patches stand before the class token; None for no class token, and a head that averages.
+        registers: how many learned tokens stand at the end.
+        padding: how many tokens of zeros follow; nothing attends to them, and each block returns zeros for them.
+        unfolds: cut the patches out without a convolution, so that only the number of tokens suggests a grid.
+    """
+
+    def __init__(self, at: int | None = 0, registers: int = 0, padding: int = 0, *, unfolds: bool = False) -> None:
+        super().__init__()
+        self.at, self.registers, self.padding, self.unfolds = at, registers, padding, unfolds
+        self.patches = nn.Conv2d(3, 32, 8, 8)
+        self.cls, self.learned = nn.Parameter(torch.zeros(1, 1, 32)), nn.Parameter(torch.zeros(1, 4, 32))
+        self.positions = nn.Parameter(torch.zeros(1, 16, 32))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = len(x)
+        if self.unfolds:
+            weight, bias = self.patches.weight.flatten(1), self.patches.bias
+            patches = functional.linear(functional.unfold(x, 8, stride=8).mT, weight, bias)
+        else:
+            patches = self.patches(x).flatten(2).mT
+        parts = list((patches + self.positions).split([self.at or 0, 16 - (self.at or 0)], 1))
+        if self.at is not None:
+            parts.insert(1, self.cls.expand(count, -1, -1))
+        tokens = torch.cat([*parts, self.learned[:, : self.registers].expand(count, -1, -1)], 1)
+        real = tokens.shape[1]
+        tokens = torch.cat([tokens, tokens.new_zeros(count, self.padding, 32)], 1)
+        pads = torch.arange(tokens.shape[1]) >= real
+        for block in self.blocks:
+            tokens = block(tokens, src_key_padding_mask=pads.expand(count, -1) if self.padding else None)
+            tokens = tokens * ~pads[:, None] if self.padding else tokens
+        tokens = self.norm(tokens)
+        read = tokens[:, self.at] if self.at is not None else tokens[:, :16].mean(1)
+        return self.head(read)
+
+
+def arranged(*arguments: Any, **named: Any) -> nn.Module:
+    torch.manual_seed(2)
+    return alive(Arranged(*arguments, **named))
+
+
+@functools.cache
+def expected_of(method: str, registers: int, *, averages: bool) -> np.ndarray:
+    """Return the map of the usual order: the class token first, and no padding."""
+    found = camkit.explain(arranged(None if averages else 0, registers), pictures(1)[0], method=method, target=3)
+    return found.raw
+
+
+@pytest.mark.parametrize("method", ["chefer", "legrad"])
+@pytest.mark.parametrize("unfolds", [False, True])
+@pytest.mark.parametrize(("registers", "padding"), [(0, 0), (0, 4), (0, 9), (4, 0), (4, 4)])
+@pytest.mark.parametrize("at", [None, 0, 3, 8, 16])
+def test_other_tokens_may_stand_anywhere_or_are_refused(
+    at: int | None, registers: int, padding: int, unfolds: bool, method: str
+) -> None:
+    model, image = arranged(at, registers, padding, unfolds=unfolds), pictures(1)[0]
+    try:
+        found = camkit.explain(model, image, method=method, target=3)
+    except MethodError as error:
+        assert at not in (0, 16) or padding or registers, "the usual orders are not refused"
+        assert any(words in str(error) for words in ("needs the picture's tokens", "a chain of blocks", "form a grid"))
+    else:
+        assert at not in (3, 8)
+        assert_same(found.raw, expected_of(method, registers, averages=at is None))
+
+
+class Columns(Plain):
+    """Lists the patches column by column."""
+
+    def embed(self, x: Tensor) -> Tensor:
+        patches = self.patches(x).mT.flatten(2).mT
+        return torch.cat([self.token.expand(len(x), -1, -1), patches], 1) + self.places
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_tokens_in_another_order_than_a_grids_are_refused(method: str) -> None:
+    torch.manual_seed(2)
+    model = Columns(OneHead(), OneHead())
+    model.places = nn.Parameter(torch.zeros(1, 65, 16))
+    with pytest.raises(MethodError, match="tokens that form a grid"):
+        camkit.explain(alive(model), torch.rand(3, 64, 64), method=method, target=3)

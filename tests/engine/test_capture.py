@@ -1,0 +1,562 @@
+"""One pass returns the maps and gradients of the full graph, without a graph before the layer."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from networks import network
+from oracles import gradcam, gradcam_plus_plus
+from tiers import represented_by, rows_represented
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import camkit
+from camkit.engine.capture import Pass, capture
+from camkit.errors import LayerError
+from camkit.layers.layouts import infer_layout
+from camkit.layers.names import select_layers
+from camkit.methods import ATTENTION
+from camkit.targets import ClassTarget, top
+from camkit.types import LayerRef
+
+METHODS = tuple(name for name, method in camkit.METHODS.items() if method.needs not in ATTENTION)
+ON_PICTURES = tuple(name for name, method in camkit.METHODS.items() if method.needs == "pictures")
+WHOLE = tuple(name for name, method in camkit.METHODS.items() if method.needs in ("parts", "guided"))
+"""The methods that run the model on changed pictures, and those that differentiate the whole of it; they have tests of
+their own."""
+LAYERS = {
+    "resnet18": ("relu", "layer2", "layer4"),
+    "vgg11": ("features.0", "features.6", "features.18"),  # each is followed by an in-place ReLU
+    "densenet121": ("features.conv0", "features.denseblock2", "features"),
+    "swin_t": ("features.0", "features.3", "features.7"),
+    "vit_b_32": ("conv_proj", "encoder.layers.encoder_layer_5", "encoder.layers.encoder_layer_11.ln_1"),
+}
+SINGLE = [(name, (layer,)) for name, layers in LAYERS.items() for layer in layers]
+SEVERAL = list(LAYERS.items())
+
+
+def pictures(size: int = 64) -> Tensor:
+    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(5))
+
+
+def to_channels_first(name: str, maps: Tensor) -> Tensor:
+    if name == "swin_t":
+        return maps.permute(0, 3, 1, 2)
+    if maps.dim() == 3:  # a class token, then two rows of two
+        return maps[:, 1:].transpose(1, 2).reshape(len(maps), -1, 2, 2)
+    return maps
+
+
+def full_graph(
+    model: nn.Module, layers: Sequence[str], count: int, bf16: bool
+) -> tuple[list[Tensor], list[list[Tensor]], list[Tensor]]:
+    """Return feature maps, their gradients for the ``count`` best classes, and the scores, from one ordinary graph."""
+    maps: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        output.retain_grad()
+        maps.append(output)
+        return output.clone()  # later in-place operations must not change the saved maps
+
+    handles = [model.get_submodule(layer).register_forward_hook(keep) for layer in layers]
+    with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
+        best = model(pictures().requires_grad_()).topk(count, dim=1).values
+    gradients = []
+    for rank in range(count):
+        for kept in maps:
+            kept.grad = None
+        best[:, rank].float().sum().backward(retain_graph=True)
+        gradients.append([kept.grad.clone() for kept in maps])
+    for handle in handles:
+        handle.remove()
+    model.zero_grad()
+    return [kept.detach() for kept in maps], gradients, [best[:, rank].detach().float() for rank in range(count)]
+
+
+@pytest.fixture
+def one_attention() -> Iterator[None]:
+    """Use one kernel: without gradients, PyTorch's attention uses another one, whose rounding differs."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(before)
+
+
+@pytest.mark.usefixtures("one_attention")
+@pytest.mark.parametrize(
+    ("name", "layers", "precision"),
+    # In fp32 every network and its last layer, in bf16 one network: many processors only emulate bf16, slowly.
+    rows_represented(
+        lambda name, layers, precision: (
+            (layers[-1] == LAYERS[name][-1] and precision == "fp32") or (name, layers) == ("resnet18", ("layer4",))
+        ),
+        [(*case, precision) for precision in ("fp32", "bf16") for case in SINGLE + SEVERAL],
+    ),
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
+)
+def test_maps_and_gradients_are_those_of_the_full_graph(
+    name: str, layers: tuple[str, ...], precision: Literal["fp32", "bf16"]
+) -> None:
+    model, count = network(name), 3 if len(layers) > 1 else 1
+    maps, gradients, scores = full_graph(model, layers, count, precision == "bf16")
+    asked = select_layers(model, layers)
+    found = capture(model, pictures(), top(count), Pass(asked, read_layout=infer_layout, precision=precision))
+    assert [torch.equal(one.values, two) for one, two in zip(found.scores, scores, strict=True)] == [True] * count
+    for number, features in enumerate(found.features):
+        assert gradients[0][number].any(), "the test compares more than zeros"
+        assert torch.equal(features.activations, to_channels_first(name, maps[number]))
+        for rank in range(count):
+            assert torch.equal(features.by_target[rank], to_channels_first(name, gradients[rank][number]))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("layer", LAYERS["vit_b_32"])
+def test_the_attention_kernel_for_inference_changes_no_more_than_rounding(layer: str) -> None:
+    model = network("vit_b_32")
+    maps, gradients, _ = full_graph(model, [layer], 1, bf16=False)
+    found = capture(model, pictures(), top(1), Pass(select_layers(model, layer), read_layout=infer_layout)).features[0]
+    for one, two in ((found.activations, maps[0]), (found.by_target[0], gradients[0][0])):
+        expected = to_channels_first("vit_b_32", two)
+        torch.testing.assert_close(one, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(("name", "layers"), SEVERAL, ids=lambda value: value if isinstance(value, str) else "")
+def test_layers_are_returned_in_the_given_order(name: str, layers: tuple[str, ...]) -> None:
+    model = network(name)
+    forwards, backwards = (
+        capture(model, pictures(), top(1), Pass(select_layers(model, order), read_layout=infer_layout)).features
+        for order in (layers, layers[::-1])
+    )
+    for one, two in zip(forwards, reversed(backwards), strict=True):
+        assert torch.equal(one.activations, two.activations)
+        assert torch.equal(one.by_target[0], two.by_target[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    rows_represented(
+        lambda name, method: name == "resnet18" or method == "gradcam",
+        [
+            (name, method)
+            for name in ("resnet18", "densenet121")
+            for method in METHODS
+            if method not in ON_PICTURES + WHOLE
+        ],
+    ),
+)
+def test_before_the_layer_there_is_no_graph(name: str, method: str) -> None:
+    model, layer = copy.deepcopy(network(name)), LAYERS[name][-1]
+    camkit.explain(model, pictures(), layer, method=method)  # the first call chooses the layer, with a graph
+    place, counts = ["trunk"], {"trunk": 0, "head": 0}
+
+    def pack(tensor: Tensor) -> Tensor:
+        counts[place[0]] += 1
+        return tensor
+
+    def check(module: nn.Module, args: Any, output: Tensor) -> None:
+        if place[0] == "trunk":
+            assert output.grad_fn is None
+            assert not torch.is_grad_enabled()
+
+    for module in model.modules():
+        module.register_forward_hook(check)
+    model.register_forward_pre_hook(lambda *_: place.__setitem__(0, "trunk"))
+    model.get_submodule(layer).register_forward_hook(lambda *_: place.__setitem__(0, "head"))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        camkit.explain(model, pictures(), layer, method=method)
+    assert counts["trunk"] == 0
+    assert (counts["head"] > 0) == (camkit.METHODS[method].needs != "head")
+
+
+# --- the size of the logits decides nothing
+
+SCALES = (1e-6, 1e-3, 1e3, 1e6)
+
+
+class Scaled(nn.Module):
+    """Multiplies another network's logits by a number."""
+
+    def __init__(self, net: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.net, self.factor = net, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.factor
+
+
+@functools.cache
+def ending_in_relu() -> nn.Module:
+    torch.manual_seed(2)
+    layers = [nn.Conv2d(3, 12, 3, stride=4), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.AdaptiveAvgPool2d(1)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 5), nn.ReLU(inplace=True)).eval()
+
+
+def scaled(name: str, factor: float, method: str) -> tuple[nn.Module, str]:
+    """Return a network whose logits are multiplied, and its layer."""
+    if method != "cam":
+        nets: dict[str, tuple[Callable[[], nn.Module], str]] = {
+            # In the four cells of layer4, none lies two standard deviations above the mean (FEM), and one picture's
+            # channels all speak against its class (Ablation-CAM).
+            "resnet18": (
+                functools.partial(network, "resnet18"),
+                "net.layer2" if method in ("fem", "ablationcam") else "net.layer4",
+            ),
+            "ending in a ReLU": (ending_in_relu, "net.2"),
+        }
+        return Scaled(nets[name][0](), factor), nets[name][1]
+    model = copy.deepcopy(network("resnet18"))  # cam reads the linear layer itself
+    with torch.no_grad():
+        model.fc.weight *= factor
+        model.fc.bias *= factor
+    return model, "layer4"
+
+
+CASES = [(name, method) for method in METHODS for name in ("resnet18", "ending in a ReLU")]
+CASES.remove(("ending in a ReLU", "cam"))
+
+
+SCALED = [
+    (name, method)
+    for name, method in CASES
+    if method not in ("gradcam++", "refinecam", "feature-scorecam", "expected", *ON_PICTURES)
+]
+"""The methods whose formulas do not depend on the scale of the logits: Eq. 19 adds 2 to them, Score-CAM takes their
+softmax, and expected gradients those of the rivals."""
+
+
+@pytest.mark.parametrize(("name", "method"), SCALED)
+def test_scaled_logits_do_not_change_the_heatmap(name: str, method: str) -> None:
+    heatmaps = []
+    for factor in (1, *SCALES):
+        model, layer = scaled(name, factor, method)
+        layer = layer if camkit.METHODS[method].layer else None
+        heatmaps.append(np.stack([e.heatmap for e in camkit.explain(model, pictures(), layer, method=method)]))
+    assert all(picture.max() == 1 for picture in heatmaps[0]), "the map is empty on this network; see scaled()"
+    for heatmap in heatmaps[1:]:
+        np.testing.assert_allclose(heatmap, heatmaps[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("factor", [1, *SCALES])
+@pytest.mark.parametrize("name", ["resnet18", "ending in a ReLU"])
+def test_gradcam_plus_plus_follows_its_formula_at_every_scale(name: str, factor: float) -> None:
+    model, layer = scaled(name, factor, "gradcam++")
+    features = capture(model, pictures(), top(1), Pass(select_layers(model, layer), read_layout=infer_layout)).features[
+        0
+    ]
+    for number, found in enumerate(camkit.explain(model, pictures(), layer, method="gradcam++")):
+        expected = gradcam_plus_plus(features.activations[number], features.by_target[0][number])
+        assert expected.any()
+        np.testing.assert_allclose(found.raw, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+# --- precision
+
+
+@pytest.fixture(scope="module")
+def photographed(test_data: Path) -> tuple[Any, list[Path]]:
+    loaded = camkit.load_model("mobilenet_v2", test_data / "weights/mobilenet_v2-coral_qat.pth", device="cpu")
+    return loaded, sorted((test_data / "coco").glob("*.jpg"))[:6]
+
+
+def compared_in(logits: Tensor, target: int) -> Callable[[Tensor], Tensor]:
+    """Return FinerCAM's score for the classes that are nearest to the target's in the given logits (N, classes)."""
+    distance = (logits - logits[:, [target]]).abs()
+    distance[:, target] = math.inf
+    nearest = distance.topk(3, largest=False).indices
+
+    def score(output: Tensor) -> Tensor:
+        return output[:, target] - 0.6 * output.gather(1, nearest).mean(1)
+
+    return score
+
+
+@pytest.mark.parametrize(
+    "method", represented_by("gradcam", among=[name for name in METHODS if name not in ON_PICTURES])
+)
+def test_bf16_maps_agree_with_fp32(
+    method: str, photographed: tuple[Any, list[Path]], record_property: Callable[[str, object], None]
+) -> None:
+    model, photos = photographed
+    target = camkit.explain(model, photos[0]).target
+    layer = "features" if camkit.METHODS[method].layer else None
+    outputs: list[Tensor] = []
+    with model.module.register_forward_hook(lambda *called: outputs.append(called[-1].detach().float())):
+        half = camkit.explain(
+            model, photos, layer, method=method, target=target, precision="bf16-forced", batch_size=len(photos)
+        )
+    if method == "finercam":  # near ties of logits fall differently in 16 bits, and then other classes are compared
+        full = camkit.explain(
+            model, photos, layer, target=compared_in(outputs[-1], target), precision="fp32", batch_size=len(photos)
+        )
+    else:
+        full = camkit.explain(model, photos, layer, method=method, target=target, precision="fp32")
+    correlations = [
+        float(np.corrcoef(one.raw.ravel(), two.raw.ravel())[0, 1]) for one, two in zip(full, half, strict=True)
+    ]
+    record_property("correlations", correlations)
+    # Gradients at each pixel pass through every layer, and each of these rounds them.
+    assert min(correlations) > (0.95 if method in WHOLE else 0.99), correlations
+
+
+# --- difficult networks and precisions --------------------------------------------------------------------------------
+
+
+def by_an_ordinary_pass(net: nn.Module, images: Tensor, layers: list[str], index: int) -> list[tuple[Tensor, Tensor]]:
+    """Return activations and gradients of some layers from an ordinary pass with gradients everywhere."""
+    kept: dict[str, Tensor] = {}
+    handles = []
+    for name in layers:
+
+        def keep(_module: nn.Module, _args: Any, output: Tensor, name: str = name) -> None:
+            kept[name] = output.clone()  # an in-place layer may follow
+            output.register_hook(lambda gradient: gradients.__setitem__(name, gradient.clone()))
+
+        handles.append(net.get_submodule(name).register_forward_hook(keep))
+    gradients: dict[str, Tensor] = {}
+    net(images.clone().requires_grad_())[:, index].sum().backward()
+    for handle in handles:
+        handle.remove()
+    net.zero_grad()
+    return [(kept[name].detach(), gradients[name]) for name in layers]
+
+
+def test_parallel_branches_get_the_gradients_of_the_full_graph():
+    net = torchvision.models.resnet18(weights=None).eval()
+    images, names = torch.randn(2, 3, 64, 64), ["layer4.0.bn2", "layer4.0.downsample"]
+
+    expected = by_an_ordinary_pass(net, images, names, 7)
+    for order in (names, names[::-1]):
+        layers = {LayerRef(name): net.get_submodule(name) for name in order}
+        found = capture(net, images, [ClassTarget(7)], Pass(layers, read_layout=infer_layout))
+        for name, features in zip(order, found.features, strict=True):
+            activations, gradients = expected[names.index(name)]
+            torch.testing.assert_close(features.activations, activations)
+            torch.testing.assert_close(features.by_target[0], gradients)
+
+
+class Loud(nn.Module):
+    """The gradients of its logits are as large as ``volume``."""
+
+    def __init__(self, volume: float) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(4, 2)
+        self.volume = volume
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images).amax((2, 3))) * self.volume
+
+
+@pytest.mark.parametrize("volume", [1e-5, 1.0, 1000.0])
+def test_fp16_gradients_neither_vanish_nor_overflow(volume):
+    net, images = Loud(volume).eval(), torch.randn(2, 3, 8, 8)
+    layers = {LayerRef("features"): net.features}
+
+    exact = capture(net, images, [ClassTarget(1)], Pass(layers, read_layout=infer_layout))
+    half = capture(net, images, [ClassTarget(1)], Pass(layers, read_layout=infer_layout, precision="fp16"))
+
+    one, two = half.features[0].by_target[0].float(), exact.features[0].by_target[0]
+    assert torch.isfinite(one).all()
+    torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-3 * float(two.abs().max()))
+
+
+class Checkpointed(nn.Module):
+    """Drops its blocks' activations and recomputes them in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = checkpoint(self.first, images, use_reentrant=False)
+        found = checkpoint(self.second, found, use_reentrant=False)
+        return self.head(found.mean((2, 3)))
+
+
+def test_activation_checkpointing_does_not_count_as_a_second_call():
+    net, images = Checkpointed().eval(), torch.randn(2, 3, 8, 8)
+    names = ["first", "second.0"]
+
+    expected = by_an_ordinary_pass(net, images, names, 1)
+    found = capture(
+        net,
+        images,
+        [ClassTarget(1)] * 2,
+        Pass({LayerRef(name): net.get_submodule(name) for name in names}, read_layout=infer_layout),
+    )
+
+    for features, (activations, gradients) in zip(found.features, expected, strict=True):
+        torch.testing.assert_close(features.activations, activations)
+        torch.testing.assert_close(features.by_target[0], gradients)
+        torch.testing.assert_close(features.by_target[1], gradients)
+
+
+@pytest.mark.parametrize(
+    "name",
+    represented_by(
+        "resnet18",
+        "mobilenet_v3_small",
+        among=["resnet18", "mobilenet_v3_small", "densenet121", "shufflenet_v2_x0_5", "swin_t"],
+    ),
+)
+def test_channels_last_is_used_on_a_cpu_and_changes_nothing_but_rounding(name):
+    torch.manual_seed(0)
+    net, images = torchvision.models.get_model(name, weights=None).eval(), torch.randn(4, 3, 96, 96)
+    formats: list[bool] = []
+    first = next(part for part in net.modules() if isinstance(part, nn.Conv2d))
+    handle = first.register_forward_pre_hook(
+        lambda _module, args: formats.append(args[0].is_contiguous(memory_format=torch.channels_last))
+    )
+
+    found = camkit.explain(net, images, target=3, method="gradcam")
+    handle.remove()
+
+    assert formats[-1]
+    layer = LayerRef(found[0].layer)
+    plain = capture(
+        net, images, [ClassTarget(3)], Pass({layer: net.get_submodule(layer.name)}, read_layout=infer_layout)
+    )
+    for number, one in enumerate(found):
+        expected = gradcam(plain.features[0].activations[number], plain.features[0].by_target[0][number])
+        np.testing.assert_allclose(one.raw, expected, rtol=1e-3, atol=1e-4 * float(np.abs(expected).max()))
+
+
+class Rigid(nn.Module):
+    """Relies on the ordinary memory format, in one way or another."""
+
+    def __init__(self, flatten: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4 * 8 * 8, 2)
+        self.flatten = flatten
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.flatten(self.features(images)))
+
+
+def for_five(maps: Tensor) -> Tensor:
+    return maps.reshape(5, 256)
+
+
+def with_an_assertion(maps: Tensor) -> Tensor:
+    assert maps.is_contiguous()
+    return maps.flatten(1)
+
+
+@pytest.mark.parametrize(
+    "flatten",
+    [
+        lambda maps: maps.view(len(maps), -1),
+        lambda maps: torch.as_strided(maps, (len(maps), 256), (256, 1)),  # returns other numbers without an error
+        with_an_assertion,
+        for_five,
+    ],
+    ids=["view", "as_strided", "assert", "fixed batch"],
+)
+def test_a_model_that_relies_on_the_memory_format_gets_the_ordinary_one(flatten):
+    net, images = Rigid(flatten).eval(), torch.randn(5, 3, 8, 8)
+    weights = net.head.weight[1].reshape(4, 8, 8).mean((1, 2))
+
+    for _ in range(2):
+        explained = camkit.explain(net, images, "features", method="gradcam", target=1, batch_size=5)
+        for number, one in enumerate(explained):
+            expected = (weights[:, None, None] * net.features(images[number])).sum(0)
+            np.testing.assert_allclose(one.raw, expected.detach(), rtol=1e-4, atol=1e-6)
+            assert one.score == pytest.approx(net(images)[number, 1].item(), rel=1e-4)
+
+
+def test_infinite_logits_do_not_hide_that_a_model_relies_on_the_memory_format():
+    def flatten(maps: Tensor) -> Tensor:
+        return torch.as_strided(maps, (len(maps), 256), (256, 1))
+
+    class Masked(Rigid):
+        def forward(self, images: Tensor) -> Tensor:
+            logits = super().forward(images)
+            return torch.cat([logits, torch.full_like(logits, -torch.inf)], dim=1)
+
+    net, images = Masked(flatten).eval(), torch.randn(5, 3, 8, 8)
+    scores = [one.score for one in camkit.explain(net, images, "features", target=1)]
+    assert scores == pytest.approx(net(images)[:, 1].tolist(), rel=1e-4)
+
+
+class Tokens(nn.Module):
+    """A batch norm followed by tokens, whose gradient comes back in another memory order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 8, 4, 4)
+        self.norm = nn.BatchNorm2d(8)
+        self.gain = nn.Parameter(torch.randn(36, 8))
+        self.head = nn.Linear(8, 3)
+
+    def tail(self, normed: Tensor) -> Tensor:
+        return self.head((normed.flatten(2).transpose(1, 2) * self.gain).mean(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.tail(self.norm(self.features(images)))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_batch_norm_before_tokens_is_differentiated_correctly_for_one_image_too(count):
+    net = Tokens().eval()
+    with torch.no_grad():
+        for values in (net.norm.weight, net.norm.bias, net.norm.running_mean):
+            values.normal_()
+        net.norm.running_var.uniform_(0.5, 2)
+    images = torch.randn(count, 3, 24, 24)
+
+    maps = net.features(images).detach().requires_grad_()
+    scale = (net.norm.weight / (net.norm.running_var + net.norm.eps).sqrt())[:, None, None]
+    normed = (maps - net.norm.running_mean[:, None, None]) * scale + net.norm.bias[:, None, None]
+    net.tail(normed)[:, 1].sum().backward()
+    raws = (maps * maps.grad).sum(1).detach()
+
+    found = camkit.explain(net, images, "features", target=1, method="hirescam")
+    for one, expected in zip(found if count > 1 else [found], raws, strict=True):
+        assert np.allclose(one.raw, expected, atol=1e-5)
+
+
+class Detached(nn.Module):
+    """Two branches whose sum is classified; the second one is detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head((self.first(images) + self.second(images).detach()).mean((2, 3)))
+
+
+def test_fusing_with_a_detached_layer_is_refused() -> None:
+    with pytest.raises(LayerError, match="does not depend on layer 'second' in a differentiable way"):
+        camkit.explain(Detached(), torch.randn(3, 8, 8), ["first", "second"], target=0)
+
+
+class Tiny(nn.Module):
+    """Multiplies logits by 1e-5."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits * 1e-5
+
+
+def test_tiny_logits_of_a_half_precision_model_have_a_map() -> None:
+    torch.manual_seed(0)
+    trunk = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    model, image = nn.Sequential(*trunk, Tiny()), torch.rand(3, 32, 32)
+    full = camkit.explain(copy.deepcopy(model), image, "1", target=0)
+    half = camkit.explain(model.half(), image.half(), "1", target=0)
+    assert half.status == full.status == "ok"
+    assert np.abs(half.heatmap - full.heatmap).max() < 0.02

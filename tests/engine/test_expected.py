@@ -1,0 +1,428 @@
+"""Expected gradients, compared with autograd in a loop over the references, and with what the cells must sum to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from heads import CASES, CLASS, SIZE, built
+from networks import network
+from oracles import as_float64, expected
+from PIL import Image
+from torch import Tensor, nn
+from unchanged import unchanged
+
+import camkit
+from camkit.cli import main
+from camkit.engine.capture_references import _shares
+from camkit.engine.grid import to_grid
+from camkit.errors import CamkitError, ImageError, LayerError, MethodError
+from camkit.images.references import MOST, smooth_noise
+from camkit.methods import METHODS
+from camkit.targets import above, direction, finer, top
+from camkit.types import LayerRef
+
+REFERENCES = 6
+
+
+def references(size: int = SIZE, count: int = REFERENCES) -> Tensor:
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(7))
+
+
+def explained(model: nn.Module, image: Tensor, layer: str | None, target: Any = CLASS, **options: Any) -> Any:
+    return camkit.explain(model, image, layer, method="expected", target=target, **options)
+
+
+def log_odds(logits: Tensor, index: int = CLASS) -> Tensor:
+    """Return the logit of a class minus the logarithm of the summed exponentials of the others."""
+    others = [logits[0, other] for other in range(logits.shape[1]) if other != index]
+    return logits[0, index] - torch.stack(others).exp().sum().log()
+
+
+class ByHook:
+    """The definition: a hook gives one call of a layer other values, and autograd differentiates the whole model."""
+
+    def __init__(self, model: nn.Module, ref: LayerRef) -> None:
+        self.model, self.ref = copy.deepcopy(model).double().eval(), ref
+
+    def run(self, image: Tensor, value: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the layer's output and the logits; with a value, the layer returns it."""
+        seen: list[Tensor] = []
+
+        def hook(_: nn.Module, __: object, output: Tensor) -> Tensor | None:
+            seen.append(output.detach().clone())
+            return value if value is not None and len(seen) == (self.ref.call or 1) else None
+
+        handle = self.model.get_submodule(self.ref.name).register_forward_hook(hook)
+        logits = self.model(image.double())
+        handle.remove()
+        return seen[(self.ref.call or 1) - 1], logits
+
+    def map(self, image: Tensor, pictures: Tensor, score: Callable[[Tensor], Tensor]) -> tuple[Tensor, float, float]:
+        """Return what each value of the layer's output adds, the score, and its mean over the reference pictures."""
+        own, logits = self.run(image)
+        total, scores = torch.zeros_like(own), []
+        for picture, share in zip(pictures, _shares(len(pictures)).tolist(), strict=True):
+            other, of_other = self.run(picture[None])
+            between = (other + share * (own - other)).requires_grad_()
+            (gradient,) = torch.autograd.grad(score(self.run(image, between * 1)[1]), between)
+            total += (own - other) * gradient / len(pictures)
+            scores.append(float(score(of_other).detach()))
+        return total, float(score(logits).detach()), float(np.mean(scores))
+
+
+def assert_equals_definition(
+    found: camkit.Explanation, definition: tuple[Tensor, float, float], to_cells: Callable[[Tensor], Tensor]
+) -> None:
+    total, score, mean = definition
+    cells = to_cells(total).sum(1)[0].numpy()
+    assert np.abs(cells).max() > 0
+    np.testing.assert_allclose(found.raw, cells, rtol=0, atol=2e-5 * np.abs(cells).max())
+    compared, rounding = found.references, 2e-5 * max(abs(score), abs(mean), np.abs(cells).max() * cells.size)
+    assert compared is not None
+    assert (compared.score, compared.mean) == pytest.approx((score, mean), abs=rounding)
+    assert compared.elsewhere == pytest.approx(float(total.sum()) - cells.sum(), abs=rounding)
+    assert found.residual == pytest.approx(score - mean - float(total.sum()), abs=3 * rounding)
+
+
+# --- the formula
+
+
+def test_the_map_equals_its_formula() -> None:
+    draws = torch.randn(11, 4, 3, 5, generator=torch.Generator().manual_seed(1))
+    found = METHODS["expected"].weights(draws[:1], draws[1:6], draws[6:])
+    np.testing.assert_allclose(as_float64(found[0]), expected(draws[0], draws[1:6], draws[6:]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_kind_of_head_equals_the_definition(name: str) -> None:
+    """Chains, paths beside the layer, repeated calls, and tokens behind a class token."""
+    model, ref, layout, image = built(name)
+    with unchanged(model):
+        found = explained(model, image, str(ref), references=references())
+    definition = ByHook(model, ref).map(image, references(), log_odds)
+    assert_equals_definition(found, definition, lambda total: to_grid(total, layout))
+    assert (found.references.elsewhere == 0) == (layout.prefix == 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("resnet18", "layer2"), ("swin_t", "features.3"), ("vit_b_32", "conv_proj"),
+     ("vit_b_32", "encoder.layers.encoder_layer_5")],
+)  # fmt: skip
+def test_real_networks_equal_the_definition(name: str, layer: str) -> None:
+    def to_cells(total: Tensor) -> Tensor:
+        if name == "swin_t":
+            return total.permute(0, 3, 1, 2)
+        return total if total.dim() == 4 else total[:, 1:].mT.unflatten(2, (2, 2))
+
+    model, image = network(name), torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(5))
+    found = explained(model, image, layer, references=references(64, 3))
+    definition = ByHook(model, LayerRef(layer)).map(image, references(64, 3), log_odds)
+    assert_equals_definition(found, definition, to_cells)
+
+
+def test_the_cells_of_a_linear_head_sum_to_the_difference() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+    ).eval()
+    image = torch.randn(3, SIZE, SIZE)
+    found = explained(model, image, "1", direction("+", CLASS), references=references())
+    with torch.no_grad():
+        difference = model(image[None])[0, CLASS] - model(references())[:, CLASS].mean()
+    assert found.residual == pytest.approx(0, abs=1e-6)
+    assert found.raw.sum() == pytest.approx(float(difference), abs=1e-6)
+    assert found.references.quantity == "output, with this sign"
+
+
+def test_a_mean_over_more_references_comes_nearer_to_the_difference() -> None:
+    model, ref, _, _ = built("chain")
+    images = torch.randn(12, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
+    few, more = (
+        sum(abs(row.residual) for row in explained(model, images, str(ref), references=references(count=count)))
+        for count in (2, 16)
+    )
+    assert more < few / 2
+
+
+def test_a_path_beside_the_layer_shows_in_the_residual() -> None:
+    model, ref, _, image = built("skip")
+    beside = explained(model, image, str(ref), references=references(count=16))
+    before = explained(model, image, "stem", references=references(count=16))
+    assert abs(beside.residual) > 5 * abs(before.residual)
+
+
+def test_pictures_and_targets_of_a_batch_are_those_of_single_calls() -> None:
+    model, ref, _, image = built("tokens")
+    batch = torch.cat([image, image.flip(-1)])
+    together = explained(model, batch, str(ref), top(2), references=references())
+    for place, found in enumerate(together):
+        alone = explained(model, batch[place // 2], str(ref), found.target, references=references())
+        np.testing.assert_allclose(found.raw, alone.raw, rtol=0, atol=1e-6 * np.abs(alone.raw).max())
+        assert found.residual == pytest.approx(alone.residual, abs=1e-5)
+
+
+# --- the score
+
+
+class Custom(nn.Module):
+    """A softmax that is not PyTorch's own."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits.exp() / logits.exp().sum(1, keepdim=True)
+
+
+class Percent(nn.Module):
+    def forward(self, logits: Tensor) -> Tensor:
+        return 100 * logits.softmax(1)
+
+
+@pytest.mark.parametrize(
+    "last", [nn.Softmax(1), nn.LogSoftmax(1), Custom(), Percent()], ids=lambda last: type(last).__name__
+)
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_a_model_that_returns_probabilities_has_the_map_of_its_logits(last: nn.Module, scale: float) -> None:
+    model, ref, _, image = built("chain")
+    with torch.no_grad():
+        model[6].weight *= scale
+    plain = explained(model, image, str(ref), references=references())
+    found = explained(nn.Sequential(*model, last).eval(), image, str(ref), references=references())
+    np.testing.assert_allclose(found.raw, plain.raw, rtol=0, atol=2e-4 * np.abs(plain.raw).max())
+    assert found.residual == pytest.approx(plain.residual, abs=2e-4 * max(1.0, abs(plain.references.score)))
+    assert plain.references.quantity == "log-odds"
+
+
+def test_classes_that_do_not_exclude_each_other_have_no_rivals() -> None:
+    model, ref, _, image = built("chain")
+    logit = explained(model, image, str(ref), direction("+", CLASS), references=references())
+    sigmoid = nn.Sequential(*model, nn.Sigmoid()).eval()
+    for found in (
+        explained(sigmoid, image, str(ref), references=references()),
+        next(
+            row for row in explained(model, image, str(ref), above(0.0), references=references()) if row.target == CLASS
+        ),
+    ):
+        np.testing.assert_allclose(found.raw, logit.raw, rtol=0, atol=1e-4 * np.abs(logit.raw).max())
+        assert found.residual == pytest.approx(logit.residual, abs=1e-4)
+
+
+def test_a_single_logit_and_any_other_target_are_scores_themselves() -> None:
+    model, ref, _, image = built("chain")
+    single = nn.Sequential(*list(model)[:6], nn.Linear(8, 1)).eval()
+    one, same = (explained(single, image, str(ref), target, references=references()) for target in (0, direction("+")))
+    np.testing.assert_array_equal(one.raw, same.raw)
+    for target in (lambda output: output[:, 0] * output[:, 1], finer(CLASS)):
+        found = explained(model, image, str(ref), target, references=references())
+        assert found.references.score == pytest.approx(found.score)
+        assert found.references.quantity != "log-odds"
+
+
+def test_several_layers_and_a_score_without_gradients_are_refused() -> None:
+    model, _, _, image = built("chain")
+    with pytest.raises(MethodError, match="explain one layer; name one, or use 'gradcam'"):
+        explained(model, image, ["0", "2"])
+    with pytest.raises(LayerError, match="does not depend on layer '2' in a differentiable way"):
+        explained(nn.Sequential(*list(model)[:5], Detached(), *list(model)[5:]).eval(), image, "2")
+
+
+class Detached(nn.Module):
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps.detach()
+
+
+# --- the reference pictures
+
+
+def folder_of(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    for number in range(count):
+        Image.new("RGB", (40, 30), (12 * number, 80, 255 - 12 * number)).save(folder / f"{number:02}.png")
+    return folder
+
+
+def test_a_folder_a_list_and_a_tensor_are_the_same_references(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "others", 5)
+    loaded = camkit.load_model("demo-fair")
+    picture = camkit.scenes.scene_paths()["plane-sky"]
+    files = sorted(folder.iterdir())
+    tensors = torch.stack([loaded.preprocess(Image.open(file)) for file in files])
+    found = [
+        explained(loaded, picture, None, None, references=given) for given in (folder, str(folder), files, tensors)
+    ]
+    for other in found[1:]:
+        np.testing.assert_allclose(other.raw, found[0].raw, rtol=0, atol=1e-6 * np.abs(found[0].raw).max())
+    assert [each.references.pictures for each in found] == 2 * [f"5 pictures of {folder}"] + 2 * [
+        "5 pictures, passed as references"
+    ]
+    assert found[0].to_dict()["references"]["residual"] == found[0].residual
+    (remark,) = found[0].caption().remarks
+    assert remark.startswith(f"Compared with 5 pictures of {folder}: log-odds ")
+    assert "above their mean; the cells sum to" in remark
+
+
+def test_of_many_references_some_at_equal_distances_are_used(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "others", 20)
+    picture = camkit.scenes.scene_paths()["plane-sky"]
+    found = explained("demo-fair", picture, None, None, references=folder)
+    assert found.references.pictures == f"16 of 20 pictures of {folder}"
+    chosen = [folder / f"{number * 20 // MOST:02}.png" for number in range(MOST)]
+    same = explained("demo-fair", picture, None, None, references=chosen)
+    np.testing.assert_array_equal(found.raw, same.raw)
+
+
+def test_references_of_another_size_are_resized() -> None:
+    model, ref, _, image = built("chain")
+    grey = torch.full((4, 3, 2 * SIZE, SIZE), 0.3)
+    found = explained(model, image, str(ref), references=grey)
+    same = explained(model, image, str(ref), references=grey[..., :SIZE, :])
+    np.testing.assert_allclose(found.raw, same.raw, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ([], ImageError, r"there are no reference pictures: \[\] is empty; pass 8 to 16 pictures"),
+        ("nowhere", ImageError, "there are no reference pictures: nowhere does not exist"),
+        (torch.zeros(2, 4, SIZE, SIZE), ImageError, "a reference picture has 4 channels, but the picture has 3"),
+        (torch.full((2, 3, SIZE, SIZE), torch.nan), ImageError, "reference picture 1 holds NaN or infinite values"),
+    ],
+)
+def test_references_that_cannot_be_used_are_refused(given: Any, error: type[CamkitError], said: str) -> None:
+    model, ref, _, image = built("chain")
+    with pytest.raises(error, match=said):
+        explained(model, image, str(ref), references=given)
+
+
+def test_a_method_that_reads_no_references_refuses_them() -> None:
+    model, _, _, image = built("chain")
+    for method in (None, "layercam"):
+        with pytest.raises(MethodError, match="uses no reference pictures; use 'expected', or leave out references"):
+            camkit.explain(model, image, "2", method=method, references=references())
+        with pytest.raises(MethodError, match="uses no reference pictures"):
+            camkit.Explainer(model, "2", method=method, references=references())
+
+
+def test_noise_fills_the_range_of_the_inputs_and_is_the_same_in_every_run() -> None:
+    noise = smooth_noise(6, (32, 48))
+    assert torch.equal(noise, smooth_noise(6, (32, 48)))
+    assert (noise.flatten(1).amin(1).tolist(), noise.flatten(1).amax(1).tolist()) == (6 * [0.0], 6 * [1.0])
+    assert noise.diff(dim=-1).abs().mean() < 0.05 < noise.std(dim=-1).mean()
+    picture = camkit.scenes.scene_paths()["plane-sky"]
+    one, two = (explained("demo-fair", picture, None, None) for _ in range(2))
+    np.testing.assert_array_equal(one.raw, two.raw)
+    assert one.references.pictures == "16 pictures of smooth noise, made by camkit"
+    explainer = camkit.Explainer("demo-fair", method="expected")
+    inputs = explainer._references(torch.zeros(1, 3, 128, 128)).inputs
+    low, high = (camkit.scenes.preprocess(Image.new("RGB", (128, 128), name)) for name in ("black", "white"))
+    assert inputs.amin((0, 2, 3)).tolist() == pytest.approx(low.amin((1, 2)).tolist(), abs=1e-5)
+    assert inputs.amax((0, 2, 3)).tolist() == pytest.approx(high.amax((1, 2)).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 40), (2, 6, 8, 10)])
+def test_signals_and_volumes_are_compared_with_noise_too(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    conv, pool = (nn.Conv1d, nn.AdaptiveAvgPool1d) if len(shape) == 2 else (nn.Conv3d, nn.AdaptiveAvgPool3d)
+    model = nn.Sequential(conv(shape[0], 6, 3), nn.ReLU(), pool(1), nn.Flatten(), nn.Linear(6, 3)).eval()
+    found = explained(model, torch.randn(shape), "1")
+    assert found.status != "non_finite"
+    assert abs(found.residual) < 0.2
+
+
+def test_the_references_run_once_and_again_after_the_weights_change() -> None:
+    model, ref, _, image = built("chain")
+    explainer = camkit.Explainer(model, str(ref), method="expected", references=references(count=4))
+    explainer(image, CLASS)
+    batches: list[int] = []
+    handle = model[0].register_forward_hook(lambda _, given, __: batches.append(len(given[0])))
+    explainer(image, CLASS)  # another hook: another structure
+    batches.clear()
+    before = explainer(image.flip(-1), CLASS)
+    assert batches.count(4) == 0
+    with torch.no_grad():
+        model[2].weight *= 2
+    after = explainer(image.flip(-1), CLASS)
+    assert batches.count(4) == 1
+    handle.remove()
+    fresh = camkit.Explainer(model, str(ref), method="expected", references=references(count=4))(image.flip(-1), CLASS)
+    np.testing.assert_array_equal(after.raw, fresh.raw)
+    assert np.abs(after.raw - before.raw).max() > 0
+    layercam = explainer.using("layercam")
+    np.testing.assert_array_equal(layercam.using("expected")(image.flip(-1), CLASS).raw, fresh.raw)
+
+
+# --- precision, devices, and other doors
+
+
+@pytest.mark.parametrize("precision", ["bf16-forced", "fp16"])
+def test_every_precision_computes_in_fp32(precision: Any) -> None:
+    model, ref, _, image = built("tokens")
+    plain, found = (
+        explained(model, image, str(ref), references=references(), precision=each) for each in ("fp32", precision)
+    )
+    np.testing.assert_array_equal(found.raw, plain.raw)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_other_types_give_the_same_map(dtype: torch.dtype) -> None:
+    model, image = network("resnet18"), torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(5))
+    plain = explained(model, image, "layer2", references=references(64, 4))
+    found = explained(copy.deepcopy(model).to(dtype), image, "layer2", references=references(64, 4))
+    assert np.corrcoef(found.raw.ravel(), plain.raw.ravel())[0, 1] > 0.98
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_same_map() -> None:
+    model, image = network("vit_b_32"), torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(5))
+    plain = explained(model, image, "encoder.layers.encoder_layer_5", references=references(64, 4))
+    on_gpu = copy.deepcopy(model).cuda()
+    found = explained(on_gpu, image, "encoder.layers.encoder_layer_5", references=references(64, 4))
+    assert np.corrcoef(found.raw.ravel(), plain.raw.ravel())[0, 1] > 0.999
+
+
+def test_the_command_takes_references_and_a_table_remembers_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of(tmp_path / "others", 3)
+    picture = str(camkit.scenes.scene_paths()["plane-sky"])
+    options = ["-m", "demo-fair", "--method", "expected", "--references", "others"]
+    assert main([picture, *options, "--table", "rows.csv", "--json"]) == 0
+    assert '"pictures": "3 pictures of others"' in capsys.readouterr().out
+    assert main([picture, *options, "--table", "rows.csv", "--resume", "-q"]) == 0
+    Image.new("RGB", (40, 30)).save(tmp_path / "others" / "00.png")
+    assert main([picture, *options, "--table", "rows.csv", "--resume"]) == 2
+    assert "references" in capsys.readouterr().err
+    assert main([picture, "-m", "demo-fair", "--references", "others"]) == 2
+    assert "leave out --references" in capsys.readouterr().err
+
+
+# --- planted truth
+
+
+def auroc(heat: np.ndarray, inside: np.ndarray) -> float:
+    ranks = heat.ravel().argsort().argsort()
+    inside = inside.ravel()
+    return float((ranks[inside].mean() - (inside.sum() - 1) / 2) / (~inside).sum())
+
+
+def mean_auroc(model: str, layer: str, given: Sequence[Path] | None) -> float:
+    explainer = camkit.Explainer(model, layer, method="expected", references=given)
+    paths = camkit.scenes.scene_paths()
+    return float(np.mean([auroc(explainer(path).heatmap_on_picture(), camkit.scenes.scene_mask(name))
+                          for name, path in paths.items()]))  # fmt: skip
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["pictures", "noise"])
+@pytest.mark.parametrize("layer", ["features", "features.1"])
+def test_it_finds_what_the_demo_networks_use(layer: str, own: bool) -> None:
+    """One network uses the object, the other the background."""
+    given = list(camkit.scenes.scene_paths().values()) if own else None
+    assert mean_auroc("demo-fair", layer, given) > 0.8
+    assert mean_auroc("demo-biased", layer, given) < 0.4

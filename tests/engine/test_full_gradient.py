@@ -1,0 +1,511 @@
+"""FullGrad, guided backpropagation and Guided Grad-CAM: the formulas, completeness, planted truth, other toolkits."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from networks import A, B, C, Planted, blobs, heat_at
+from oracles import as_float64
+from oracles_pictures import Network, to_unit
+from PIL import Image
+from pytorch_grad_cam import FullGrad, GuidedBackpropReLUModel
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from tiers import represented_by
+from torch import Tensor, nn
+from torch.nn import functional
+from unchanged import unchanged
+
+import camkit
+from camkit.errors import MethodError
+from camkit.methods import Method
+from camkit.targets import contrast, top
+from camkit.types import PartsOfScore
+
+NAMES = ("fullgrad", "guidedbackprop", "guidedgradcam")
+SIZE = (10, 14)
+
+
+class Small(nn.Module):
+    """Two convolutions with batch norm; ``relu`` says how the ReLU is called."""
+
+    def __init__(self, relu: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 4, 3, 1, 1), nn.BatchNorm2d(4)
+        self.conv2, self.norm2 = nn.Conv2d(4, 5, 3, 2, 1), nn.BatchNorm2d(5)
+        self.act1, self.act2 = nn.ReLU(), nn.ReLU()
+        self.head = nn.Linear(5, 3)
+        self.function = relu
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.norm1(self.conv1(images))
+        maps = self.act1(maps) if self.function is None else self.function(maps)
+        maps = self.norm2(self.conv2(maps))
+        maps = self.act2(maps) if self.function is None else self.function(maps)
+        return self.head(maps.mean((2, 3)))
+
+
+def small(relu: Callable[[Tensor], Tensor] | None = None) -> Small:
+    torch.manual_seed(0)
+    model = Small(relu).eval()
+    for norm in (model.norm1, model.norm2):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+        nn.init.uniform_(norm.weight, 0.5, 2)
+        nn.init.normal_(norm.bias)
+    return model
+
+
+def picture(seed: int = 1) -> Tensor:
+    return torch.randn(3, *SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def layer_of(name: str) -> str | None:
+    return "act2" if name == "guidedgradcam" else None
+
+
+# --- the formulas
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_map_equals_its_formula(name: str, index: int) -> None:
+    model, image = small(), picture()
+    found = camkit.explain(model, image, layer_of(name), method=name, target=index)
+    by_hand, array = Network.of(model), as_float64(image)
+    expected = {
+        "fullgrad": lambda: by_hand.fullgrad(array, index)[0],
+        "guidedbackprop": lambda: np.abs(by_hand.guided_backpropagation(array, index)).max(0),
+        "guidedgradcam": lambda: by_hand.guided_gradcam(array, index),
+    }[name]()
+    assert found.raw.shape == SIZE
+    np.testing.assert_allclose(found.raw, expected, rtol=0, atol=1e-5 * max(np.abs(expected).max(), 1e-3))
+
+
+def test_the_network_by_hand_is_the_network() -> None:
+    model, image = small().double(), picture().double()
+    by_hand = Network.of(model)
+    logits = model(image.requires_grad_()[None])[0]
+    np.testing.assert_allclose(by_hand.logits(as_float64(image)), as_float64(logits))
+    logits[1].backward()
+    np.testing.assert_allclose(by_hand.backward(1, guided=False)[0], as_float64(image.grad), atol=1e-12)
+    assert by_hand.fullgrad(as_float64(image), 1)[1] == pytest.approx(float(logits[1].detach()))
+
+
+# --- FullGrad: completeness
+
+
+def parts_of(model: nn.Module, images: Tensor, **options: Any) -> list[PartsOfScore]:
+    """Return the parts of each target's score."""
+    found: list[PartsOfScore] = []
+
+    def keep(inputs: Tensor, score: PartsOfScore) -> Tensor:
+        found.append(score)
+        return inputs.sum(1)
+
+    camkit.explain(model, images, method=Method("parts", "", "", "", "parts", keep, layer=False), **options)
+    return found
+
+
+def total(score: PartsOfScore) -> Tensor:
+    return torch.stack([part.double().flatten(1).sum(1) for part in (*score.parts, score.rest[:, None])]).sum(0)
+
+
+@functools.cache
+def network(name: str) -> nn.Module:
+    """Return torchvision's network in float64, with biases and statistics that are not those of a new network."""
+    torch.manual_seed(0)
+    if name == "frozen batch norm":
+        model: nn.Module = torchvision.models.resnet18(norm_layer=torchvision.ops.FrozenBatchNorm2d, num_classes=10)
+    elif name.startswith("vgg"):
+        model = torchvision.models.get_model(name, num_classes=10, init_weights=False)
+        model.classifier = nn.Sequential(nn.Linear(512 * 49, 16), nn.ReLU(inplace=True), nn.Linear(16, 10))
+    else:
+        model = torchvision.models.get_model(name, weights=None, num_classes=10)
+    for module in model.modules():
+        if isinstance(module, (nn.BatchNorm2d, torchvision.ops.FrozenBatchNorm2d)):
+            module.running_mean.normal_(std=0.3)
+            module.running_var.uniform_(0.5, 2)
+        if isinstance(getattr(module, "bias", None), Tensor):
+            nn.init.normal_(module.bias, std=0.3)
+    return model.double().eval()
+
+
+COMPLETE = (
+    *("resnet18", "vgg11_bn", "vgg11", "frozen batch norm"),
+    *("mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "densenet121", "shufflenet_v2_x0_5", "regnet_y_400mf"),
+)
+
+
+@pytest.mark.parametrize("name", represented_by("resnet18", "vgg11_bn", "mobilenet_v3_small", among=COMPLETE))
+def test_the_parts_add_up_to_the_score(name: str) -> None:
+    model = network(name)
+    images = torch.randn(2, 3, 64, 64).double()
+    with unchanged(model):
+        found = parts_of(model, images, target=[3, contrast(1, 2)])
+    with torch.no_grad():
+        logits = model(images)
+    for score, expected in zip(found, (logits[:, 3], logits[:, 1] - logits[:, 2]), strict=True):
+        assert len(score.parts) > 8
+        torch.testing.assert_close(total(score), expected, rtol=1e-6, atol=1e-6 * float(logits.abs().max()))
+
+
+def test_without_biases_the_input_is_the_only_part() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    (score,) = parts_of(model.eval(), picture()[None], target=0)
+    assert len(score.parts) == 1
+    found = camkit.explain(model, picture(), method="fullgrad", target=0)
+    image = picture().requires_grad_()
+    model(image[None])[0, 0].backward()
+    np.testing.assert_allclose(found.raw, to_unit(as_float64(image * image.grad).__abs__()).sum(0), atol=1e-5)
+
+
+class Shifted(Small):
+    """Normalises its input itself, adds a constant, and joins two branches."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = (images - 0.5) / 0.25
+        maps = 1 + self.norm1(self.conv1(images)).relu_()
+        return self.head(self.norm2(self.conv2(maps + maps.flip(3))).clamp(min=0).amax((2, 3)) * 2 - 1)
+
+
+def test_constants_that_a_model_adds_are_biases() -> None:
+    torch.manual_seed(0)
+    model, images = Shifted().double().eval(), picture().double()[None]
+    (score,) = parts_of(model, images, target=1)
+    torch.testing.assert_close(total(score), model(images)[:, 1].detach(), rtol=1e-9, atol=0)
+
+
+class WithWeights(Small):
+    """Uses weights that are no layers: scales, gates and shifts of the channels, and a last layer by hand."""
+
+    def __init__(self, last: str) -> None:
+        super().__init__()
+        self.last = last
+        self.scale, self.gate, self.shift = (nn.Parameter(torch.randn(4)) for _ in range(3))
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.norm1(self.conv1(images)).relu_() * self.scale.view(-1, 1, 1)
+        maps = (maps + self.shift.view(-1, 1, 1) * torch.sigmoid(self.gate).view(-1, 1, 1)).relu()
+        features = maps.mean((2, 3))
+        if self.last == "addmm":
+            return torch.addmm(self.bias, features, self.weight, alpha=2)
+        if self.last == "in place":
+            return self.bias.repeat(len(features), 1).addmm_(features, self.weight, beta=0.5)
+        if self.last == "baddbmm":
+            return torch.baddbmm(self.bias.view(1, 1, 3), features[:, None], self.weight.view(1, 4, 3))[:, 0]
+        if self.last == "of maps":
+            return torch.addmm(features, features, self.weight.new_ones(4, 4), beta=3)[:, :3]
+        return features @ self.weight + self.bias
+
+
+@pytest.mark.parametrize("last", ["addmm", "in place", "baddbmm", "of maps", "product"])
+def test_weights_that_are_no_layers_are_part_of_what_is_linear(last: str) -> None:
+    torch.manual_seed(0)
+    model, images = WithWeights(last).double().eval(), picture().double()[None]
+    (score,) = parts_of(model, images, target=1)
+    torch.testing.assert_close(total(score), model(images)[:, 1].detach(), rtol=1e-9, atol=0)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3, 2, 1), nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(images).relu().movedim(1, 3)).mean((1, 2)))
+
+
+def relu_and_one(maps: Tensor) -> Tensor:
+    return maps.relu() + 1
+
+
+def scripted() -> nn.Module:
+    """Return a network in which a function is compiled, so that Python does not see what it adds."""
+    return small(torch.jit.script(relu_and_one))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+@pytest.mark.parametrize("model", [Normed, scripted], ids=["layer norm", "script"])
+def test_a_network_whose_parts_do_not_add_up_is_refused(model: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    made = model().eval()
+    with pytest.raises(MethodError, match=r"add up to .*, but the score is .*use 'hirescam' or 'layercam'"):
+        camkit.explain(made, picture(), method="fullgrad", target=1)
+
+
+@pytest.mark.parametrize("precision", ["bf16-forced", "fp16"])
+def test_in_sixteen_bits_the_parts_add_up_to_rounding(precision: Any) -> None:
+    model = small()
+    full = camkit.explain(model, picture(), method="fullgrad", target=1)
+    half = camkit.explain(model, picture(), method="fullgrad", target=1, precision=precision)
+    assert np.corrcoef(full.raw.ravel(), half.raw.ravel())[0, 1] > 0.99
+
+
+def test_a_softmax_at_the_end_changes_nothing() -> None:
+    plain = small()
+    ended = nn.Sequential(plain, nn.Softmax(1)).eval()
+    for name in NAMES:
+        one = camkit.explain(plain, picture(), layer_of(name), method=name, target=1)
+        other = camkit.explain(ended, picture(), layer_of(name) and "0.act2", method=name, target=1)
+        np.testing.assert_allclose(one.raw, other.raw, rtol=1e-4, atol=1e-7)
+
+
+# --- guided backpropagation: every kind of ReLU
+
+
+RELUS: dict[str, Callable[[Tensor], Tensor]] = {
+    "function": functional.relu,
+    "torch": torch.relu,
+    "method": lambda maps: maps.relu(),
+    "in place": lambda maps: maps.relu_(),
+    "function in place": lambda maps: functional.relu(maps, inplace=True),
+    "clamp": lambda maps: maps.clamp(min=0),
+    "clamp_min": lambda maps: maps.clamp_min(0),
+    "six": lambda maps: functional.relu6(maps / 1000) * 1000,
+}
+
+
+@pytest.mark.parametrize("name", ["guidedbackprop", "guidedgradcam"])
+@pytest.mark.parametrize("relu", RELUS)
+def test_every_relu_is_guided(relu: str, name: str) -> None:
+    layer = "norm2" if name == "guidedgradcam" else None
+    expected = camkit.explain(small(), picture(), layer, method=name, target=1)
+    found = camkit.explain(small(RELUS[relu]), picture(), layer, method=name, target=1)
+    np.testing.assert_allclose(found.raw, expected.raw, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["guidedbackprop", "guidedgradcam"])
+def test_without_a_relu_there_is_nothing_to_guide(name: str) -> None:
+    model = small(functional.gelu)
+    layer = "norm2" if name == "guidedgradcam" else None
+    with unchanged(model), pytest.raises(MethodError, match="this model ran none; use 'gradcam', 'hirescam' or"):
+        camkit.explain(model, picture(), layer, method=name, target=1)
+
+
+# --- planted truth
+
+
+class PlantedWithRelu(Planted):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.relu())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("places", [[A], [A, B]], ids=["one place", "two places"])
+def test_the_heat_is_where_the_decision_is_made(places: list[tuple[int, int, int]], name: str) -> None:
+    layer = "layer" if name == "guidedgradcam" else None
+    found = camkit.explain(PlantedWithRelu(places).eval(), blobs(), layer, method=name, target=0)
+    inside = [heat_at(found, place) for place in places]
+    outside = [heat_at(found, place) for place in (A, B, C) if place not in places]
+    assert min(inside) > 0.5
+    assert max(outside) == 0
+
+
+# --- targets, batches, memory, modes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_with_several_targets_equals_its_pictures_and_targets_one_by_one(name: str) -> None:
+    model, layer = small(), layer_of(name)
+    images = torch.stack([picture(1), picture(2)])
+    together = camkit.explain(model, images, layer, method=name, target=[0, top(2), lambda logits: logits[:, 1] / 2])
+    alone = [
+        row
+        for image in images
+        for row in camkit.explain(model, image, layer, method=name, target=[0, top(2), lambda logits: logits[:, 1] / 2])
+    ]
+    assert len(together) == len(alone) == 8
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one.raw, other.raw, rtol=1e-3, atol=1e-5 * np.abs(other.raw).max())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trunk_without_gradients_is_refused(name: str) -> None:
+    model = small()
+    forward = model.conv1.forward
+    model.conv1.forward = torch.no_grad()(forward)
+    with pytest.raises(MethodError, match="does not depend on the picture in a differentiable way"):
+        camkit.explain(model, picture(), layer_of(name), method=name, target=1)
+
+
+def test_several_layers_are_fused() -> None:
+    found = camkit.explain(small(), picture(), ["act1", "act2"], method="guidedgradcam", target=1, fuse="product")
+    assert found.raw.shape == SIZE
+    assert found.layer == "act1+act2"
+
+
+def test_the_layer_is_chosen_once() -> None:
+    model, calls = small(), []
+    explainer = camkit.Explainer(model, method="guidedgradcam")
+    explainer(picture(), target=1)
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    explainer(picture(), target=1)
+    calls.clear()
+    explainer(picture(2), target=1)
+    assert len(calls) == 1
+
+
+# --- other toolkits
+
+
+@pytest.fixture(scope="module")
+def photographed(test_data: Path) -> tuple[nn.Module, Tensor]:
+    """Return a network of ReLU modules, trained, and a photo as its input."""
+    model = camkit.load_model("squeezenet1_1", test_data / "weights/squeezenet1_1-winml_fp16.pth", device="cpu")
+    assert model.preprocess is not None
+    with Image.open(test_data / "open_photos/bird.png") as photo:
+        return model.module, model.preprocess(photo.convert("RGB"))[None]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["guidedbackprop", "guidedgradcam"])
+def test_guided_gradients_agree_with_grad_cam(name: str, photographed: tuple[nn.Module, Tensor]) -> None:
+    model, image = photographed
+    layer = "features" if name == "guidedgradcam" else None
+    found = camkit.explain(model, image, layer, method=name)
+    peer = GuidedBackpropReLUModel(copy.deepcopy(model), device="cpu")
+    guided = np.abs(peer(image.clone(), target_category=found.target)).max(2)
+    if layer:
+        guided = (
+            guided * camkit.explain(model, image, layer, method="gradcam", target=found.target, spread="even").heatmap
+        )
+    assert np.corrcoef(found.heatmap.ravel(), guided.ravel())[0, 1] > 0.999
+
+
+@pytest.mark.extended
+def test_grad_cams_fullgrad_scales_each_channel_of_a_layer_by_itself(photographed: tuple[nn.Module, Tensor]) -> None:
+    model, image = photographed
+    found = camkit.explain(model, image, method="fullgrad")
+    with FullGrad(copy.deepcopy(model), []) as cam:
+        peer = cam(image.clone(), [ClassifierOutputTarget(found.target)])[0]
+    # With its scaling of each channel, the same parts give grad-cam's map.
+    (score,) = parts_of(model, image, target=found.target)
+    by_channel = np.zeros(peer.shape)
+    for part in score.parts:
+        enlarged = score.enlarge(part[0].float().abs()).numpy()
+        by_channel += sum(map(to_unit, enlarged))
+    assert np.corrcoef(by_channel.ravel(), peer.ravel())[0, 1] > 0.99
+
+
+# --- Fourier transforms and complex maps
+
+
+class Filtered(nn.Module):
+    """Filters feature maps by ``filtered``, between two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 5, 3, 1, 1)
+        self.mixing = nn.Conv2d(8, 8, 1)
+        self.head = nn.Linear(5, 3)
+        self.gains = nn.Parameter(torch.randn(4, 10, 8, dtype=torch.complex64))
+        self.shift = nn.Parameter(torch.randn(4, 1, 1, dtype=torch.complex64))
+
+    def filtered(self, maps: Tensor) -> Tensor:
+        return torch.fft.irfft2(torch.fft.rfft2(maps) * self.gains, s=SIZE)
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.second(self.filtered(self.first(images).relu())).relu().mean((2, 3)))
+        return scores
+
+
+class FilteredByMatrix(Filtered):
+    """The same function as a sum over all cells, one matrix for each channel."""
+
+    def filtered(self, maps: Tensor) -> Tensor:
+        cells = SIZE[0] * SIZE[1]
+        basis = torch.eye(cells).reshape(cells, 1, *SIZE).expand(-1, 4, -1, -1)
+        columns = super().filtered(basis).detach().reshape(cells, 4, cells)
+        return torch.einsum("ncj,jck->nck", maps.flatten(2), columns).reshape(maps.shape)
+
+
+class ComplexMaps(Filtered):
+    """Pairs of channels are complex numbers, to which a constant is added; they are multiplied with each other."""
+
+    def filtered(self, maps: Tensor) -> Tensor:
+        values = torch.complex(maps[:, :2], maps[:, 2:]) + self.shift[:2]
+        product = values * values[:, [1, 0]]
+        return torch.cat([product.real, product.imag], 1)
+
+
+class RealMaps(Filtered):
+    """The same function with real numbers."""
+
+    def filtered(self, maps: Tensor) -> Tensor:
+        shift = torch.view_as_real(self.shift[:2])
+        real, imaginary = maps[:, :2] + shift[..., 0], maps[:, 2:] + shift[..., 1]
+        other_real, other_imaginary = real[:, [1, 0]], imaginary[:, [1, 0]]
+        product = (
+            real * other_real - imaginary * other_imaginary,
+            real * other_imaginary + imaginary * other_real,
+        )
+        return torch.cat(product, 1)
+
+
+def completed(name: str, model: nn.Module) -> tuple[np.ndarray, list[Tensor]]:
+    """Return the map of FullGrad, and the sum over the channels of all parts that have a place."""
+    parts: list[Tensor] = []
+
+    def keeping(inputs: Tensor, score: PartsOfScore) -> Tensor:
+        parts.extend(part.sum(1) for part in score.parts)
+        return camkit.METHODS["fullgrad"].weights(inputs, score)
+
+    method = Method(name, "", "", "", "parts", keeping, layer=False)
+    image = torch.randn(3, *SIZE, generator=torch.Generator().manual_seed(2))
+    found = camkit.explain(model.eval(), image, target=1, method=method)
+    return found.raw, parts
+
+
+def test_filters_by_fourier_transforms_equal_filters_by_matrices() -> None:
+    (found, _), (expected, _) = completed("own", Filtered()), completed("own", FilteredByMatrix())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * expected.max())
+
+
+def test_complex_maps_have_the_parts_of_real_ones() -> None:
+    """A complex product is one operation, and four real ones with real numbers; their parts add up to the same."""
+    (_, found), (_, expected) = completed("own", ComplexMaps()), completed("own", RealMaps())
+    assert len(found) < len(expected)
+    total = sum(expected).sum()
+    assert float(sum(found).sum()) == pytest.approx(float(total), rel=1e-4)
+    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-4 * expected[0].abs().max())
+    np.testing.assert_allclose(sum(found), sum(expected), rtol=0, atol=1e-4 * sum(expected).abs().max())
+
+
+class WithConstant(Filtered):
+    """A bias between the transform and its inverse."""
+
+    def filtered(self, maps: Tensor) -> Tensor:
+        return torch.fft.irfft2(torch.fft.rfft2(maps) + self.shift, s=SIZE)
+
+
+class Convolved(Filtered):
+    """A convolution with a bias between the transform and its inverse, as in fast Fourier convolutions."""
+
+    def filtered(self, maps: Tensor) -> Tensor:
+        values = torch.fft.rfft2(maps)
+        mixed = self.mixing(torch.cat([values.real, values.imag], 1)).relu()
+        return torch.fft.irfft2(torch.complex(mixed[:, :4], mixed[:, 4:]), s=SIZE)
+
+
+class Squared(Filtered):
+    """The product of two spectra."""
+
+    def filtered(self, maps: Tensor) -> Tensor:
+        return torch.fft.ifft2(torch.fft.fft2(maps) * torch.fft.fft2(maps)).real
+
+
+@pytest.mark.parametrize("kind", [WithConstant, Convolved, Squared])
+def test_a_bias_in_a_spectrum_has_no_place_in_the_picture(kind: type[Filtered]) -> None:
+    model, image = kind().eval(), torch.randn(3, *SIZE)
+    with unchanged(model), pytest.raises(MethodError, match="between a Fourier transform and its inverse"):
+        camkit.explain(model, image, method="fullgrad")

@@ -1,0 +1,1353 @@
+"""The user's model and process are the same after an explanation as before, whatever happens in between."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import itertools
+import random
+import sys
+import threading
+import weakref
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from networks import Parts
+from PIL import Image
+from tiers import represented_by, rows_represented
+from torch import Tensor, nn
+from unchanged import (
+    in_the_middle_of_training,
+    unchanged,
+)
+
+import camkit
+from camkit.engine.capture import Pass, capture
+from camkit.engine.guard import eagerly
+from camkit.engine.nested import tensors_in
+from camkit.errors import ImageError, LayerError, MethodError
+from camkit.layers.layouts import infer_layout
+from camkit.layers.names import select_layers
+from camkit.methods import ATTENTION
+from camkit.targets import ClassTarget, Target
+from camkit.targets.scores import Scores
+
+METHODS = tuple(name for name, method in camkit.METHODS.items() if method.needs not in ATTENTION)
+SLOW = ("scorecam", "sscam", "iscam", "rise", "ablationcam", "feature-scorecam")
+"""The methods with the most passes: the default tier tries them on fewer models."""
+REFUSED = {("cam", "vgg11"), *((name, "vit") for name in ("cam", "fullgrad", "guidedbackprop", "guidedgradcam"))}
+SIZE = 64
+
+
+@functools.cache
+def trained(name: str) -> nn.Module:
+    """Return torchvision's own network, made shallow, of random weights in evaluation mode; copy it to change it."""
+    torch.manual_seed(1)
+    models = torchvision.models
+    if name == "resnet18":
+        model: nn.Module = models.resnet18(num_classes=10)
+    elif name == "vgg11":  # its own head has 120 million weights
+        model = models.vgg11(num_classes=10, init_weights=False)
+        model.classifier = nn.Sequential(
+            nn.Linear(512 * 49, 32), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(32, 10)
+        )
+    elif name == "densenet":
+        model = models.DenseNet(block_config=(1, 1, 1, 2), num_classes=10)
+    else:
+        model = models.VisionTransformer(SIZE, 16, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=10)
+        nn.init.normal_(model.heads.head.weight)  # torchvision starts with a head of zeros
+    return model.eval()
+
+
+class ReluInPlaceAfter(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.trunk(x)).relu_().mean((2, 3)))
+
+
+class AddedToInPlace(Parts):
+    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
+        return super().tail(maps + x, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        maps = self.layer(x)
+        maps += x
+        return super().tail(maps, x)
+
+
+class AddedOntoItsInput(AddedToInPlace):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        x += self.layer(x)
+        return Parts.tail(self, x, x)
+
+
+class SigmoidsInPlace(Parts):
+    """Overwrites sigmoids that its own backward pass would need, as the heads of YOLOv5 and YOLOv7 do."""
+
+    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
+        scores = super().tail(maps, x)
+        first = scores[:, :2].sigmoid() * 2
+        rest = scores[:, 2:].sigmoid() * first[:, :1]
+        return torch.cat([first, rest * rest], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        scores = Parts.tail(self, self.layer(x), x).clone()
+        scores[:, :2] = scores[:, :2].sigmoid() * 2
+        rest = scores[:, 2:].sigmoid()
+        rest.mul_(scores[:, :1])
+        scores[:, 2:] = rest * rest
+        rest.sigmoid_()
+        return scores
+
+
+class LayerInPlace(Parts):
+    """The layer itself overwrites its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.layer = self.layer, nn.ReLU(inplace=True)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.conv(x).relu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.layer(self.conv(self.trunk(x))), x)
+
+
+class ResultNotTaken(LayerInPlace):
+    """``self.relu(x)`` for its side effect alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(self.trunk(x))
+        self.layer(maps)
+        return self.tail(maps, x)
+
+
+class IdentityThenWritten(Parts):
+    """The layer returns its input, which is doubled in place afterwards, so its output changes too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.layer = self.layer, nn.Identity()
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
+        return super().tail(2 * maps, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(self.trunk(x))
+        kept = self.layer(maps)
+        maps.mul_(2)
+        return Parts.tail(self, kept, x)
+
+
+class Concatenation(nn.Module):
+    def forward(self, parts: list[Tensor]) -> Tensor:
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+class OneOfAListThenWritten(IdentityThenWritten):
+    """The layer takes a list, as DenseNet's do; it returns a single item itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Concatenation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(self.trunk(x))
+        kept = self.layer([maps])
+        maps.mul_(2)
+        return Parts.tail(self, kept, x)
+
+
+Pair = namedtuple("Pair", ["size", "maps"])
+CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "tuple": (lambda maps: (maps.shape, maps), lambda output: output[1]),
+    "namedtuple": (lambda maps: Pair(maps.shape, maps), lambda output: output.maps),
+    "dict": (lambda maps: {"size": maps.shape, "maps": [maps]}, lambda output: output["maps"][0]),
+}
+PASSED_ON = CONTAINERS | {
+    "itself": (lambda maps: maps, lambda output: output),
+    "two": (lambda maps: (maps, maps.mean((2, 3))), lambda output: output[0]),
+    "view": (lambda maps: maps.flatten(2).unflatten(2, maps.shape[2:]), lambda output: output),
+}
+
+
+class Packed(nn.Module):
+    def __init__(self, conv: nn.Module, kind: str) -> None:
+        super().__init__()
+        self.conv = conv
+        self.pack, self.unpack = PASSED_ON[kind]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.pack(self.conv(x))
+
+
+class LayerReturns(Parts):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = Packed(self.layer, kind)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.layer.conv(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.layer.unpack(self.layer(self.trunk(x))), x)
+
+
+class Shortcut(Parts):
+    """The layer returns its input, which a convolution beside it takes too."""
+
+    def __init__(self, kind: str = "dict", *, later: bool = False) -> None:
+        super().__init__()
+        self.conv, self.layer, self.later = self.layer, Packed(nn.Identity(), kind), later
+
+    def features(self, x: Tensor) -> Tensor:
+        return x
+
+    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
+        return super().tail(maps.relu() if self.later else maps + self.conv(x), x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        maps = self.layer.unpack(self.layer(x))
+        if self.later:
+            maps.relu_()
+            return Parts.tail(self, x, x)
+        return self.tail(maps, x)
+
+
+class BackboneWithoutGradients(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            maps = self.layer(self.trunk(x))
+        return self.tail(maps, x)
+
+
+class InnerEnableGrad(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            maps = self.layer(self.trunk(x))
+        return self.tail(maps, x)
+
+
+class InputWritten(Parts):
+    """Normalises its input in place."""
+
+    def trunk(self, x: Tensor) -> Tensor:
+        return super().trunk(x - 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().tail(self.layer(Parts.trunk(self, x.sub_(0.5))), x)
+
+
+class InputWrittenWithoutGradients(InputWritten):
+    """As above, with the layer in a no_grad block, which requires a second pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            maps = self.layer(Parts.trunk(self, x.sub_(0.5)))
+        return self.tail(maps, x)
+
+
+class Counting(Parts):
+    """Writes into one buffer and replaces another in every pass, in evaluation mode too; its logits depend on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(8))
+        self.register_buffer("empty", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        maps = self.layer(self.trunk(x))
+        self.average = 0.5 * self.average + maps.detach().mean((0, 2, 3))
+        self.empty = self.average
+        return self.tail(maps, x) + self.seen + self.average.sum()
+
+
+class BuildsAtFirst(Parts):
+    """Creates a buffer in its first pass, and another one for another number of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built = False
+        self.images = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.built:
+            self.register_buffer("scale", torch.full((8, 1, 1), 0.5))
+            self.built = True
+        if self.images != len(x):
+            self.shift = torch.full((len(x), 1, 1, 1), 0.1)
+            self.images = len(x)
+        return self.tail(self.layer(self.trunk(x) * self.scale + self.shift), x)
+
+
+class Remembers(Parts):
+    """Fills a dictionary, a list and a set that it keeps; ``train()`` clears what evaluation cached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: dict[str, Tensor] = {}
+        self.maps: list[Tensor] = []
+        self.sizes: set[int] = {2, 3}
+
+    def train(self, mode: bool = True) -> Parts:
+        self.cache = {}
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.layer(self.trunk(x))
+        self.maps.append(maps)
+        self.sizes.add(len(x) + 100)
+        bias = self.cache.setdefault("bias", self.stem.bias[:, None, None] * 2)
+        return self.tail(maps + bias, x)
+
+
+class Learns(Parts):
+    """Turns an attribute into a parameter, and a buffer into an attribute, in its first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain: nn.Parameter | None = None
+        self.register_buffer("shift", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gain is None:
+            self.gain = nn.Parameter(torch.full((), 0.5))
+            del self.shift
+            self.shift = 1.0
+        return super().forward(x) * self.gain + self.shift
+
+
+class Collects(Parts):
+    """Sets hooks in its first pass that collect outputs, and a flag that they are there, as Hugging Face models do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "hooked"):
+            self.stem.register_forward_pre_hook(lambda _, __, ___: None, with_kwargs=True)
+            self.layer.register_forward_hook(self.collect)
+            self.hooked = True
+        self.collected: list[Tensor] = []
+        scores = super().forward(x)
+        (maps,) = self.collected  # with two hooks there would be two
+        return scores + maps.mean((1, 2, 3))[:, None]
+
+    def collect(self, _: nn.Module, __: object, output: Tensor) -> None:
+        self.collected.append(output)
+
+
+class Drawing(Parts):
+    """Draws from all three generators in every pass, in evaluation mode too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.rand(()) + np.random.rand() + random.random()
+
+
+class SwitchesItself(Parts):
+    """Changes training flags in both directions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        self.norm.train(not self.norm.training)
+        self.drop.train()
+        return logits
+
+
+class Twice(Parts):
+    """The layer runs twice; ``features`` and ``tail`` describe the second call."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        return self.tail(self.layer(self.layer(x)), x)
+
+
+NETWORKS: dict[str, Callable[[], Parts]] = {
+    network.__name__: network
+    for network in (
+        Parts, ReluInPlaceAfter, AddedToInPlace, AddedOntoItsInput, LayerInPlace, ResultNotTaken, IdentityThenWritten,
+        SigmoidsInPlace, OneOfAListThenWritten, BackboneWithoutGradients, InnerEnableGrad, InputWritten,
+        InputWrittenWithoutGradients,
+    )
+} | {f"LayerReturns {kind}": functools.partial(LayerReturns, kind) for kind in CONTAINERS} | {
+    f"Shortcut {kind}": functools.partial(Shortcut, kind) for kind in PASSED_ON
+} | {"Shortcut written later": functools.partial(Shortcut, "itself", later=True)}  # fmt: skip
+
+# One has no gradient before the layer, and three others overwrite what their own backward passes would need.
+OVERWRITING = ("AddedOntoItsInput", "SigmoidsInPlace", "Shortcut written later")
+TRAINABLE = tuple(name for name in NETWORKS if "WithoutGradients" not in name and name not in OVERWRITING)
+
+
+def made(network: Callable[[], Parts]) -> Parts:
+    torch.manual_seed(3)
+    return network().eval()
+
+
+def reference(model: Parts, x: Tensor, target: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the scores, the feature maps and their gradients, computed with the network's pure functions."""
+    trunk = model.trunk(x).detach()
+    maps = model.features(trunk).detach().requires_grad_()
+    scores = model.tail(maps, trunk)[:, target]
+    return scores.detach(), maps.detach(), torch.autograd.grad(scores.sum(), maps)[0]
+
+
+def hirescam_of(maps: Tensor, gradients: Tensor) -> np.ndarray:
+    return (maps * gradients).sum(1).float().numpy()
+
+
+def pictures(count: int = 2) -> Tensor:
+    return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(5))
+
+
+# --- every method and architecture, in the middle of training, with the user's hooks
+
+
+def watch(model: nn.Module, fired: dict[str, int]) -> None:
+    """Set one user hook of every kind."""
+
+    def note(kind: str) -> Callable[..., None]:
+        def hook(*_: object, **__: object) -> None:
+            fired[kind] = fired.get(kind, 0) + 1
+
+        return hook
+
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    for module in (model, last):
+        module.register_forward_pre_hook(note("before"))
+        module.register_forward_hook(note("after"))
+        module.register_forward_hook(note("with arguments"), with_kwargs=True, always_call=True)
+        module.register_state_dict_pre_hook(note("state dict"))
+        module.register_load_state_dict_post_hook(note("load"))
+    last.register_full_backward_hook(note("backward"))
+    next(model.parameters()).register_hook(note("parameter"))
+    next(model.parameters()).register_post_accumulate_grad_hook(note("accumulated"))
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    rows_represented(
+        lambda name, method: name == "densenet" or method not in SLOW,
+        itertools.product(["resnet18", "vgg11", "densenet", "vit"], METHODS),
+    ),
+)
+def test_a_model_in_the_middle_of_training_is_restored_exactly(name: str, method: str) -> None:
+    model, fired = in_the_middle_of_training(trained(name)), {}
+    watch(model, fired)
+    with unchanged(model):
+        if (method, name) in REFUSED:
+            with pytest.raises(MethodError, match=r"use '(gradcam|hirescam)'"):
+                camkit.explain(model, pictures(1), method=method)
+        else:
+            camkit.explain(model, pictures(1), method=method, target=[1, 2])
+    assert {"before", "after", "with arguments"} <= fired.keys(), "the user's own hooks still fire"
+    assert not {"parameter", "accumulated"} & fired.keys(), "no gradient reaches a parameter"
+
+
+@pytest.mark.parametrize("name", ["densenet", "vit"])
+def test_mode_and_frozen_weights_do_not_change_the_explanation(name: str) -> None:
+    expected = camkit.explain(trained(name), pictures(1), target=3)
+    frozen = copy.deepcopy(trained(name)).requires_grad_(requires_grad=False)
+    for model in (in_the_middle_of_training(trained(name)), frozen):
+        with unchanged(model):
+            found = camkit.explain(model, pictures(1), target=3)
+        assert np.array_equal(found.raw, expected.raw)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning", "ignore:Using a non-full:FutureWarning")
+@pytest.mark.parametrize("place", ["layer", "trunk", "head", "whole"])
+@pytest.mark.parametrize(
+    "set_hook", ["register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook"]
+)
+def test_a_users_backward_hook_anywhere_is_no_obstacle(place: str, set_hook: str) -> None:
+    model = made(Parts)
+    _, maps, gradients = reference(model, pictures(), 1)
+    module = {"layer": model.layer, "trunk": model.stem, "head": model.head, "whole": model}[place]
+    getattr(module, set_hook)(lambda *_: None)
+    with unchanged(model):
+        found = camkit.explain(model, pictures(), "layer", method="hirescam", target=1)
+    np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-7)
+
+
+def test_parameter_gradients_are_those_of_an_undisturbed_training_step() -> None:
+    gradients = []
+    for explained in (False, True):
+        model = in_the_middle_of_training(made(Parts))
+        model.drop.eval()
+        model(pictures()).sum().backward()
+        if explained:
+            camkit.explain(model, pictures(), target=[0, 1])
+        model(pictures()).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(one is None if two is None else torch.equal(one, two) for one, two in zip(*gradients, strict=True))
+
+
+# --- errors
+
+
+class MishapError(Exception):
+    """An error class of the user."""
+
+
+def fails_with(error: type[BaseException], _: Tensor) -> Tensor:
+    raise error
+
+
+FAULTS = (
+    "before the layer",
+    "in the layer",
+    "after the layer",
+    "in the target",
+    "in the second target",
+    "in preprocess",
+)
+ERRORS = (MishapError, RuntimeError, torch.OutOfMemoryError, KeyboardInterrupt, SystemExit)
+
+
+def failing_call(model: Parts, fault: str, error: type[BaseException]) -> Callable[..., Any]:
+    """Plan an error, and return ``explain`` with arguments that cause it."""
+
+    def fail(*_: object) -> Tensor:
+        raise error("as planned")
+
+    place = {"before the layer": model.stem, "in the layer": model.layer, "after the layer": model.head}.get(fault)
+    if place is not None:
+        place.register_forward_hook(fail) if error is KeyboardInterrupt else setattr(place, "forward", fail)
+    if fault == "in preprocess":
+        picture = Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8))
+        return functools.partial(camkit.explain, model, [picture, picture], preprocess=fail)
+    target = {"in the target": fail, "in the second target": [0, fail]}.get(fault, 0)
+    return functools.partial(camkit.explain, model, pictures(), target=target)
+
+
+@pytest.mark.parametrize("layer", ["layer", None])
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_exception_passes_through_and_leaves_no_trace(
+    fault: str, error: type[BaseException], layer: str | None
+) -> None:
+    model = in_the_middle_of_training(made(Parts))
+    call = failing_call(model, fault, error)
+    with unchanged(model), pytest.raises(error, match="as planned"):
+        call(target_layer=layer)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("error", [MishapError, KeyboardInterrupt])
+def test_no_method_leaves_a_trace_of_an_exception(method: str, error: type[BaseException]) -> None:
+    model = in_the_middle_of_training(made(Parts))
+    calls = itertools.count()
+    failing = 1 if camkit.METHODS[method].layer else 0
+
+    def fail_late(module: nn.Module, args: tuple[Tensor]) -> None:
+        if next(calls) >= failing:  # the pass that chooses the layer succeeds, the ones that explain fail
+            raise error("as planned")
+
+    model.head.register_forward_pre_hook(fail_late)
+    with unchanged(model), pytest.raises(error, match="as planned"):
+        camkit.explain(model, pictures(), method=method)
+
+
+# --- the caller's modes
+
+
+SURROUNDINGS: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+def test_the_callers_mode_changes_neither_result_nor_state(surroundings: str, method: str) -> None:
+    model = in_the_middle_of_training(made(Parts))
+    expected = camkit.explain(model, pictures(), method=method)
+    outside = pictures()
+    with SURROUNDINGS[surroundings](), unchanged(model):
+        found = [camkit.explain(model, x, method=method) for x in (outside, pictures())]
+    assert [[e.raw.tobytes() for e in each] for each in found] == 2 * [[e.raw.tobytes() for e in expected]]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-forced", "fp16"])
+@pytest.mark.parametrize("method", ["gradcam", "cam"])
+def test_weights_still_learn_after_an_explanation_inside_the_callers_autocast(method: str, precision: str) -> None:
+    model = made(Parts)
+    with torch.autocast("cpu", torch.bfloat16):
+        camkit.explain(model, pictures(), method=method, precision=precision)
+        model(pictures()).sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_an_input_that_requires_grad_gets_no_gradient_and_no_graph() -> None:
+    x = pictures().requires_grad_()
+    camkit.explain(made(Parts), x, target=1)
+    assert x.grad is None
+    assert x.requires_grad
+    assert x._version == 0
+
+
+# --- difficult models
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_awkward_network_is_explained_correctly(name: str, count: int) -> None:
+    model, x = made(NETWORKS[name]), pictures(count)
+    scores, maps, gradients = reference(model, x.clone(), 2)
+    assert torch.allclose(model(x.clone())[:, 2], scores), "the reference and the network are the same function"
+    with unchanged(model):
+        found = camkit.explain(model, [*x], "layer", method="hirescam", target=2)
+    assert torch.equal(x, pictures(count)), "the caller's pictures are as they were"
+    np.testing.assert_allclose([e.score for e in found], scores, rtol=1e-5)
+    np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_batch_of_pictures_is_not_written_to(name: str) -> None:
+    x = pictures()
+    with suppress(LayerError):
+        camkit.explain(made(NETWORKS[name]), x, "layer", target=2)
+    assert torch.equal(x, pictures())
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_a_layer_after_another_target_layer_is_saved_correctly(name: str) -> None:
+    model = made(NETWORKS[name])
+    _, maps, gradients = reference(model, pictures(), 2)
+    layers = select_layers(model, ["stem", "layer"])
+    with unchanged(model):
+        later = capture(model, pictures(), [ClassTarget(2)], Pass(layers, read_layout=infer_layout)).features[1]
+    torch.testing.assert_close(later.activations, maps)
+    torch.testing.assert_close(later.by_target[0], gradients)
+
+
+def test_a_layer_that_runs_twice_is_an_error_that_suggests_a_call() -> None:
+    model = made(Twice)
+    scores, maps, gradients = reference(model, pictures(), 1)
+    with unchanged(model):
+        with pytest.raises(LayerError, match=r"more than once.*'layer#2'"):
+            camkit.explain(model, pictures(), "layer", target=1)
+        found = camkit.explain(model, pictures(), "layer#2", method="hirescam", target=1)
+    np.testing.assert_allclose([e.score for e in found], scores, rtol=1e-5)
+    np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-8)
+
+
+def test_both_calls_of_a_layer_can_be_named_at_once() -> None:
+    model = made(Twice)
+    trunk = model.trunk(pictures()).detach()
+    first = model.layer(trunk).detach().requires_grad_()
+    second = model.layer(first)
+    gradients = torch.autograd.grad(model.tail(second, trunk)[:, 1].sum(), (first, second))
+    layers = select_layers(model, ["layer#1", "layer#2"])
+    found = capture(model, pictures(), [ClassTarget(1)], Pass(layers, read_layout=infer_layout)).features
+    for features, maps, gradient in zip(found, (first, second), gradients, strict=True):
+        torch.testing.assert_close(features.activations, maps.detach())
+        torch.testing.assert_close(features.by_target[0], gradient)
+
+
+class InferenceForward(Parts):
+    @torch.inference_mode()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("layer", ["layer", None])
+def test_a_forward_in_inference_mode_is_a_clear_error(layer: str | None) -> None:
+    model = in_the_middle_of_training(made(InferenceForward))
+    with unchanged(model), pytest.raises(LayerError, match="inference_mode"):
+        camkit.explain(model, pictures(), layer)
+
+
+class Detached(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        return self.tail(self.layer(x).detach(), x)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_layer_the_score_is_cut_off_from_is_an_error_and_not_a_blank_map(frozen: bool) -> None:
+    model = made(Detached).requires_grad_(not frozen)
+    with unchanged(model), pytest.raises(LayerError, match=r"does not depend on layer 'layer'.*detach"):
+        camkit.explain(model, pictures(), "layer", target=1)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "cam"])
+def test_buffers_that_a_forward_pass_writes_are_restored(method: str) -> None:
+    model = in_the_middle_of_training(made(Counting))
+    with unchanged(model, except_for="'seen' version"):
+        first, second = (camkit.explain(model, pictures(1), method=method) for _ in range(2))
+    assert first.score == second.score
+
+
+@pytest.mark.parametrize("layer", ["layer", None])
+@pytest.mark.parametrize("network", [BuildsAtFirst, Remembers, Learns, Collects])
+@pytest.mark.parametrize("warm", [False, True])
+def test_caches_that_a_forward_pass_fills_are_restored(network: type[Parts], layer: str | None, warm: bool) -> None:
+    model = made(network)
+    if warm:
+        model(pictures(2))
+    with unchanged(model):
+        found = [camkit.explain(model, pictures(count), layer, target=1) for count in (1, 4, 3)]
+        for error in (MishapError, KeyboardInterrupt):
+            with pytest.raises(error):
+                camkit.explain(model, pictures(4), layer, target=functools.partial(fails_with, error))
+
+    assert found[0].score == pytest.approx(model(pictures(1))[0, 1].item(), abs=1e-5)
+
+
+def test_no_stale_cache_is_left_to_a_model_in_training() -> None:
+    model = made(Remembers).train()
+    camkit.explain(model, pictures(1), "layer", target=1)
+    with torch.no_grad():
+        model.stem.bias += 1
+    for module in model.modules():
+        module.training = False  # unlike eval(), this does not clear a cache
+    fresh = made(Remembers)
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(model(pictures(1)), fresh(pictures(1)))
+
+
+@pytest.mark.parametrize("kind", ["sparse", "not a number", "empty", "complex", "text"])
+def test_odd_buffers_and_attributes_are_no_obstacle(kind: str) -> None:
+    model = made(Parts)
+    odd = {
+        "sparse": torch.eye(3).to_sparse(),
+        "not a number": torch.tensor([1.0, np.nan]),
+        "empty": torch.zeros(0, 4),
+        "complex": torch.tensor([1j, complex(np.nan, 1)]),
+    }
+    if kind in odd:
+        model.register_buffer("odd", odd[kind])
+    else:
+        model.odd = namedtuple("Odd", "one")([1])
+    before = None if kind not in odd else (model.odd, model.odd._version)
+    camkit.explain(model, pictures(1), "layer", target=1)
+    assert before is None or (model.odd is before[0] and model.odd._version == before[1])
+
+
+def test_a_buffer_that_waits_for_a_backward_pass_is_not_written_to() -> None:
+    model = made(Parts)
+    model.register_buffer("odd", torch.tensor([1.0, np.nan]))
+    weight = torch.ones(2, requires_grad=True)
+    waiting = (weight * model.odd).sum()
+    camkit.explain(model, pictures(1), "layer", target=1)
+    waiting.backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize("layer", ["layer", None])
+def test_random_generators_are_restored_after_a_forward_pass(layer: str | None) -> None:
+    model = made(Drawing)
+    with unchanged(model):
+        found = camkit.explain(model, pictures(1), layer, target=1)
+    assert found.score == pytest.approx(model(pictures(1))[0, 1].item()), "the pass saw the numbers a plain pass sees"
+
+
+def test_training_flags_that_a_forward_pass_sets_are_restored() -> None:
+    for model in (made(SwitchesItself), in_the_middle_of_training(made(SwitchesItself))):
+        with unchanged(model):
+            camkit.explain(model, pictures(1), "layer", target=1)
+
+
+@pytest.mark.parametrize("method", represented_by(*(name for name in METHODS if name not in SLOW), among=METHODS))
+def test_weights_of_half_precision(method: str) -> None:
+    model = copy.deepcopy(trained("resnet18")).bfloat16()
+    layer = None if not camkit.METHODS[method].layer else "layer4" if method == "cam" else "layer2"
+    with unchanged(model):
+        found = camkit.explain(model, pictures(1), layer, method=method)
+    expected = camkit.explain(trained("resnet18"), pictures(1), layer, method=method, target=found.target)
+    # FEM compares each cell with a threshold, which rounding to bf16 moves past some cells; FullGrad adds the absolute
+    # values of the rounding in every layer.
+    agreement = 0.95 if method in ("fem", "fullgrad") else 0.99
+    assert np.corrcoef(found.raw.ravel(), expected.raw.ravel())[0, 1] > agreement
+
+
+# --- abandoned streams
+
+
+def endless() -> Iterator[Tensor]:
+    while True:
+        yield from pictures()
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "dropped unstarted", "raised into"])
+def test_an_abandoned_stream_leaves_no_trace(how: str, tmp_path: Path) -> None:
+    model = in_the_middle_of_training(made(Parts))
+    photo = tmp_path / "photo.png"
+    Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8)).save(photo)
+    with unchanged(model):
+        stream = camkit.explain_many(model, itertools.repeat(photo), preprocess=lambda _: pictures()[0], batch_size=2)
+        if how != "dropped unstarted":
+            for _ in range(3):
+                next(stream)
+            assert threading.active_count() > 1, "pictures are read ahead"
+        if how == "closed":
+            stream.close()
+        elif how == "raised into":
+            with pytest.raises(MishapError):
+                stream.throw(MishapError)
+        del stream
+
+
+def test_between_two_results_the_model_is_the_users() -> None:
+    model = in_the_middle_of_training(made(Parts))
+    stream = camkit.explain_many(model, endless(), batch_size=1)
+    next(stream)
+    with unchanged(model):
+        next(stream)
+
+
+# --- several threads
+
+
+@contextmanager
+def eager_switching() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def run_together(*jobs: Callable[[], Any]) -> list[Any]:
+    """Run jobs in threads that start at the same moment; return their results, or raise the first exception."""
+    barrier = threading.Barrier(len(jobs))
+
+    def started(job: Callable[[], Any]) -> Any:
+        barrier.wait()
+        return job()
+
+    with ThreadPoolExecutor(len(jobs)) as pool, eager_switching():
+        return [future.result(timeout=300) for future in [pool.submit(started, job) for job in jobs]]
+
+
+def test_four_threads_explain_one_model_in_the_middle_of_training() -> None:
+    model = in_the_middle_of_training(trained("resnet18"))
+    calls = [
+        ("gradcam", "layer4", 1),
+        ("layercam", "layer2", 2),
+        ("cam", "layer4", 3),
+        ("hirescam", ["layer3", "layer4"], 4),
+    ]
+
+    def maps(number: int, times: int) -> list[bytes]:
+        method, layer, target = calls[number]
+        x = pictures(4)[number]
+        return [camkit.explain(model, x, layer, method=method, target=target).raw.tobytes() for _ in range(times)]
+
+    alone = [maps(number, 1) for number in range(4)]
+    with unchanged(model):
+        together = run_together(*(functools.partial(maps, number, 12) for number in range(4)))
+    assert together == [12 * each for each in alone]
+
+
+def overlapping(model: nn.Module) -> None:
+    """Explain in two threads: the second starts during the first one's pass and finishes after it."""
+    first_in, second_in, first_done = threading.Event(), threading.Event(), threading.Event()
+
+    def of_first(logits: Tensor) -> Tensor:
+        first_in.set()
+        assert second_in.wait(60)
+        return logits[:, 0]
+
+    def of_second(logits: Tensor) -> Tensor:
+        second_in.set()
+        assert first_done.wait(60)
+        return logits[:, 0]
+
+    def first() -> None:
+        camkit.explain(model, pictures(1), "layer", target=of_first)
+        first_done.set()
+
+    def second() -> None:
+        assert first_in.wait(60)
+        camkit.explain(model, pictures(1), "layer", target=of_second)
+
+    run_together(first, second)
+
+
+@pytest.mark.parametrize("network", [Parts, Drawing, Counting])
+def test_overlapping_calls_leave_no_trace(network: type[Parts]) -> None:
+    model = in_the_middle_of_training(made(network))
+    with unchanged(model, except_for="'seen' version"):
+        overlapping(model)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.extended)])
+def test_plain_passes_in_another_thread_are_undisturbed(rounds: int) -> None:
+    model, x = copy.deepcopy(trained("resnet18")).requires_grad_(requires_grad=False), pictures()
+    expected, done = model(x), threading.Event()
+
+    def explaining() -> None:
+        try:
+            for method in rounds * METHODS:
+                chosen = camkit.METHODS[method]
+                layer = None if not chosen.layer else "layer1" if chosen.needs == "pictures" else "layer4"
+                camkit.explain(model, x, layer, method=method)
+        finally:
+            done.set()  # otherwise an exception here would leave the other thread running for ever
+
+    def plain() -> list[Tensor]:
+        outputs = []
+        while not done.is_set():
+            outputs.append(model(x))
+        return outputs
+
+    _, outputs = run_together(explaining, plain)
+    assert outputs
+    assert all(torch.equal(output, expected) and not output.requires_grad for output in outputs)
+
+
+def test_a_plain_pass_survives_hooks_that_are_removed_while_it_is_in_the_layer() -> None:
+    model, x = made(Parts), pictures(1)
+    expected = model(x)
+    explaining, go_on = threading.Event(), threading.Event()
+
+    def target(logits: Tensor) -> Tensor:
+        explaining.set()
+        assert go_on.wait(60)
+        return logits[:, 0]
+
+    explainer = threading.Thread(target=camkit.explain, args=(model, x, "layer"), kwargs={"target": target})
+
+    def users(*_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            go_on.set()
+            explainer.join(60)
+
+    model.layer.register_forward_hook(users)
+    explainer.start()
+    assert explaining.wait(60)
+    assert torch.equal(model(x), expected)
+
+
+# --- nothing stays in memory
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def followed(model: nn.Module) -> list[weakref.ref[Tensor]]:
+    """Return a list that collects weak references to all tensors that modules receive or return."""
+    found: list[weakref.ref[Tensor]] = []
+    for module in model.modules():
+        module.register_forward_pre_hook(lambda _, args: found.extend(map(weakref.ref, args)))
+        module.register_forward_hook(lambda _, args, output: found.append(weakref.ref(output)))
+    return found
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("layer", ["layer4", None])
+@pytest.mark.parametrize("method", represented_by("gradcam", "cam", among=METHODS))
+def test_no_tensor_outlives_the_call(method: str, layer: str | None) -> None:
+    layer = layer if camkit.METHODS[method].layer else None
+    model = copy.deepcopy(trained("resnet18"))
+    found, x = followed(model), pictures()
+    found.append(weakref.ref(x))
+    explained = camkit.explain(model, x, layer, method=method, target=[0, None])
+    del x
+    assert len(explained) == 4
+    assert len(found) > 20
+    assert not [reference for reference in found if reference() is not None]
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("layer", ["layer", None])
+@pytest.mark.parametrize(
+    "error", represented_by(KeyboardInterrupt, among=[RuntimeError, torch.OutOfMemoryError, KeyboardInterrupt])
+)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_tensor_outlives_an_exception(fault: str, error: type[BaseException], layer: str | None) -> None:
+    model = made(Parts)
+    call = failing_call(model, fault, error)
+    found = followed(model)
+    with suppress(error):
+        call(target_layer=layer)
+    del call
+    assert found or fault == "in preprocess"
+    assert not [reference for reference in found if reference() is not None]
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("images", [["nowhere.jpg"], [torch.full((3, SIZE, SIZE), torch.nan)]])
+def test_no_tensor_outlives_a_picture_that_cannot_be_read(images: list[Any]) -> None:
+    model, x = made(Parts), pictures()
+    found = followed(model)
+    found.append(weakref.ref(x))
+    try:
+        for _ in camkit.explain_many(model, [x, *images], "layer", batch_size=1):
+            pass
+    except ImageError:
+        pass
+    del x
+    assert not [reference for reference in found if reference() is not None]
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize(
+    ("network", "arguments"),
+    [
+        (Twice, {"target_layer": "layer"}),
+        (InferenceForward, {}),
+        (Parts, {"target": 99}),
+        (Parts, {"method": "cam", "target": len}),
+        (Parts, {"target_layer": "head"}),
+    ],
+)
+def test_no_tensor_outlives_an_error_of_camkits_own(network: type[Parts], arguments: dict[str, Any]) -> None:
+    model = made(network)
+    found = followed(model)
+    try:
+        camkit.explain(model, pictures(), **arguments)
+    except (camkit.CamkitError, TypeError):
+        pass
+    else:
+        pytest.fail("there was to be an error")
+    assert not [reference for reference in found if reference() is not None]
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_loop_of_calls_does_not_pile_up_tensors() -> None:
+    model = made(Parts)
+
+    def live_tensors() -> int:
+        camkit.explain(model, pictures(), target=[0, 1])
+        return sum(issubclass(type(held), Tensor) for held in gc.get_objects())
+
+    counts = [live_tensors() for _ in range(4)]
+    assert counts[1:] == counts[1:2] * 3
+
+
+class Preparation:
+    """A preprocessing that owns a tensor, as a model's own preprocessing does."""
+
+    def __init__(self) -> None:
+        self.mean = torch.full((3, 1, 1), 0.5)
+
+    def prepare(self, picture: Image.Image) -> Tensor:
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255 - self.mean
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_the_preprocessing_is_not_kept() -> None:
+    preparation = Preparation()
+    kept = weakref.ref(preparation.mean)
+    camkit.explain(made(Parts), Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8)), preprocess=preparation.prepare)
+    del preparation
+    assert kept() is None
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_the_model_is_not_kept() -> None:
+    model = made(Parts)
+    kept = [weakref.ref(model), weakref.ref(model.stem.weight)]
+    camkit.explain(model, pictures(), target=1)
+    del model
+    assert [reference() for reference in kept] == [None, None]
+
+
+# --- buffers that a forward pass writes in unusual ways ---------------------------------------------------------------
+
+
+class Writing(nn.Module):
+    """A network whose forward pass changes its buffers with ``write``."""
+
+    def __init__(self, write: Callable[[Any, Tensor], object]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("mean", torch.zeros(4))
+        self.write = write
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.norm(self.conv(images))
+        self.write(self, maps)
+        return self.head(maps.mean((2, 3)))
+
+
+def _norm_in_training(net: Any, maps: Tensor) -> None:
+    net.norm.train()
+    net.norm(maps)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        _norm_in_training,
+        lambda net, maps: nn.functional.batch_norm(maps, net.norm.running_mean, net.norm.running_var, training=True),
+        lambda net, maps: net.mean.resize_(9),
+        lambda net, maps: net.mean.mul_(0.9).add_(maps.mean((0, 2, 3))),
+        lambda net, maps: net.mean.data.add_(1),
+        lambda net, maps: net.mean.numpy().fill(7),
+        lambda net, maps: setattr(net, "mean", None),
+        lambda net, maps: net.register_buffer("other", torch.ones(2)),
+    ],
+    ids=["train()", "batch_norm", "resize_", "graph", "data", "numpy", "None", "new"],
+)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_buffers_are_restored_however_they_were_written(write, frozen):
+    net = Writing(write).train().requires_grad_(not frozen)
+    before = {name: (buffer, buffer.clone()) for name, buffer in net.named_buffers()}
+
+    with torch.no_grad():
+        camkit.explain(net, torch.randn(3, 16, 16), "conv", target=1)
+
+    assert all(module.training for module in net.modules())
+    assert dict(net.named_buffers()).keys() == before.keys()
+    for name, buffer in net.named_buffers():
+        assert buffer is before[name][0]
+        assert torch.equal(buffer, before[name][1])
+        assert not buffer.requires_grad
+    copy.deepcopy(net)
+
+
+def test_two_threads_at_once_leave_the_compiler_as_it_was() -> None:
+    import torch._dynamo  # noqa: PLC0415 - as when something has been compiled
+
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+
+    def second() -> None:
+        first_in.wait()
+        with eagerly():
+            second_in.set()
+            first_out.wait()
+
+    runs: list[str] = []
+
+    @torch.compile(backend=lambda graph, _: lambda *args: (runs.append("compiled"), graph(*args))[1])
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second)
+        with eagerly():
+            first_in.set()
+            second_in.wait()
+        twice(torch.ones(1))
+        while_the_other_is_inside = list(runs)
+        first_out.set()
+        waiting.result()
+    assert not while_the_other_is_inside
+    twice(torch.ones(1))
+    assert runs == ["compiled"]
+
+
+class WritingEverything(nn.Module):
+    """A network whose forward pass changes whatever it can."""
+
+    def __init__(self, *, weights: bool = False) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+        self.large = nn.Linear(4, 400)
+        self.gate = nn.Parameter(torch.ones(1))
+        self.table = torch.zeros(3, 3)
+        self.array = np.zeros((2, 2))
+        self.norm, self.empty = nn.BatchNorm2d(4), nn.Identity()
+        self.widened = nn.Parameter(torch.ones(2))
+        self.recent = {"first": 1, "last": 2}
+        self.rows, self.cache = [1, 2], {"scale": torch.zeros(2)}
+        self.torch_generator = torch.Generator().manual_seed(1)
+        self.numpy_generator, self.old_generator = np.random.default_rng(2), np.random.RandomState(3)
+        self.python_generator = random.Random(4)
+        self._weights = weights
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.conv(images)
+        with torch.no_grad():
+            self.gate.mul_(1.5)
+            self.table += 1
+            self.cache["scale"].add_(1)
+            if self._weights:
+                self.large.weight.mul_(0.5)
+        self.array += 1
+        self.norm.momentum = 0.5
+        self.empty.register_parameter("added", nn.Parameter(torch.ones(1)))
+        self.widened.data = torch.zeros(3, dtype=torch.float64)
+        self.recent["first"] = self.recent.pop("first")
+        self.rows.append(0)
+        self.head.bias.requires_grad_(not self.head.bias.requires_grad)
+        self.head.weight = nn.Parameter(self.head.weight.detach() * 2)
+        torch.randn(1, generator=self.torch_generator)
+        for generator in (self.numpy_generator, self.old_generator, self.python_generator):
+            generator.random()
+        return self.head(maps.mean((2, 3))) * self.gate
+
+
+def contents_of(model: WritingEverything) -> list[object]:
+    """Return everything that the forward pass changes, in a form that can be compared."""
+    return [
+        [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()],
+        [parameter.detach().tolist() for parameter in model.parameters()],
+        model.table.tolist(),
+        model.array.tolist(),
+        [model.norm.momentum, model.widened.dtype, list(model.recent), list(model.rows)],
+        model.cache["scale"].tolist(),
+        model.torch_generator.get_state().tolist(),
+        copy.deepcopy(model.numpy_generator.bit_generator.state),
+        model.old_generator.get_state()[2],
+        model.python_generator.getstate(),
+    ]
+
+
+def test_everything_that_a_forward_pass_of_ones_own_writes_is_restored() -> None:
+    model, image = WritingEverything(), torch.randn(3, SIZE, SIZE)
+    before = contents_of(model)
+    explanation = camkit.explain(model, image, "conv", target=0)
+    assert contents_of(model) == before
+    assert explanation.status != "no_influence"
+
+
+def test_weights_that_a_forward_pass_writes_are_named() -> None:
+    model = WritingEverything(weights=True)
+    with pytest.warns(UserWarning, match=r"writes into its own parameters \(large.weight\), which camkit cannot undo"):
+        camkit.explain(model, torch.randn(3, SIZE, SIZE), "conv", target=0)
+
+
+# --- functions of the user that work in place
+
+
+@pytest.mark.parametrize("name", camkit.METHODS)
+def test_a_method_of_the_users_may_overwrite_what_it_gets(name: str) -> None:
+    """A copy of each method, which then clears its arguments, gives the same maps for both targets."""
+    method = camkit.METHODS[name]
+
+    def clearing(*given: Any) -> Tensor:
+        weights = method.weights(*given).clone()
+        for tensor in tensors_in(given):
+            tensor.zero_()
+        return weights
+
+    model, image = trained("vit" if method.needs in ATTENTION else "resnet18"), pictures(1)[0]
+    layer = "layer2" if method.layer and name != "cam" else None
+    found, expected = (
+        camkit.explain(model, image, layer, target=[1, 2], method=each)
+        for each in (replace(method, weights=clearing), name)
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.raw, other.raw)
+        assert one.raw.any()
+
+
+def test_methods_that_share_a_pass_do_not_see_what_a_users_function_overwrites() -> None:
+    def overwriting(activations: Tensor, gradients: Tensor) -> Tensor:
+        activations *= gradients.clamp_(min=0)
+        return torch.ones_like(activations)
+
+    model, image = made(Parts), pictures(1)[0]
+    explainer = camkit.Explainer(model)
+    own, *found = explainer.by_methods(image, [overwriting, "gradcam", "layercam"], 1)
+    expected = explainer.by_methods(image, ["gradcam", "layercam"], 1)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.raw, other.raw)
+    _, maps, gradients = reference(model, image[None], 1)
+    assert own.layer == "layer"
+    np.testing.assert_allclose(own.raw, maps.sum(1)[0], atol=1e-5)
+    assert gradients.min() < 0
+
+
+class Doubled(Target):
+    """Doubles all scores in place, in a way that a user might write."""
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        output["logits"] *= 2
+        return Scores(output["logits"][:, 1])
+
+
+def doubled(output: Any) -> Tensor:
+    output["logits"] *= 2
+    score: Tensor = output["logits"][:, 1]
+    return score
+
+
+class InADictionary(Parts):
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": super().forward(x)}
+
+
+@pytest.mark.parametrize("method", ["gradcam", "ablationcam", "rise", "eigencam"])
+@pytest.mark.parametrize("target", [doubled, Doubled()])
+def test_a_target_of_the_users_may_overwrite_the_output(target: Any, method: str) -> None:
+    model, image = made(InADictionary), pictures(1)[0]
+    own, *found = camkit.explain(model, image, target=[target, 1, 2], method=method)
+    expected = camkit.explain(model, image, target=[1, 2], method=method)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.raw, other.raw)
+        assert one.score == other.score
+    assert own.score == pytest.approx(2 * found[0].score)
+
+
+# --- models that overwrite what their backward passes need
+
+
+class SigmoidsElsewhere(SigmoidsInPlace):
+    """The same function, without any in-place operation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Parts.forward(self, x)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "cam"])
+def test_every_method_explains_a_model_with_sigmoids_in_place(name: str) -> None:
+    layer = "layer" if camkit.METHODS[name].layer else None
+    model, image = made(SigmoidsInPlace), pictures(1)[0]
+    expected = camkit.explain(made(SigmoidsElsewhere), image, layer, target=2, method=name)
+    with unchanged(model):
+        found = [camkit.explain(model, image, layer, target=2, method=name) for _ in range(2)]
+    for one in found:
+        np.testing.assert_allclose(one.raw, expected.raw, rtol=0, atol=1e-6 * np.abs(expected.raw).max())
+    assert expected.raw.any()
+
+
+def test_the_layer_of_a_model_with_sigmoids_in_place_is_chosen() -> None:
+    chosen = [camkit.explain(made(net), pictures(1)[0]).layer for net in (SigmoidsInPlace, SigmoidsElsewhere)]
+    assert chosen[0] == chosen[1]
+
+
+def test_several_threads_may_explain_models_with_sigmoids_in_place() -> None:
+    models, images = [made(SigmoidsInPlace) for _ in range(8)], pictures(8)
+    expected = [camkit.explain(models[0], image, "layer", target=2).raw for image in images]
+    with ThreadPoolExecutor(4) as pool:
+        rows = pool.map(lambda both: camkit.explain(*both, "layer", target=2), zip(models, images, strict=True))
+        found = [row.raw for row in rows]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_error_in_such_a_model_leaves_no_trace() -> None:
+    def fails(output: Tensor) -> Tensor:
+        fails.calls += 1
+        if fails.calls > 1:
+            raise KeyError("mine")
+        return output[:, 2]
+
+    fails.calls = 0
+    model = made(SigmoidsInPlace)
+    with unchanged(model), pytest.raises(KeyError):
+        camkit.explain(model, pictures(1)[0], "layer", target=fails)

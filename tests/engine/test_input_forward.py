@@ -1,0 +1,491 @@
+"""Score-CAM, SS-CAM, IS-CAM and RISE: the formulas, planted truth, targets, memory, and how many passes they take."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracles_pictures as oracles
+import pytest
+import torch
+from networks import A, B, C, Planted, blobs, heat_at
+from oracles import as_float64
+from PIL import Image
+from pytorch_grad_cam import ScoreCAM as PeersScoreCAM
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from torch import Tensor, nn
+from unchanged import unchanged
+
+import camkit
+from camkit.cli import main
+from camkit.engine.capture_pictures import at_once
+from camkit.errors import MethodError
+from camkit.methods import METHODS, Between, Method, Whole, variant
+from camkit.targets import above, box, contrast, segment, top
+
+AS_PUBLISHED = dict(METHODS)
+SAMPLES, STEPS, MASKS, CELLS, KEPT = 3, 4, 50, 3, 0.4
+FEW: dict[str, Method] = {
+    "scorecam": METHODS["scorecam"],
+    "sscam": variant("sscam", samples=SAMPLES, sigma=0.5),
+    "iscam": variant("iscam", steps=STEPS),
+    "rise": variant("rise", masks=MASKS, cells=CELLS, kept=KEPT),
+}
+CHANNELS, SIZE = 5, (12, 16)
+
+
+def small() -> nn.Sequential:
+    """Return a network with maps of half the picture's size, and a head that is not linear."""
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(3, CHANNELS, 3, 2, 1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(CHANNELS, 6, 3, 1, 1),
+        nn.Tanh(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, 4),
+    ]
+    return nn.Sequential(*layers).eval()
+
+
+def picture(seed: int = 1) -> Tensor:
+    return torch.randn(3, *SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def counted(model: nn.Module) -> list[int]:
+    """Return a list that gets the size of each batch that the model sees."""
+    batches: list[int] = []
+    model.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
+    return batches
+
+
+# --- the formulas
+
+
+def expected_map(name: str, model: nn.Module, image: Tensor, index: int) -> np.ndarray:
+    exact = copy.deepcopy(model).double()
+
+    def logit(array: np.ndarray) -> float:
+        with torch.no_grad():
+            return float(exact(torch.from_numpy(array)[None])[0, index])
+
+    def probability(array: np.ndarray) -> float:
+        with torch.no_grad():
+            return float(exact(torch.from_numpy(array)[None]).softmax(1)[0, index])
+
+    array = as_float64(image)
+    with torch.no_grad():
+        maps = as_float64(exact[:2](torch.from_numpy(array)[None])[0])
+    if name == "rise":
+        grids, corners = [], []
+        for number in range(MASKS):  # the draws, in the order that the method's docstring gives
+            generator = torch.Generator().manual_seed(number)
+            grids.append(as_float64((torch.rand(CELLS, CELLS, generator=generator) < KEPT).float()))
+            sides = [-(-side // CELLS) for side in SIZE]
+            corners.append(tuple(int(torch.randint(side, (), generator=generator)) for side in sides))
+        return oracles.rise(probability, array, grids, corners, KEPT)
+    if name == "sscam":
+
+        def noise(number: int) -> np.ndarray:
+            return 0.5 * as_float64(torch.randn(SIZE, generator=torch.Generator().manual_seed(number)))
+
+        return oracles.sscam(logit, array, maps, noise, SAMPLES)
+    if name == "iscam":
+        return oracles.iscam(logit, array, maps, STEPS)
+    return oracles.scorecam(logit, array, maps)
+
+
+def layer_of(name: str) -> str | None:
+    return "1" if METHODS[name].layer else None
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_the_map_equals_its_formula(name: str) -> None:
+    model, image = small(), picture()
+    found = camkit.explain(model, image, layer_of(name), method=FEW[name], target=2)
+    expected = expected_map(name, model, image, 2)
+    assert found.raw.shape == expected.shape
+    np.testing.assert_allclose(found.raw, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert expected.std() > 0.01 * np.abs(expected).max()
+
+
+def test_the_published_parameters_are_the_defaults() -> None:
+    defaults = {
+        name: {
+            option.name: option.default
+            for option in inspect.signature(AS_PUBLISHED[name].weights).parameters.values()
+            if option.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+        for name in ("scorecam", "sscam", "iscam", "rise")
+    }
+    assert defaults == {
+        "scorecam": {},
+        "sscam": {"samples": 35, "sigma": 2.0},
+        "iscam": {"steps": 10},
+        "rise": {"masks": 4000, "cells": 7, "kept": 0.5},
+    }
+
+
+def test_a_channel_that_is_the_same_everywhere_has_no_weight_and_no_pass() -> None:
+    model = small()
+    with torch.no_grad():
+        model[0].weight[1] = 0
+        model[0].bias[1] = 3
+    batches = counted(model)
+    camkit.explain(model, picture(), "1", method="scorecam", target=0)  # the first call finds the faster format
+    batches.clear()
+    found = camkit.explain(model, picture(), "1", method="scorecam", target=0)
+    assert sum(batches) == 1 + CHANNELS - 1
+    assert np.abs(found.raw).max() < 3  # the constant would show in every cell
+
+
+OF_CHANNELS = [name for name in FEW if METHODS[name].layer]
+
+
+@pytest.mark.parametrize("name", OF_CHANNELS)
+def test_without_any_channel_that_varies_there_is_no_map(name: str) -> None:
+    model = small()
+    with torch.no_grad():
+        model[0].weight.zero_()
+    found = camkit.explain(model, picture(), "1", method=FEW[name], target=0)
+    assert found.status == "no_influence"
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_maps_that_are_not_finite_are_reported_and_the_stream_goes_on(name: str) -> None:
+    model = nn.Sequential(Exp(), *small()).eval()
+    layer = "1" if METHODS[name].layer else None
+    rows = list(camkit.explain_many(model, [picture(), picture() + 1000, picture()], layer, method=FEW[name], target=0))
+    assert [row.status for row in rows] == ["ok", "non_finite", "ok"]
+
+
+class Exp(nn.Module):
+    """Makes infinite values of large ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+# --- planted truth
+
+
+@pytest.mark.parametrize("name", ["scorecam", "sscam", "iscam", "rise"])
+@pytest.mark.parametrize("places", [[A], [A, B]], ids=["one place", "two places"])
+def test_the_heat_is_where_the_decision_is_made(places: list[tuple[int, int, int]], name: str) -> None:
+    method = variant("rise", masks=600, cells=8) if name == "rise" else AS_PUBLISHED[name]
+    layer = "layer" if METHODS[name].layer else None
+    found = camkit.explain(Planted(places).eval(), blobs(), layer, method=method, target=0)
+    inside = [heat_at(found, place) for place in places]
+    outside = [heat_at(found, place) for place in (A, B, C) if place not in places]
+    assert min(inside) > 2 * max(outside), (inside, outside)
+    assert min(inside) > 2 * float(found.heatmap.mean())
+
+
+# --- targets
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_several_targets_share_the_passes(name: str) -> None:
+    model, image = small(), picture()
+    alone = [camkit.explain(model, image, layer_of(name), method=FEW[name], target=k) for k in (0, 3)]
+    batches = counted(model)
+    camkit.explain(model, image, layer_of(name), method=FEW[name], target=0)  # the first call finds the faster format
+    batches.clear()
+    together = camkit.explain(model, image, layer_of(name), method=FEW[name], target=[0, 3])
+    passes = {"scorecam": CHANNELS, "sscam": SAMPLES * CHANNELS, "iscam": (STEPS - 1) * CHANNELS, "rise": MASKS}
+    assert sum(batches) == 1 + passes[name]
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one.raw, other.raw, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_only_the_first_pass_has_a_graph(name: str) -> None:
+    model = small()
+    graphs: list[object] = []
+    model.register_forward_hook(lambda _, __, output: graphs.append(output.grad_fn))
+    camkit.explain(model, picture(), layer_of(name), method=FEW[name], target=0)  # the first call chooses the layer
+    graphs.clear()
+    camkit.explain(model, picture(), layer_of(name), method=FEW[name], target=0)
+    assert len(graphs) > 1
+    assert not any(graphs[1:])  # the first one shows whether the model ends in a softmax or sigmoid
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(
+    "target",
+    [None, "two", contrast(1, 2), lambda logits: logits[:, 0] - logits[:, 3], top(2)],
+    ids=["best", "label", "contrast", "function", "top"],
+)
+def test_targets_of_each_kind(name: str, target: Any) -> None:
+    labels = ["zero", "one", "two", "three"]
+    found = camkit.explain(small(), picture(), layer_of(name), method=FEW[name], target=target, labels=labels)
+    rows = found if isinstance(found, list) else [found]
+    assert all(np.isfinite(row.raw).all() and row.raw.any() for row in rows)
+    assert len(rows) == (2 if isinstance(target, list) or len(rows) > 1 else 1)
+
+
+def test_the_best_class_of_the_picture_is_explained_although_masks_change_it() -> None:
+    model, image = small(), picture()
+    best = camkit.explain(model, image, "1", method="scorecam")
+    named = camkit.explain(model, image, "1", method="scorecam", target=best.target)
+    assert np.array_equal(best.raw, named.raw)
+
+
+def test_a_class_that_a_picture_does_not_have_is_left_out() -> None:
+    rows = camkit.explain(small(), picture(), "1", method="scorecam", target=above(0.01))
+    assert len(rows) > 1
+    assert all(row.raw.any() for row in rows)
+
+
+@pytest.mark.parametrize("target", [1, None, segment(1, everywhere=True)], ids=["class", "best", "everywhere"])
+def test_segmentation_is_scored_where_the_class_was_predicted_in_the_picture(target: Any) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 5, 3, 2, 1), nn.ReLU(), nn.Conv2d(5, 3, 1), nn.Upsample(scale_factor=2)]
+    model, image = nn.Sequential(*layers).eval(), picture()
+    found = camkit.explain(model, image, "1", method="scorecam", target=target)
+    exact = copy.deepcopy(model).double()
+    with torch.no_grad():
+        logits = exact(image.double()[None])[0]
+        inside = (
+            logits.argmax(0) == found.target if not isinstance(target, type(segment(1))) else torch.ones(12, 16) > 0
+        )
+        maps = as_float64(exact[:2](image.double()[None])[0])
+
+    def score(array: np.ndarray) -> float:
+        with torch.no_grad():
+            return float(exact(torch.from_numpy(array)[None])[0, found.target][inside].mean())
+
+    expected = oracles.scorecam(score, as_float64(image), maps)
+    np.testing.assert_allclose(found.raw, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+class Boxes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3, 2, 1)
+
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+        scores = self.layer(images).mean((1, 2, 3)).sigmoid()
+        corners = torch.tensor([[1.0, 1.0, 8.0, 8.0]])
+        return [{"boxes": corners, "labels": torch.ones(1).long(), "scores": score[None]} for score in scores]
+
+
+@pytest.mark.parametrize("name", [*FEW, "fullgrad", "guidedbackprop", "guidedgradcam"])
+def test_boxes_are_refused(name: str) -> None:
+    method, layer = FEW.get(name, name), "layer" if METHODS[name].layer else None
+    model = Boxes().eval()
+    with unchanged(model), pytest.raises(MethodError, match="explain scores, not boxes; use 'gradcam' or 'hirescam'"):
+        camkit.explain(model, picture(), layer, method=method, target=box(0))
+
+
+# --- inputs of one and three axes
+
+
+@pytest.mark.parametrize("name", [*FEW, "fullgrad", "guidedbackprop", "guidedgradcam"])
+@pytest.mark.parametrize("axes", [1, 3])
+def test_signals_and_volumes(axes: int, name: str) -> None:
+    torch.manual_seed(0)
+    convolution = {1: nn.Conv1d, 3: nn.Conv3d}[axes]
+    pool = {1: nn.AdaptiveAvgPool1d, 3: nn.AdaptiveAvgPool3d}[axes]
+    model = nn.Sequential(convolution(2, 4, 3, 2, 1), nn.ReLU(), pool(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+    nn.init.uniform_(model[-1].weight)  # all that the maps hold is evidence
+    size = (16, 8, 12)[:axes]
+    layer = "1" if METHODS[name].layer else None
+    found = camkit.explain(model, torch.randn(2, *size), layer, method=FEW.get(name, name), target=0)
+    assert found.heatmap.shape == size
+    assert np.isfinite(found.raw).all()
+    assert found.raw.any()
+
+
+# --- batches, memory, reproducibility
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_batch_equals_its_pictures_one_by_one(name: str) -> None:
+    model = small()
+    images = torch.stack([picture(1), picture(2)])
+    together = camkit.explain(model, images, layer_of(name), method=FEW[name], target=1)
+    alone = [camkit.explain(model, image, layer_of(name), method=FEW[name], target=1) for image in images]
+    for one, other in zip(together, alone, strict=True):
+        assert np.array_equal(one.raw, other.raw)
+
+
+class LittleMemory(nn.Module):
+    """Fails for batches of more than ``most`` pictures, as a full device does."""
+
+    def __init__(self, most: int = 3) -> None:
+        super().__init__()
+        self.network, self.most = small(), most
+
+    def forward(self, images: Tensor) -> Tensor:
+        if len(images) > self.most:
+            raise torch.OutOfMemoryError("no memory left")
+        return self.network(images)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_batches_are_halved_if_memory_runs_out(name: str) -> None:
+    model, layer = LittleMemory().eval(), layer_of(name)
+    batches = counted(model)
+    found = camkit.explain(model, picture(), layer and f"network.{layer}", method=FEW[name], target=1)
+    expected = camkit.explain(model.network, picture(), layer, method=FEW[name], target=1)
+    assert max(batches) > model.most
+    assert max(batches[-2:]) <= model.most
+    np.testing.assert_allclose(found.raw, expected.raw, rtol=1e-4, atol=1e-6)
+
+
+def test_a_picture_for_which_there_is_no_memory_is_an_error() -> None:
+    model = LittleMemory(0).eval()
+    with unchanged(model), pytest.raises(torch.OutOfMemoryError):
+        camkit.explain(model, picture(), method=FEW["rise"], target=1)
+
+
+@pytest.mark.parametrize("name", ["sscam", "rise"])
+def test_random_masks_are_the_same_in_every_run_and_leave_the_generators_alone(name: str) -> None:
+    model = small()
+    maps = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with unchanged(model):
+            maps.append(camkit.explain(model, picture(), layer_of(name), method=FEW[name], target=1).raw)
+    assert np.array_equal(*maps)
+
+
+def test_bf16() -> None:
+    model, image = small(), picture()
+    full, half = (
+        camkit.explain(model, image, "1", method="scorecam", target=1, precision=precision)
+        for precision in ("fp32", "bf16-forced")
+    )
+    assert np.corrcoef(full.raw.ravel(), half.raw.ravel())[0, 1] > 0.99
+    assert not np.array_equal(full.raw, half.raw)
+
+
+# --- progress
+
+
+def test_progress_counts_the_pictures() -> None:
+    told: list[tuple[int, int]] = []
+    options: dict[str, Any] = {"target": 1, "progress": lambda *numbers: told.append(numbers)}
+    camkit.explain(small(), picture(), method=variant("rise", masks=70), **options)
+    assert told == [(done, 70) for done in [*range(0, 70, at_once(torch.device("cpu"))), 70]]
+    told.clear()
+    camkit.explain(small(), picture(), "1", **options)
+    assert told == []
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_terminal_gets_a_bar_and_a_pipe_none(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    for quiet in ([], ["--quiet"]):
+        plane = str(camkit.scenes.scene_paths()["plane-sky"])
+        assert main([plane, "-m", "demo-fair", "--method", "scorecam", "--out", str(tmp_path), *quiet]) == 0
+        printed = capsys.readouterr()
+        assert ("changed pictures" in printed.err) == (terminal and not quiet)
+        assert "changed pictures" not in printed.out
+
+
+# --- wrong calls
+
+
+def test_rise_reads_no_layer() -> None:
+    with pytest.raises(MethodError, match="method 'rise' reads the whole model and no layer; pass no target_layer"):
+        camkit.explain(small(), picture(), "1", method="rise")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: variant("rise", mask=3), "method 'rise' has no parameter 'mask'; it has masks, cells, kept"),
+        (lambda: variant("gradcam", samples=3), "method 'gradcam' has no parameter 'samples'; it has none"),
+        (lambda: variant("raise", masks=3), "unknown method 'raise'"),
+    ],
+)
+def test_wrong_variants(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(MethodError, match=said):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("rise", {"cells": 0}, "method 'rise': cells must be a whole number from 1, not 0"),
+        ("rise", {"masks": "a"}, "masks must be a whole number from 2, not 'a'"),
+        ("rise", {"masks": 2.5}, "masks must be a whole number from 2, not 2.5"),
+        ("rise", {"masks": 1}, "masks must be a whole number from 2, not 1"),
+        ("rise", {"kept": 0}, "kept must be a number between 0 and 1, not 0"),
+        ("rise", {"kept": float("nan")}, "kept must be a number between 0 and 1, not nan"),
+        ("sscam", {"samples": 0}, "samples must be a whole number from 1, not 0"),
+        ("sscam", {"samples": True}, "samples must be a whole number from 1, not True"),
+        ("sscam", {"sigma": -1}, "sigma must be a number above 0, not -1"),
+        ("sscam", {"sigma": float("inf")}, "sigma must be a number above 0, not inf"),
+        ("iscam", {"steps": 0}, "steps must be a whole number from 2, not 0"),
+    ],
+)
+def test_values_that_a_parameter_cannot_have(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(MethodError, match=said):
+        variant(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("rise", {"masks": 2, "cells": 1, "kept": 0.01}),
+        ("sscam", {"samples": 1, "sigma": 0.1}),
+        ("iscam", {"steps": 2}),
+    ],
+)
+def test_the_smallest_values_give_maps(name: str, options: dict[str, Any]) -> None:
+    found = camkit.explain(small(), picture(), layer_of(name), method=variant(name, **options), target=0)
+    assert np.isfinite(found.raw).all()
+
+
+def test_a_users_method_says_which_values_it_takes() -> None:
+    @camkit.register_method("scaled-gradcam", values={"factor": Between(0.0, 10.0), "times": Whole(0)})
+    def scaled(activations: Tensor, gradients: Tensor, *, factor: float = 1, times: int = 1, free: str = "") -> Tensor:
+        return gradients.mean((2, 3), keepdim=True) * factor**times
+
+    try:
+        assert variant("scaled-gradcam", factor=2, times=0, free="anything").name == "scaled-gradcam"
+        with pytest.raises(MethodError, match="factor must be a number between 0 and 10, not 10"):
+            variant(variant("scaled-gradcam", times=2), factor=10)
+    finally:
+        del METHODS["scaled-gradcam"]
+
+
+# --- other toolkits
+
+
+@pytest.mark.extended
+def test_score_cam_agrees_with_grad_cam_and_torchcam(test_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torchcam = pytest.importorskip("torchcam.methods")
+    model = camkit.load_model("mobilenet_v2", test_data / "weights/mobilenet_v2-coral_qat.pth", device="cpu")
+    layer = "features.13"  # of 96 channels
+    assert model.preprocess is not None
+    with Image.open(test_data / "open_photos/bird.png") as photo:
+        image = model.preprocess(photo.convert("RGB"))[None]
+    found = camkit.explain(model, image, layer, method="scorecam")
+
+    def of_grad_cam() -> np.ndarray:
+        with PeersScoreCAM(model.module, [model.module.get_submodule(layer)]) as cam:
+            return cam(image, [ClassifierOutputTarget(found.target)])[0]
+
+    def correlation(one: np.ndarray, other: np.ndarray) -> float:
+        return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
+
+    # grad-cam moves the cells: it lays the centres of the outer ones on the picture's edge.
+    assert 0.9 < correlation(found.heatmap, of_grad_cam()) < 0.99
+    monkeypatch.setattr(nn, "UpsamplingBilinear2d", lambda size: nn.Upsample(size=size, mode="bilinear"))
+    assert correlation(found.heatmap, of_grad_cam()) > 0.99
+    with torchcam.ScoreCAM(model.module, layer) as extractor, torch.inference_mode():
+        model.module(image)
+        of_torchcam = extractor(found.target)[0][0].numpy()
+    assert correlation(found.raw.clip(min=0), of_torchcam) > 0.99

@@ -1,0 +1,387 @@
+"""Ctrl-C leaves nothing behind, wherever it comes; every signal here is real."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import linecache
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from unchanged import unchanged
+
+import camkit
+import camkit.hooks
+from camkit.engine import guard, interrupts
+from camkit.engine.interrupts import interruptible, undisturbed
+from camkit.engine.streams import Task, in_order
+
+SIZE = 16
+
+
+def small() -> nn.Module:
+    """Return a network in training mode with everything that a pass would change: dropout, batch statistics, flags."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 2),
+    ).train()
+
+
+def nothing_runs() -> bool:
+    """Tell whether camkit believes that no pass is running, and Ctrl-C has its usual handler."""
+    idle = not (interrupts._waiting.blocks or guard._in_use or guard._eager or guard._generators)
+    return idle and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class CtrlC:
+    """Sends this process a Ctrl-C when it reaches the n-th line of camkit's engine or of contextlib.
+
+    Lines that hold ``with`` pass it on to the next line: Python also reports them on the way out of the block, before
+    ``__exit__`` is called, where no signal is handled. So do lines of ``interrupts.py`` without a call: Python handles
+    signals only where a function is called or a loop begins again.
+
+    Args:
+        line: n.
+        files: parts of the names of the files whose lines count.
+        events: what counts in them; "return" also counts the end of each function.
+    """
+
+    def __init__(
+        self, line: int, files: Sequence[str] = ("/camkit/", "contextlib.py"), events: Sequence[str] = ("line",)
+    ) -> None:
+        self.line, self.files, self.events = line, files, events
+        self.seen = 0
+        self.sent = False
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> CtrlC | None:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in self.files):
+            return None
+        if event in self.events:
+            self.seen += 1
+            text = linecache.getline(file, frame.f_lineno).lstrip()
+            passes_on = text.startswith("with ") or (file.endswith("/interrupts.py") and "(" not in text)
+            if self.seen >= self.line and not passes_on:
+                sys.settrace(None)
+                self.sent = True
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+@pytest.mark.parametrize("layer", ["4", None])
+def test_ctrl_c_at_any_line_of_an_explanation_leaves_nothing(layer: str | None) -> None:
+    model, image = small(), torch.randn(3, SIZE, SIZE)
+    came, before = 0, sys.gettrace()
+    step = 31 if layer else 601  # choosing the layer runs thousands of lines
+    for line in itertools.count(1, step):
+        explainer = camkit.Explainer(model, layer)
+        error = None
+        with unchanged(model):
+            sys.settrace(CtrlC(line))
+            try:
+                explainer(image, 1)
+            except KeyboardInterrupt as interrupt:
+                error = interrupt  # as a notebook does: the frames in its traceback stay alive
+            finally:
+                sys.settrace(before)
+        assert nothing_runs(), line
+        if error is None:
+            break
+        came += 1
+    assert came > 8
+
+
+def explain(model: nn.Module, images: torch.Tensor) -> None:
+    camkit.Explainer(model, "4").batch(images, 1)
+
+
+def choose(model: nn.Module, images: torch.Tensor) -> None:
+    camkit.Explainer(model)(images[0], 1)
+
+
+def diagnose(model: nn.Module, images: torch.Tensor) -> None:
+    camkit.diagnose(model, images)
+
+
+def record(model: nn.Module, images: torch.Tensor) -> None:
+    with camkit.hooks.record(model, "*", inputs=True):
+        model.eval()(images)
+
+
+DOORS: dict[Callable[[nn.Module, torch.Tensor], None], int] = {explain: 2600, record: 1400, choose: 500, diagnose: 500}
+"""How many calls each function gets; together 5,000."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[float], None]]:
+    """Return a function that sends a Ctrl-C after some seconds; 0 cancels it."""
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds) and None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def interrupted(call: Callable[[], None], alarm: Callable[[float], None], seconds: float) -> bool:
+    """Run a call, send a Ctrl-C after some seconds, and return whether that interrupted the call."""
+    try:
+        alarm(max(seconds, 1e-6))
+        call()
+        alarm(0)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a Ctrl-C in PyTorch's own __del__
+@pytest.mark.parametrize("door", DOORS)
+def test_random_ctrl_c_leaves_nothing(
+    door: Callable[[nn.Module, torch.Tensor], None], alarm: Callable[[float], None]
+) -> None:
+    model, images, chance = small(), torch.randn(2, 3, SIZE, SIZE), random.Random(7)
+    if door is record:
+        model.eval()
+    door(model, images)
+    start = time.perf_counter()
+    door(model, images)
+    seconds = time.perf_counter() - start
+    came = 0
+    for _ in range(DOORS[door]):
+        with unchanged(model):
+            came += interrupted(lambda: door(model, images), alarm, 1.2 * seconds * chance.random())
+            hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+            if door is record and (hooked or not nothing_runs()):
+                gc.collect()  # the caller's own code runs in the block; if contextlib was interrupted, this ends it
+        assert nothing_runs()
+    assert came > DOORS[door] / 4
+
+
+def wait_for_readers() -> None:
+    """Wait until camkit's threads have ended; other tests may have left threads of their own."""
+    deadline = time.monotonic() + 20
+    while any(thread.name.startswith("camkit") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "a thread never ends"
+        gc.collect()  # if contextlib was interrupted, this closes the stream
+        time.sleep(0.01)
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_random_ctrl_c_in_a_check_leaves_nothing(tmp_path: Path, alarm: Callable[[float], None]) -> None:
+    chance, generator = random.Random(8), np.random.default_rng(8)
+    for number in range(8):
+        folder = tmp_path / "data" / str(number % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        noise = generator.integers(0, 255, (48, 48, 3), dtype=np.uint8)
+        mask = np.zeros((48, 48), np.uint8)
+        mask[12:36, 12:36] = 255
+        Image.fromarray(noise).save(folder / f"{number}.png")
+        (tmp_path / "masks" / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(mask).save(tmp_path / "masks" / str(number % 2) / f"{number}.png")
+    model = small()
+
+    def check() -> None:
+        camkit.check(
+            model,
+            tmp_path / "data",
+            regions=tmp_path / "masks",
+            labels=["0", "1"],
+            preprocess=lambda picture: torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255,
+        )
+
+    check()
+    start = time.perf_counter()
+    check()
+    seconds = time.perf_counter() - start
+    came = 0
+    for _ in range(40):
+        with unchanged(model):
+            came += interrupted(check, alarm, seconds * chance.random())
+            wait_for_readers()
+        assert nothing_runs()
+    assert came > 10
+
+
+LOCKS = ("camkit/engine/streams.py", "/threading.py", "concurrent/futures/")
+"""The code that takes locks, or calls what takes them."""
+
+
+def take_stream(options: Mapping[str, Any]) -> None:
+    """Take all results of a stream with little room, so that its threads stop and start."""
+    tasks = (Task(functools.partial(bytes, 50), in_thread=number % 5 > 0, size=50) for number in range(12))
+    for _ in in_order(tasks, workers=2, ahead=4, most=200, **options):
+        pass
+
+
+def interrupt_streams() -> None:
+    """Send a Ctrl-C at every fifth line of a stream and of the locks it takes, each of which must be raised."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for options in ({"prompt": True, "cores": 1}, {"size_of": len}):
+        came = 0
+        for line in itertools.count(1, 5):
+            tracer = CtrlC(line, LOCKS, ("line", "return"))
+            sys.settrace(tracer)
+            try:
+                take_stream(options)
+            except KeyboardInterrupt:
+                came += 1
+                continue
+            finally:
+                sys.settrace(None)
+                wait_for_readers()
+            assert not tracer.sent, f"the Ctrl-C at line {line} of a stream with {options} was lost"
+            break
+        assert came > 50
+
+
+def test_ctrl_c_at_any_line_of_a_stream_leaves_no_thread_waiting() -> None:
+    call = [sys.executable, "-c", "import test_interrupts; test_interrupts.interrupt_streams()"]  # it may hang
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        call, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert not done.returncode, done.stderr
+
+
+def test_streams_that_the_collector_closes_leave_ctrl_c_as_it_was() -> None:
+    def abandon() -> None:
+        cycle: list[Any] = [in_order(iter([Task(int, in_thread=False)] * 3), workers=1, ahead=1)]
+        next(cycle[0])
+        cycle.append(cycle)
+
+    for _ in range(500):  # the handler was lost after about 50
+        abandon()
+        take_stream({})
+        assert nothing_runs()
+
+
+def test_a_thread_that_cannot_start_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, before, started = threading.Thread.start, torch.get_num_threads(), []
+
+    def start_one(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) > 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(in_order([Task(int, in_thread=True)] * 4, workers=3, ahead=3, cores=1))
+    assert torch.get_num_threads() == before
+
+
+UNCLOSED = """
+import functools
+from camkit.engine.streams import Task, in_order
+
+tasks = (Task(functools.partial(bytes, 50), in_thread=True) for _ in range(1000))
+results = in_order(tasks, workers=2, ahead=100, most=100, size_of=len)
+print(len(next(results)), flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("raise SystemExit(3)", 3), ("raise KeyboardInterrupt", -2)])
+def test_a_program_ends_although_a_stream_was_never_closed(end: str, code: int) -> None:
+    call = [sys.executable, "-c", UNCLOSED.format(end=end)]
+    done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.returncode) == ("50\n", code)
+    assert "ignored" not in done.stderr
+
+
+def test_ctrl_c_waits_and_comes_at_the_end_of_the_block() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        signal.raise_signal(signal.SIGINT)
+        reached.append("the end")
+    assert reached == ["the end"]
+    assert nothing_runs()
+
+
+def test_ctrl_c_comes_at_once_in_an_interruptible_block() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), undisturbed(), interruptible():
+        signal.raise_signal(signal.SIGINT)
+        reached.append("too far")
+    assert not reached
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        signal.raise_signal(signal.SIGINT)
+        with interruptible():
+            reached.append("too far")
+    assert not reached
+    assert nothing_runs()
+
+
+def test_the_third_ctrl_c_comes_at_once() -> None:
+    presses = []
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        for number in range(1, 10):
+            presses.append(number)
+            signal.raise_signal(signal.SIGINT)
+    assert presses == [1, 2, 3]
+    assert nothing_runs()
+
+
+def test_a_handler_that_the_model_sets_stays() -> None:
+    def own(*_: object) -> None:
+        """Ignore the signal."""
+
+    try:
+        with undisturbed():
+            signal.signal(signal.SIGINT, own)
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_process_that_ignores_ctrl_c_still_does() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with undisturbed(), interruptible():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_ctrl_c_of_the_main_thread_is_not_held_by_a_pass_in_another() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with undisturbed():
+            inside.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    inside.wait(10)
+    with suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("Ctrl-C was held back")
+    done.set()
+    thread.join()
+    assert nothing_runs()

@@ -1,0 +1,133 @@
+"""Small networks and pictures that tests of several packages use."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import re
+
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+
+import camkit
+
+
+class Parts(nn.Module):
+    """A small network with two pure functions that compute the parts before and after ``layer``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=4, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.layer: nn.Module = nn.Conv2d(8, 8, 3, padding=1)
+        self.drop = nn.Dropout()
+        self.head = nn.Linear(8, 5)
+
+    def trunk(self, x: Tensor) -> Tensor:
+        return self.norm(self.stem(x)).relu()
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return ``layer``'s output for the trunk's output."""
+        return self.layer(x)
+
+    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
+        """Return the logits for ``layer``'s output, without any in-place operation."""
+        return self.head(self.drop(maps.relu().mean((2, 3))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        return self.tail(self.layer(x), x)
+
+
+class SmallNet(nn.Module):
+    """A piecewise linear classifier; a further convolution after the explained layer, or the plain CAM head."""
+
+    def __init__(self, cam_head: bool = False, activation: type[nn.Module] = nn.ReLU) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 3, stride=2, padding=1)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Identity() if cam_head else nn.Conv2d(6, 5, 3, padding=1)
+        self.act2 = nn.Identity() if cam_head else activation()
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(6 if cam_head else 5, 4)
+        generator = torch.Generator().manual_seed(40)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+        self.eval()
+
+    def trunk(self, x: Tensor) -> Tensor:
+        return self.relu1(self.conv1(x))
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.fc(self.pool(self.act2(self.conv2(features))).flatten(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.trunk(x))
+
+
+def small_picture() -> Tensor:
+    return torch.randn(1, 3, 6, 10, generator=torch.Generator().manual_seed(41))
+
+
+class Planted(nn.Module):
+    """Feature map k is the mean of colour k over 4 x 4 pixels; the score is the sum of given cells of given maps."""
+
+    def __init__(self, places: list[tuple[int, int, int]], gain: float = 8.0) -> None:
+        super().__init__()
+        self.layer = nn.AvgPool2d(4)
+        weight = torch.zeros(2, 3, 8, 8)
+        for place in places:
+            weight[(0, *place)] = gain
+        self.register_buffer("weight", weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.einsum("nchw,kchw->nk", self.layer(images), self.weight)
+
+
+A, B, C = (0, 1, 2), (1, 5, 6), (2, 6, 1)  # colour, row, column
+
+
+def blobs() -> Tensor:
+    """Return a picture with one bright square of 4 x 4 pixels for each place, in the place's colour."""
+    image = torch.zeros(3, 32, 32)
+    for colour, row, column in (A, B, C):
+        image[colour, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 1
+    return image
+
+
+def heat_at(found: camkit.Explanation, place: tuple[int, int, int]) -> float:
+    _, row, column = place
+    return float(found.heatmap[4 * row : 4 * row + 4, 4 * column : 4 * column + 4].mean())
+
+
+@functools.cache
+def network(name: str) -> nn.Module:
+    torch.manual_seed(1)
+    if name == "vgg11":  # its own head is 120 million numbers
+        model: nn.Module = torchvision.models.vgg11(num_classes=10, init_weights=False)
+        model.classifier = nn.Sequential(
+            nn.Linear(512 * 49, 32), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(32, 10)
+        )
+    elif name == "vit_b_32":
+        model = torchvision.models.vit_b_32(num_classes=10, image_size=64)
+        nn.init.normal_(model.heads.head.weight)  # torchvision starts with a head of zeros
+    else:
+        model = torchvision.models.get_model(name, weights=None, num_classes=10)
+    return model.eval()
+
+
+def shown_in(html: str) -> np.ndarray:
+    data = re.search(r'src="data:image/png;base64,([^"]+)"', html)
+    assert data
+    with Image.open(io.BytesIO(base64.b64decode(data[1]))) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+def planted_picture() -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.rand(1, 3, 8, 8, generator=generator) * 0.2 + 0.4

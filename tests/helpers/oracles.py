@@ -1,0 +1,459 @@
+"""Slow references, written from the papers' formulas in float64 with explicit loops.
+
+Each oracle takes one image: activations A (C, \\*grid), and either the gradients dS/dA of the same shape or, for CAM,
+the class weights (C,). It returns the signed map (\\*grid) before any ReLU on the sum. The grid may have any number of
+axes; the papers write two of them, i and j.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray
+Cell = tuple[int, ...]
+Score = Callable[[Tensor], Tensor]
+ScoreOfMaps = Callable[[Array], float]
+
+
+def as_float64(values: Array | Tensor) -> Array:
+    """Return the values as a float64 array; the conversion is exact."""
+    if isinstance(values, Tensor):
+        values = values.detach().to("cpu", torch.float64).numpy()
+    return np.asarray(values, dtype=np.float64)
+
+
+def cells_of(channel: Array) -> list[Cell]:
+    """Return the index of every cell of a grid."""
+    return list(np.ndindex(*channel.shape))
+
+
+def weighted_by_channel(activations: Array, weights: list[float]) -> Array:
+    """Return sum_k w_k A^k, cell by cell."""
+    total = np.zeros(activations.shape[1:])
+    for k, weight in enumerate(weights):
+        for cell in cells_of(total):
+            total[cell] += weight * activations[k][cell]
+    return total
+
+
+def cam(activations: Array | Tensor, class_weights: Array | Tensor) -> Array:
+    """CAM: M_c(x, y) = sum_k w_k^c f_k(x, y), Zhou et al. 2016 (CVPR), Eq. 2.
+
+    w^c is the row of the final linear layer that belongs to class c; its bias has no position on the map.
+    """
+    a, w = as_float64(activations), as_float64(class_weights)
+    return weighted_by_channel(a, [float(w[k]) for k in range(len(a))])
+
+
+def gradcam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """Grad-CAM: alpha_k = 1/Z sum_ij dS/dA_ij^k, map = sum_k alpha_k A^k, Selvaraju et al. 2017 (ICCV), Eq. 1 and 2."""
+    a, g = as_float64(activations), as_float64(gradients)
+    weights = []
+    for k in range(len(a)):
+        total = 0.0
+        for cell in cells_of(a[k]):
+            total += g[k][cell]
+        weights.append(total / math.prod(a[k].shape))
+    return weighted_by_channel(a, weights)
+
+
+def gradcam_plus_plus(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """Grad-CAM++: alpha_ij = g_ij^2 / (2 g_ij^2 + sum_ab A_ab g_ij^3), Chattopadhay et al. 2018 (WACV), Eq. 19.
+
+    w_k = sum_ij alpha_ij relu(dY/dA_ij), map = sum_k w_k A^k, with Y = exp(S), so dY/dA = exp(S) g; the factor exp(S)
+    is common to all weights and left out. alpha is 0 where g is 0. A cell with negative g adds nothing whatever its
+    alpha. In the paper A is a feature map after a ReLU, so sum_ab A_ab cannot be negative; for a layer with negative
+    values the sum is that of relu(A_ab), and the denominator is at least 2 g_ij^2.
+    """
+    a, g = as_float64(activations), as_float64(gradients)
+    weights = []
+    for k in range(len(a)):
+        weight = 0.0
+        for cell in cells_of(a[k]):
+            g_ij = float(g[k][cell])
+            if g_ij <= 0.0:
+                continue
+            third = 0.0
+            for other in cells_of(a[k]):
+                third += max(float(a[k][other]), 0.0) * g_ij**3
+            weight += g_ij**2 / (2 * g_ij**2 + third) * g_ij
+        weights.append(weight)
+    return weighted_by_channel(a, weights)
+
+
+def hirescam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """HiResCAM: map = sum_k dS/dA^k * A^k, element by element, Draelos & Carin 2020 (arXiv:2011.08891)."""
+    a, g = as_float64(activations), as_float64(gradients)
+    total = np.zeros(a.shape[1:])
+    for k in range(len(a)):
+        for cell in cells_of(total):
+            total[cell] += g[k][cell] * a[k][cell]
+    return total
+
+
+def xgradcam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """XGrad-CAM: w_k = sum_ij A_ij^k / (sum_ab A_ab^k) dS/dA_ij^k, Fu et al. 2020 (BMVC, arXiv:2008.02312).
+
+    A channel that is zero everywhere has no weight by the formula (0/0) and no share in the map under any weight; it
+    gets 0.
+    """
+    a, g = as_float64(activations), as_float64(gradients)
+    weights = []
+    for k in range(len(a)):
+        if not a[k].any():
+            weights.append(0.0)
+            continue
+        channel_sum = 0.0
+        for cell in cells_of(a[k]):
+            channel_sum += float(a[k][cell])
+        weight = 0.0
+        for cell in cells_of(a[k]):
+            weight += float(a[k][cell]) / channel_sum * float(g[k][cell])
+        weights.append(weight)
+    return weighted_by_channel(a, weights)
+
+
+def layercam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """LayerCAM: map_ij = sum_k relu(dS/dA_ij^k) A_ij^k, Jiang et al. 2021 (IEEE TIP 30)."""
+    a, g = as_float64(activations), as_float64(gradients)
+    total = np.zeros(a.shape[1:])
+    for k in range(len(a)):
+        for cell in cells_of(total):
+            total[cell] += max(g[k][cell], 0.0) * a[k][cell]
+    return total
+
+
+def gradcam_elementwise(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """Elementwise Grad-CAM: map_ij = sum_k relu(dS/dA_ij^k A_ij^k), after Pillai & Pirsiavash 2021 (AAAI)."""
+    a, g = as_float64(activations), as_float64(gradients)
+    total = np.zeros(a.shape[1:])
+    for k in range(len(a)):
+        for cell in cells_of(total):
+            total[cell] += max(g[k][cell] * a[k][cell], 0.0)
+    return total
+
+
+def principal_direction(matrix: Array) -> Array:
+    """Return the first right singular vector of a matrix (cells, channels), with the sign of a positive mean."""
+    _, _, right = np.linalg.svd(matrix, full_matrices=False)
+    first: Array = right[0]
+    return first if float((matrix @ first).sum()) >= 0 else -first
+
+
+def by_cell(activations: Array) -> Array:
+    """Return a matrix with a row for each cell and a column for each channel."""
+    return np.stack([[channel[cell] for channel in activations] for cell in cells_of(activations[0])])
+
+
+def on_grid(values: Array, grid: tuple[int, ...]) -> Array:
+    """Return one value per cell as a map."""
+    total = np.zeros(grid)
+    for cell, value in zip(cells_of(total), values, strict=True):
+        total[cell] = value
+    return total
+
+
+def eigencam(activations: Array | Tensor) -> Array:
+    """Eigen-CAM: M = A V_1, with A = U S V^T, A (cells, channels), Muhammad & Yeasin 2020 (IJCNN), Eq. 2 to 4."""
+    a = as_float64(activations)
+    matrix = by_cell(a)
+    return on_grid(matrix @ principal_direction(matrix), a.shape[1:])
+
+
+def eigengradcam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """EigenGrad-CAM: the same with A replaced by gradient times activation."""
+    return eigencam(as_float64(activations) * as_float64(gradients))
+
+
+def kpcacam(activations: Array | Tensor) -> Array:
+    """KPCA-CAM: the first kernel principal component of the cells, Karmani et al. 2024 (arXiv:2410.00267).
+
+    The kernel is the sigmoid, tanh(x y / C + 1), of cells less their mean.
+    """
+    a = as_float64(activations)
+    matrix = by_cell(a)
+    matrix = matrix - matrix.mean(0)
+    cells = len(matrix)
+    kernel = np.zeros((cells, cells))
+    for i in range(cells):
+        for j in range(cells):
+            kernel[i, j] = math.tanh(float(matrix[i] @ matrix[j]) / matrix.shape[1] + 1)
+    centring = np.eye(cells) - np.full((cells, cells), 1 / cells)
+    values, vectors = np.linalg.eigh(centring @ kernel @ centring)
+    projection = vectors[:, -1] * math.sqrt(max(float(values[-1]), 0.0))
+    strength = np.array([float(row.sum()) for row in matrix])
+    return on_grid(projection if float(projection @ strength) >= 0 else -projection, a.shape[1:])
+
+
+def fem(activations: Array | Tensor) -> Array:
+    """FEM: sum_k mean(A_k) where A_k > mean(A_k) + 2 std(A_k), Fuad et al. 2020 (IPTA)."""
+    a = as_float64(activations)
+    total = np.zeros(a.shape[1:])
+    for channel in a:
+        limit = channel.mean() + 2 * channel.std()
+        for cell in cells_of(channel):
+            if channel[cell] > limit:
+                total[cell] += channel.mean()
+    return total
+
+
+def ablationcam(activations: Array | Tensor, score: ScoreOfMaps) -> Array:
+    """Ablation-CAM: w_k = S - S_k with channel k set to zero, Desai & Ramaswamy 2020 (WACV), Eq. 2 without its 1/S."""
+    a = as_float64(activations)
+    weights = []
+    for k in range(len(a)):
+        without = a.copy()
+        without[k] = 0
+        weights.append(score(a) - score(without))
+    return weighted_by_channel(a, weights)
+
+
+def feature_scorecam(activations: Array | Tensor, score: ScoreOfMaps) -> Array:
+    """Score-CAM (Wang et al. 2020, Eq. 3 to 5) with the feature maps in the place of the picture.
+
+    H_k is channel k scaled to 0..1, C_k = S(A H_k) - S(0), w = softmax(C). A constant channel has no weight.
+    """
+    a = as_float64(activations)
+    increases: dict[int, float] = {}
+    for k, channel in enumerate(a):
+        low, high = float(channel.min()), float(channel.max())
+        if low == high:
+            continue
+        masked = np.stack([other * (channel - low) / (high - low) for other in a])
+        increases[k] = score(masked) - score(np.zeros_like(a))
+    total = sum(math.exp(value - max(increases.values())) for value in increases.values())
+    weights = [0.0] * len(a)
+    for k, value in increases.items():
+        weights[k] = math.exp(value - max(increases.values())) / total
+    return weighted_by_channel(a, weights)
+
+
+def reciprocam(activations: Array | Tensor, score: ScoreOfMaps) -> Array:
+    """Recipro-CAM: S of the maps times a 3 x 3 Gaussian (1/4, 1/2, 1/4 per axis) at each cell, less the lowest.
+
+    Byun & Lee 2022 (arXiv:2209.14074), Eq. 2 to 4. The division by the largest value belongs to the drawing.
+    """
+    a = as_float64(activations)
+    total = np.zeros(a.shape[1:])
+    for middle in cells_of(total):
+        masked = np.zeros_like(a)
+        for cell in cells_of(total):
+            steps = [abs(x - y) for x, y in zip(cell, middle, strict=True)]
+            if max(steps) <= 1:
+                share = math.prod(0.5 if step == 0 else 0.25 for step in steps)
+                for k in range(len(a)):
+                    masked[(k, *cell)] = a[(k, *cell)] * share
+        total[middle] = score(masked)
+    return total - total.min()
+
+
+def shapleycam(activations: Array | Tensor, score: Score) -> Array:
+    """ShapleyCAM: w_k = mean_ij (g - H A / 2)_ij, Cai 2025 (arXiv:2501.06261), H the Hessian of the score.
+
+    H A is the change of the gradient along A, by central differences of the gradient. ``score`` takes float64 maps.
+    """
+    a = torch.from_numpy(as_float64(activations))
+
+    def gradient(maps: Tensor) -> Array:
+        leaf = maps.clone().requires_grad_()
+        (found,) = torch.autograd.grad(score(leaf), leaf)
+        return as_float64(found)
+
+    step = 1e-5
+    product = (gradient(a + step * a) - gradient(a - step * a)) / (2 * step)
+    change = gradient(a) - product / 2
+    return weighted_by_channel(as_float64(a), [float(channel.mean()) for channel in change])
+
+
+def expected(activations: Array | Tensor, references: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """Expected gradients: the mean over B and a of (A - B) dS/dA at B + a (A - B), Erion et al. 2021, arXiv:1906.10670.
+
+    ``references`` and ``gradients`` are (M, C, \\*grid), the gradients taken on the way from each reference to A. The
+    paper attributes to each feature; the map adds the channels of a cell up.
+    """
+    a, references, gradients = as_float64(activations), as_float64(references), as_float64(gradients)
+    total = np.zeros(a.shape[1:])
+    for b, g in zip(references, gradients, strict=True):
+        for k in range(len(a)):
+            for cell in cells_of(total):
+                total[cell] += (a[k][cell] - b[k][cell]) * g[k][cell] / len(references)
+    return total
+
+
+ORACLES: dict[str, Callable[[Array | Tensor, Array | Tensor], Array]] = {
+    "cam": cam,
+    "gradcam": gradcam,
+    "gradcam++": gradcam_plus_plus,
+    "hirescam": hirescam,
+    "xgradcam": xgradcam,
+    "layercam": layercam,
+    "gradcam-elementwise": gradcam_elementwise,
+}
+"""The methods that weigh by gradients or class weights."""
+
+OF_ACTIVATIONS: dict[str, Callable[[Array | Tensor], Array]] = {
+    "eigencam": eigencam,
+    "fem": fem,
+    "kpcacam": kpcacam,
+}
+"""The methods that take feature maps alone."""
+
+OF_SCORES: dict[str, Callable[[Array | Tensor, ScoreOfMaps], Array]] = {
+    "ablationcam": ablationcam,
+    "feature-scorecam": feature_scorecam,
+    "reciprocam": reciprocam,
+}
+"""The methods that run the head on changed feature maps."""
+
+
+ALL_ORACLES = {
+    **ORACLES,
+    **OF_ACTIVATIONS,
+    **OF_SCORES,
+    "eigengradcam": eigengradcam,
+    "finercam": gradcam,
+    "shapleycam": shapleycam,
+    "refinecam": gradcam_plus_plus,
+    "expected": expected,
+}
+"""Every method. What is special about the last ones, such as Finer-CAM's score, has tests of its own."""
+
+
+def gradient_by_differences(score: Score, activations: Array | Tensor, step: float = 1e-4) -> Array:
+    """Return dS/dA by central differences, (S(A + h e_ij) - S(A - h e_ij)) / 2h, one cell at a time.
+
+    No autograd takes part. Exact up to rounding where S is linear within ``step`` of A, else off by O(step^2).
+    """
+    a = as_float64(activations)
+    gradients = np.zeros_like(a)
+    for cell in cells_of(a):
+        up, down = a.copy(), a.copy()
+        up[cell] += step
+        down[cell] -= step
+        with torch.no_grad():
+            rise = float(score(torch.from_numpy(up))) - float(score(torch.from_numpy(down)))
+        gradients[cell] = rise / (2 * step)
+    return gradients
+
+
+def derivatives_of_exp_score(score: Score, activations: Array | Tensor, cell: Cell) -> tuple[float, float, float]:
+    """Return dY/dA, d2Y/dA2 and d3Y/dA3 of Y = exp(S) with respect to one cell, by repeated differentiation."""
+    a = torch.from_numpy(as_float64(activations))
+    direction = torch.zeros_like(a)
+    direction[cell] = 1.0
+    shift = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    derivative = torch.exp(score(a + shift * direction))
+    found = []
+    for _ in range(3):
+        (derivative,) = torch.autograd.grad(derivative, shift, create_graph=True)
+        found.append(float(derivative.detach()))
+    return found[0], found[1], found[2]
+
+
+def gradcam_plus_plus_by_derivatives(score: Score, activations: Array | Tensor) -> Array:
+    """Grad-CAM++ before its closed form: alpha from the true derivatives of Y = exp(S), Chattopadhay et al. 2018.
+
+    alpha_ij = d2Y/dA_ij^2 / (2 d2Y/dA_ij^2 + sum_ab A_ab d3Y/dA_ij^3), w_k = sum_ij alpha_ij relu(dY/dA_ij). Here the
+    factor exp(S) stays in the weights. Eq. 19 is this formula where S has no second derivative of its own.
+    """
+    a = as_float64(activations)
+    weights = []
+    for k in range(len(a)):
+        weight = 0.0
+        for cell in cells_of(a[k]):
+            first, second, third = derivatives_of_exp_score(score, a, (k, *cell))
+            if first <= 0.0:
+                continue
+            weighted_third = 0.0
+            for other in cells_of(a[k]):
+                weighted_third += float(a[k][other]) * third
+            weight += second / (2 * second + weighted_third) * first
+        weights.append(weight)
+    return weighted_by_channel(a, weights)
+
+
+def source_position(pixel: int, pixels: int, cells: int) -> tuple[int, int, float]:
+    """Return the two grid cells around a pixel's centre and the share of the second one.
+
+    Centres lie at half-integers: pixel p sits at (p + 1/2) cells/pixels - 1/2 on the grid. Outside the first and last
+    cell's centre the border value is repeated.
+    """
+    position = (pixel + 0.5) * cells / pixels - 0.5
+    position = min(max(position, 0.0), cells - 1.0)
+    below = math.floor(position)
+    return below, min(below + 1, cells - 1), position - below
+
+
+def heatmap_oracle(raw: Array | Tensor, size: tuple[int, int]) -> Array:
+    """Return the picture (H, W) of a signed map (h, w): ReLU, bilinear upsampling, division by the largest value.
+
+    A map without a positive value gives zeros.
+    """
+    positive = as_float64(raw).copy()
+    h, w = positive.shape
+    for cell in cells_of(positive):
+        positive[cell] = max(positive[cell], 0.0)
+    picture = np.zeros(size)
+    for y in range(size[0]):
+        top, bottom, down = source_position(y, size[0], h)
+        for x in range(size[1]):
+            left, right, across = source_position(x, size[1], w)
+            upper = (1 - across) * positive[top, left] + across * positive[top, right]
+            lower = (1 - across) * positive[bottom, left] + across * positive[bottom, right]
+            picture[y, x] = (1 - down) * upper + down * lower
+    largest = picture.max()
+    return picture / largest if largest > 0 else np.zeros(size)
+
+
+def multiplicative_updates(cells: Array, strengths: Array, vectors: Array, updates: int) -> tuple[Array, Array]:
+    """Lee and Seung 2001 (NIPS), Eq. 4, as deep feature factorisation uses it (Collins et al. 2018, Eq. 2).
+
+    V (cells, C) is near H W: H_ik <- H_ik (V W^T)_ik / (H W W^T)_ik, then W_kj <- W_kj (H^T V)_kj / (H^T H W)_kj.
+    """
+    h, w = strengths.copy(), vectors.copy()
+    for _ in range(updates):
+        above, below = cells @ w.T, h @ w @ w.T
+        for place in np.ndindex(*h.shape):
+            h[place] *= above[place] / below[place]
+        above, below = h.T @ cells, h.T @ h @ w
+        for place in np.ndindex(*w.shape):
+            w[place] *= above[place] / below[place]
+    return h, w
+
+
+def mean_over_versions(
+    signed_map: Callable[[Tensor], Array], image: Tensor, columns: Sequence[float] | None = None
+) -> Array:
+    """Test-time augmentation: the mean of the maps of a picture and its mirror image, each times 0.9, 1 and 1.1.
+
+    ``signed_map(image)`` returns the map of one picture (c, \\*size). The maps of mirror images are mirrored back. If
+    it is known at which pixels the columns of a map look, its values between them are interpolated.
+    """
+    total: Array | None = None
+    for factor in (0.9, 1.0, 1.1):
+        for mirrored in (False, True):
+            version = torch.flip(image, [-1]) if mirrored else image
+            found = signed_map(version * factor)
+            found = found[..., ::-1] if mirrored else found
+            if mirrored and columns is not None:
+                places = [image.shape[-1] - 1 - place for place in reversed(columns)]
+                found = np.apply_along_axis(lambda row: np.interp(columns, places, row), -1, found)  # noqa: B023
+            total = found.copy() if total is None else total + found
+    assert total is not None
+    return total / 6
+
+
+def principal_map(weighted: Array) -> Array:
+    """Return the projection of weighted maps (C, \\*grid) on their first right singular vector.
+
+    The vector gets the sign with which the projection agrees with the sum of the maps over the channels.
+    """
+    matrix = by_cell(weighted)
+    projection = matrix @ np.linalg.svd(matrix, full_matrices=False)[2][0]
+    agrees = float(projection @ matrix.sum(1)) >= 0
+    return on_grid(projection if agrees else -projection, weighted.shape[1:])

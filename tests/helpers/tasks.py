@@ -1,0 +1,108 @@
+"""A segmenter and a detector made of the network that camkit ships, and the scenes that they see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from drawn_scenes import draw
+from torch import Tensor, nn
+from torch.nn import functional
+
+from camkit.demo import scenes
+from camkit.demo.scenes import LABELS
+from camkit.models.scene_net import MEAN, STD
+
+SIDE = 128
+
+
+class Segmenting(nn.Module):
+    """The demo's trained network as a fully convolutional one: its head applied to each cell (Zhou et al. 2016)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        net = scenes.load_scene_net("demo-fair")
+        self.features, linear = net.features, net.head
+        self.head = nn.Conv2d(linear.in_features, len(LABELS), 1)
+        with torch.no_grad():
+            self.head.weight.copy_(linear.weight[:, :, None, None])
+            self.head.bias.copy_(linear.bias)
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        maps = self.head(self.features(images))
+        background = torch.full_like(maps[:, :1], 6.0)
+        maps = torch.cat([background, maps], dim=1)
+        return {"out": functional.interpolate(maps, size=images.shape[2:], mode="bilinear", align_corners=False)}
+
+
+class Detecting(nn.Module):
+    """Finds one box in each 128 columns of a picture: around the cells that speak for the best class there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = Segmenting()
+
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+        return [self.boxes(maps) for maps in self.maps(images)["out"]]
+
+    def boxes(self, maps: Tensor) -> dict[str, Tensor]:
+        found: list[tuple[Tensor, int, list[float]]] = []
+        for start in range(0, maps.shape[2], SIDE):
+            part = maps[1:, :, start : start + SIDE]
+            label = int(part.detach().mean((1, 2)).argmax()) + 1
+            there = part[label - 1].detach()
+            rows, columns = torch.nonzero(there > 0.5 * there.max(), as_tuple=True)
+            left, right = int(columns.min()), int(columns.max()) + 1
+            top_, bottom = int(rows.min()), int(rows.max()) + 1
+            score = part[label - 1, top_:bottom, left:right].mean().div(10).sigmoid()
+            found.append((score, label, [left + start, top_, right + start, bottom]))
+        found.sort(key=lambda one: -float(one[0].detach()))
+        return {
+            "boxes": torch.tensor([one[2] for one in found]).float(),
+            "labels": torch.tensor([one[1] for one in found]),
+            "scores": torch.stack([one[0] for one in found]),
+        }
+
+
+def scene(thing: str, background: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    drawn = draw(np.random.default_rng(seed), thing, background, SIDE)
+    return drawn.image, drawn.mask
+
+
+def beside(*things: tuple[str, str, int]) -> tuple[Tensor, list[np.ndarray]]:
+    """Return scenes side by side as a model's input, and each object's mask on the whole."""
+    drawn = [scene(*thing) for thing in things]
+    picture = np.concatenate([picture for picture, _ in drawn], axis=1)
+    masks = []
+    for number, (_, mask) in enumerate(drawn):
+        whole = np.zeros(picture.shape[:2], bool)
+        whole[:, number * SIDE : (number + 1) * SIDE] = mask
+        masks.append(whole)
+    tensor = torch.from_numpy(picture.copy()).permute(2, 0, 1).float() / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+    return (tensor - mean) / std, masks
+
+
+class Padding(nn.Module):
+    """Resizes its input to twice its size and pads it at the right, as detectors do; the grid shows the padding too."""
+
+    class Batch:
+        def __init__(self, tensors: Tensor, sizes: list[tuple[int, int]]) -> None:
+            self.tensors, self.image_sizes = tensors, sizes
+
+    class Transform(nn.Module):
+        def forward(self, images: Tensor) -> Any:
+            resized = functional.interpolate(images, scale_factor=2.0)
+            sizes = [(resized.shape[2], resized.shape[3])] * len(images)
+            return Padding.Batch(functional.pad(resized, (0, resized.shape[3])), sizes), None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = Padding.Transform()
+        self.patches = nn.Conv2d(3, 4, 8, 8)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        batch, _ = self.transform(images)
+        return self.head(self.patches(batch.tensors).mean((2, 3)))

@@ -1,0 +1,748 @@
+"""Every method against its slow reference, and the properties its formula promises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_oracles import ORACLES as ATTENTION_ORACLES
+from checked import violations
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
+from networks import SmallNet, small_picture
+from oracles import (
+    ALL_ORACLES,
+    ORACLES,
+    as_float64,
+    gradcam,
+    gradcam_plus_plus,
+    gradcam_plus_plus_by_derivatives,
+    gradient_by_differences,
+    heatmap_oracle,
+)
+from oracles_pictures import OF_PICTURES
+from torch import Tensor, nn
+
+import camkit
+from camkit.cli import main
+from camkit.comparison.recommendation import REFERENCES
+from camkit.demo.scenes import scene_paths
+from camkit.engine.heatmap import to_heatmap, weighted_sum
+from camkit.errors import MethodError
+from camkit.methods import METHODS, WEIGHTED, check_weights, find_method
+
+NAMES = tuple(ORACLES)
+GRADIENT_NAMES = tuple(name for name in NAMES if name != "cam")
+# Multiplying the gradients by a positive number multiplies the map by it. Eq. 19 of Grad-CAM++ adds 2 to g * sum(A), so
+# there the scale of the logits is part of the definition.
+SCALE_FREE = tuple(name for name in NAMES if name != "gradcam++")
+SCALES = (1e-6, 1e-3, 1e3, 1e6)
+SIZE = (17, 23)
+PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def random_pair(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return activations with both signs and gradients (N, C, *grid)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+def make_cases() -> dict[str, tuple[Tensor, Tensor]]:
+    """Return activations and gradients for every kind of input a network can produce."""
+    cases: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def add(name: str, shape: tuple[int, ...], seed: int, relu: bool = True) -> tuple[Tensor, Tensor]:
+        activations, gradients = random_pair(shape, seed)
+        cases[name] = (activations.relu() if relu else activations, gradients)
+        return cases[name]
+
+    add("after a ReLU", (3, 6, 5, 5), 1)
+    # The seeds of signed cases keep clear of XGrad-CAM's pole, sum(A) = 0, where float32 loses digits.
+    add("signed", (3, 6, 5, 5), 332, relu=False)
+    activations, _ = add("channels that are zero", (3, 6, 4, 4), 3)
+    activations[0, 0] = 0
+    activations[1, 2:5] = 0
+    activations[2] = 0
+    _, gradients = add("gradients that are zero", (3, 6, 4, 4), 4)
+    gradients[0] = 0
+    gradients[1, 3] = 0
+    gradients[2, :, 1:3] = 0
+    _, gradients = add("no positive gradient", (2, 5, 4, 4), 5)
+    gradients.abs_().neg_()
+    add("one cell", (2, 6, 1, 1), 6)
+    add("one cell, signed", (2, 6, 1, 1), 386, relu=False)
+    add("wide grid", (2, 5, 2, 7), 8)
+    add("tall grid", (2, 5, 7, 3), 9)
+    add("one channel", (2, 1, 4, 5), 10)
+    add("sequence", (2, 5, 9), 11)
+    add("volume", (2, 5, 3, 2, 4), 12)
+    add("volume, signed", (2, 5, 2, 4, 3), 359, relu=False)
+    activations, _ = add("channels of very different size", (2, 6, 5, 5), 14)
+    activations *= torch.logspace(-4, 4, 6)[:, None, None]
+    activations, gradients = add("small integers", (2, 8, 3, 3), 15)
+    activations.copy_(activations.mul(1.5).round())
+    gradients.copy_(gradients.round())
+    # 2 + g * sum(A) is exactly 0 in the first channel, under a gradient that the ReLU of the weights removes.
+    activations[:, 0] = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    gradients[:, 0] = -1.0
+    gradients[:, 0, 1, 2] = 1.0
+    activations, gradients = add("channels_last memory", (2, 6, 4, 3), 16)
+    cases["channels_last memory"] = (
+        activations.to(memory_format=torch.channels_last),
+        gradients.to(memory_format=torch.channels_last),
+    )
+    return cases
+
+
+CASES = make_cases()
+
+
+def second_argument(name: str, gradients: Tensor) -> Tensor:
+    """Return what the method weighs by: the gradients, or for CAM one class weight per channel."""
+    return gradients.flatten(2)[:, :, 0].contiguous() if name == "cam" else gradients
+
+
+def signed_map(name: str, activations: Tensor, second: Tensor) -> Tensor:
+    return weighted_sum(METHODS[name].weights(activations, second), activations)
+
+
+def oracle_maps(name: str, activations: Tensor, second: Tensor) -> np.ndarray:
+    return np.stack([ORACLES[name](a, s) for a, s in zip(activations, second, strict=True)])
+
+
+def assert_close_to(found: Tensor | np.ndarray, expected: np.ndarray, tolerance: float = 1e-5) -> None:
+    """Assert that maps (N, ...) differ from the expected ones by at most a share of each map's largest value."""
+    found = as_float64(found)
+    assert found.shape == expected.shape
+    assert np.isfinite(found).all()
+    for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        off = np.abs(ours - theirs).max()
+        allowed = tolerance * np.abs(theirs).max()
+        assert off <= allowed, f"map {index} is off by {off:.3g}, allowed are {allowed:.3g}"
+
+
+def test_every_oracle_has_a_method_that_says_what_it_is() -> None:
+    for name in NAMES:
+        method = METHODS[name]
+        assert method.name == name
+        assert method.needs == ("head" if name == "cam" else "gradients")
+        assert method.title
+        assert method.paper
+
+
+def test_every_method_has_an_oracle() -> None:
+    missing = [name for name in METHODS if name not in {*ALL_ORACLES, *OF_PICTURES, *ATTENTION_ORACLES}]
+    assert not missing, f"{', '.join(missing)}: write the slow reference into tests/oracles.py and list it there"
+
+
+@pytest.mark.parametrize("name", GRADIENT_NAMES)
+def test_shapes_are_checked_although_the_methods_do_not_import_torch(name: str) -> None:
+    with pytest.raises(TypeCheckError):
+        METHODS[name].weights(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 3, 4))
+    violations.clear()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_method_equals_its_formula(name: str, case: str) -> None:
+    activations, gradients = CASES[case]
+    second = second_argument(name, gradients)
+    found = signed_map(name, activations, second)
+    assert found.dtype == torch.float32
+    assert_close_to(found, oracle_maps(name, activations, second))
+
+
+@pytest.mark.parametrize("case", ["after a ReLU", "signed", "channels that are zero", "volume"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_equals_its_images_one_by_one(name: str, case: str) -> None:
+    activations, gradients = CASES[case]
+    second = second_argument(name, gradients)
+    together = signed_map(name, activations, second)
+    alone = torch.cat([signed_map(name, activations[i : i + 1], second[i : i + 1]) for i in range(len(activations))])
+    assert_close_to(together, as_float64(alone), 1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_are_not_written_to(name: str) -> None:
+    activations, gradients = random_pair((2, 4, 3, 3))
+    second = second_argument(name, gradients)
+    kept = activations.clone(), second.clone()
+    signed_map(name, activations, second)
+    assert torch.equal(activations, kept[0])
+    assert torch.equal(second, kept[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_features_lose_nothing_more(name: str, dtype: torch.dtype) -> None:
+    # The channel sums, about 80,000, overflow fp16, and the squared gradients, about 1e-8, underflow it.
+    activations, gradients = random_pair((2, 4, 14, 14), seed=20)
+    activations, gradients = (activations.relu() * 1000).to(dtype), (gradients * 1e-4).to(dtype)
+    second = second_argument(name, gradients)
+    found = signed_map(name, activations, second)
+    assert found.dtype == torch.float32
+    assert_close_to(found, oracle_maps(name, activations, second))
+
+
+@pytest.mark.parametrize("name", ["xgradcam", "gradcam++"])
+def test_a_channel_without_a_defined_weight_keeps_the_map_finite(name: str) -> None:
+    # The first channel sums to 0, where XGrad-CAM has no value. Under the gradient 1 the second makes 2 + g * sum(A)
+    # zero, where Grad-CAM++ would have none if it summed negative values.
+    activations = torch.tensor([[[[1.0, -1.0]], [[-3.0, 1.0]], [[1.0, 2.0]]]])
+    gradients = torch.tensor([[[[1.0, 2.0]], [[1.0, 0.5]], [[3.0, 1.0]]]])
+    assert torch.isfinite(signed_map(name, activations, gradients)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_channel_that_sums_to_rounding_does_not_drown_the_others(dtype: torch.dtype) -> None:
+    # Instance normalisation makes every channel sum to 0 and the precision of the pass leaves a remainder; XGrad-CAM
+    # would divide by that.
+    activations, gradients = random_pair((1, 4, 14, 14), seed=21)
+    centred = activations[:, :3] - activations[:, :3].mean((2, 3), keepdim=True)
+    activations = torch.cat([centred, activations[:, 3:].relu()], 1).to(dtype)
+    found = signed_map("xgradcam", activations, gradients)
+    assert_close_to(found, oracle_maps("xgradcam", activations[:, 3:], gradients[:, 3:]))
+
+
+def test_gradcam_plus_plus_does_not_jump_where_a_channel_sums_to_a_negative_value() -> None:
+    # On both sides of 2 + g * sum(A) = 0, the weight would be -1e3 and 1e3.
+    gradients = torch.ones(1, 1, 1, 2)
+    below, above = (
+        signed_map("gradcam++", torch.tensor([[[[-3.0, 1 + shift]]]]), gradients) for shift in (-1e-3, 1e-3)
+    )
+    assert torch.allclose(below, above, rtol=2e-3)
+    assert_close_to(below, oracle_maps("gradcam++", torch.tensor([[[[-3.0, 0.999]]]]), gradients))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(3))
+def test_hirescam_of_cells_that_only_a_layer_norm_reads_is_zero(dtype: torch.dtype, seed: int) -> None:
+    # A layer norm makes all cells of equal direction equal, so the gradient is orthogonal to each cell.
+    generator = torch.Generator().manual_seed(seed)
+    cells = torch.randn(2, 25, 48, generator=generator)
+    cells = (cells - cells.mean(-1, keepdim=True)).to(dtype).requires_grad_()
+    reader = torch.randn(25, 48, generator=generator).to(dtype)
+    (nn.functional.layer_norm(cells, (48,), eps=1e-6) * reader).tanh().sum().backward()
+    assert cells.grad is not None
+    maps, gradients = (given.detach().mT.reshape(2, 48, 5, 5) for given in (cells, cells.grad))
+    assert not signed_map("hirescam", maps, gradients).any()
+    other = maps.clone()
+    other[1, :, 2, 3] = gradients[1, :, 2, 3]  # this picture has a cell with evidence
+    found = signed_map("hirescam", other, gradients)
+    assert not found[0].any()
+    assert found[1].argmax() == 2 * 5 + 3
+
+
+def blob_on_noise(seed: int) -> Tensor:
+    """Return feature maps (1, 24, 8, 8) in float64: noise, and in 9 of the 64 cells one direction besides."""
+    generator = torch.Generator().manual_seed(seed)
+    maps = torch.randn(1, 24, 8, 8, generator=generator, dtype=torch.float64)
+    maps[:, :, 2:5, 3:6] += 3 * torch.randn(1, 24, 1, 1, generator=generator, dtype=torch.float64)
+    return maps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("name", "axes"), [("kpcacam", (1,)), ("eigencam", (2, 3))])
+def test_a_component_of_normalised_maps_is_positive_where_few_cells_stand_out(
+    name: str, axes: tuple[int, ...], seed: int, dtype: torch.dtype
+) -> None:
+    # A layer norm makes each cell's sum 0, and an instance norm each channel's, so the sums do not show the sign.
+    maps = blob_on_noise(seed).to(dtype)
+    maps = (maps - maps.mean(axes, keepdim=True)) / maps.std(axes, keepdim=True)
+    found = weighted_sum(METHODS[name].weights(maps), maps)[0]
+    inside = torch.zeros(8, 8, dtype=torch.bool)
+    inside[2:5, 3:6] = True
+    assert found[inside].mean() > 0 > found[~inside].mean()
+
+
+class TestScale:
+    """Logits may be of any size; no constant in the code may decide a heatmap."""
+
+    @pytest.mark.parametrize("scale", SCALES)
+    @pytest.mark.parametrize("name", SCALE_FREE)
+    def test_heatmap_ignores_the_size_of_the_logits(self, name: str, scale: float) -> None:
+        activations, gradients = CASES["after a ReLU"]
+        second = second_argument(name, gradients)
+        plain = to_heatmap(signed_map(name, activations, second), size=SIZE)
+        scaled = to_heatmap(signed_map(name, activations, second * scale), size=SIZE)
+        assert plain.amax() == 1
+        assert (scaled - plain).abs().max() <= 1e-4
+
+    @pytest.mark.parametrize("scale", [1e-20, *SCALES, 1e20])
+    @pytest.mark.parametrize("name", GRADIENT_NAMES)
+    def test_float32_equals_the_formula_at_every_scale(self, name: str, scale: float) -> None:
+        activations, gradients = CASES["after a ReLU"]
+        gradients = gradients * scale
+        raw = signed_map(name, activations, gradients)
+        expected = oracle_maps(name, activations, gradients)
+        assert_close_to(raw, expected)
+        pictures = np.stack([heatmap_oracle(one, SIZE) for one in expected])
+        assert_close_to(to_heatmap(raw, size=SIZE), pictures, 1e-4)
+
+    @pytest.mark.parametrize("scale", SCALES)
+    @pytest.mark.parametrize("name", NAMES)
+    def test_float32_equals_the_formula_for_features_of_every_size(self, name: str, scale: float) -> None:
+        activations, gradients = CASES["after a ReLU"]
+        activations = activations * scale
+        second = second_argument(name, gradients)
+        assert_close_to(signed_map(name, activations, second), oracle_maps(name, activations, second))
+
+    def test_gradcam_plus_plus_of_small_logits_is_gradcam_of_the_positive_gradients(self) -> None:
+        # g * sum(A) vanishes beside 2: every alpha is 1/2.
+        activations, gradients = CASES["after a ReLU"]
+        found = to_heatmap(signed_map("gradcam++", activations, gradients * 1e-8), size=SIZE)
+        limit = oracle_maps("gradcam", activations, gradients.relu())
+        assert_close_to(found, np.stack([heatmap_oracle(one, SIZE) for one in limit]), 1e-4)
+
+    def test_gradcam_plus_plus_of_large_logits_counts_cells(self) -> None:
+        # 2 vanishes beside g * sum(A): alpha * g is 1 / sum(A), so the weight is the number of cells with a positive
+        # gradient over the channel's sum.
+        activations, gradients = CASES["after a ReLU"]
+        found = to_heatmap(signed_map("gradcam++", activations, gradients * 1e8), size=SIZE)
+        weights = (gradients > 0).sum((2, 3)) / activations.sum((2, 3))
+        limit = oracle_maps("cam", activations, weights)
+        assert_close_to(found, np.stack([heatmap_oracle(one, SIZE) for one in limit]), 1e-4)
+
+    def test_gradcam_plus_plus_depends_on_the_size_of_the_logits_by_definition(self) -> None:
+        # Guards the two tests above: were Eq. 19 scale-free, they would say nothing.
+        activations, gradients = CASES["after a ReLU"]
+        small, large = (
+            heatmap_oracle(gradcam_plus_plus(activations[0], gradients[0] * scale), SIZE) for scale in (1e-6, 1e6)
+        )
+        assert np.abs(small - large).max() > 0.1
+
+
+class TestProperties:
+    """What the formulas promise for any input."""
+
+    seeds = st.integers(0, 2**31 - 1)
+    shapes = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 5), st.integers(1, 5))
+
+    @pytest.mark.parametrize("name", NAMES)
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_the_order_of_the_channels_does_not_matter(self, name: str, shape: tuple[int, ...], seed: int) -> None:
+        activations, gradients = random_pair(shape, seed)
+        activations, second = activations.relu(), second_argument(name, gradients)
+        order = torch.randperm(shape[1], generator=torch.Generator().manual_seed(seed))
+        plain = signed_map(name, activations, second)
+        permuted = signed_map(name, activations[:, order], second[:, order])
+        size = (activations.abs() * METHODS[name].weights(activations, second).abs()).sum(1).amax()
+        assert (permuted - plain).abs().max() <= 1e-5 * size
+
+    @pytest.mark.parametrize("name", GRADIENT_NAMES)
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_moving_the_cells_moves_the_map(self, name: str, shape: tuple[int, ...], seed: int) -> None:
+        activations, gradients = random_pair(shape, seed)
+        activations = activations.relu()
+        order = torch.randperm(shape[2] * shape[3], generator=torch.Generator().manual_seed(seed))
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.flatten(-2)[..., order].unflatten(-1, shape[2:])
+
+        plain = signed_map(name, activations, gradients)
+        found = signed_map(name, moved(activations), moved(gradients))
+        size = (activations * METHODS[name].weights(activations, gradients).abs()).sum(1).amax()
+        assert (found - moved(plain)).abs().max() <= 1e-5 * size
+
+    @pytest.mark.parametrize("name", NAMES)
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_a_silent_channel_changes_nothing(self, name: str, shape: tuple[int, ...], seed: int) -> None:
+        activations, gradients = random_pair(shape, seed)
+        activations, second = activations.relu(), second_argument(name, gradients)
+        plain = signed_map(name, activations, second)
+        padded = torch.cat([activations, torch.zeros_like(activations[:, :1])], 1)
+        found = signed_map(name, padded, torch.cat([second, second[:, :1]], 1))
+        size = (activations.abs() * METHODS[name].weights(activations, second).abs()).sum(1).amax()
+        assert (found - plain).abs().max() <= 1e-5 * size
+
+    @pytest.mark.parametrize("name", ["cam", "gradcam", "hirescam", "xgradcam"])
+    @given(shape=shapes, seed=seeds, factors=st.tuples(st.floats(-10, 10), st.floats(-10, 10)))
+    @PROPERTY
+    def test_map_is_linear_in_what_it_is_weighted_by(
+        self, name: str, shape: tuple[int, ...], seed: int, factors: tuple[float, float]
+    ) -> None:
+        activations, one = random_pair(shape, seed)
+        _, other = random_pair(shape, seed + 1)
+        activations = activations.relu()
+        one, other = second_argument(name, one), second_argument(name, other)
+        whole = signed_map(name, activations, factors[0] * one + factors[1] * other)
+        parts = factors[0] * signed_map(name, activations, one) + factors[1] * signed_map(name, activations, other)
+        size = activations.sum(1).amax() * sum(map(abs, factors)) * max(one.abs().amax(), other.abs().amax())
+        assert (whole - parts).abs().max() <= 1e-5 * size
+
+    @pytest.mark.parametrize("name", ["layercam", "gradcam-elementwise"])
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_evidence_for_less_evidence_against_is_hirescam(self, name: str, shape: tuple[int, ...], seed: int) -> None:
+        # relu(x) - relu(-x) = x, for x = g as for x = g * A; so this holds where A is negative as well.
+        activations, gradients = random_pair(shape, seed)
+        difference = signed_map(name, activations, gradients) - signed_map(name, activations, -gradients)
+        size = (activations * gradients).abs().sum(1).amax()
+        assert (difference - signed_map("hirescam", activations, gradients)).abs().max() <= 1e-5 * size
+
+    @pytest.mark.parametrize("name", ["hirescam", "xgradcam"])
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_map_adds_up_to_gradient_times_activation(self, name: str, shape: tuple[int, ...], seed: int) -> None:
+        # For a piecewise linear head without biases this sum is the score: the conservation axiom of XGrad-CAM.
+        activations, gradients = random_pair(shape, seed)
+        activations = activations.relu()
+        total = signed_map(name, activations, gradients).sum((1, 2))
+        shares = (activations * gradients).flatten(1)
+        assert ((total - shares.sum(1)).abs() <= 1e-5 * shares.abs().sum(1)).all()
+
+    @pytest.mark.parametrize("name", ["gradcam", "hirescam", "xgradcam"])
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_under_average_pooling_and_a_linear_layer_the_map_is_cam(
+        self, name: str, shape: tuple[int, ...], seed: int
+    ) -> None:
+        activations, gradients = random_pair(shape, seed)
+        activations, class_weights = activations.relu(), second_argument("cam", gradients)
+        cells = math.prod(shape[2:])
+        constant = (class_weights / cells)[:, :, None, None].expand_as(activations)
+        expected = signed_map("cam", activations, class_weights)
+        size = (activations * class_weights[:, :, None, None].abs()).sum(1).amax()
+        assert (signed_map(name, activations, constant) * cells - expected).abs().max() <= 1e-5 * size
+
+
+class TestHeatmap:
+    """The last step, shared by all methods."""
+
+    @pytest.mark.parametrize(
+        ("grid", "size"),
+        [
+            ((5, 5), (20, 20)),
+            ((7, 7), (224 // 4, 224 // 4)),
+            ((3, 5), (17, 23)),
+            ((1, 1), (6, 4)),
+            ((1, 4), (9, 9)),
+            ((6, 6), (6, 6)),
+            ((8, 9), (5, 4)),
+        ],
+    )
+    def test_heatmap_equals_its_formula(self, grid: tuple[int, int], size: tuple[int, int]) -> None:
+        raw = torch.randn(3, *grid, generator=torch.Generator().manual_seed(30))
+        raw[0, 0, 0] = 1.0
+        expected = np.stack([heatmap_oracle(one, size) for one in raw])
+        found = to_heatmap(raw, size=size)
+        assert found.dtype == torch.float32
+        assert_close_to(found, expected)
+
+    def test_without_positive_evidence_the_heatmap_is_zero(self) -> None:
+        raw = torch.stack([-torch.ones(3, 3), torch.zeros(3, 3), torch.eye(3) * 1e-30])
+        found = to_heatmap(raw, size=(6, 6))
+        assert not found[:2].any()
+        assert found[2].max() == 1
+
+    def test_each_map_is_scaled_by_itself(self) -> None:
+        raw = torch.rand(4, 4, generator=torch.Generator().manual_seed(31))
+        found = to_heatmap(torch.stack([raw, 100 * raw]), size=(8, 8))
+        assert (found[0] - found[1]).abs().max() <= 1e-6
+
+
+class PublishedConvNet(nn.Module):
+    """One convolution, one linear layer, with the weights of captum's test network BasicModel_ConvNet_One_Conv."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pixels = nn.Identity()
+        self.conv1 = nn.Conv2d(1, 2, 3)
+        self.relu1 = nn.ReLU()
+        self.fc1 = nn.Linear(8, 4)
+        with torch.no_grad():
+            self.conv1.weight.fill_(1.0)
+            self.conv1.bias.copy_(torch.tensor([-50.0, -75.0]))
+            self.fc1.weight.copy_(torch.tensor([1.0] * 5 + [-1.0] * 3).expand(4, 8))
+            self.fc1.bias.zero_()
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after_conv(self.conv1(self.pixels(x)))
+
+    def after_conv(self, features: Tensor) -> Tensor:
+        return torch.relu(self.fc1(self.relu1(features).flatten(1)))
+
+
+class PublishedLinearNet(nn.Module):
+    """The weights of captum's test network BasicModel_MultiLayer, its three inputs as the channels of a picture.
+
+    The head averages over the cells, so a picture of equal pixels has the published score, and the published
+    attribution is spread evenly over the cells.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear0 = nn.Conv2d(3, 3, 1, bias=False)
+        self.linear1 = nn.Conv2d(3, 4, 1)
+        self.relu = nn.ReLU()
+        self.linear2 = nn.Linear(4, 2)
+        with torch.no_grad():
+            self.linear0.weight.copy_(torch.eye(3)[:, :, None, None])
+            self.linear1.weight.fill_(1.0)
+            self.linear1.bias.copy_(torch.tensor([-10.0, 1.0, 1.0, 1.0]))
+            self.linear2.weight.fill_(1.0)
+            self.linear2.bias.copy_(torch.tensor([-1.0, 1.0]))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear2(self.relu(self.linear1(self.linear0(x))).mean((2, 3)))
+
+
+def counting_image() -> Tensor:
+    """Return the 4 x 4 image whose pixels are 0 to 15."""
+    return torch.arange(16.0).view(1, 1, 4, 4)
+
+
+def explained(model: nn.Module, x: Tensor, layer: str, method: str = "gradcam", target: int = 0) -> np.ndarray:
+    """Return the signed map (h, w) that camkit's public door gives."""
+    return as_float64(camkit.explain(model, x, target_layer=layer, method=method, target=target).raw)
+
+
+class TestPublishedValues:
+    """Figures published in captum's own tests (BSD-3-Clause, pytorch/captum).
+
+    Grad-CAM: tests/attr/layer/test_grad_cam.py. Gradient times activation: tests/attr/layer/
+    test_layer_gradient_x_activation.py; HiResCAM is its sum over the channels.
+    """
+
+    @pytest.mark.parametrize(
+        ("layer", "added", "expected"),
+        [
+            ("conv1", 0.0, [[11.25, 13.5], [20.25, 22.5]]),
+            ("relu1", 0.0, [[0.0, 4.0], [28.0, 32.5]]),
+            ("conv1", 1.0, [[14.5, 19.0], [32.5, 37.0]]),
+        ],
+    )
+    def test_gradcam_of_the_convolutional_network(self, layer: str, added: float, expected: list[list[float]]) -> None:
+        found = explained(PublishedConvNet(), counting_image() + added, layer)
+        assert np.allclose(found, expected, atol=1e-5)
+
+    def test_gradcam_of_the_convolutional_network_with_frozen_weights(self) -> None:
+        model = PublishedConvNet().requires_grad_(False)
+        found = explained(model, counting_image(), "conv1")
+        assert np.allclose(found, [[11.25, 13.5], [20.25, 22.5]], atol=1e-5)
+
+    def test_negative_evidence_keeps_its_sign(self) -> None:
+        x = counting_image()
+        x[0, 0, 1, 1] = -4.0
+        found = explained(PublishedConvNet(), x, "pixels")
+        assert np.allclose(found, 0.5625 * x[0, 0], atol=1e-5)
+
+    def test_gradcam_channel_by_channel(self) -> None:
+        model = PublishedConvNet()
+        activations = model.conv1(counting_image()).detach()
+        head = deepcopy(model).double()
+        gradients = gradient_by_differences(lambda a: head.after_conv(a[None])[0, 0], activations[0])
+        weights = METHODS["gradcam"].weights(activations, torch.from_numpy(gradients).float()[None])
+        expected = torch.tensor([[[[-3.75, 3.0], [23.25, 30.0]], [[15.0, 10.5], [-3.0, -7.5]]]])
+        assert torch.allclose(weights * activations, expected, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("layer", "method", "pixel", "expected"),
+        [
+            ("linear0", "gradcam", [0.0, 100.0, 0.0], 400.0),
+            ("linear0", "hirescam", [0.0, 100.0, 0.0], 0.0 + 400.0 + 0.0),
+            ("linear1", "hirescam", [0.0, 100.0, 0.0], 90.0 + 101.0 + 101.0 + 101.0),
+            ("relu", "hirescam", [3.0, 4.0, 0.0], 0.0 + 8.0 + 8.0 + 8.0),
+        ],
+    )
+    def test_linear_network(self, layer: str, method: str, pixel: list[float], expected: float) -> None:
+        picture = torch.tensor(pixel).view(1, 3, 1, 1).expand(1, 3, 2, 4)
+        found = explained(PublishedLinearNet(), picture, layer, method)
+        assert found.shape == (2, 4)
+        assert np.allclose(found, expected / 8, atol=1e-4)
+
+
+class TestWholeNetwork:
+    """From the picture to the map, with gradients that no autograd computed."""
+
+    @pytest.mark.parametrize("name", GRADIENT_NAMES)
+    def test_explanation_equals_the_oracle_on_finite_differences(self, name: str) -> None:
+        model, x = SmallNet(), small_picture()
+        exact = deepcopy(model).double()
+        features = exact.trunk(x.double())[0].detach()
+        gradients = gradient_by_differences(lambda a: exact.head(a[None])[0, 2], features, step=1e-6)
+        expected = ORACLES[name](features, gradients)
+        assert expected.max() > 0
+        assert_close_to(explained(model, x, "relu1", name, target=2)[None], expected[None])
+
+    def test_cam_uses_the_row_of_the_class(self) -> None:
+        model, x = SmallNet(cam_head=True), small_picture()
+        expected = ORACLES["cam"](model.trunk(x)[0], model.fc.weight[2])
+        assert_close_to(explained(model, x, "relu1", "cam", target=2)[None], expected[None])
+
+
+class TestOracles:
+    """The references themselves."""
+
+    def test_closed_form_of_gradcam_plus_plus_equals_the_derivatives_on_a_piecewise_linear_head(self) -> None:
+        model = SmallNet().double()
+        features = model.trunk(small_picture().double())[0].detach()
+
+        def score(a: Tensor) -> Tensor:
+            return model.head(a[None])[0, 2]
+
+        literal = gradcam_plus_plus_by_derivatives(score, features)
+        closed = gradcam_plus_plus(features, gradient_by_differences(score, features, step=1e-6))
+        factor = math.exp(float(score(features).detach()))
+        assert_close_to(literal[None] / factor, closed[None], 1e-8)
+
+    def test_closed_form_of_gradcam_plus_plus_needs_a_piecewise_linear_head(self) -> None:
+        # Guards the test above: on a smooth head the second derivative of S takes part, and the two must differ.
+        model = SmallNet(activation=nn.Softplus).double()
+        features = model.trunk(small_picture().double())[0].detach()
+
+        def score(a: Tensor) -> Tensor:
+            return model.head(a[None])[0, 2]
+
+        literal = gradcam_plus_plus_by_derivatives(score, features)
+        closed = gradcam_plus_plus(features, gradient_by_differences(score, features, step=1e-6))
+        factor = math.exp(float(score(features).detach()))
+        assert np.abs(literal / factor - closed).max() > 1e-4 * np.abs(closed).max()
+
+    def test_gradcam_by_hand(self) -> None:
+        activations = np.array([[[1.0, 2.0]], [[3.0, 4.0]]])
+        gradients = np.array([[[1.0, 3.0]], [[-1.0, 0.0]]])
+        assert gradcam(activations, gradients).tolist() == [[2.0 - 1.5, 4.0 - 2.0]]
+
+    def test_gradcam_plus_plus_by_hand(self) -> None:
+        # sum(A) = 3; g = 1 gives alpha = 1 / (2 + 3), g = 3 gives 1 / (2 + 9); w = 1/5 + 3/11.
+        activations, gradients = np.array([[[1.0, 2.0]]]), np.array([[[1.0, 3.0]]])
+        weight = 1 / 5 + 3 / 11
+        assert np.allclose(gradcam_plus_plus(activations, gradients), [[weight, 2 * weight]], rtol=1e-14)
+
+
+def gradient_size(activations: Tensor, gradients: Tensor) -> Tensor:
+    """Weight each channel by the mean size of its gradient."""
+    return gradients.abs().mean((2, 3), keepdim=True)
+
+
+class TestOfTheUser:
+    """Methods that camkit does not know: registered under a name, or passed as a function."""
+
+    @pytest.fixture
+    def registered(self) -> Iterator[str]:
+        camkit.register_method("gradient-size", summary="how much each channel matters")(gradient_size)
+        yield "gradient-size"
+        del METHODS["gradient-size"]
+
+    def test_a_registered_method_is_used_and_listed(self, registered: str, capsys: pytest.CaptureFixture[str]) -> None:
+        picture = scene_paths()["plane-sky"]
+        found = camkit.explain("demo-fair", picture, method=registered)
+        plain = camkit.explain("demo-fair", picture)
+        assert isinstance(found, camkit.Explanation)
+        assert isinstance(plain, camkit.Explanation)
+        assert found.method == registered
+        assert found.status == "ok"
+        assert not np.array_equal(found.raw, plain.raw)
+        assert main(["methods"]) == 0
+        assert "how much each channel matters" in capsys.readouterr().out
+
+    def test_a_registered_method_can_be_typed(self, registered: str, tmp_path: Path) -> None:
+        picture = str(scene_paths()["plane-sky"])
+        assert main([picture, "--model", "demo-fair", "--method", registered, "--out", str(tmp_path)]) == 0
+        assert (tmp_path / "plane-sky.gradient-size.png").is_file()
+
+    def test_a_file_of_the_user_may_bring_model_and_method(self, tmp_path: Path) -> None:
+        file = tmp_path / "mine.py"
+        file.write_text(
+            "import camkit\n"
+            "def build():\n"
+            "    model = camkit.load_model('demo-fair')\n"
+            "    return model.module, model.preprocess\n"
+            "@camkit.register_method('gradient-size')\n"
+            "def gradient_size(activations, gradients):\n"
+            "    return gradients.abs().mean((2, 3), keepdim=True)\n"
+        )
+        picture = str(scene_paths()["plane-sky"])
+        options = ["--model", f"{file}:build", "--method", "gradient-size", "--out", str(tmp_path)]
+        assert main([picture, *options]) == 0
+        assert (tmp_path / "plane-sky.gradient-size.png").is_file()
+        del METHODS["gradient-size"]
+
+    def test_a_function_is_a_method_named_after_itself(self) -> None:
+        method = find_method(gradient_size)
+        assert (method.name, method.title, method.needs) == ("gradient_size", "gradient_size", "gradients")
+        assert method.weights is gradient_size
+        assert "gradient_size" not in METHODS
+
+    def test_a_registered_function_is_its_method(self, registered: str) -> None:
+        assert find_method(gradient_size) is METHODS[registered]
+        assert find_method(METHODS["cam"].weights).needs == "head"
+
+    def test_a_method_is_found_as_itself(self) -> None:
+        assert find_method(METHODS["layercam"]) is METHODS["layercam"]
+
+    @pytest.mark.parametrize("name", REFERENCES)
+    def test_the_names_of_the_maps_that_judge_compares_with_are_reserved(self, name: str) -> None:
+        for names in ((name,), ("a-new-method", name)):
+            with pytest.raises(MethodError, match=f"cannot be called '{name}', because judge"):
+                camkit.register_method(names[0], title=names[-1])(lambda activations, gradients: gradients)
+            assert names[0] not in camkit.METHODS
+
+        def own(activations: Tensor, gradients: Tensor) -> Tensor:
+            return gradients
+
+        own.__name__ = name
+        with pytest.raises(MethodError, match=f"cannot be called '{name}', because judge"):
+            camkit.judge("demo-fair", camkit.scenes.scene_paths()["plane-sky"].parent, own)
+
+    def test_a_taken_name_must_be_replaced_on_purpose(self, registered: str) -> None:
+        with pytest.raises(MethodError, match=r"already a method 'gradient-size'.*replace=True"):
+            camkit.register_method(registered)
+        camkit.register_method(registered, summary="again", replace=True)(gradient_size)
+        assert METHODS[registered].summary == "again"
+
+    @pytest.mark.parametrize("name", ["", "a/b", "two words", ".hidden", 7])
+    def test_a_name_that_cannot_be_a_file_name_is_refused(self, name: Any) -> None:
+        with pytest.raises(MethodError, match="letters, digits"):
+            camkit.register_method.__wrapped__(name)
+
+    def test_unknown_needs_are_refused(self) -> None:
+        with pytest.raises(
+            MethodError, match="needs must be one of gradients, curvature, head, activations, scores, references, "
+        ):
+            camkit.register_method.__wrapped__("new", needs="all")
+
+    def test_neither_name_nor_function_is_refused(self) -> None:
+        with pytest.raises(MethodError, match="name such as 'gradcam' or a function"):
+            find_method.__wrapped__(7)
+
+    @pytest.mark.parametrize("shape", [(2, 3, 1, 1), (2, 3, 4, 5), (1, 3, 1, 1), (2, 3, 4, 1)])
+    def test_weights_that_broadcast_are_accepted(self, shape: tuple[int, ...]) -> None:
+        check_weights(find_method(gradient_size), torch.full(shape, math.nan), torch.zeros(2, 3, 4, 5))
+
+    @pytest.mark.parametrize("shape", [(2, 3), (3,), (), (2, 4, 1, 1), (2, 3, 5, 4), (1, 2, 3, 4, 5)])
+    def test_weights_that_do_not_broadcast_are_refused(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(MethodError, match=r"'gradient_size' returned weights of shape .* keepdim=True"):
+            check_weights(find_method(gradient_size), torch.zeros(shape), torch.zeros(2, 3, 4, 5))
+
+    @pytest.mark.parametrize(
+        ("weights", "said"),
+        [
+            (None, "must return a tensor of weights, not NoneType"),
+            (np.zeros((2, 3, 4, 5)), "not ndarray"),
+            (torch.zeros(2, 3, 1, 1, dtype=torch.int64), "floating-point weights on cpu, not torch.int64"),
+            (torch.zeros(2, 3, 1, 1, device="meta"), "not torch.float32 on meta"),
+        ],
+    )
+    def test_weights_of_a_wrong_type_are_refused(self, weights: Any, said: str) -> None:
+        with pytest.raises(MethodError, match=said):
+            check_weights(find_method(gradient_size), weights, torch.zeros(2, 3, 4, 5))
+
+
+def test_every_method_says_what_its_values_are() -> None:
+    silent = [name for name, method in METHODS.items() if method.unit == WEIGHTED]
+    assert silent == [], f"register_method needs unit=..., what the values of the raw map are: {silent}"

@@ -1,0 +1,695 @@
+"""The methods that need more than gradients: feature maps alone, the head, second derivatives, several layers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_grad_cam
+import timm
+import torch
+import torchvision
+from networks import SmallNet, planted_picture, small_picture
+from oracles import (
+    OF_ACTIVATIONS,
+    OF_SCORES,
+    as_float64,
+    eigengradcam,
+    gradcam,
+    gradcam_plus_plus,
+    gradient_by_differences,
+    heatmap_oracle,
+    shapleycam,
+)
+from PIL import Image
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from torch import Tensor, nn
+
+import camkit
+from camkit.errors import MethodError, TargetError
+from camkit.methods import ATTENTION, METHODS, variant
+from camkit.targets import finer
+
+CLASS = 2
+
+
+def explained(model: nn.Module, method: str, layer: str | list[str] = "relu1", target: object = CLASS) -> np.ndarray:
+    """Return the signed map (h, w) that camkit's public door gives."""
+    found = camkit.explain(model, small_picture(), layer, method=method, target=target)
+    assert isinstance(found, camkit.Explanation)
+    return as_float64(found.raw)
+
+
+def score_of_maps(model: SmallNet) -> Callable[[np.ndarray], float]:
+    """Return the score of the class as a function of the feature maps, in float64."""
+    exact = deepcopy(model).double()
+    return lambda maps: float(exact.head(torch.from_numpy(maps)[None])[0, CLASS].detach())
+
+
+def maps_of(model: SmallNet) -> Tensor:
+    return deepcopy(model).double().trunk(small_picture().double())[0].detach()
+
+
+def assert_equal(found: np.ndarray, expected: np.ndarray, tolerance: float = 1e-5) -> None:
+    assert np.abs(expected).max() > 0
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+# --- the formulas
+
+
+@pytest.mark.parametrize("name", OF_SCORES)
+def test_a_method_of_the_head_equals_its_formula(name: str) -> None:
+    model = SmallNet(activation=nn.GELU)
+    assert_equal(explained(model, name), OF_SCORES[name](maps_of(model), score_of_maps(model)))
+
+
+@pytest.mark.parametrize("name", OF_ACTIVATIONS)
+def test_a_method_of_the_maps_alone_equals_its_formula(name: str) -> None:
+    model = SmallNet()
+    assert_equal(explained(model, name, "conv1"), OF_ACTIVATIONS[name](model.conv1(small_picture())[0]), 1e-4)
+
+
+@pytest.mark.parametrize("name", OF_ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(2, 5, 3, 4), (2, 3, 6, 6), (1, 4, 7), (2, 5, 2, 3, 4), (2, 1, 3, 3)])
+def test_methods_of_the_maps_take_grids_of_any_shape(name: str, shape: tuple[int, ...]) -> None:
+    maps = torch.randn(shape, generator=torch.Generator().manual_seed(3)) + 0.5
+    weights = METHODS[name].weights(maps)
+    found = weights if weights.dim() < maps.dim() else (weights * maps).sum(1)
+    for one, of_picture in zip(found, maps, strict=True):
+        expected = OF_ACTIVATIONS[name](of_picture)
+        np.testing.assert_allclose(one, expected, rtol=0, atol=2e-4 * max(np.abs(expected).max(), 1e-6))
+
+
+@pytest.mark.parametrize("name", [*OF_ACTIVATIONS, "eigengradcam"])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_maps_that_are_not_finite_are_reported(name: str, value: float) -> None:
+    model = SmallNet()
+    with torch.no_grad():
+        model.conv1.bias[0] = value
+    pictures = torch.cat([small_picture(), small_picture()])
+    for found in camkit.explain(model, pictures, "conv1", method=name):
+        assert found.status == "non_finite"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_kernel_component_of_many_cells_equals_the_full_decomposition(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("camkit.methods.activations._KERNEL_ROWS", 100)
+    if not kept:
+        monkeypatch.setattr("camkit.methods.activations._MOST_KERNEL_BYTES", 0)
+    generator = torch.Generator().manual_seed(5)
+    maps = nn.functional.interpolate(torch.randn(2, 12, 4, 5, generator=generator), (16, 20), mode="bilinear").relu()
+    maps = 3 * maps + 0.1 * torch.rand(maps.shape, generator=generator)
+    found = METHODS["kpcacam"].weights(maps)
+    for one, of_picture in zip(found, maps, strict=True):
+        cells = of_picture.double().flatten(1).mT
+        cells = cells - cells.mean(0)
+        kernel = torch.tanh(cells @ cells.mT / 12 + 1)
+        centring = torch.eye(320, dtype=torch.float64) - 1 / 320
+        variances, vectors = torch.linalg.eigh(centring @ kernel @ centring)
+        expected = vectors[:, -1] * variances[-1].sqrt()
+        expected = expected * torch.sign(expected @ cells.sum(1))
+        assert_equal(one.flatten().numpy(), expected.numpy(), 1e-4)
+
+
+@pytest.mark.parametrize("side", [7, 20])
+def test_small_features_have_the_kernel_component_of_large_ones(side: int) -> None:
+    maps = torch.rand(1, 12, side, side, generator=torch.Generator().manual_seed(5))
+    small, smaller = (METHODS["kpcacam"].weights(maps * scale)[0].flatten() for scale in (1e-3, 1e-5))
+    assert float(torch.corrcoef(torch.stack([small, smaller]))[0, 1]) > 0.9999
+
+
+def test_equal_cells_have_no_kernel_component() -> None:
+    for side in (7, 20):
+        maps = torch.cat([torch.full((1, 3, side, side), 0.3), torch.full((1, 3, side, side), torch.nan)])
+        equal, undefined = METHODS["kpcacam"].weights(maps)
+        assert not equal.any()
+        assert undefined.isnan().all()
+    assert METHODS["kpcacam"].weights(torch.ones(1, 3, 1, 1)).tolist() == [[[0.0]]]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+@pytest.mark.parametrize("name", ["eigencam", "eigengradcam"])
+def test_a_principal_direction_does_not_depend_on_the_scale(name: str, scale: float) -> None:
+    maps = torch.rand(1, 4, 3, 5, generator=torch.Generator().manual_seed(4))
+    given = () if name == "eigencam" else (torch.ones_like(maps),)
+    weights, scaled = (METHODS[name].weights(factor * maps, *given) for factor in (1, scale))
+    np.testing.assert_allclose(scaled, weights, rtol=1e-4)
+
+
+def test_eigengradcam_equals_its_formula() -> None:
+    model = SmallNet(activation=nn.GELU)
+    exact, maps = deepcopy(model).double(), maps_of(model)
+    gradients = gradient_by_differences(lambda a: exact.head(a[None])[0, CLASS], maps)
+    assert_equal(explained(model, "eigengradcam"), eigengradcam(maps, gradients), 1e-4)
+
+
+def test_shapleycam_equals_its_formula() -> None:
+    model = SmallNet(activation=nn.GELU)
+    exact, maps = deepcopy(model).double(), maps_of(model)
+
+    def score(a: Tensor) -> Tensor:
+        return exact.head(a[None])[0, CLASS]
+
+    found, expected = explained(model, "shapleycam"), shapleycam(maps, score)
+    assert_equal(found, expected, 1e-4)
+    plain = gradcam(maps, gradient_by_differences(score, maps))
+    assert np.abs(found - plain).max() > 1e-2 * np.abs(plain).max()  # the second derivatives matter
+
+
+def test_shapleycam_of_a_linear_head_is_gradcam() -> None:
+    model = SmallNet(cam_head=True)
+    np.testing.assert_array_equal(explained(model, "shapleycam"), explained(model, "gradcam"))
+
+
+class Attending(SmallNet):
+    """Attends over the cells with PyTorch's fused attention."""
+
+    def head(self, features: Tensor) -> Tensor:
+        tokens = features.flatten(2).mT
+        tokens = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
+        return self.fc(tokens.mean(1))
+
+
+def test_shapleycam_differentiates_attention_twice() -> None:
+    model = Attending(cam_head=True)
+    exact, maps = deepcopy(model).double(), maps_of(model)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = shapleycam(maps, lambda a: exact.head(a[None])[0, CLASS])
+    assert_equal(explained(model, "shapleycam"), expected, 1e-4)
+
+
+class OnceOnly(torch.autograd.Function):
+    """A function that has no second derivative."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+class Once(SmallNet):
+    """Has a head without a second derivative."""
+
+    def head(self, features: Tensor) -> Tensor:
+        return super().head(OnceOnly.apply(features)).square()
+
+
+class PoolsRegions(SmallNet):
+    """Pools a region of the feature maps, as two-stage detectors do; torchvision differentiates that only once."""
+
+    def head(self, features: Tensor) -> Tensor:
+        region = torch.tensor([[0.0, 0.0, 0.0, 4.0, 4.0]]).repeat(len(features), 1)
+        region[:, 0] = torch.arange(len(features))
+        return super().head(torchvision.ops.roi_align(features.square(), region, features.shape[2:])).square()
+
+
+@pytest.mark.parametrize("model", [Once, PoolsRegions])
+def test_a_head_without_second_derivatives_is_refused(model: type[SmallNet]) -> None:
+    with pytest.raises(MethodError, match="no second derivative, which 'shapleycam' needs; use 'gradcam'"):
+        explained(model(), "shapleycam")
+
+
+def test_second_derivatives_of_several_layers_are_refused() -> None:
+    with pytest.raises(
+        MethodError, match="explain one layer; name one, or use 'gradcam' or 'hirescam', which fuse several"
+    ):
+        explained(SmallNet(), "shapleycam", ["conv1", "conv2"])
+
+
+# --- Finer-CAM
+
+
+def finer_by_hand(logits: np.ndarray, index: int, weight: float, nearest: int) -> float:
+    """Return the class's logit minus a share of the mean of its nearest, with explicit loops."""
+    others = sorted((abs(logits[k] - logits[index]), k) for k in range(len(logits)) if k != index)[:nearest]
+    return float(logits[index] - weight * sum(logits[k] for _, k in others) / len(others))
+
+
+@pytest.mark.parametrize(("weight", "nearest"), [(0.6, 3), (1.0, 1), (0.0, 2), (0.5, 9)])
+@pytest.mark.parametrize("index", range(4))
+def test_finer_compares_with_the_nearest_classes(index: int, weight: float, nearest: int) -> None:
+    model = SmallNet()
+    found = camkit.explain(model, small_picture(), "relu1", target=finer(index, weight, nearest))
+    assert isinstance(found, camkit.Explanation)
+    logits = as_float64(model(small_picture())[0])
+    assert found.score == pytest.approx(finer_by_hand(logits, index, weight, nearest), rel=1e-5)
+    assert found.target == index
+    assert found.quantity == f"logit minus {weight:g} times the mean of its {min(nearest, 3)} nearest"
+
+
+def test_finercam_is_gradcam_of_the_finer_target() -> None:
+    model = SmallNet()
+    np.testing.assert_array_equal(
+        explained(model, "finercam"), explained(model, "gradcam", target=finer(CLASS, weight=0.6, nearest=3))
+    )
+    exact, maps = deepcopy(model).double(), maps_of(model)
+
+    def score(a: Tensor) -> Tensor:
+        logits = exact.head(a[None])[0]
+        others = [k for _, k in sorted((abs(float(logits[k] - logits[CLASS])), k) for k in range(4) if k != CLASS)]
+        return logits[CLASS] - 0.6 * logits[others[:3]].mean()
+
+    assert_equal(explained(model, "finercam"), gradcam(maps, gradient_by_differences(score, maps, step=1e-6)))
+
+
+def test_finercam_takes_labels_lists_and_each_picture_its_best() -> None:
+    model, pictures = SmallNet(), torch.cat([small_picture(), -small_picture()])
+    labels = ["fox", "wolf", "dog", "cat"]
+    found = camkit.explain(model, pictures, "relu1", method="finercam", labels=labels, target=[None, "dog"])
+    assert isinstance(found, list)
+    assert [row.label for row in found[1::2]] == ["dog", "dog"]
+    assert [row.target for row in found[::2]] == model(pictures).argmax(1).tolist()
+    single = camkit.explain(model, small_picture(), "relu1", target=finer("dog"), labels=labels)
+    assert isinstance(single, camkit.Explanation)
+    np.testing.assert_allclose(single.raw, found[1].raw, atol=1e-6)
+
+
+def three_nearest(logits: Tensor, index: int) -> list[int]:
+    distances = sorted((abs(float(logits[k] - logits[index])), k) for k in range(len(logits)) if k != index)
+    return [k for _, k in distances[:3]]
+
+
+def finer_of(logits: Tensor, index: int) -> Callable[[Tensor], Tensor]:
+    """Return a target function with the class and its three nearest classes written down."""
+    first, second, third = three_nearest(logits, index)
+    return lambda output: output[:, index] - 0.6 * (output[:, first] + output[:, second] + output[:, third]) / 3
+
+
+def rival_net(classes: int = 8) -> nn.Module:
+    """Return a network whose nearest classes change if the picture or its feature maps do."""
+    torch.manual_seed(3)
+    layers = [nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes)]
+    with torch.no_grad():
+        layers[-1].weight *= 30
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.mark.parametrize(
+    "name", ["ablationcam", "feature-scorecam", "reciprocam", "scorecam", "sscam", "iscam", "rise", "shapleycam"]
+)
+@pytest.mark.parametrize("target", [1, None])
+def test_the_classes_compared_stay_the_same_in_changed_pictures_and_maps(name: str, target: int | None) -> None:
+    model, image = rival_net(), torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(1))
+    logits = model(image[None])[0].detach()
+    index = int(logits.argmax()) if target is None else target
+    factors = torch.linspace(0, 1, 20)[:, None, None, None]
+    assert any(three_nearest(row, index) != three_nearest(logits, index) for row in model(image * factors).detach())
+    shorter = {"sscam": {"samples": 3}, "rise": {"masks": 60}}
+    method = variant(name, **shorter[name]) if name in shorter else name
+    by_hand, found, plain = (
+        camkit.explain(model, image, None if name == "rise" else "1", method=method, target=given)
+        for given in (finer_of(logits, index), finer(target), index)
+    )
+    assert_equal(found.raw, by_hand.raw)
+    assert np.abs(found.raw - plain.raw).max() > 1e-2 * np.abs(plain.raw).max()
+    assert found.score == pytest.approx(by_hand.score, rel=1e-5)
+    assert found.target == index
+
+
+def test_legrad_of_the_finer_target_keeps_the_classes_of_each_picture() -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 48, "num_heads": 4}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=6, **options).eval()
+    for block in model.blocks:
+        nn.init.normal_(block.attn.qkv.weight, std=0.15)
+    nn.init.normal_(model.head.weight)
+    images = torch.randn(2, 3, 32, 32)
+    found = camkit.explain(model, images, method="legrad", target=finer())
+    for row, image, logits in zip(found, images, model(images).detach(), strict=True):
+        function = finer_of(logits, int(logits.argmax()))
+        assert_equal(row.raw, camkit.explain(model, image, method="legrad", target=function).raw, 1e-4)
+
+
+class Ending(nn.Module):
+    """Returns logits through an activation, after which some classes have other nearest classes."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU())
+        self.linear = nn.Linear(6, 5)
+        with torch.no_grad():
+            self.linear.weight *= 0.1
+            self.linear.bias.copy_(torch.tensor([-0.6, -2.4, 0.4, -1.4, 0.6]))
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.linear(self.layer(x).mean((2, 3)))
+        return logits if self.activation is None else self.activation(logits)
+
+
+ENDINGS = {
+    "softmax": (lambda logits: logits.softmax(1), "probability"),
+    "percentages": (lambda logits: 100 * logits.softmax(1), "percentage"),
+    "log-softmax": (lambda logits: logits.log_softmax(1), "log-probability"),
+    "sigmoid": (torch.sigmoid, "probability"),
+    "log-sigmoid": (nn.functional.logsigmoid, "log-probability"),
+}
+
+
+@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_finer_compares_the_same_classes_if_the_model_returns_probabilities(ending: str, index: int) -> None:
+    activation, kind = ENDINGS[ending]
+    bare, model, target = Ending(), Ending(activation), finer(index, nearest=1)
+    found, expected = (camkit.explain(net, small_picture(), "layer", target=target) for net in (model, bare))
+    np.testing.assert_allclose(found.heatmap, expected.heatmap, atol=1e-4)
+    assert found.quantity == f"{kind} minus 0.6 times the mean of its 1 nearest"
+    logits, returned = (net(small_picture())[0].detach() for net in (bare, model))
+    nearest = min((k for k in range(5) if k != index), key=lambda k: abs(float(logits[k] - logits[index])))
+    assert found.score == pytest.approx(float(returned[index] - 0.6 * returned[nearest]), abs=1e-5)
+
+
+def test_metrics_judge_a_finer_map_by_the_probability_of_its_class() -> None:
+    for model, probabilities in ((Ending(), lambda out: out.softmax(1)), (Ending(torch.sigmoid), lambda out: out)):
+        pictures = torch.cat([small_picture(), small_picture() / 2])
+        scores = camkit.Explainer(model, "layer").scores_of(pictures[0], finer(1))
+        assert scores.quantity == "probability"
+        np.testing.assert_allclose(scores(pictures), probabilities(model(pictures)).detach()[:, 1], atol=1e-6)
+
+
+def test_what_is_no_class_cannot_be_compared() -> None:
+    with pytest.raises(TargetError, match=r"so it needs a classifier's class; .*'gradcam' or 'hirescam'"):
+        explained(SmallNet(), "finercam", target=lambda output: output.sum(1))
+    one = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)).eval()
+    with pytest.raises(TargetError, match=r"the model has one output; .*'gradcam' or 'hirescam'"):
+        camkit.explain(one, small_picture(), "1", method="finercam")
+    for wrong in ({"weight": -1.0}, {"nearest": 0}):
+        with pytest.raises(TargetError, match=r"the (weight|number) of (the )?nearest classes"):
+            finer(CLASS, **wrong)
+
+
+# --- RefineCAM
+
+SEED = 3
+
+
+class Stages(nn.Module):
+    """Three blocks, each of half the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(SEED)
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.one = nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), nn.ReLU())
+        self.two = nn.Sequential(nn.Conv2d(6, 6, 3, 2, 1), nn.ReLU())
+        self.three = nn.Sequential(nn.Conv2d(6, 6, 3, 1, 1), nn.ReLU())
+        self.fc = nn.Linear(6, 3)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.three(self.two(self.one(self.stem(x).relu()))).mean((2, 3)))
+
+
+def test_refinecam_multiplies_the_maps_of_the_last_layer_of_each_grid() -> None:
+    model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
+    found = camkit.explain(model, picture, method="refinecam", target=1)
+    assert isinstance(found, camkit.Explanation)
+    assert found.layer == "stem+one+three"
+    product = np.ones((16, 24))
+    for layer in ("stem", "one", "three"):
+        kept: list[Tensor] = []
+
+        def keep(_: object, __: object, output: Tensor, kept: list[Tensor] = kept) -> None:
+            output.retain_grad()
+            kept.append(output)
+
+        handle = model.get_submodule(layer).register_forward_hook(keep)
+        model(picture)[0, 1].backward()
+        handle.remove()
+        assert kept[0].grad is not None
+        product *= heatmap_oracle(gradcam_plus_plus(kept[0][0], kept[0].grad[0]), (16, 24))
+    assert_equal(as_float64(found.heatmap), product / product.max(), 1e-4)
+
+
+def test_refinecam_takes_named_layers() -> None:
+    model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
+    found = camkit.explain(model, picture, ["one", "two"], method="refinecam", target=1)
+    same = camkit.explain(model, picture, ["one", "two"], method="gradcam++", fuse="product", target=1)
+    assert isinstance(found, camkit.Explanation)
+    assert isinstance(same, camkit.Explanation)
+    np.testing.assert_array_equal(found.heatmap, same.heatmap)
+
+
+# --- a planted truth: where and what the network looks at is known by construction
+
+
+class Planted(nn.Module):
+    """Its class 1 is the sum of one channel of the picture over some places; the other channels change nothing."""
+
+    def __init__(self, *places: tuple[int, int]) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 1, bias=False)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.eye(4, 3)[:, :, None, None])
+        self.register_buffer("where", torch.zeros(8, 8))
+        for row, column in places:
+            self.where[row, column] = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.layer(x)
+        seen = (maps[:, 1] * self.where).sum((1, 2))
+        return torch.stack([-seen, seen], 1)
+
+
+CELL_BY_CELL = ("hirescam", "layercam", "gradcam-elementwise", "reciprocam")
+"""The methods that tell cells apart whatever the maps are; the others weigh whole channels."""
+
+
+@pytest.mark.parametrize("places", [((2, 5),), ((1, 1), (6, 4))], ids=["one place", "two places"])
+@pytest.mark.parametrize("name", CELL_BY_CELL)
+def test_a_faithful_method_finds_the_places(name: str, places: tuple[tuple[int, int], ...]) -> None:
+    found = camkit.explain(Planted(*places), planted_picture(), "layer", method=name, target=1)
+    assert isinstance(found, camkit.Explanation)
+    best = np.argsort(found.raw.ravel())[-len(places) :]
+    assert {tuple(np.unravel_index(index, (8, 8))) for index in best} == set(places)
+
+
+@pytest.mark.parametrize("name", ["gradcam", "ablationcam", "xgradcam", "shapleycam", "finercam", "feature-scorecam"])
+def test_a_faithful_method_finds_the_channel(name: str) -> None:
+    picture = planted_picture()
+    picture[0, 0, 7, 7] = picture[0, 2, 0, 0] = 9  # strong, in channels that the class does not read
+    picture[0, 1, 2, 5] = 3
+    found = camkit.explain(Planted((2, 5)), picture, "layer", method=name, target=1)
+    assert isinstance(found, camkit.Explanation)
+    assert np.unravel_index(found.raw.argmax(), (8, 8)) == (2, 5)
+
+
+class Sigmoids(SmallNet):
+    """Returns probabilities of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sigmoid()
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.needs not in {*ATTENTION, "head"}])
+def test_probabilities_are_shown_as_the_model_returns_them(name: str) -> None:
+    model = Sigmoids()
+    layer = "relu1" if METHODS[name].layer else None
+    found = camkit.explain(model, small_picture(), layer, method=name, target=CLASS)
+    assert isinstance(found, camkit.Explanation)
+    expected = float(model(small_picture())[0, CLASS].detach())
+    assert found.probability == pytest.approx(expected, abs=1e-5)
+
+
+class OnePlace(nn.Module):
+    """Feature map k is the mean of colour k over 4 x 4 pixels; class 1 reads a cell of map 1, class 2 one of map 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        convolution = nn.Conv2d(3, 3, 4, 4)
+        with torch.no_grad():
+            convolution.weight.copy_(torch.eye(3)[:, :, None, None] / 16 * torch.ones(4, 4))
+            convolution.bias.zero_()
+        self.layer = nn.Sequential(convolution, nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.layer(x)
+        return 4 * torch.stack([maps[:, 0, 0, 0] * 0, maps[:, 1, *READ], maps[:, 2, 0, 5]], 1)
+
+
+READ, NOT_READ = (1, 1), (2, 4)
+
+LOCAL = (
+    *("hirescam", "layercam", "gradcam-elementwise", "eigengradcam", "reciprocam", "expected"),
+    *("rise", "fullgrad", "guidedbackprop", "guidedgradcam"),
+)
+WHOLE_CHANNELS = (
+    *("gradcam", "gradcam++", "xgradcam", "finercam", "shapleycam", "refinecam", "ablationcam"),
+    *("feature-scorecam", "scorecam", "sscam", "iscam"),
+)
+BLIND_TO_CLASSES = ("eigencam", "fem", "kpcacam")
+
+
+def heat_where_the_channel_is_active(method: str) -> tuple[float, float]:
+    """Return the heat in the cell that the class reads, and in one that has the same colour and is not read."""
+    picture = torch.full((3, 16, 24), 0.1)
+    for row, column in (READ, NOT_READ):
+        picture[1, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 1
+    given = variant("rise", masks=400) if method == "rise" else method
+    found = camkit.explain(OnePlace(), picture, "layer" if METHODS[method].layer else None, method=given, target=1)
+    read, other = (
+        float(found.heatmap[4 * row : 4 * row + 4, 4 * column : 4 * column + 4].mean())
+        for row, column in (READ, NOT_READ)
+    )
+    return read, other
+
+
+@pytest.mark.parametrize("method", LOCAL)
+def test_a_local_method_tells_where_an_active_channel_is_read(method: str) -> None:
+    read, other = heat_where_the_channel_is_active(method)
+    assert other < read / 2
+
+
+@pytest.mark.parametrize("method", WHOLE_CHANNELS)
+def test_a_method_that_weights_channels_shows_every_place_where_a_read_channel_is_active(method: str) -> None:
+    read, other = heat_where_the_channel_is_active(method)
+    assert read > 0
+    assert other == pytest.approx(read, rel=1e-3)
+
+
+def test_the_docs_say_which_methods_are_local() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    rows = {
+        line.split("|")[1].strip(): set(re.findall(r"`([^`]+)`", line.split("|")[2]))
+        for line in page.split("## Which methods can miss the place\n")[1].split("\n## ")[0].splitlines()
+        if line.startswith("| ")
+    }
+    assert rows["each cell for itself"] == set(LOCAL)
+    assert rows["whole channels"] == {*WHOLE_CHANNELS, "cam"}
+    assert rows["the feature maps alone"] == set(BLIND_TO_CLASSES)
+    others = {name for name, method in METHODS.items() if method.needs in ATTENTION}
+    assert {*LOCAL, *WHOLE_CHANNELS, *BLIND_TO_CLASSES, "cam"} == set(METHODS) - others
+
+
+# --- other toolkits
+
+
+def test_other_toolkits_refinecam_also_subtracts_each_maps_minimum() -> None:
+    methods = pytest.importorskip("torchcam.methods")
+    if not hasattr(methods, "RefineCAM") or not hasattr(pytorch_grad_cam, "RefineCAM"):
+        pytest.skip("this grad-cam or torchcam has no RefineCAM")
+    model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
+    layers, size = ["one", "two", "three"], (16, 24)
+    options = {"method": "layercam", "target": 1}
+    maps = [camkit.explain(model, picture, layer, **options).heatmap for layer in layers]
+    product = np.prod(maps, axis=0)
+    np.testing.assert_allclose(
+        camkit.explain(model, picture, layers, fuse="product", **options).heatmap, product / product.max(), atol=1e-6
+    )
+    less = np.prod([one - one.min() for one in maps], axis=0)
+    modules = [model.get_submodule(layer) for layer in layers]
+    theirs = pytorch_grad_cam.RefineCAM(model, modules, base_method=pytorch_grad_cam.LayerCAM)
+    assert np.corrcoef(theirs(picture, [ClassifierOutputTarget(1)])[0].ravel(), less.ravel())[0, 1] > 0.9999
+    with methods.RefineCAM(model, layers, input_shape=(3, *size), base_method=methods.LayerCAM) as other:
+        (found,) = other(class_idx=1, scores=model(picture), target_shape=size)
+    assert np.corrcoef(found[0].detach().numpy().ravel(), less.ravel())[0, 1] > 0.99  # its minima are those of cells
+
+
+def test_grad_cam_adds_an_epsilon_to_grad_cam_plus_plus_that_matters_if_gradients_are_small() -> None:
+    model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        model.fc.weight *= 0.01
+    stem = model.stem(picture)
+    score = model.fc(model.three(model.two(model.one(stem.relu()))).mean((2, 3)))[0, 1]
+    maps, gradients = as_float64(stem[0]), as_float64(torch.autograd.grad(score, stem)[0][0])
+    square = gradients**2
+
+    def with_epsilon(epsilon: float, read: np.ndarray = maps) -> np.ndarray:
+        below = 2 * square + read.sum((1, 2), keepdims=True) * gradients**3 + epsilon
+        shares = np.divide(square, below, out=np.zeros_like(square), where=square > 0)
+        return ((np.maximum(gradients, 0) * shares).sum((1, 2), keepdims=True) * maps).sum(0)
+
+    found = camkit.explain(model, picture, "stem", method="gradcam++", target=1)
+    assert_equal(found.raw, with_epsilon(0, np.maximum(maps, 0)), 1e-4)  # grad-cam sums negative values too
+    theirs = pytorch_grad_cam.GradCAMPlusPlus(model, [model.stem])(picture, [ClassifierOutputTarget(1)])[0].ravel()
+    correlations = [np.corrcoef(theirs, np.maximum(with_epsilon(epsilon), 0).ravel())[0, 1] for epsilon in (1e-6, 0)]
+    assert correlations[0] > 0.9999
+    assert correlations[1] < 0.99
+
+
+# --- Noise
+
+
+STABLE = 0.95
+"""The least correlation that a map has with the map of the same picture with noise of 0.001 standard deviations."""
+
+UNSTABLE = {("xgradcam", "conv_head"), ("xgradcam", "blocks.5")}
+"""Where docs/methods.md says that a method is unstable: XGrad-CAM if a layer's channels sum to about 0."""
+
+
+def least_correlation_under_noise(model: nn.Module, picture: Tensor, layer: str, name: str) -> float:
+    """Return the least correlation over three draws of noise; 1 if both maps are constant, NaN if one is."""
+    target_layer = layer if METHODS[name].layer and not METHODS[name].stages else None
+    first = camkit.explain(model, picture, target_layer, method=name)
+    least = 1.0
+    for seed in range(3):
+        noise = 1e-3 * torch.randn(picture.shape, generator=torch.Generator().manual_seed(seed))
+        second = camkit.explain(model, picture + noise, target_layer, method=name, target=first.target)
+        if np.ptp(first.raw) or np.ptp(second.raw):
+            least = min(least, float(np.corrcoef(first.raw.ravel(), second.raw.ravel())[0, 1]))
+    return least
+
+
+def small_transformer() -> nn.Module:
+    torch.manual_seed(0)
+    transformer = timm.models.vision_transformer.VisionTransformer
+    return transformer(img_size=64, patch_size=8, embed_dim=32, depth=3, num_heads=4, num_classes=5).eval()
+
+
+@pytest.mark.parametrize("layer", ["blocks.0", "blocks.1", "blocks.2.norm1"])
+def test_noise_does_not_decide_a_map_of_a_transformer(layer: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    picture = nn.functional.interpolate(torch.randn(1, 3, 8, 8, generator=generator), (64, 64), mode="bicubic")[0]
+    model, measured = small_transformer(), 0
+    for name, method in METHODS.items():
+        if method.needs in {"head", "pictures", "parts", "guided"}:  # not for transformers, or slow
+            continue
+        assert least_correlation_under_noise(model, picture, layer, name) >= STABLE, name
+        measured += 1
+    assert measured >= 18
+
+
+@pytest.mark.parametrize("name", ["hirescam", "gradcam"])
+def test_hirescam_shows_no_evidence_where_only_a_layer_norm_reads_the_cells(name: str) -> None:
+    # The class token reads the patches of the last block but one through a layer norm alone.
+    picture = torch.randn(3, 64, 64, generator=torch.Generator().manual_seed(1))
+    found = camkit.explain(small_transformer(), picture, "blocks.1", method=name)
+    assert bool(found.raw.any()) == (name == "gradcam")
+    assert (found.status == "ok") == (name == "gradcam")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("network", "weights", "layers"),
+    [
+        ("mobilenet_v2", "mobilenet_v2-coral_qat", ("features", "features.13", "features.6")),
+        ("squeezenet1_1", "squeezenet1_1-winml_fp16", ("features", "features.7")),
+        ("timm:tf_efficientnet_lite0", "tf_efficientnet_lite0-tpu", ("blocks.5", "conv_head", "bn2")),
+    ],
+)
+def test_noise_does_not_decide_a_map_of_a_real_network(
+    test_data: Path, network: str, weights: str, layers: tuple[str, ...]
+) -> None:
+    model = camkit.load_model(network, str(test_data / "weights" / f"{weights}.pth"), "cpu")
+    assert model.preprocess is not None
+    for path in sorted((test_data / "open_photos").glob("*.jpg"))[:3]:
+        with Image.open(path) as photo:
+            picture = model.preprocess(photo.convert("RGB"))
+        for layer, (name, method) in itertools.product(layers, METHODS.items()):
+            if method.needs in {"head", "pictures", "scores", *ATTENTION} or (name, layer) in UNSTABLE:
+                continue
+            assert least_correlation_under_noise(model.module, picture, layer, name) >= STABLE, (name, layer)

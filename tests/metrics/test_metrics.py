@@ -1,0 +1,1112 @@
+"""Metrics: against their slow references, on planted networks, and for maps, models and inputs of every kind."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import oracles_metrics as oracles
+import pytest
+import torch
+from networks import Parts
+from scipy.ndimage import gaussian_filter
+from torch import Tensor, nn
+from unchanged import in_the_middle_of_training, unchanged
+
+import camkit
+from camkit import metrics
+from camkit.engine.heatmap import enlarge
+from camkit.errors import ImageError, InputError, TargetError
+from camkit.images.filling import dilated, fill_smoothly
+from camkit.images.imputation import fill_linearly
+from camkit.metrics import METRICS, Evaluator, Heat, evaluate
+from camkit.metrics.curves import curve_sets, even_shares, hot_sets
+from camkit.metrics.evaluator import DEFAULTS
+from camkit.metrics.faithfulness import ROAD_SHARES
+from camkit.metrics.fills import BLUR, FILLS, ROAD_NOISE
+from camkit.metrics.heat import pooled
+from camkit.metrics.randomisation import BINS, SMOOTH_SAMPLES, entropy, rank_correlation
+from camkit.metrics.reference_maps import centred_map, colour_map, colours_of, random_map
+from camkit.metrics.sensitivity import RADIUS, SAMPLES
+from camkit.models.shuffled import shuffle_weights
+
+SIZE = 16
+STEPS = 6
+ALL = tuple(METRICS)
+FAITHFUL = tuple(name for name, metric in METRICS.items() if metric.faithful)
+REMOVING = ("insertion", "deletion", "srg", "road")
+FEATURES = ("feature-insertion", "feature-deletion", "feature-srg")
+
+
+def small(channels: int = 3, classes: int = 4, seed: int = 0) -> nn.Sequential:
+    """Return a network whose scores depend on places and channels in no simple way."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 3, 2, 1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(6, 8, 3, 2, 1),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(8 * (SIZE // 4) ** 2, classes),
+    ).eval()
+
+
+def scorer(model: nn.Module, index: int) -> oracles.Score:
+    """Return the probability of a class in float64, one picture at a time."""
+    exact = copy.deepcopy(model).double()
+
+    def score(picture: np.ndarray) -> float:
+        with torch.no_grad():
+            return float(exact(torch.from_numpy(picture)[None])[0].softmax(0)[index])
+
+    return score
+
+
+def random_heat(seed: int = 0, levels: int = 0) -> Tensor:
+    """Return a random map 0..1 with maximum 1; with ``levels``, one of few values and therefore many ties."""
+    heat = torch.rand(SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
+    heat = (heat * levels).floor() if levels else heat
+    return heat / heat.max()
+
+
+def as_array(values: Tensor) -> np.ndarray:
+    return np.asarray(values.double().numpy())
+
+
+@functools.cache
+def setting() -> tuple[nn.Module, Tensor, Evaluator, oracles.Score]:
+    model = small()
+    picture = torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    evaluator = Evaluator(model, picture, 1, steps=STEPS)
+    return model, picture, evaluator, scorer(model, 1)
+
+
+# --- every metric against its slow reference
+
+
+@pytest.mark.parametrize("levels", [0, 3, 1], ids=["no ties", "ties", "two levels"])
+@pytest.mark.parametrize("fill", ["blur", "mean", "noise"])
+@pytest.mark.parametrize("name", ["insertion", "deletion", "srg"])
+def test_areas_equal_the_slow_reference(name: str, fill: str, levels: int) -> None:
+    model, picture, _, score = setting()
+    heat = random_heat(levels=levels) if levels != 1 else (random_heat() > 0.7).float()
+    evaluator = Evaluator(model, picture, 1, steps=STEPS, fill=fill)
+    exact = as_array(picture)
+    filled = {
+        "blur": lambda: oracles.blurred(exact, BLUR),
+        "mean": lambda: np.broadcast_to(exact.mean((1, 2), keepdims=True), exact.shape),
+        "noise": lambda: as_array(evaluator.emptied_picture("noise")),
+    }[fill]()
+    expected = getattr(oracles, name)(score, exact, filled, as_array(heat), STEPS)
+    value = evaluator(heat, name)[name]
+    assert value.number == pytest.approx(expected, abs=1e-5)
+    assert value.fill == fill
+
+
+@pytest.mark.parametrize("levels", [0, 3])
+def test_road_equals_the_slow_reference(levels: int) -> None:
+    _, picture, evaluator, score = setting()
+    heat, exact = random_heat(2, levels), as_array(picture)
+    noise = as_array(evaluator.emptied_picture("linear")) - exact.mean((1, 2), keepdims=True)
+    assert noise.std() == pytest.approx(ROAD_NOISE * exact.std(), rel=0.1)
+    expected = oracles.road(score, exact, as_array(heat), noise, ROAD_SHARES)
+    assert evaluator(heat, "road")["road"].number == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_noise_fill_has_the_mean_and_the_spread_of_each_channel() -> None:
+    picture = torch.randn(3, 64, 64) * torch.tensor([1.0, 2.0, 3.0])[:, None, None] + 5
+    filled = FILLS["noise"](picture, 0)(torch.ones(1, 64, 64, dtype=torch.bool))[0]
+    assert filled.flatten(1).mean(1).tolist() == pytest.approx(picture.flatten(1).mean(1).tolist(), rel=0.1)
+    assert filled.flatten(1).std(1).tolist() == pytest.approx(picture.flatten(1).std(1).tolist(), rel=0.1)
+
+
+def test_the_inpainting_is_that_of_the_check() -> None:
+    picture, hole = torch.randn(3, SIZE, SIZE), torch.rand(2, SIZE, SIZE) > 0.6
+    made = FILLS["inpaint"](picture, 0)(hole)
+    for filled, mask in zip(made, hole, strict=True):
+        assert torch.equal(filled, fill_smoothly(picture, mask))
+        assert torch.equal(filled[:, ~mask], picture[:, ~mask])
+
+
+def test_linear_imputation_leaves_known_pixels_and_is_exact_on_a_slope() -> None:
+    across = torch.arange(12.0).expand(1, 9, 12)
+    hole = torch.zeros(9, 12, dtype=torch.bool)
+    hole[2:7, 3:9] = True
+    assert torch.allclose(fill_linearly(across, hole), across, atol=1e-5)  # a slope is the mean of its neighbours
+    assert torch.equal(fill_linearly(across, ~hole)[:, hole], across[:, hole])
+
+
+@pytest.mark.parametrize("shape", ["pixels", "blobs", "all but one", "islands"])
+@pytest.mark.parametrize("size", [(37, 30), (1, 90), (200,), (9, 8, 10)])
+def test_linear_imputation_solves_its_equations(size: tuple[int, ...], shape: str) -> None:
+    torch.manual_seed(3)
+    picture, hole = torch.randn(2, *size) + 5, torch.rand(size) > 0.3
+    if shape == "blobs":
+        smooth = gaussian_filter(np.random.default_rng(3).standard_normal(size), 3)
+        hole = torch.from_numpy(smooth < np.quantile(smooth, 0.8))
+    elif shape == "all but one":
+        hole = torch.ones(size, dtype=torch.bool)
+        hole.view(-1)[hole.numel() // 3] = False
+    elif shape == "islands":  # the missing pixels are in several places that do not touch
+        hole = torch.zeros(size, dtype=torch.bool)
+        hole.view(-1)[:: max(3, hole.numel() // 5)] = True
+    removed = set(map(tuple, np.argwhere(hole.numpy())))
+    exact = oracles.linear_imputation(picture.double().numpy(), removed, np.zeros((2, *size)))
+    assert np.abs(fill_linearly(picture, hole).numpy() - exact).max() < 5e-4
+    assert np.abs(fill_linearly(picture.double(), hole, 1e-11).numpy() - exact).max() < 1e-9
+    assert torch.equal(fill_linearly(torch.where(hole, torch.nan, picture), hole), fill_linearly(picture, hole))
+
+
+def test_linear_imputation_of_a_long_signal_is_a_straight_line() -> None:
+    ends, hole = torch.randn(1, 20_000), torch.ones(20_000, dtype=torch.bool)
+    hole[[0, -1]] = False
+    line = torch.linspace(float(ends[0, 0]), float(ends[0, -1]), 20_000)
+    assert (fill_linearly(ends, hole) - line).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["average-drop", "increase", "complexity"])
+@pytest.mark.parametrize("seed", range(4))
+def test_masking_equals_the_slow_reference(name: str, seed: int) -> None:
+    _, picture, evaluator, score = setting()
+    heat = random_heat(seed)
+    oracle = getattr(oracles, name.replace("-", "_"))
+    expected = oracle(as_array(heat)) if name == "complexity" else oracle(score, as_array(picture), as_array(heat))
+    assert evaluator(heat, name)[name].number == pytest.approx(expected, abs=1e-6)
+
+
+class Maker:
+    """Makes a map of a picture and a model in a way that depends on both, and keeps what it made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.pictures: list[Tensor] = []
+        self.maps: list[np.ndarray] = []
+
+    def __call__(self, pictures: Tensor, model: nn.Module | None) -> list[Tensor]:
+        weights = next((model or self.model).parameters()).detach()
+        kernel = weights.reshape(len(weights), -1, *weights.shape[2:])[:1]
+        made = [self.of(picture, kernel) for picture in pictures]
+        self.pictures += list(pictures)
+        self.maps += [as_array(values) for values in made]
+        return made
+
+    @staticmethod
+    def of(picture: Tensor, kernel: Tensor) -> Tensor:
+        heat = nn.functional.conv2d(picture[None], kernel, padding=1)[0, 0].relu()
+        return heat / heat.max()
+
+
+def made_heat() -> tuple[Heat, Maker, Evaluator, oracles.Score]:
+    model, picture, evaluator, score = setting()
+    maker = Maker(model)
+    heat = Heat(maker(picture[None], None)[0], "made", remake=maker)
+    maker.maps.clear()
+    maker.pictures.clear()
+    return heat, maker, evaluator, score
+
+
+def test_coherency_and_adcc_equal_the_slow_reference() -> None:
+    heat, maker, evaluator, score = made_heat()
+    found = evaluator(heat, ["coherency", "adcc"]).numbers()
+    exact = as_array(heat.values)
+    coherent = oracles.coherency(exact, maker.maps[0])
+    drop = oracles.average_drop(score, as_array(evaluator.picture), exact)
+    assert found["coherency"] == pytest.approx(coherent, abs=1e-6)
+    assert found["adcc"] == pytest.approx(oracles.adcc(coherent, oracles.complexity(exact), drop), abs=1e-5)
+    assert torch.allclose(maker.pictures[0], evaluator.picture * heat.values)
+
+
+def test_max_sensitivity_equals_the_slow_reference() -> None:
+    heat, maker, evaluator, _ = made_heat()
+    found = evaluator(heat, "max-sensitivity")["max-sensitivity"].number
+    assert found == pytest.approx(oracles.max_sensitivity(as_array(heat.values), maker.maps), rel=1e-5)
+    changes = torch.stack(maker.pictures) - evaluator.picture
+    radius = RADIUS * float(evaluator.picture.std(unbiased=False))
+    assert len(changes) == SAMPLES
+    assert 0.95 * radius < float(changes.abs().max()) <= radius * 1.0001
+
+
+def test_mprt_and_its_forms_equal_the_slow_reference() -> None:
+    heat, maker, evaluator, _ = made_heat()
+    found = evaluator(heat, "mprt")["mprt"].number
+    assert len(maker.maps) == 3  # a step for each layer of weights
+    assert found == pytest.approx(oracles.mprt(as_array(heat.values), maker.maps), abs=1e-5)
+    assert np.array_equal(maker.maps[0], as_array(heat.values))  # the first layer is shuffled last
+    assert not np.array_equal(maker.maps[2], as_array(heat.values))
+    maker.maps.clear()
+    found = evaluator(heat, "smooth-mprt")["smooth-mprt"].number
+    means = [np.mean(maker.maps[start : start + SMOOTH_SAMPLES], 0) for start in range(0, 4 * SMOOTH_SAMPLES, 8)]
+    assert found == pytest.approx(oracles.mprt(means[0], means[1:]), abs=1e-4)
+    maker.maps.clear()
+    found = evaluator(heat, "efficient-mprt")["efficient-mprt"].number
+    assert found == pytest.approx(oracles.efficient_mprt(as_array(heat.values), maker.maps[0], BINS), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["pointing", "energy"])
+@pytest.mark.parametrize("levels", [0, 3])
+def test_localisation_equals_the_slow_reference(name: str, levels: int) -> None:
+    model, _picture, _, _ = setting()
+    region = np.zeros((SIZE, SIZE), bool)
+    region[1:3, 1:3] = True
+    heat = random_heat(3, levels)
+    evaluator = Evaluator(model, torch.zeros(3, SIZE, SIZE), 1, region=region)
+    oracle = functools.partial(oracles.pointing, tolerance=15) if name == "pointing" else oracles.energy
+    assert evaluator(heat, name)[name].number == pytest.approx(oracle(as_array(heat), region), abs=1e-6)
+
+
+def test_a_region_is_widened_by_pixels() -> None:
+    region = torch.zeros(9, 9, dtype=torch.bool)
+    region[4, 2] = True
+    wide = dilated(region, 2)
+    assert wide.sum() == 25
+    assert bool(wide[2:7, 0:5].all())
+
+
+@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("levels", [0, 2])
+def test_feature_metrics_equal_the_slow_reference(name: str, levels: int) -> None:
+    model, picture, _, _ = setting()
+    exact = copy.deepcopy(model).double()
+    trunk, head = exact[:4], exact[4:]
+    evaluator = Evaluator(model, picture, 1, steps=STEPS, layer="3")
+    with torch.no_grad():
+        maps = trunk(picture.double()[None])[0].numpy()
+        emptied = trunk(evaluator.emptied_picture("blur").double()[None])[0].numpy()
+    cells = torch.rand(4, 4, generator=torch.Generator().manual_seed(5))
+    cells = (cells * levels).floor() if levels else cells
+    heat = Heat(nn.functional.interpolate(cells[None, None], size=(SIZE, SIZE))[0, 0], cells=cells)
+
+    def score(changed: np.ndarray) -> float:
+        with torch.no_grad():
+            return float(head(torch.from_numpy(changed)[None])[0].softmax(0)[1])
+
+    oracle = getattr(oracles, name.removeprefix("feature-"))
+    expected = oracle(score, maps, emptied, as_array(cells), STEPS)
+    assert evaluator(heat, name)[name].number == pytest.approx(expected, abs=1e-5)
+
+
+def test_every_metric_has_a_slow_reference_and_a_complete_record() -> None:
+    for name, metric in METRICS.items():
+        assert hasattr(oracles, name.removeprefix("feature-").replace("smooth-", "").replace("-", "_")), name
+        assert metric.title, name
+        assert metric.summary, name
+        assert metric.paper, name
+        assert metric.cost, name
+        documented = metric.measure.__doc__ or ""
+        assert f"{metric.better.capitalize()} is better" in documented or f"{metric.better} is better" in documented, (
+            name
+        )
+        paper = re.search(r"\w+ et al\. \d{4}", metric.paper)
+        assert paper is not None, f"{name}: the paper is written as 'Name et al. YEAR'"
+        assert paper[0] in documented, name
+        assert "UndefinedError: " in documented, name
+        assert metric.fill in ("", *FILLS), name
+        assert (metric.space == "features") == name.startswith("feature-"), name
+    assert set(DEFAULTS) <= set(METRICS)
+
+
+# --- the order of cells
+
+
+def test_equal_cells_are_never_separated_and_positions_do_not_matter() -> None:
+    heat = (torch.rand(SIZE, SIZE) * 4).floor()
+    sets = hot_sets(heat, even_shares(10))
+    order = torch.randperm(heat.numel())
+    moved = hot_sets(heat.flatten()[order].reshape(SIZE, SIZE), even_shares(10))
+    assert torch.equal(sets.flatten(1)[:, order], moved.flatten(1))
+    for hot in sets:
+        assert all(len(hot[heat == level].unique()) == 1 for level in heat.unique())
+
+
+def test_shares_are_met_exactly_without_ties() -> None:
+    heat = torch.randperm(100).reshape(10, 10).float()
+    assert hot_sets(heat, even_shares(10)).flatten(1).sum(1).tolist() == list(range(10, 101, 10))
+    assert hot_sets(heat, (0.1, 0.3, 0.7)).flatten(1).sum(1).tolist() == [10, 30, 70]
+
+
+def test_the_few_cells_of_a_sparse_map_are_judged_by_themselves() -> None:
+    heat = torch.zeros(10, 10)
+    heat[2, 3], heat[7, 1] = 1.0, 0.5
+    assert curve_sets(heat, even_shares(10)).flatten(1).sum(1).tolist() == [2]
+    assert hot_sets(heat, (0.2, 0.9)).flatten(1).sum(1).tolist() == [2, 100]
+    assert hot_sets(torch.ones(10, 10), (0.2,)).all()
+
+
+def test_a_map_and_its_multiple_have_the_same_order() -> None:
+    _, _, evaluator, _ = setting()
+    heat = random_heat()
+    first, second = (evaluator(heat * factor, REMOVING).numbers() for factor in (1, 1e-6))
+    assert first == second
+
+
+# --- planted truth: networks whose decision is known by construction
+
+
+class Planted(nn.Module):
+    """Scores what one channel shows at some places, less what it shows at others; all else is ignored."""
+
+    SIDE = 28
+
+    def __init__(self, plus: list[tuple[int, int]], minus: list[tuple[int, int]] = ()) -> None:  # type: ignore[assignment]
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 4, 4, bias=False)
+        nn.init.zeros_(self.layer.weight)
+        with torch.no_grad():
+            for channel in range(3):
+                self.layer.weight[channel, channel] = 1 / 16
+        weights = torch.zeros(3, 7, 7)
+        for cells, weight in ((plus, 4.0 / len(plus)), (minus, -2.0)):
+            for row, column in cells:
+                weights[0, row, column] = weight
+        self.register_buffer("weights", weights)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        score = (self.layer(pictures) * self.weights).sum((1, 2, 3)) - 2
+        return torch.stack([score, -score], 1)
+
+
+ONE_PLACE = ([(1, 4)], [])
+TWO_PLACES = ([(1, 4), (5, 1)], [])
+FOR_AND_AGAINST = ([(1, 4)], [(5, 5)])
+BRIGHT = ((1, 4), (5, 1), (5, 5), (3, 2), (3, 6))
+"""Cells of the picture that are bright in all channels; the network uses some of them."""
+
+
+def planted_picture() -> Tensor:
+    picture = 0.02 * torch.randn(3, 28, 28, generator=torch.Generator().manual_seed(0))
+    for row, column in BRIGHT:
+        picture[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 1
+    return picture
+
+
+def blob(*cells: tuple[int, int]) -> Tensor:
+    grid = torch.zeros(1, 7, 7)
+    for row, column in cells:
+        grid[0, row, column] = 1
+    return enlarge(grid, (28, 28))[0]
+
+
+def planted_values(
+    places: tuple[list[tuple[int, int]], list[tuple[int, int]]], others: dict[str, Tensor], names: tuple[str, ...]
+) -> dict[str, dict[str, float]]:
+    """Return each metric's values for the true map, for others, and for the mean of ten random maps."""
+    model, picture = Planted(*places), planted_picture()
+    evaluator = Evaluator(model, picture, 0, steps=14, layer="layer")
+    explained = evaluator.explainer.using("hirescam", "layer")(picture, 0)
+    makes = evaluator.heat(explained).remake
+    maps = {"true": blob(*places[0]), **others} | {f"random {seed}": random_map((28, 28), seed) for seed in range(10)}
+    rows = {key: evaluator(Heat(values, key, remake=makes), names).numbers() for key, values in maps.items()}
+    assert all(number is not None for row in rows.values() for number in row.values())
+    random = {name: float(np.mean([rows[f"random {seed}"][name] for seed in range(10)])) for name in names}
+    return {name: {key: rows[key][name] for key in ["true", *others]} | {"random": random[name]} for name in names}  # type: ignore[misc]
+
+
+def ranked(name: str, values: dict[str, float]) -> list[str]:
+    """Return the names of the maps, the best first."""
+    return sorted(values, key=lambda key: values[key], reverse=METRICS[name].better == "higher")
+
+
+def test_hirescam_finds_the_planted_places() -> None:
+    picture = planted_picture()
+    for places in (ONE_PLACE, TWO_PLACES):
+        explained = camkit.explain(Planted(*places), picture, "layer", method="hirescam", target=0)
+        assert {tuple(cell) for cell in np.argwhere(explained.raw > 0.1).tolist()} == set(places[0])
+
+
+WIDE_DECOY = blob((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2))
+CASES = {
+    "one place": (ONE_PLACE, {"half": WIDE_DECOY + 0.9 * blob((1, 4))}),
+    "two places": (TWO_PLACES, {"half": blob((1, 4))}),
+    "for and against": (FOR_AND_AGAINST, {"half": WIDE_DECOY + 0.9 * blob((1, 4))}),
+}
+
+
+@functools.cache
+def planted_table(case: str) -> dict[str, dict[str, float]]:
+    return planted_values(*CASES[case], FAITHFUL)
+
+
+@pytest.mark.parametrize("name", FAITHFUL)
+@pytest.mark.parametrize("case", CASES)
+def test_the_true_map_is_ranked_first_and_the_random_one_last(case: str, name: str) -> None:
+    values = planted_table(case)[name]
+    if name == "increase" and case != "for and against":
+        assert set(values.values()) == {0.0}  # nothing speaks against the class, so no mask can raise the score
+    elif (case, name) == ("two places", "average-drop"):
+        # A mask that is 0.5 at both places keeps more of a sum than one that is 1 at one of them; see docs/metrics.md.
+        assert ranked(name, values) == ["true", "random", "half"]
+    else:
+        assert ranked(name, values)[0] == "true", values
+        assert ranked(name, values)[-1] == "random", values
+        assert len(set(values.values())) > 1
+
+
+# --- maps without a value
+
+
+def statuses(given: Any, names: Any = None, **options: Any) -> dict[str, str]:
+    model, picture, _, _ = setting()
+    return {name: value.status for name, value in evaluate(model, given, picture, names, **options).items()}
+
+
+def test_an_empty_map_has_a_status_and_no_number() -> None:
+    model, picture, _, _ = setting()
+    values = evaluate(model, torch.zeros(SIZE, SIZE), picture, ALL)
+    assert {value.status for value in values.values()} == {"empty_map"}
+    assert {value.number for value in values.values()} == {None}
+    flipped = copy.deepcopy(model)
+    with torch.no_grad():
+        flipped[5].weight.copy_(-flipped[5].weight.abs())
+        flipped[5].bias.zero_()
+    explained = camkit.explain(flipped, picture, "3", target=0, method="gradcam")
+    assert explained.status == "no_positive_evidence"
+    value = evaluate(flipped, explained, picture, "srg")["srg"]
+    assert (value.status, value.number) == ("empty_map", None)
+    assert "no_positive_evidence" in value.reason
+
+
+def test_a_constant_map_has_no_order() -> None:
+    found = statuses(torch.ones(SIZE, SIZE), ALL, region=torch.ones(SIZE, SIZE, dtype=torch.bool))
+    for name in (*REMOVING, *FEATURES, "pointing"):
+        assert found[name] == "constant_map", name
+    assert found["complexity"] == found["average-drop"] == found["energy"] == "ok"
+    model, picture, _, _ = setting()
+    assert evaluate(model, torch.ones(SIZE, SIZE), picture, "complexity")["complexity"].number == 1
+
+
+def test_a_map_of_one_cell_is_constant() -> None:
+    assert statuses(torch.ones(1, 1), REMOVING) == dict.fromkeys(REMOVING, "constant_map")
+
+
+def test_a_map_with_nan_has_a_status() -> None:
+    heat = random_heat()
+    heat[3, 3] = torch.nan
+    assert set(statuses(heat, ALL).values()) == {"non_finite"}
+
+
+def test_a_negative_map_orders_cells_but_masks_nothing() -> None:
+    found = statuses(random_heat() - 2, ["srg", "average-drop", "complexity"])
+    assert found == {"srg": "ok", "average-drop": "empty_map", "complexity": "empty_map"}
+
+
+def test_a_plain_array_does_not_say_how_it_was_made_and_no_region_is_invented() -> None:
+    found = statuses(random_heat(), ALL)
+    makes = {"coherency", "adcc", "max-sensitivity", "mprt", "smooth-mprt", "efficient-mprt"}
+    assert {name for name, status in found.items() if status == "needs_method"} == makes
+    assert {name for name, status in found.items() if status == "needs_region"} == {"pointing", "energy"}
+
+
+def test_a_coarse_array_is_enlarged_as_heatmaps_are() -> None:
+    _model, _picture, evaluator, _ = setting()
+    cells = torch.rand(4, 4)
+    first = evaluator(cells, "srg").numbers()
+    assert first == evaluator(enlarge(cells[None], (SIZE, SIZE))[0], "srg").numbers()
+    assert first == evaluator(cells.numpy(), "srg").numbers()
+
+
+class Broken(nn.Module):
+    """Returns NaN for pictures that are partly removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 2, 1)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        scores = self.layer(pictures).mean((2, 3))
+        return torch.where((pictures == 0).any((1, 2, 3))[:, None], torch.nan, scores)
+
+
+def test_a_score_that_is_nan_has_a_status() -> None:
+    picture = torch.rand(3, SIZE, SIZE) + 0.5
+    heat = random_heat()
+    heat[0, 0] = 0
+    values = evaluate(Broken(), heat, picture, ["srg", "average-drop"])
+    assert values["srg"].status == "ok"
+    assert (values["average-drop"].status, values["average-drop"].number) == ("non_finite", None)
+    always = nn.Sequential(nn.Conv2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).requires_grad_(False)
+    always[0].bias.fill_(torch.nan)
+    found = evaluate(always, heat, picture, ["srg", "increase", "complexity"], target=0)
+    assert {name: value.status for name, value in found.items()} == {
+        "srg": "non_finite", "increase": "non_finite", "complexity": "ok",
+    }  # fmt: skip
+
+
+# --- models and inputs of every kind
+
+
+def linear_head(rank: int, channels: int) -> nn.Module:
+    convolution = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[rank]
+    pool = {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}[rank]
+    torch.manual_seed(0)
+    return nn.Sequential(
+        convolution(channels, 5, 3, 2, 1), nn.ReLU(), pool(2), nn.Flatten(), nn.Linear(5 * 2**rank, 3)
+    ).eval()
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_signals_pictures_and_volumes_of_any_channels(rank: int, channels: int) -> None:
+    size = (20, 12, 9)[:rank]
+    model, picture = linear_head(rank, channels), torch.randn(channels, *size)
+    explained = camkit.explain(model, picture, "1", method="layercam")
+    region = torch.zeros(size, dtype=torch.bool)
+    region[tuple(slice(0, 6) for _ in size)] = True
+    evaluator = Evaluator(model, picture, explained.target, region=region, steps=4, layer="1")
+    values = evaluator(explained, ALL)
+    assert {name: value.status for name, value in values.items()} == dict.fromkeys(ALL, "ok")
+    for name, heat in evaluator.references().items():
+        assert tuple(heat.values.shape) == size, name
+    for fill in FILLS:
+        if fill == "inpaint" and rank == 3:
+            continue
+        assert evaluate(model, explained, picture, "srg", fill=fill, steps=3)["srg"].status == "ok"
+
+
+def test_inpainting_a_volume_is_refused_in_a_sentence() -> None:
+    volume = torch.randn(1, 8, 8, 8)
+    with pytest.raises(InputError, match="the fill 'inpaint' works on pictures and signals"):
+        evaluate(linear_head(3, 1), torch.rand(8, 8, 8), volume, "srg", fill="inpaint")
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(1), nn.Sigmoid()], ids=["softmax", "sigmoid"])
+def test_models_that_return_probabilities_are_judged_by_these(last: nn.Module) -> None:
+    model, picture, _, _ = setting()
+    probable = nn.Sequential(*model, last)
+    heat = random_heat()
+    found = evaluate(probable, heat, picture, ["srg", "average-drop"], target=1, steps=STEPS)
+    plain = Evaluator(probable, picture, 1)
+    with torch.no_grad():
+        assert plain.confidence == pytest.approx(float(probable(picture[None])[0, 1]), abs=1e-6)
+    assert plain.scores.quantity == "probability"
+    if isinstance(last, nn.Softmax):  # else the classes are judged one by one
+        expected = evaluate(model, heat, picture, ["srg", "average-drop"], target=1, steps=STEPS)
+        assert found.numbers() == pytest.approx(expected.numbers(), abs=1e-5)
+
+
+def test_a_target_without_probabilities_is_judged_by_its_score() -> None:
+    model, picture, _, _ = setting()
+
+    def negative(output: Tensor) -> Tensor:
+        return -output[:, 0].abs()
+
+    evaluator = Evaluator(model, picture, negative)
+    assert evaluator.scores.quantity == "value of the target function"
+    values = evaluator(random_heat(), ["srg", "average-drop", "feature-srg"])
+    assert [value.status for value in values.values()] == ["ok", "undefined", "ok"]
+    assert "needs a positive score" in values["average-drop"].reason
+    contrast = camkit.targets.contrast(0, 1)
+    assert evaluate(model, random_heat(), picture, "srg", target=contrast)["srg"].status == "ok"
+
+
+def test_a_multi_label_model_is_judged_by_the_class_of_the_map() -> None:
+    model, picture, _, _ = setting()
+    labelled = nn.Sequential(*model, nn.Sigmoid())
+    explained = camkit.explain(labelled, picture, "3", target=[0, 2])
+    both = [evaluate(labelled, one, picture, "srg")["srg"].number for one in explained]
+    assert both[0] != both[1]
+
+
+def test_half_precision_models_and_mixed_precision_give_nearly_the_same() -> None:
+    model, picture, _, _ = setting()
+    names = ["srg", "insertion", "average-drop", "feature-srg", "road"]
+    explained = camkit.explain(model, picture, "3", target=1, method="hirescam")
+    expected = evaluate(camkit.Explainer(model, "3"), explained, picture, names, steps=STEPS).numbers()
+    half = copy.deepcopy(model).half()
+    by_half = evaluate(camkit.Explainer(half, "3"), explained, picture, names, steps=STEPS)
+    assert by_half.numbers() == pytest.approx(expected, abs=5e-3)
+    forced = camkit.Explainer(model, "3", precision="bf16-forced")
+    assert evaluate(forced, explained, picture, names, steps=STEPS).numbers() == pytest.approx(expected, abs=5e-2)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 32])
+def test_batches_that_do_not_divide_give_the_same(batch_size: int) -> None:
+    model, picture, evaluator, _ = setting()
+    names = [*REMOVING, "max-sensitivity"]
+    explained = camkit.explain(model, picture, "3", target=1)
+    expected = evaluator(explained, names).numbers()
+    found = evaluate(model, explained, picture, names, steps=STEPS, batch_size=batch_size)
+    assert found.numbers() == pytest.approx(expected, abs=1e-5)
+
+
+class Greedy(Parts):
+    """Runs out of memory for more than three pictures."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 3:
+            raise torch.OutOfMemoryError("out of memory")
+        return super().forward(x)
+
+
+def test_a_batch_is_halved_if_memory_runs_out_and_stays_small() -> None:
+    model, picture = Greedy().eval(), torch.randn(3, SIZE, SIZE)
+    evaluator = Evaluator(model, picture, 1, steps=10)
+    with unchanged(model):
+        values = evaluator(random_heat(), "srg")
+    assert evaluator.scores.at_once in (2, 3)
+    expected = evaluate(model, random_heat(), picture, "srg", target=1, steps=10, batch_size=1)
+    assert values.numbers() == pytest.approx(expected.numbers(), abs=1e-5)
+
+
+def test_a_single_picture_that_needs_too_much_memory_is_an_error() -> None:
+    class Huge(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError("out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Evaluator(Huge(), torch.randn(3, SIZE, SIZE))
+
+
+# --- explanations
+
+
+def test_an_explanation_is_made_again_by_its_own_method_and_layer() -> None:
+    model, picture, _, _ = setting()
+    explainer = camkit.Explainer(model, "1", method="layercam")
+    explained = explainer(picture, 1)
+    other = camkit.Explainer(model)  # with another method, and a layer of its own choice
+    for judge in (explainer, other, model):
+        heat = Evaluator(judge, picture, 1).heat(explained)
+        assert torch.equal(heat.made_anew(picture[None])[0], torch.from_numpy(explained.heatmap))
+    fused = camkit.explain(model, picture, ["1", "3"], target=1, fuse="max")
+    heat = Evaluator(model, picture, 1).heat(fused)
+    assert heat.cells is None
+    assert torch.equal(heat.made_anew(picture[None])[0], torch.from_numpy(fused.heatmap))
+
+
+def test_a_function_of_the_users_is_made_again_with_its_explainer_only() -> None:
+    model, picture, _, _ = setting()
+
+    def sizes(activations: Tensor, gradients: Tensor) -> Tensor:
+        return gradients.abs()
+
+    explainer = camkit.Explainer(model, "3", method=sizes)
+    explained = explainer(picture, 1)
+    assert evaluate(explainer, explained, picture, "max-sensitivity")["max-sensitivity"].status == "ok"
+    assert evaluate(model, explained, picture, "max-sensitivity")["max-sensitivity"].status == "needs_method"
+
+
+def test_the_class_of_the_explanation_is_judged() -> None:
+    model, picture, _, _ = setting()
+    explained = camkit.explain(model, picture, "3", target=2)
+    assert evaluate(model, explained, picture, "srg") == evaluate(model, explained, picture, "srg", target=2)
+    with pytest.raises(InputError, match="the explanation is of class 2, and class 1 is judged"):
+        evaluate(model, explained, picture, "srg", target=1)
+    contrast = camkit.explain(model, picture, "3", target=camkit.targets.contrast(0, 1))
+    with pytest.raises(InputError, match="is of '0 rather than 1' and not of a class; pass its target"):
+        evaluate(model, contrast, picture)
+
+
+def test_feature_metrics_use_the_layer_of_the_evaluator() -> None:
+    model, picture, _, _ = setting()
+    explained = camkit.explain(model, picture, "1", target=1)
+    by_layer = [evaluate(model, explained, picture, "feature-srg", layer=layer).numbers() for layer in ("1", "3")]
+    assert by_layer[0] != by_layer[1]
+    cells = pooled(torch.from_numpy(explained.heatmap), (4, 4))
+    same = Heat(torch.from_numpy(explained.heatmap), cells=cells)
+    assert evaluate(model, same, picture, "feature-srg", target=1, layer="3").numbers() == by_layer[1]
+    fused = camkit.Explainer(model, ["1", "3"])
+    value = evaluate(fused, explained, picture, "feature-srg")["feature-srg"]
+    assert value.status == "undefined"
+    assert "2 layers are fused; pass layer to choose one" in value.reason
+
+
+def test_a_head_that_cannot_be_run_alone_is_a_status() -> None:
+    class Unsteady(Parts):
+        counter = itertools.count(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = super().forward(x) * next(self.counter)
+            return output
+
+    value = evaluate(Unsteady().eval(), random_heat(), torch.randn(3, SIZE, SIZE), "feature-srg", layer="layer")
+    assert value["feature-srg"].status == "undefined"
+    assert "cannot be run alone" in value["feature-srg"].reason
+
+
+# --- reference maps
+
+
+def test_every_table_has_the_reference_rows() -> None:
+    model, picture, evaluator, _ = setting()
+    explained = camkit.explain(model, picture, "3", target=1)
+    table = evaluator.table({"gradcam": explained, "random": random_heat()}, ["srg", "mprt", "complexity"])
+    assert list(table.rows) == ["gradcam", "random", "random map", "centre", "colour"]
+    assert table.references == ("random map", "centre", "colour")
+    assert table.rows["gradcam"] == evaluator(explained, ["srg", "mprt", "complexity"])
+    lines = str(table).splitlines()
+    assert lines[0] == "| map | srg ↑ | mprt ↓ | complexity ↓ |"
+    assert "needs the method" in lines[3]
+    assert lines[5].startswith("| (centre) | ")
+    assert table.rows["centre"]["mprt"].number == pytest.approx(1)  # it does not depend on the weights
+    assert table.to_dict()["rows"]["colour"]["srg"]["status"] == "ok"
+
+
+def test_the_reference_maps_are_what_they_are_called() -> None:
+    random = random_map((28, 20), 1)
+    assert torch.equal(random, random_map((28, 20), 1))
+    assert not torch.equal(random, random_map((28, 20), 2))
+    centre = centred_map((31, 21))
+    assert np.unravel_index(int(centre.argmax()), centre.shape) == (15, 10)
+    assert torch.allclose(centre, centre.flip(0))
+    picture = torch.zeros(3, 28, 28)
+    picture[0, :12, :12] = 1  # a red corner
+    red = next(colour for colour in colours_of(picture) if colour.tolist() == [1, 0, 0])
+    heat = colour_map(picture, red)
+    assert float(heat[:8, :8].min()) == 1
+    assert float(heat[20:, 20:].max()) == 0
+    assert len(colours_of(torch.rand(3, 4, 4))) == 8
+    assert len(colours_of(torch.rand(1, 4, 4))) == 2
+
+
+def test_the_colour_row_finds_what_a_network_that_looks_for_a_colour_uses() -> None:
+    class Red(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 1, 1, bias=False)
+            self.layer.weight.data = torch.tensor([1.0, -1.0, -1.0]).reshape(1, 3, 1, 1)
+
+        def forward(self, pictures: Tensor) -> Tensor:
+            score = 20 * self.layer(pictures).relu().mean((1, 2, 3)) - 1
+            return torch.stack([score, -score], 1)
+
+    picture = 0.1 * torch.rand(3, 28, 28)
+    picture[0, 4:16, 8:20] = 1
+    picture[1, 16:28, 0:12] = 1
+    evaluator = Evaluator(Red(), picture, 0)
+    heat = evaluator.references()["colour"]
+    assert float(heat.values[6:14, 10:18].mean()) > 0.9
+    values = evaluator.table({}, "srg").rows
+    assert values["colour"]["srg"].number > values["random"]["srg"].number
+
+
+def test_a_map_that_is_the_same_nearly_everywhere_counts_as_one_without_an_order() -> None:
+    _, _, evaluator, _ = setting()
+    flat = torch.ones(SIZE, SIZE)
+    flat[0, 0] = 0.0
+    found = {name: evaluator(flat, name)[name].number for name in ("road", "srg", "top-loss")}
+    assert found["road"] == pytest.approx(0, abs=0.02)  # what its two halves show cancels out
+    assert found["srg"] == pytest.approx(0, abs=0.02)
+    lost = 1 - evaluator.emptied("blur") / evaluator.confidence
+    assert found["top-loss"] == pytest.approx(0.2 * lost, abs=0.01)  # a fifth of what is lost without all cells
+
+
+def test_a_random_map_is_another_one_for_a_changed_picture_and_the_centre_is_not() -> None:
+    _, picture, evaluator, _ = setting()
+    references = evaluator.references()
+    random, centre = references["random"], references["centre"]
+    assert torch.equal(random.made_anew(picture[None])[0], random.values)
+    assert not torch.equal(random.made_anew(picture[None] * 0.5)[0], random.values)
+    assert torch.equal(centre.made_anew(picture[None] * 0.5)[0], centre.values)
+    others = [Evaluator(small(), picture, 1, seed=seed).references()["random"] for seed in range(8)]
+    coherencies = [evaluator(other, "coherency")["coherency"].number for other in others]
+    assert np.mean([number for number in coherencies if number is not None]) == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_table_of_a_model_without_scores_for_changed_pictures_has_reasons() -> None:
+    class Unsteady(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            steady = (x - x.flatten(2).mean(2)[..., None, None]).abs().amax((1, 2, 3)) > 2.5
+            return torch.where(steady[:, None], x.flatten(2).mean(2), torch.nan)
+
+    picture = torch.zeros(3, SIZE, SIZE)
+    picture[:, 3, 3] = 3.0
+    table = Evaluator(Unsteady().eval(), picture, 1).table({"mine": random_heat()}, ["complexity", "deletion"])
+    assert table.rows["mine"]["complexity"].status == "ok"
+    assert table.rows["mine"]["deletion"].status == "non_finite"
+    assert table.rows["colour"]["complexity"].status == "non_finite"
+
+
+def test_a_heat_is_checked_like_an_array() -> None:
+    _, _, evaluator, _ = setting()
+    assert evaluator(Heat(torch.full((SIZE, SIZE), torch.nan)), "srg")["srg"].status == "non_finite"
+    assert evaluator(Heat(torch.zeros(SIZE, SIZE)), "srg")["srg"].status == "empty_map"
+    with pytest.raises(InputError, match=r"the values of a Heat have shape \(5, 5\)"):
+        evaluator(Heat(torch.rand(5, 5)), "srg")
+
+
+def test_mirrored_big_endian_and_read_only_arrays_are_maps() -> None:
+    _, _, evaluator, _ = setting()
+    heat = as_array(random_heat()).astype(np.float32)
+    expected = evaluator(torch.from_numpy(heat[::-1].copy()), "srg")["srg"].number
+    fixed = heat[::-1].copy()
+    fixed.flags.writeable = False
+    for given in (heat[::-1], heat[::-1].astype(">f4"), fixed):
+        assert evaluator(given, "srg")["srg"].number == expected
+
+
+def test_random_maps_of_other_pictures_and_seeds_differ() -> None:
+    model, picture, _, _ = setting()
+    maps = [
+        metrics.references(model, image, seed=seed)["random"].values
+        for image, seed in ((picture, 0), (picture, 1), (picture + 0.1, 0))
+    ]
+    assert torch.equal(maps[0], metrics.references(model, picture)["random"].values)
+    assert not torch.equal(maps[0], maps[1])
+    assert not torch.equal(maps[0], maps[2])
+
+
+# --- harmless
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_model_and_the_process_come_back_as_they_were(name: str) -> None:
+    torch.manual_seed(0)
+    model = in_the_middle_of_training(Parts())
+    picture = torch.randn(3, SIZE, SIZE)
+    explainer = camkit.Explainer(model, "layer")
+    explained = explainer(picture, 1)
+    with unchanged(model):
+        value = evaluate(explainer, explained, picture, name, steps=4, region=np.ones((SIZE, SIZE), bool))[name]
+    assert value.status in ("ok", "empty_map", "undefined")
+
+
+class Failing(Parts):
+    """Fails, or gets a Ctrl-C, in a pass of its own choice, also as a copy."""
+
+    passes: ClassVar = [0]
+    fails_at = 0
+    press = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes[0] += 1
+        if self.passes[0] >= self.fails_at > 0:
+            if self.press:
+                os.kill(os.getpid(), signal.SIGINT)
+                return super().forward(x)
+            raise RuntimeError("the user's own failure")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("press", [False, True], ids=["exception", "Ctrl-C"])
+@pytest.mark.parametrize("name", ["srg", "feature-srg", "mprt", "smooth-mprt", "max-sensitivity"])
+def test_a_failure_in_any_pass_leaves_nothing_behind(name: str, press: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, picture = in_the_middle_of_training(Failing()), torch.randn(3, SIZE, SIZE)
+    explainer = camkit.Explainer(model, "layer")
+    explained = explainer(picture, 1)
+    evaluator = Evaluator(explainer, picture, 1, steps=40)
+    monkeypatch.setattr(Failing, "passes", [0])
+    monkeypatch.setattr(Failing, "fails_at", 2)
+    monkeypatch.setattr(Failing, "press", press)
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    with unchanged(model), pytest.raises(KeyboardInterrupt if press else RuntimeError):
+        evaluator(explained, name)
+    assert all(torch.equal(*pair) for pair in zip(weights, model.parameters(), strict=True))
+
+
+def test_weights_are_shuffled_in_a_copy_only() -> None:
+    model, picture, evaluator, _ = setting()
+    explained = camkit.explain(model, picture, "3", target=1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    values = evaluator(explained, ["mprt", "smooth-mprt", "efficient-mprt"])
+    assert [value.status for value in values.values()] == ["ok"] * 3
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert values == evaluator(explained, ["mprt", "smooth-mprt", "efficient-mprt"])
+
+
+def test_shuffling_keeps_the_values_and_the_biases() -> None:
+    model = small()
+    shuffled = copy.deepcopy(model)
+    assert shuffle_weights(shuffled.modules(), torch.Generator().manual_seed(0)) == 3
+    for before, after in zip(model.parameters(), shuffled.parameters(), strict=True):
+        assert torch.equal(before.flatten().sort().values, after.flatten().sort().values)
+        assert torch.equal(before, after) == (before.dim() == 1)
+
+
+def test_a_model_that_cannot_be_copied_is_a_status() -> None:
+    class Locked(Parts):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    model, picture = Locked().eval(), torch.randn(3, SIZE, SIZE)
+    value = evaluate(model, camkit.explain(model, picture, "layer"), picture, "mprt")["mprt"]
+    assert value.status == "undefined"
+    assert "cannot be copied (TypeError" in value.reason
+
+
+# --- the doors
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda m, p: evaluate(m, torch.rand(4), p), "the map has shape (4,), and the model's input has size 16x16"),
+        (lambda m, p: evaluate(m, "heat", p), "a map is an explanation or an array, not str"),
+        (lambda m, p: evaluate(m, np.array([[None]]), p), "real numbers, not of object"),
+        (lambda m, p: evaluate(m, torch.ones(4, 4) * 1j, p), "real numbers, not of torch.complex64"),
+        (lambda m, p: evaluate(m, torch.rand(4, 4), p, "srgg"), "unknown metric 'srgg'; did you mean 'srg'"),
+        (lambda m, p: evaluate(m, torch.rand(4, 4), p, "faith"), "unknown metric 'faith'; choose from insertion,"),
+        (lambda m, p: Evaluator(m, p, fill="grey"), "fill must be one of blur, mean, noise, inpaint, linear"),
+        (lambda m, p: Evaluator(m, p, steps=0), "steps must be a whole number from 1, not 0"),
+        (lambda m, p: Evaluator(m, p, region=np.ones((3, 3))), "the region has shape (3, 3); it must have the size"),
+        (lambda m, p: Evaluator(m, p, seed=-1), "seed must be a whole number from 0, not -1"),
+        (lambda m, p: Evaluator(m, p, layer="nowhere"), "the model has no layer 'nowhere'"),
+        (lambda m, p: Evaluator(m, p, batch_size=0), "batch_size must be a whole number from 1, not 0"),
+        (lambda m, p: Evaluator(m, p * torch.nan), "picture 1 holds NaN or infinite values"),
+        (lambda m, p: Evaluator(m, p[:2]), "the picture has 2 channels, but the model's first convolution takes 3"),
+        (lambda m, p: Evaluator(m, p, [0, 1]), "scores_of(img, target) takes one target; call it once for each"),
+        (lambda m, p: Evaluator(m, p, 9), "the model has classes 0 to 3"),
+    ],
+)  # fmt: skip
+def test_wrong_calls_are_refused_in_a_sentence(call: Callable[..., object], sentence: str) -> None:
+    model, picture, _, _ = setting()
+    with pytest.raises(InputError) as caught:
+        call(model, picture)
+    assert sentence in str(caught.value)
+
+
+def test_boxes_and_absent_targets_are_refused() -> None:
+    model, picture, _, _ = setting()
+
+    class Boxes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 1, 1)
+
+        def forward(self, pictures: Tensor) -> list[dict[str, Tensor]]:
+            score = self.layer(pictures).mean((1, 2, 3)).sigmoid()
+            box = torch.tensor([[0.0, 0, 8, 8]])
+            return [{"boxes": box, "scores": one[None], "labels": torch.tensor([1])} for one in score]
+
+    with pytest.raises(TargetError, match="a detector's box moves when the picture changes"):
+        Evaluator(Boxes(), picture)
+    with pytest.raises(TargetError, match=r"no class above 0\.99"):
+        Evaluator(model, picture, camkit.targets.above(0.99).expand(torch.zeros(1, 3), 1)[0])
+    with pytest.raises(ImageError, match=r"no file missing\.jpg"):
+        Evaluator(model, "missing.jpg")
+
+
+def test_an_explanation_of_another_size_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    explained = camkit.explain(model, torch.randn(3, 20, 20), "0")
+    with pytest.raises(InputError, match="the explanation is of an input of 20x20 and the picture of one of 16x16"):
+        evaluate(model, explained, torch.randn(3, SIZE, SIZE))
+
+
+def test_a_metric_of_the_users_own() -> None:
+    @metrics.register_metric("half", title="Half", better="higher", space="input", cost="1")
+    def half(evaluator: Evaluator, heat: Heat) -> float:
+        return float(evaluator.scored((evaluator.picture / 2)[None])[0])
+
+    try:
+        _model, picture, evaluator, score = setting()
+        found = evaluator(random_heat(), "half")["half"]
+        assert found.number == pytest.approx(score(as_array(picture) / 2), abs=1e-6)
+        with pytest.raises(InputError, match="there is already a metric 'half'"):
+            metrics.register_metric("half")(half)
+        metrics.register_metric("half", replace=True)(half)
+    finally:
+        del METRICS["half"]
+    with pytest.raises(InputError, match="consists of letters"):
+        metrics.register_metric("two words")
+
+
+def test_one_evaluator_shares_passes_between_metrics() -> None:
+    model, picture, _, _ = setting()
+    evaluator = Evaluator(model, picture, 1, steps=10)
+    evaluator(random_heat(), ["insertion", "srg"])
+    assert evaluator.scores.passes == 1 + 1 + 2 * 9  # the picture, the filled picture, and both orders without ends
+    evaluator(random_heat(1), "insertion")
+    assert evaluator.scores.passes == 1 + 1 + 3 * 9
+
+
+def test_scores_of_pictures_are_those_of_the_fixed_class() -> None:
+    model, picture, _, _ = setting()
+    explainer = camkit.Explainer(model)
+    scores = explainer.scores_of(picture)
+    changed = torch.randn(7, 3, SIZE, SIZE)
+    with torch.no_grad():
+        best = int(model(picture[None]).argmax())
+        expected = model(changed).softmax(1)[:, best]
+    assert torch.allclose(scores(changed), expected, atol=1e-6)
+    assert scores.answer.indices == (best,)
+    assert len(scores(changed[:0])) == 0
+
+
+def test_an_explainer_with_another_method_shares_what_is_known() -> None:
+    model, picture, _, _ = setting()
+    explainer = camkit.Explainer(model, "3", method="gradcam")
+    other = explainer.using("hirescam")
+    assert other(picture).method == "hirescam"
+    assert other.layer.name == "3"
+    assert explainer.using(target_layer="1")(picture).layer == "1"
+    assert explainer.using(target_layer="1")(picture).method == "gradcam"
+    copied = copy.deepcopy(model)
+    assert explainer.using(model=copied).model is copied
+
+
+@pytest.mark.extended
+def test_areas_over_20_steps_are_near_those_over_pixels(test_data: Path) -> None:
+    loaded = camkit.load_model("mobilenet_v2", test_data / "weights" / "mobilenet_v2-coral_qat.pth")
+    explainer = camkit.Explainer(loaded)
+    photo = sorted((test_data / "open_photos").glob("*.jpg"))[0]
+    explained = explainer(photo)
+    coarse, fine = (
+        evaluate(explainer, explained, photo, ["srg", "insertion", "deletion"], steps=steps) for steps in (20, 224)
+    )
+    assert coarse.numbers() == pytest.approx(fine.numbers(), abs=0.03)
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore")  # the peer's own
+def test_quantus_agrees_where_it_measures_the_same() -> None:
+    quantus = pytest.importorskip("quantus", reason="quantus is not installed (pip install quantus)")
+    model = small(channels=1)
+    picture = torch.randn(1, SIZE, SIZE)
+    picture -= picture.mean()  # so that the mean is 0, which quantus takes as a constant
+    heat = random_heat()
+    evaluator = Evaluator(model, picture, 1, steps=16)
+    batch = {"x_batch": picture[None].numpy(), "y_batch": np.array([1]), "a_batch": heat[None, None].numpy()}
+
+    flipping = quantus.PixelFlipping(
+        features_in_step=SIZE, normalise=False, perturb_baseline=0.0, disable_warnings=True
+    )
+    curve = evaluator.curve(evaluator.heat(heat), "mean", kept=False)
+    assert flipping(model=model, softmax=True, channel_first=True, **batch)[0] == pytest.approx(
+        curve.scores[1:], abs=1e-5
+    )
+
+    region = torch.zeros(SIZE, SIZE, dtype=torch.bool)
+    region[3:9, 2:12] = True
+    mass = quantus.RelevanceMassAccuracy(normalise=False, disable_warnings=True)
+    found = mass(model=model, s_batch=region[None, None].numpy(), channel_first=True, **batch)
+    assert found == pytest.approx([evaluate(model, heat, picture, "energy", region=region)["energy"].number], abs=1e-6)
+
+    holes = torch.rand(SIZE, SIZE) > 0.4
+    theirs = quantus.noisy_linear_imputation(picture.double().numpy(), np.flatnonzero(holes.numpy()), 0.0)
+    assert np.abs(theirs - fill_linearly(picture.double(), holes, 1e-8).numpy()).max() < 1e-5
+
+    other = random_heat(1, levels=4)
+    assert quantus.correlation_spearman(heat.numpy().ravel(), other.numpy().ravel()) == pytest.approx(
+        rank_correlation(heat, other), abs=1e-6
+    )
+    complexity = quantus.functions.complexity_func.discrete_entropy(heat.numpy(), heat.numpy())
+    assert complexity == pytest.approx(entropy(heat), abs=1e-6)
+
+
+def test_a_metric_of_the_users_may_overwrite_what_it_gets() -> None:
+    @metrics.register_metric("clearing", title="Clearing", better="higher", space="map", cost="1")
+    def clearing(evaluator: Evaluator, heat: Heat) -> float:
+        heat.values.zero_()
+        evaluator.picture.zero_()
+        return 1.0
+
+    try:
+        model, picture, evaluator, _ = setting()
+        heat, before = random_heat(), picture.clone()
+        expected = Evaluator(model, picture, 1, steps=STEPS)(heat, ["srg", "complexity"]).numbers()
+        found = evaluator(heat, ["clearing", "srg", "complexity"]).numbers()
+    finally:
+        del metrics.METRICS["clearing"]
+    assert found == {"clearing": 1.0, **expected}
+    assert torch.equal(picture, before)

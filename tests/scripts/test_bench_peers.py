@@ -1,0 +1,143 @@
+"""The benchmark runs from end to end on a small network, and its page keeps what other processors measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "bench_peers.py"
+PEERS = {"grad-cam": "pytorch_grad_cam", "torchcam": "torchcam", "captum": "captum"}
+PAGE = "# Benchmarks\n\nWords.\n\n<!-- bench_peers: some-gpu -->\n\nfast\n\n<!-- end of bench_peers: some-gpu -->\n"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return import_module("bench_peers")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("the benchmark counts memory with /proc, which only Linux has")
+    folder = tmp_path_factory.mktemp("bench")
+    page = folder / "benchmarks.md"
+    page.write_text(PAGE)
+    command = [sys.executable, str(SCRIPT), "--quick", "--models", "resnet18", "--size", "64", "--batch", "2"]
+    command += ["--threads", "1", "--bf16", "--json", str(folder / "bench.json"), "--markdown", str(page)]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return page
+
+
+@pytest.fixture(scope="module")
+def report(page: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((page.parent / "bench.json").read_text())
+    return found
+
+
+def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    (model,) = report["models"]
+    found: dict[str, dict[str, Any]] = model["contenders"]
+    return found
+
+
+@pytest.mark.extended
+def test_every_contender_that_can_run_here_is_timed(report: dict[str, Any]) -> None:
+    missing = {peer for peer, module in PEERS.items() if find_spec(module) is None}
+    own = {"plain", "plain-last", "camkit", "auto", "first", "top5", "plusplus", "plain-bf16", "bf16"}
+    assert set(rows(report)) == own | (set(PEERS) - missing)
+    assert set(report["left_out"]) == missing
+    assert all(len(row["seconds"]) == report["rounds"] and min(row["seconds"]) > 0 for row in rows(report).values())
+    assert all(0 < row["low"] <= row["time"] <= row["high"] for row in rows(report).values())
+    assert rows(report)["plain"]["time"] == 1
+
+
+@pytest.mark.extended
+def test_memory_is_measured_in_processes_of_their_own(report: dict[str, Any]) -> None:
+    measured = {name: row["memory"] for name, row in rows(report).items() if "memory" in row}
+    assert set(measured) == {"plain", "camkit"}
+    assert measured["plain"] == 1
+    assert rows(report)["plain"]["bytes"] > 2**20
+    assert 0 < measured["camkit"] < 3
+
+
+@pytest.mark.extended
+def test_explaining_again_and_again_keeps_no_tensor(report: dict[str, Any]) -> None:
+    first, last = report["growth"]
+    assert (first["call"], last["call"]) == (4, 40)
+    assert last["tensors"] == first["tensors"] > 0
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("peer", PEERS)
+def test_maps_agree_with_the_peers(report: dict[str, Any], peer: str) -> None:
+    if find_spec(PEERS[peer]) is None:
+        pytest.skip(f"{peer} is not installed")
+    assert rows(report)[peer]["least"] > 0.999
+    assert rows(report)[peer]["empty"] == rows(report)["camkit"]["empty"]
+
+
+@pytest.mark.extended
+def test_the_page_gains_a_section_and_keeps_the_others(page: Path) -> None:
+    text = page.read_text()
+    assert text.startswith(PAGE.rstrip())
+    assert "### resnet18, 2 images of 64x64, layer `layer4`" in text
+    assert "| plain inference_mode " in text
+    assert str(ROOT) not in text
+
+
+def test_a_section_is_replaced_where_it_stands(script: ModuleType) -> None:
+    once = script.with_section(PAGE, "some-cpu", "slow")
+    assert script.with_section(once, "some-cpu", "slow") == once
+    assert script.with_section(once, "some-gpu", "fast") == once
+    renewed = script.with_section(once, "some-gpu", "faster")
+    assert renewed == once.replace("\nfast\n", "\nfaster\n")
+
+
+def test_a_flat_map_is_never_taken_for_agreement(script: ModuleType) -> None:
+    slope, flat = np.arange(12.0).reshape(1, 3, 4), np.zeros((1, 3, 4))
+    assert script.agreement(slope, 2 * slope + 1) == {"correlation": 1.0, "least": 1.0, "empty": 0}
+    assert script.agreement(slope, flat) == {"correlation": 0.0, "least": 0.0, "empty": 1}
+    assert script.agreement(flat, flat) == {"empty": 1}
+
+
+def test_columns_line_up(script: ModuleType) -> None:
+    assert script.table(("", "ms"), [("plain", "1.0"), ("b", "12.5")]).splitlines() == [
+        "|       |   ms |",
+        "| ----- | ---: |",
+        "| plain |  1.0 |",
+        "| b     | 12.5 |",
+    ]
+
+
+@pytest.mark.extended
+def test_the_benchmark_of_methods_writes_a_row_for_each_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = import_module("bench_head_methods")
+    threads = torch.get_num_threads()
+    page = tmp_path / "methods.md"
+    monkeypatch.setattr(
+        sys, "argv", ["bench_head_methods.py", "--rounds", "1", "--only", ", all", "--markdown", str(page)]
+    )
+    try:
+        methods.main()
+    finally:
+        torch.set_num_threads(threads)
+    lines = page.read_text().splitlines()[2:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == [
+        row.name for row in methods.rows() if ", all" in row.name
+    ]

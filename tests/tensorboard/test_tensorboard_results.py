@@ -1,0 +1,205 @@
+"""What the commands and the examples write for TensorBoard, read back with its own reader."""
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+import camkit
+from camkit.cli import main
+from camkit.demo.scenes import scene_paths, write_scenes
+from camkit.errors import InputError, OutputError
+from camkit.tensorboard import write_diagnosis, write_explanation
+
+ROOT = Path(__file__).parents[2]
+
+
+def read(folder):
+    found = EventAccumulator(str(folder), {"histograms": 0, "images": 0, "scalars": 0, "tensors": 0})
+    found.Reload()
+    return found
+
+
+def picture(events, tag):
+    (found,) = events.Images(tag)
+    return np.asarray(Image.open(io.BytesIO(found.encoded_image_string)))
+
+
+def said(events, tag):
+    return events.Tensors(f"{tag}/text_summary")[0].tensor_proto.string_val[0].decode()
+
+
+def test_explain_writes_the_pictures_that_it_draws(tmp_path):
+    names = ("plane-sky", "car-sea")
+    files = [str(scene_paths()[name]) for name in names]
+    code = main(
+        [*files, "--model", "demo-fair", "--top-k", "2", "--style", "side-by-side", "--format", "png",
+         "--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "runs")]
+    )  # fmt: skip
+    events = read(tmp_path / "runs")
+    drawn = sorted((tmp_path / "out").glob("*.png"))
+
+    assert code == 0
+    assert sorted(events.Tags()["images"]) == [f"explain/{file.stem}" for file in drawn]
+    assert len(drawn) == 4
+    for file in drawn:
+        with Image.open(file) as same:
+            assert np.array_equal(picture(events, f"explain/{file.stem}"), np.asarray(same.convert("RGB")))
+
+
+def test_an_explanation_goes_to_a_writer_at_a_step(tmp_path):
+    found = camkit.explain("demo-fair", scene_paths()["plane-sky"])
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in (3, 5):
+            write_explanation(found, writer, step)
+    events = read(tmp_path)
+
+    (tag,) = events.Tags()["images"]
+    assert tag == f"explain/{found.source}/plane"
+    assert [one.step for one in events.Images(tag)] == [3, 5]
+
+
+def test_diagnose_writes_its_table_and_its_findings(tmp_path):
+    main(
+        ["diagnose", *map(str, scene_paths().values()), "--model", "demo-fair", "--out", str(tmp_path / "out"),
+         "--tensorboard", str(tmp_path / "runs")]
+    )  # fmt: skip
+    events = read(tmp_path / "runs")
+    found = camkit.diagnose("demo-fair", list(scene_paths().values()))
+
+    assert set(events.Tags()["histograms"]) == {
+        *(f"activations/{row.name}" for row in found.rows),
+        *(f"gradients/{row.name}" for row in found.rows if row.gradients is not None),
+    }
+    for row in found.rows:
+        told = events.Histograms(f"activations/{row.name}")[0].histogram_value
+        assert (told.num, told.min, told.max) == (row.activations.count, row.activations.low, row.activations.high)
+        assert list(told.bucket) == list(row.activations.histogram.counts)
+        if row.dead is not None:
+            assert events.Scalars(f"dead_share/{row.name}")[0].value == pytest.approx(len(row.dead) / row.channels)
+    with Image.open(tmp_path / "out" / "diagnose.png") as same:
+        assert np.array_equal(picture(events, "diagnosis"), np.asarray(same.convert("RGB")))
+    assert said(events, "findings")
+
+
+def test_the_findings_of_a_broken_model_are_text(tmp_path):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[4].weight[0, 0] = torch.nan
+    found = camkit.diagnose(net, (torch.randn(8, 3, 9, 9), torch.arange(8) % 2), training=True)
+    write_diagnosis(found, tmp_path)
+    events = read(tmp_path)
+
+    assert found.findings
+    assert all(one.text in said(events, "findings") for one in found.findings)
+    for row in found.rows:
+        if row.parameter_gradient is not None and np.isfinite(row.parameter_gradient):
+            told = events.Scalars(f"gradient_norm/{row.name}")[0].value
+            assert told == pytest.approx(row.parameter_gradient, rel=1e-6)
+
+
+@pytest.mark.extended
+def test_check_writes_its_verdict_its_measures_and_the_worst_pictures(tmp_path):
+    data = write_scenes(tmp_path / "scenes", 10)
+    config = tmp_path / "camkit.toml"
+    config.write_text("[check]\nper_class = 10\npastes = 1\n[limits]\nleast_pictures = 10\n")
+    code = main(
+        ["check", str(data), "--model", "demo-biased", "--config", str(config), "--out", str(tmp_path / "out"),
+         "--tensorboard", str(tmp_path / "runs")]
+    )  # fmt: skip
+    events, summary = read(tmp_path / "runs"), (tmp_path / "out" / "summary.md").read_text("utf-8")
+
+    assert code == 1
+    assert said(events, "check").strip() == summary.strip()
+    tags = events.Tags()["scalars"]
+    for what in ("accuracy", "gap", "sufficiency", "skill"):
+        assert f"check/{what}/all classes" in tags
+        assert f"check/{what}/plane" in tags
+    assert events.Scalars("check/gap/all classes")[0].value > 0.5
+    strips = [tag for tag in events.Tags()["images"] if tag.startswith("worst/")]
+    assert len(strips) == 12 // 4 * 4
+    for tag in strips:
+        wide = picture(events, tag)
+        assert wide.shape[1] > 3 * wide.shape[0]
+        assert tag.split("/")[1] in said(events, tag)
+
+
+@pytest.mark.parametrize("command", [[], ["diagnose"]])
+def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_computed(tmp_path, capsys, command):
+    (tmp_path / "file").write_text("in the way")
+    code = main(
+        [*command, str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--out", str(tmp_path / "out"),
+         "--tensorboard", str(tmp_path / "file")]
+    )  # fmt: skip
+
+    assert code == OutputError.exit_code
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not list((tmp_path / "out").glob("*"))
+
+
+EXPLAINING_WITHOUT_SPACE = """
+import resource, sys
+from camkit.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_events_that_do_not_fit_are_an_error_and_all_else_is_written(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    names = [f"{number}-{name}" for number in range(5) for name in scene_paths()]
+    for name in names:  # so small that each picture fits, but the events of four do not
+        picture = scene_paths()[name.partition("-")[2]]
+        Image.open(picture).resize((160, 160)).save(tmp_path / "pictures" / f"{name}.png")
+    ran = subprocess.run(
+        [sys.executable, "-c", EXPLAINING_WITHOUT_SPACE, tmp_path / "pictures", "--model", "demo-fair",
+         "--style", "overlay", "--out", tmp_path / "out", "--tensorboard", tmp_path / "events"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+    assert ran.returncode == OutputError.exit_code
+    assert ran.stderr == f"camkit: cannot write events into {tmp_path / 'events'}: File too large\n"
+    assert len(list((tmp_path / "out").glob("*.gradcam.png"))) == len(names) == 30
+    assert all(f"{name}.png.gradcam.png" in ran.stdout for name in names)
+
+
+def test_an_unknown_colormap_is_one_sentence(tmp_path):
+    found = camkit.explain("demo-fair", scene_paths()["plane-sky"])
+    with pytest.raises(InputError, match="loud"):
+        write_explanation(found, tmp_path, colormap="loud")
+
+
+GUIDE = (ROOT / "docs" / "diagnose.md").read_text("utf-8").partition("## Watch a training\n")[2]
+
+
+def test_the_examples_of_the_guide_run_and_its_tags_are_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = {}
+    for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
+        exec(block, scope)
+    events = read(tmp_path / "runs" / "first")
+    written = {tag for kind in ("histograms", "images", "scalars") for tag in events.Tags()[kind]}
+
+    table = re.findall(r"^\| (`.*?) \|", GUIDE, re.MULTILINE)
+    for tag in re.findall(r"`([^`]+)`", " ".join(table)):
+        stem = tag.replace("LAYER", "").replace("NAME", "")
+        assert tag.startswith("nonfinite") or any(one.startswith(stem) for one in written), tag
+    assert events.Tags()["graph"]
+    assert [one.step for one in events.Images("heat")] == [1, 3]
+    assert events.Images("diagnosis")[0].step == 4
+
+
+def test_the_commands_of_the_guide_exist(capsys):
+    for command in re.findall(r"^camkit (.*--tensorboard.*)$", GUIDE, re.MULTILINE):
+        words = [word for word in command.split()[:1] if word in ("diagnose", "check")]
+        main([*words, "--help"])
+        assert "--tensorboard" in capsys.readouterr().out
