@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from PIL import Image
-from PIL.Image import core as pillow  # type: ignore[attr-defined]
 
 from camkit.drawing import overlay
 from camkit.drawing.encode import JPEG_SUFFIXES
@@ -21,7 +19,7 @@ from camkit.drawing.pixels import bytes_of
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, InputError, OutputError, RunError
-from camkit.explainer import Later, explain_many, explain_many_or_later
+from camkit.explainer import explain_many
 from camkit.explanation import ColourScale, Explanation
 from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file
 from camkit.images.listing import Found, Pictures
@@ -42,16 +40,11 @@ from camkit.types import Failure, Fusion, Pixels, Precision, Progress, Scale, Sm
 _NOT_IN_METHOD_NAMES = r"[^\w+.-]"
 """Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
 _WRITERS = max(2, min(4, os.cpu_count() or 1))
-"""Threads that draw and write; for large photos, they read and explain too."""
+"""Threads that draw and write."""
 _MOST_UNWRITTEN = 64
 _MOST_UNWRITTEN_BYTES = 72 * 2**20
 """The most explanations that may wait to be drawn, and the most bytes of their pictures, so that memory stays bounded.
 The bytes suffice for small pictures, or for a photo of 12 megapixels."""
-
-_BLOCK_SIZE = 64 * 2**20
-"""Bytes that Pillow takes at once for a picture while a run lasts: up to 16 megapixels in one piece, which goes back to
-the system when the picture is dropped. Pieces of the usual 16 MiB stay with the threads that freed them: with photos of
-12 megapixels, the process grew by 520 instead of 420 MiB."""
 
 Format: TypeAlias = Literal["jpg", "png"]
 
@@ -258,12 +251,11 @@ def explain_files(
     stills = Stills(pictures, results)
 
     def find_scales() -> Scales:
-        stream = explained if elsewhere is None else functools.partial(elsewhere, **options)
         return _one_scale(stream(stills.all(), batch_size=batch_size)) if one_scale and out is not None else {}
 
     writer = _Writer(files, drawing, with_row=table is not None)
-    stream = elsewhere or functools.partial(explain_many_or_later, model)
-    of_stills = functools.partial(stream, batch_size=batch_size, **options)
+    stream = explained if elsewhere is None else functools.partial(elsewhere, **options)
+    of_stills = functools.partial(stream, batch_size=batch_size)
     of_frames = functools.partial(explained, batch_size=min(batch_size, FRAMES_PER_PASS))
     drawn_videos = (_drawn_video(found, every, of_frames, files, drawing, one_scale) for found in stills.videos)
     written = in_order(
@@ -293,37 +285,8 @@ def _check_one_file(out: Path, pictures: Pictures, chosen: Format | None, *, is_
 
 def _one_after_the_other(*parts: Iterator[Written | WrittenVideo | Failure]) -> Generator[Any, None, None]:
     """Chain iterators; closing the result closes the one that runs."""
-    with _LARGE_BLOCKS:
-        for rows in parts:
-            yield from rows
-
-
-class _LargeBlocks:
-    """Lets Pillow keep pictures in large blocks of memory while any run lasts; then its setting is as it was before."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._runs = 0
-        self._before = 0
-
-    def __enter__(self) -> None:
-        """Begin a run."""
-        with self._lock:
-            self._runs += 1
-            if self._runs == 1:
-                self._before = pillow.get_block_size()
-                pillow.set_block_size(max(self._before, _BLOCK_SIZE))
-
-    def __exit__(self, *_: object) -> None:
-        """End a run."""
-        with self._lock:
-            self._runs -= 1
-            if not self._runs:
-                pillow.set_block_size(self._before)
-
-
-_LARGE_BLOCKS = _LargeBlocks()
-"""Pillow's setting belongs to the process, and so does this count of the runs that need it."""
+    for rows in parts:
+        yield from rows
 
 
 class Run(Iterator["Written | WrittenVideo | Failure"]):
@@ -398,7 +361,7 @@ class Stills:
         """List all pictures, including the finished ones, but no videos."""
         return (found.path for found in self._pictures if self._table is not None or not is_video(found.path))
 
-    def of(self, row: Explanation | Later) -> Found:
+    def of(self, row: Explanation) -> Found:
         """Return the picture of a row; rows come in the order of the pictures."""
         while str(self.pending[0].path) != row.source:
             self.pending.popleft()
@@ -547,15 +510,12 @@ class _DrawingFiles:
 
 
 def _tasks(
-    explained: Callable[..., Iterator[Explanation | Failure | Later]],
+    explained: Callable[..., Iterator[Explanation | Failure]],
     stills: Stills,
     writer: _Writer,
     find_scales: Callable[[], Scales],
 ) -> Iterator[Task[tuple[list[Written | Failure], int]]]:
-    """Return the tasks that draw the rows in other threads, and read and explain large photos there.
-
-    Each returns one row, or all rows of a large photo, with the number of their pass. A failure is passed on.
-    """
+    """Return the tasks that draw the rows in other threads, each of which returns a row with the number of its pass."""
     scales = find_scales()
     rank, source, number = 0, "", 0
 
@@ -569,8 +529,6 @@ def _tasks(
         size = 0
         if isinstance(row, Failure):
             write = functools.partial(writer.pass_on, row, number)
-        elif isinstance(row, Later):
-            write = functools.partial(writer.write_later, row, number, stills.of(row), scales)
         else:
             size = bytes_of(row.shown) if is_first and isinstance(row.shown, Image.Image) else 0
             write = functools.partial(writer.write_one, row, number, stills.of(row), scales, rank)
@@ -588,16 +546,6 @@ class _Writer:
     def pass_on(self, failure: Failure, number: int) -> tuple[list[Written | Failure], int]:
         """Return a failure with the number of its pass."""
         return [failure], number
-
-    def write_later(
-        self, later: Later, number: int, found: Found, scales: Scales
-    ) -> tuple[list[Written | Failure], int]:
-        """Read and explain a photo, write its drawings, and return its rows with the number of their pass."""
-        rows = [
-            row if isinstance(row, Failure) else self.write(row, found, rank, scales.get(_scale_key(row)))
-            for rank, row in enumerate(later.rows(), start=1)
-        ]
-        return rows, number
 
     def write_one(
         self, row: Explanation, number: int, found: Found, scales: Scales, rank: int
