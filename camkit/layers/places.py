@@ -2,9 +2,10 @@
 
 With padding, the centre of a cell's kernels lies beside the middle of the pixels between which the cell and its
 neighbours divide the picture. Training makes up for that: in a trained network, a cell looks at the middle of its
-stride, and the cells' middle is the picture's. ``scripts/measure_placement.py`` measured it. Nearly all networks are
-trained on sides that are multiples of their strides. There, cells that are spread evenly lie in the middle of their
-strides. On other sides they lie one stride apart as well, and not as far apart as an even spread draws them.
+stride, and the cells' middle is the picture's. ``scripts/placement/measure_placement.py`` measured it. Nearly all
+networks are trained on sides that are multiples of their strides. There, cells that are spread evenly lie in the
+middle of their strides. On other sides they lie one stride apart as well, and not as far apart as an even spread draws
+them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The demo's network: a small CNN with global average pooling and one linear layer.
 
-Two sets of weights ship with camkit. ``scripts/train_demo.py`` made both; they differ only in the training pictures:
-``demo-biased`` saw each object on its usual background only, ``demo-fair`` on every background.
+Two sets of weights ship with camkit, both from ``scripts/demo/train_demo.py``. They differ only in their
+training pictures: ``demo-biased`` saw each object on its usual background only, ``demo-fair`` on every background.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from drawn_scenes import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageOps
@@ -37,6 +36,7 @@ from camkit.images.crop import check_crop
 from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.regions import ShadesBySize, measure_shades, preprocess_region
 from camkit.types import Box
+from scripts.demo.drawn_scenes import draw
 
 SIZE = (40, 30)  # width, height
 SQUARE = [5, 4, 25, 4, 25, 20, 5, 20]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import peer_agreement
 import pytest
 import torch
 from heads import Skip, Unsteady
@@ -23,6 +22,7 @@ from camkit.concepts import nmf
 from camkit.concepts.concepts import colours_of
 from camkit.concepts.nmf import factorise_cells
 from camkit.errors import ImageError, InputError, LayerError, OutputError
+from scripts.bench import peer_agreement
 
 # --- the factorisation
 

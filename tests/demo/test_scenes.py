@@ -8,8 +8,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from draw_scenes import scene_to_check, scene_to_explain
-from drawn_scenes import BACKGROUNDS, HOME, THINGS, Scene, draw, draw_background
 from PIL import Image
 from torch.nn import functional
 
@@ -23,6 +21,8 @@ from camkit.demo.scenes import (
     scene_paths,
     write_scenes,
 )
+from scripts.demo.draw_scenes import scene_to_check, scene_to_explain
+from scripts.demo.drawn_scenes import BACKGROUNDS, HOME, THINGS, Scene, draw, draw_background
 
 SHIPPED = {"plane-sky", "ship-sea", "car-road", "bird-wood", "plane-wood", "car-sea"}
 FRESH_SEED = 2_000_000

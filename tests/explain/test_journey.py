@@ -4,8 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import journey
 import pytest
+
+from scripts import journey
 
 MOST = {"file": (317, 35), "tensor": (273, 30), "check": (80_000, 117)}
 """The most calls and files of each journey."""

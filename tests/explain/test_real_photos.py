@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peer_agreement
 import pytest
 import torch
 import torchvision
@@ -22,6 +21,7 @@ import camkit
 from camkit.drawing.overlay import stretch
 from camkit.engine.heatmap import to_heatmap
 from camkit.models.loaded import LoadedModel
+from scripts.bench import peer_agreement
 
 WEIGHTS = {"squeezenet1_1": "squeezenet1_1-winml_fp16", "mobilenet_v2": "mobilenet_v2-coral_qat"}
 

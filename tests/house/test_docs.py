@@ -20,9 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urljoin, urlsplit
 
-import docs_methods
-import docs_metrics
-import docs_notebooks
 import pytest
 from tiers import represented_by
 
@@ -30,6 +27,7 @@ import camkit
 from camkit.background.report import REPORTS
 from camkit.cli import app, main
 from camkit.demo.scenes import scene_paths
+from scripts.docs import docs_methods, docs_metrics, docs_notebooks
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -87,12 +85,12 @@ def test_the_pages_have_examples() -> None:
 
 
 def test_the_table_of_methods_is_that_of_the_registry() -> None:
-    assert docs_methods.page() == docs_methods.PAGE.read_text("utf-8"), "run scripts/docs_methods.py"
+    assert docs_methods.page() == docs_methods.PAGE.read_text("utf-8"), "run scripts/docs/docs_methods.py"
     assert all(f"| `{name}` |" in docs_methods.page() for name in camkit.METHODS)
 
 
 def test_the_table_of_metrics_is_that_of_the_registry() -> None:
-    assert docs_metrics.page() == docs_metrics.PAGE.read_text("utf-8"), "run scripts/docs_metrics.py"
+    assert docs_metrics.page() == docs_metrics.PAGE.read_text("utf-8"), "run scripts/docs/docs_metrics.py"
     assert all(f"| `{name}` |" in docs_metrics.page() for name in camkit.metrics.METRICS)
 
 
@@ -185,7 +183,7 @@ def test_the_notebook_is_that_of_its_script_and_small(name: str) -> None:
     text = file.read_text("utf-8")
     notebook = json.loads(text)
     script = docs_notebooks.source_cells(file.with_suffix(".py"))
-    assert sources(notebook) == sources(script), f"run scripts/docs_notebooks.py {name}"
+    assert sources(notebook) == sources(script), f"run scripts/docs/docs_notebooks.py {name}"
     assert len(text) < 1_000_000
     codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in codes] == list(range(1, len(codes) + 1)), "not run from top to bottom"

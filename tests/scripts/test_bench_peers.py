@@ -17,14 +17,13 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "bench_peers.py"
 PEERS = {"grad-cam": "pytorch_grad_cam", "torchcam": "torchcam", "captum": "captum"}
 PAGE = "# Benchmarks\n\nWords.\n\n<!-- bench_peers: some-gpu -->\n\nfast\n\n<!-- end of bench_peers: some-gpu -->\n"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return import_module("bench_peers")
+    return import_module("scripts.bench.bench_peers")
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +33,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench")
     page = folder / "benchmarks.md"
     page.write_text(PAGE)
-    command = [sys.executable, str(SCRIPT), "--quick", "--models", "resnet18", "--size", "64", "--batch", "2"]
-    command += ["--threads", "1", "--bf16", "--json", str(folder / "bench.json"), "--markdown", str(page)]
+    command = [sys.executable, "-m", "scripts.bench.bench_peers", "--quick", "--models", "resnet18", "--size", "64"]
+    command += ["--batch", "2", "--threads", "1", "--bf16", "--json", str(folder / "bench.json")]
+    command += ["--markdown", str(page)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=900, check=False
@@ -127,7 +127,7 @@ def test_columns_line_up(script: ModuleType) -> None:
 
 @pytest.mark.extended
 def test_the_benchmark_of_methods_writes_a_row_for_each_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = import_module("bench_head_methods")
+    methods = import_module("scripts.bench.bench_head_methods")
     threads = torch.get_num_threads()
     page = tmp_path / "methods.md"
     monkeypatch.setattr(

@@ -5,13 +5,14 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from lab_photos import LOOKED_AT_WORLDS, PARTS, WORLDS, Composed, compose, photos_of
-from lab_report import auroc, detection, interval, is_held_out, kind
-from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, SIDE, Parts, Recipe, draw
-from simulate_check import SCENARIOS, Scenario, draw_rows, simulate_all
-from validate_check import model_specs
-from validate_photos import Part, folder_rows, true_behaviour
-from validate_photos import model_specs as photo_specs
+
+from scripts.lab.lab_photos import LOOKED_AT_WORLDS, PARTS, WORLDS, Composed, compose, photos_of
+from scripts.lab.lab_report import auroc, detection, interval, is_held_out, kind
+from scripts.lab.lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, SIDE, Parts, Recipe, draw
+from scripts.lab.simulate_check import SCENARIOS, Scenario, draw_rows, simulate_all
+from scripts.lab.validate_check import model_specs
+from scripts.lab.validate_photos import Part, folder_rows, true_behaviour
+from scripts.lab.validate_photos import model_specs as photo_specs
 
 COUNT = 400
 

@@ -4,13 +4,22 @@ import itertools
 import json
 import sys
 
-import lab_truth
 import numpy as np
 import pytest
 import torch
-from truth_measures import auroc, correlation, measured_rows, removed_and_kept, right_of_two, share_of_maxima, subject
-from truth_networks import KINDS, Training, build, train
-from truth_scenes import CAUSES, PALETTE, SIDE, draw, has_pairs
+
+from scripts.truth import lab_truth
+from scripts.truth.truth_measures import (
+    auroc,
+    correlation,
+    measured_rows,
+    removed_and_kept,
+    right_of_two,
+    share_of_maxima,
+    subject,
+)
+from scripts.truth.truth_networks import KINDS, Training, build, train
+from scripts.truth.truth_scenes import CAUSES, PALETTE, SIDE, draw, has_pairs
 
 COUNT = 200
 PAIRS = [cause for cause in CAUSES if has_pairs(cause)]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # from the models themselves
 
 @pytest.fixture(scope="module")
 def zoo() -> ModuleType:
-    return import_module("zoo")
+    return import_module("scripts.zoo.zoo")
 
 
 def visited(zoo: ModuleType, source: str, model: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def test_torchvision(zoo: ModuleType, model: str) -> None:
 @pytest.mark.parametrize("model", ["test_vit", "test_convnext"])
 def test_timm(zoo: ModuleType, model: str) -> None:
     pytest.importorskip("timm")
-    row = zoo.visit(import_module("zoo_models").timm_entry(model))
+    row = zoo.visit(import_module("scripts.zoo.zoo_models").timm_entry(model))
     assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
     assert all(seen["place"] > 0.9 for seen in row["seen"] if seen["place"] is not None)
 

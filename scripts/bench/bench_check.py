@@ -1,0 +1,122 @@
+"""Measure what a check costs: its heat stage against plain inference, and its duration against the estimate.
+
+    python -m scripts.bench.bench_check --model resnet50 --pictures 96 --rounds 5
+
+Both run in one process, in alternating rounds, because only their ratio counts. Plain inference reads, preprocesses and
+classifies the same files, with as many reader threads and in the memory format that camkit uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from torchvision.models import get_model
+
+from camkit.background.cost import estimate_cost
+from camkit.background.heat import Heat
+from camkit.background.journal import Journal
+from camkit.background.plan import Plan
+from camkit.background.run import finish_check, plan_check
+from camkit.background.values import Item
+from camkit.engine.passes import faster_format, quiet_pass
+from camkit.engine.streams import Task, in_order
+from camkit.images.prepare import prepare
+from camkit.models.loaded import LoadedModel
+from scripts.demo.drawn_scenes import HOME, draw
+
+READERS = 2
+SIDE = 320
+
+
+def seeded(name: str) -> LoadedModel:
+    """Return a torchvision network with random weights from a fixed seed, and its usual preprocessing."""
+    torch.manual_seed(0)
+    weights = torchvision.models.get_model_weights(name)
+    preset = next(iter(weights)).transforms()
+    return LoadedModel(get_model(name, num_classes=len(HOME)).eval(), name, preset, tuple(sorted(HOME)))
+
+
+def write_scenes(folder: Path, pictures: int) -> Path:
+    """Draw labelled scenes with masks; return the folder of pictures."""
+    for number in range(pictures):
+        label = sorted(HOME)[number % len(HOME)]
+        scene = draw(np.random.default_rng(number), label, HOME[label], SIDE)
+        for kind, pixels, extension in (("pictures", scene.image, "jpg"), ("masks", scene.mask, "png")):
+            file = folder / kind / label / f"{number:05d}.{extension}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(file)
+    return folder / "pictures"
+
+
+def classify(plan: Plan) -> None:
+    """Classify the folder and do nothing else."""
+    module, preprocess = plan.model.module, plan.model.preprocess
+    assert preprocess is not None
+    size = plan.batch_size
+
+    def read(item: Item) -> torch.Tensor:
+        return prepare(item.path, preprocess, item.name).tensor
+
+    tasks = (Task(functools.partial(read, item), in_thread=True) for item in plan.data.items)
+    prepared = in_order(tasks, workers=READERS, ahead=size)
+    batch: list[torch.Tensor] = []
+    with quiet_pass(module, torch.device("cpu"), "fp32"):
+        for tensor in itertools.chain(prepared, [None]):
+            if batch and (tensor is None or len(batch) == size):
+                inputs = torch.stack(batch)
+                module(inputs.contiguous(memory_format=faster_format(module, inputs, "fp32")))
+                batch = []
+            if tensor is not None:
+                batch.append(tensor)
+
+
+def silent(stage: str, done: int, of: int) -> None:
+    """Report no progress."""
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Return the duration of a call in seconds."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Run the rounds and print the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--pictures", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = write_scenes(Path(folder), options.pictures)
+        plan = plan_check(seeded(options.model), data, config={"check": {"pastes": 1}})
+        explainer, ratios = Heat(plan), []
+        for number in range(options.rounds + 1):
+            plain = timed(lambda: classify(plan))
+            heat = timed(lambda: explainer.run(Journal(None, {}, resume=False), silent, explainer.rows))
+            if number:  # the first round chooses the layer and warms up
+                ratios.append(heat / plain)
+                print(f"round {number}: plain {plain:.1f} s, heat {heat:.1f} s, {heat / plain:.2f}", flush=True)
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(f"the heat takes {middle:.2f} x plain inference ({low:.2f} to {high:.2f})")
+        estimated = estimate_cost(plan).seconds
+        out = Path(folder) / "out"
+        seconds = timed(lambda: finish_check(plan, out, progress=silent))
+        ratio = estimated / seconds
+        print(f"the estimate for the check was {estimated:.0f} s; the run took {seconds:.0f} s ({ratio:.2f})")
+
+
+if __name__ == "__main__":
+    main()
