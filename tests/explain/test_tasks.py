@@ -20,7 +20,6 @@ from camkit.demo import scenes
 from camkit.demo.scenes import LABELS
 from camkit.errors import InputError, LayerError, TargetError
 from camkit.targets import above, box, contrast, direction, segment, similar_to, top
-from scripts.demo.drawn_scenes import draw
 
 NAMES = ("__background__", *LABELS)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from drawn_scenes import draw
 from torch import Tensor, nn
 from torch.nn import functional
 
 from camkit.demo import scenes
 from camkit.demo.scenes import LABELS
 from camkit.models.scene_net import MEAN, STD
+from scripts.demo.drawn_scenes import draw
 
 SIDE = 128
 
