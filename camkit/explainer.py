@@ -34,8 +34,6 @@ from camkit.engine.passes import (
 )
 from camkit.engine.picture_scores import PictureScores
 from camkit.engine.record import ModelRecord
-from camkit.engine.signed_maps import SignedMaps, signed_maps
-from camkit.engine.smoothing import CHANGES, averages, changed, check_mirrors, takes_component
 from camkit.engine.streams import Task, in_order, using_cores
 from camkit.errors import (
     CamkitError,
@@ -63,7 +61,16 @@ from camkit.images.references import References
 from camkit.layers.memory import ModelMemory
 from camkit.layers.names import Layers
 from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError
-from camkit.methods import AUTO, ONE_BY_ONE, Method, WeightFunction, find_method, known_method
+from camkit.methods import AUTO, Method, WeightFunction, find_method, known_method
+from camkit.methods.signed_maps import (
+    CHANGES,
+    SignedMaps,
+    averages,
+    changed,
+    check_mirrors,
+    signed_maps,
+    takes_component,
+)
 from camkit.models import (
     Labels,
     about_channels,
@@ -242,7 +249,7 @@ class Explainer:
         self._rank = spatial_rank(loaded.module)
         # They are of this call, or those of the Explainer that this one shares them with.
         if not isinstance(references, References):
-            if references is not None and self._method.needs != "references":
+            if references is not None and not self._method.need.references:
                 rest = advice("leave out references", "leave out --references")
                 raise MethodError(f"method {self._method.name!r} uses no reference pictures; use 'expected', or {rest}")
             references = References(references, loaded.preprocess, self._rank)
@@ -347,7 +354,7 @@ class Explainer:
                     f"method {method.name!r} needs a pass of its own; use explainer.using({method.name!r})(img)"
                 )
         # The pass of a method that reads gradients leaves all that the others need.
-        run_for = next((method for method in chosen if method.needs == "gradients"), chosen[0])
+        run_for = next((method for method in chosen if method.need.gradients), chosen[0])
         return self.using(run_for)._of_one_picture(img, target, chosen)
 
     def _of_one_picture(
@@ -571,7 +578,7 @@ class Explainer:
     def _passes_at_once(self, request: _Request) -> int:
         """Return how many passes may run at the same time; a method or target of the user runs in this thread only."""
         is_ours = self._method is known_method(self._method.name)
-        takes_batches = self._method.needs not in ONE_BY_ONE
+        takes_batches = not self._method.need.one_by_one
         if is_ours and takes_batches and all(target.for_threads for target in request.targets):
             return passes_at_once(self._current_memory().record)
         return 1
@@ -614,7 +621,7 @@ class Explainer:
     def _explain_at_once(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
         module = self.model
         record = self._memory.record
-        if len(batch) > 1 and self._method.needs in ONE_BY_ONE:
+        if len(batch) > 1 and self._method.need.one_by_one:
             raise OneByOneError
         inputs = stacked([item.tensor for item in batch]).to(record.device, record.dtype)
         finite = _finite(inputs)

@@ -21,14 +21,13 @@ from camkit.drawing.pixels import Drawable, pixels_of, size_of
 from camkit.drawing.slices import draw_slices
 from camkit.engine import heatmap as heat
 from camkit.engine.features import Capture
-from camkit.engine.signed_maps import SignedMaps
-from camkit.engine.smoothing import CHANGES
 from camkit.errors import InputError, OutputError, TargetError
 from camkit.images.files import write_file
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
 from camkit.layers.choose import UNSURE
 from camkit.methods import WEIGHTED, known_method
+from camkit.methods.signed_maps import CHANGES, SignedMaps
 from camkit.targets.scores import Scores
 from camkit.types import (
     EVEN,

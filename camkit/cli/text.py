@@ -14,7 +14,6 @@ from rich.text import Text
 
 from camkit.cli.terminal import QuietConsole
 from camkit.errors import printable
-from camkit.methods import NEEDED
 
 if TYPE_CHECKING:
     from camkit.comparison.judgement import JudgedRow, MethodJudgement
@@ -91,8 +90,9 @@ def methods(rows: Iterable[Method]) -> Table:
     for heading in ("method", "what it weights by", "needs", "time in plain passes", "paper"):
         table.add_column(heading, no_wrap=heading == "method")
     for method in rows:
-        needs = NEEDED[method.needs]
-        table.add_row(Text(method.name, "bold"), *map(Text, (method.summary, needs, method.cost, method.paper)))
+        table.add_row(
+            Text(method.name, "bold"), *map(Text, (method.summary, method.need.words, method.cost, method.paper))
+        )
     return table
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -19,18 +19,20 @@ from camkit.engine.batches import unlike
 from camkit.engine.blocks import Block, after_blocks, are_chained, noting_blocks
 from camkit.engine.capture import Pass, check_all_ran, expand, features_of, is_absent, plain_scores, read_layouts
 from camkit.engine.cut import Saved, Tape, cut
-from camkit.engine.features import Capture, weigh
+from camkit.engine.features import Capture, Weigh
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import tensors_in
 from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.errors import MethodError
-from camkit.methods.registry import Method
 from camkit.targets.classes import BestOfTarget, FinerTarget
 from camkit.targets.outputs import maps_of
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Scores, Target
 from camkit.types import LayerRef, Layout, Precision
+
+Reads: TypeAlias = Literal["maps", "gradients", "layers"]
+"""What a method gets: the attention maps; these and their gradients; or the gradients of each layer's own score."""
 
 _OTHERS = "use 'gradcam' or 'hirescam'"
 
@@ -46,7 +48,7 @@ class _Run:
     Attributes:
         model: the model.
         images: the batch (N, c, *size).
-        method: the method that the pass is run for.
+        weigh: the method that the pass is run for.
         attention: the attention maps; the mode is on.
         output: what the model returned.
         layout: the layout of its tokens.
@@ -59,7 +61,7 @@ class _Run:
 
     model: nn.Module
     images: Tensor
-    method: Method
+    weigh: Weigh
     attention: AttentionRecorder
     output: Any
     layout: Layout
@@ -94,15 +96,21 @@ class _Run:
 class NoAttentionError(MethodError):
     """A pass ran no attention that camkit can see."""
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: str) -> None:
         super().__init__(
-            f"{method.name!r} reads attention maps, and camkit saw none: the model has no attention, or computes it in "
+            f"{method!r} reads attention maps, and camkit saw none: the model has no attention, or computes it in "
             f"a kernel that does not show them (flash-attn, flex attention); {_OTHERS}"
         )
 
 
 def capture_attention(
-    model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass, method: Method
+    model: nn.Module,
+    inputs: Float[Tensor, "n c *size"],
+    targets: Sequence[Target],
+    options: Pass,
+    weigh: Weigh,
+    *,
+    reads: Reads,
 ) -> Capture:
     """Run the model once, and return the map of a method that reads its attention, for each target.
 
@@ -111,14 +119,15 @@ def capture_attention(
         inputs: a batch of N images on the model's device.
         targets: each returns one score per image.
         options: how the pass is run, and one layer whose output has all tokens.
-        method: a method that needs attention.
+        weigh: the method.
+        reads: what it gets.
 
     Raises:
         LayerError, TargetError: as for ``capture``.
         MethodError: camkit sees no attention maps over all tokens, the score does not depend on them in a
             differentiable way, or the method cannot work on this model.
     """
-    by_layer = method.needs == "attention-by-layer"
+    by_layer = reads == "layers"
     nothing: AbstractContextManager[dict[int, Block]] = nullcontext({})
     with (
         quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
@@ -139,17 +148,17 @@ def capture_attention(
         run = _Run(
             model,
             inputs,
-            method,
+            weigh,
             attention,
             output,
             layout,
             tokens,
-            _checked(attention, tokens, method),
+            _checked(attention, tokens, weigh.name),
             expanded,
             scores=plain_scores(expanded, output, len(inputs)),
             precision=options.precision,
         )
-        relevances = _by_layer(run, blocks) if by_layer else _by_score(run)
+        relevances = _by_layer(run, blocks) if by_layer else _by_score(run, with_gradients=reads == "gradients")
         by_target = tuple(_on_grid(relevance, run) for relevance in relevances)
         features = replace(features_of(tape.layers[ref], layout), by_target=by_target)
     return Capture((features,), run.scores, (layout,))
@@ -168,7 +177,7 @@ def _count(output: Tensor, layout: Layout) -> int:
 
 
 def check_cells(
-    model: nn.Module, image: Float[Tensor, "1 c *size"], layout: Layout, method: Method, record: ModelRecord
+    model: nn.Module, image: Float[Tensor, "1 c *size"], layout: Layout, method: str, record: ModelRecord
 ) -> None:
     """Check that all tokens of a grid depend on the picture before the first attention mixes them.
 
@@ -185,7 +194,7 @@ def check_cells(
     cells = changes[layout.prefix :][: math.prod(layout.grid)]
     if bool((cells <= _UNCHANGED * changes.amax()).any()):
         raise MethodError(
-            f"{method.name!r} needs the picture's tokens, but in this model camkit cannot tell them from a class token "
+            f"{method!r} needs the picture's tokens, but in this model camkit cannot tell them from a class token "
             f"or padding; {_OTHERS} at the layer that makes the patches"
         )
 
@@ -217,7 +226,7 @@ def _tokens_before_attention(
     return fitting[-1].float() if fitting else None
 
 
-def _checked(attention: AttentionRecorder, tokens: int, method: Method) -> list[Saved]:
+def _checked(attention: AttentionRecorder, tokens: int, method: str) -> list[Saved]:
     """Return the maps of all layers, and that of an attention pool at the end.
 
     Raises:
@@ -234,7 +243,7 @@ def _checked(attention: AttentionRecorder, tokens: int, method: Method) -> list[
         sizes = ["x".join(map(str, shape[-2:])) for shape in partial if shape[-2:] != (tokens, tokens)]
         example = f" (a map of {sizes[0]})" if sizes else ""
         raise MethodError(
-            f"{method.name!r} needs every attention to run between all {tokens} tokens, and in this model some runs in "
+            f"{method!r} needs every attention to run between all {tokens} tokens, and in this model some runs in "
             f"windows, over pooled tokens, in several stages or in a decoder{example}; {_OTHERS}"
         )
     return attention.maps
@@ -248,7 +257,7 @@ def _on_grid(relevance: Tensor, run: _Run) -> Float[Tensor, "n *grid"]:
     """
     expected, given = (run.pictures, run.tokens), tuple(relevance.shape)
     if given != expected:
-        raise MethodError(f"method {run.method.name!r} must return a number for each token, {expected}, not {given}")
+        raise MethodError(f"method {run.weigh.name!r} must return a number for each token, {expected}, not {given}")
     cells = relevance[:, run.layout.prefix :][:, : math.prod(run.layout.grid)]
     return cells.reshape(run.pictures, *run.layout.grid)
 
@@ -256,7 +265,7 @@ def _on_grid(relevance: Tensor, run: _Run) -> Float[Tensor, "n *grid"]:
 # --- maps, and gradients of the model's own score
 
 
-def _by_score(run: _Run) -> Iterator[Tensor]:
+def _by_score(run: _Run, *, with_gradients: bool) -> Iterator[Tensor]:
     """Yield the relevance of the tokens (N, tokens) for each target."""
     for target in run.targets:
         scored = target(run.output, run.pictures)
@@ -265,9 +274,9 @@ def _by_score(run: _Run) -> Iterator[Tensor]:
             continue
         maps, rows = _read(run, scored)
         given = [[saved.output.detach().float() for saved in maps]]
-        if run.method.needs == "attention-gradients":
+        if with_gradients:
             given.append(run.gradients(scored, maps))
-        yield weigh(run.method, *given, rows)
+        yield run.weigh(*given, rows)
 
 
 def _read(run: _Run, scored: Scores) -> tuple[list[Saved], Float[Tensor, "n queries"]]:
@@ -295,7 +304,7 @@ def _read(run: _Run, scored: Scores) -> tuple[list[Saved], Float[Tensor, "n quer
 
 def _no_gradient(run: _Run) -> MethodError:
     return MethodError(
-        f"{run.method.name!r} needs a score that depends on the attention maps in a differentiable way, and this one "
+        f"{run.weigh.name!r} needs a score that depends on the attention maps in a differentiable way, and this one "
         "does not; remove inference_mode, detach(), argmax or reentrant checkpointing from the model's forward pass"
     )
 
@@ -318,7 +327,7 @@ def _by_layer(run: _Run, blocks: dict[int, Block]) -> Iterator[Tensor]:
         gradients = [run.gradients(target(output, run.pictures), [saved])[0] for output, saved in layers]
         if not all(saved.reached for _, saved in layers):
             raise _no_gradient(run)
-        yield weigh(run.method, gradients)
+        yield run.weigh(gradients)
 
 
 def _layers(run: _Run, maps: Sequence[Saved], noted: dict[int, Block]) -> Iterator[tuple[Any, Saved]]:
@@ -348,7 +357,7 @@ def _layers(run: _Run, maps: Sequence[Saved], noted: dict[int, Block]) -> Iterat
 
 def _no_chain(run: _Run) -> MethodError:
     return MethodError(
-        f"{run.method.name!r} needs a chain of blocks that each take and return all tokens, and a head after them that "
+        f"{run.weigh.name!r} needs a chain of blocks that each take and return all tokens, and a head after them that "
         "can run alone; camkit does not find them in this model; use 'chefer' or 'gradcam'"
     )
 
@@ -372,7 +381,7 @@ def _same_class(run: _Run, target: Target, scored: Scores) -> Target:
         MethodError: the target is a box, or a class on a map.
     """
     if scored.boxes is not None or maps_of(run.output, run.pictures) is not None:
-        raise MethodError(f"{run.method.name!r} explains scores of whole pictures, not boxes or maps; use 'chefer'")
+        raise MethodError(f"{run.weigh.name!r} explains scores of whole pictures, not boxes or maps; use 'chefer'")
     if scored.indices is None:
         return target
     same = BestOfTarget(tuple((index,) for index in scored.indices))

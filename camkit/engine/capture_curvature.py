@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TypeAlias, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ from camkit.engine.capture import (
     read_layouts,
 )
 from camkit.engine.cut import cut
-from camkit.engine.features import Capture
+from camkit.engine.features import Capture, Weigh
 from camkit.engine.grid import to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import is_out_of_memory, quiet_pass
@@ -35,18 +35,17 @@ _NO_SECOND = ("torch::autograd::Error", "torch::autograd::NotImplemented")
 """PyTorch's nodes in the place of an operation that has no second derivative. It raises an error in most of them, but
 skips a function that is marked as once differentiable."""
 
-WeighCurved: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``weigh(activations, gradients, products)``, each (N, C, *grid)."""
-
 
 def capture_curvature(
     model: nn.Module,
     inputs: Float[Tensor, "n c *size"],
     targets: Sequence[Target],
     options: Pass,
-    weigh: WeighCurved,
+    weigh: Weigh,
 ) -> Capture:
     """Run the model once; differentiate its head, and its gradients in the direction of the feature maps.
+
+    The method gets the activations, the gradients and the products, each (N, C, *grid).
 
     Raises:
         LayerError, TargetError: as for ``capture``.

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ from camkit.engine.capture import (
     read_layouts,
 )
 from camkit.engine.cut import cut
-from camkit.engine.features import Capture, Features
+from camkit.engine.features import Capture, Features, Weigh
 from camkit.engine.head import Head, Score, recording
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
@@ -31,14 +31,13 @@ from camkit.targets.confidence import fixed_target
 from camkit.targets.scores import Scores, Target
 from camkit.types import LayerRef, Layout
 
-Weigh: TypeAlias = Callable[[Tensor, Head], Tensor]
-"""``weigh(activations, head)`` returns the weights of one picture's feature maps (1, C, *grid)."""
-
 
 def capture_with_head(
     model: nn.Module, image: Float[Tensor, "1 c *size"], targets: Sequence[Target], options: Pass, weigh: Weigh
 ) -> Capture:
-    """Run the model once for one picture, and then its head for what ``weigh`` asks for.
+    """Run the model once for one picture, and then its head for what the method asks for.
+
+    The method gets the feature maps of the picture (1, C, *grid), and a ``Head``.
 
     All passes run in fp32, whatever the precision: the scores of changed feature maps differ by less than the steps of
     16 bits. On MobileNetV2, Ablation-CAM in bf16 correlated with itself in fp32 by as little as 0.70.

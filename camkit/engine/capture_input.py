@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from camkit.engine.biases import NotedBiases, is_spectral
 from camkit.engine.capture import Pass, check_all_ran, expand, features_of, is_absent, read_layouts
 from camkit.engine.cut import Saved, Tape, cut
-from camkit.engine.features import Capture, Features
+from camkit.engine.features import Capture, Features, Weigh
 from camkit.engine.heatmap import enlarge
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import precise
@@ -27,9 +27,6 @@ from camkit.errors import LayerError, MethodError
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Scores, Target
 from camkit.types import GuidedGradients, LayerRef, PartsOfScore, Placement
-
-Weigh: TypeAlias = Callable[..., Tensor]
-"""``weigh(activations, parts or guided gradients)`` returns a map (N, *size)."""
 
 _INPUT = LayerRef("input")
 

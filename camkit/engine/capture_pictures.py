@@ -23,13 +23,12 @@ from camkit.engine.capture import (
     whole_graph,
 )
 from camkit.engine.cut import cut
-from camkit.engine.features import Capture, Features, weigh
+from camkit.engine.features import Capture, Features, Weigh
 from camkit.engine.heatmap import enlarge, upsample
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import in_parts, quiet_pass
 from camkit.engine.resizing import resizing
 from camkit.errors import MethodError
-from camkit.methods.registry import Method
 from camkit.targets.confidence import ConfidenceTarget, fixed_target, given_by
 from camkit.targets.scores import Scores, Target
 from camkit.types import PicturesOf, Placement
@@ -45,7 +44,7 @@ def at_once(device: torch.device) -> int:
 
 
 def capture_with_pictures(
-    model: nn.Module, image: Float[Tensor, "1 c *size"], targets: Sequence[Target], options: Pass, method: Method
+    model: nn.Module, image: Float[Tensor, "1 c *size"], targets: Sequence[Target], options: Pass, weigh: Weigh
 ) -> Capture:
     """Run the model once for one picture, and then on the changed pictures that the method makes.
 
@@ -81,10 +80,10 @@ def capture_with_pictures(
     features: list[Features] = []
     for explained in maps or [Features(image, ())]:
         pictures = Pictures(model, image, fixed, options, each_pass, Placement(explained.placement.extent))
-        by_target = weigh(method, explained.activations, pictures).split(1) if fixed else ()
+        by_target = weigh(explained.activations, pictures).split(1) if fixed else ()
         if len(by_target) != len(fixed):
             raise MethodError(
-                f"method {method.name!r} must return one row of weights for each target: {len(fixed)}, not "
+                f"method {weigh.name!r} must return one row of weights for each target: {len(fixed)}, not "
                 f"{len(by_target)}"
             )
         rows = iter(by_target)

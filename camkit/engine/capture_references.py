@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from camkit.engine.capture import Pass
 from camkit.engine.capture_head import each_pass_of, first_pass
-from camkit.engine.features import Capture
+from camkit.engine.features import Capture, Weigh
 from camkit.engine.grid import to_grid
 from camkit.engine.head import Head
 from camkit.engine.nested import precise
@@ -24,15 +24,13 @@ from camkit.targets.log_odds import against_rivals
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, ReferenceScores
 
-WeighCompared: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``weigh(activations, references, gradients)``: (1, C, *grid), and twice (M, C, *grid)."""
-
 
 def capture_with_references(
-    model: nn.Module, image: Float[Tensor, "1 c *size"], targets: Sequence[Target], options: Pass, weigh: WeighCompared
+    model: nn.Module, image: Float[Tensor, "1 c *size"], targets: Sequence[Target], options: Pass, weigh: Weigh
 ) -> Capture:
     """Run the model once for one picture, and its head with gradients between the references' maps and the picture's.
 
+    The method gets the activations (1, C, *grid), those of the M references and the gradients (M, C, *grid).
     The layer's whole output moves from a reference to the picture, with tokens that are not cells. Everything beside it
     stays as the picture gave it. All passes run in fp32, as for ``capture_with_head``.
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.engine.nested import mapped
-from camkit.errors import MethodError
-from camkit.methods.registry import Method
-from camkit.targets.outputs import describe
 from camkit.targets.scores import Scores
 from camkit.types import EVEN, Layout, Placement, ReferenceScores
 
@@ -45,17 +40,13 @@ class Capture:
     references: tuple[ReferenceScores | None, ...] = ()
 
 
-def weigh(method: Method, *given: Any) -> Tensor:
-    """Return the weights of a method. A function of the user's gets copies, since it may work in place.
+@runtime_checkable
+class Weigh(Protocol):
+    """A method that a pass calls, with what it has for it; the docstring of each pass says what that is."""
 
-    Raises:
-        MethodError: it does not return a dense floating-point tensor. Each pass checks the shape.
-    """
-    if not method.users:
-        return method.weights(*given)
-    weights = method.weights(*mapped(given, lambda value: value.clone() if isinstance(value, Tensor) else value))
-    is_dense = isinstance(weights, Tensor) and weights.layout is torch.strided and not weights.is_nested
-    if not is_dense or not weights.is_floating_point() or not weights.dim():
-        kind = describe(weights) + (f" of {weights.dtype}" if isinstance(weights, Tensor) else "")
-        raise MethodError(f"method {method.name!r} must return a dense floating-point tensor of weights, not {kind}")
-    return weights.detach()
+    @property
+    def name(self) -> str:
+        """The method's name."""
+
+    def __call__(self, *given: Any) -> Tensor:
+        """Return the weights."""

@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from camkit.engine.capture import NotRunError, Pass
 from camkit.engine.capture_attention import NoAttentionError, check_cells
 from camkit.engine.capture_pictures import at_once
-from camkit.engine.captures import CAPTURES
 from camkit.engine.cut import RepeatedError
 from camkit.engine.features import Capture
 from camkit.engine.overwriting import is_overwriting, keeping_overwritten
 from camkit.engine.passes import faster_format
 from camkit.engine.references import ReferencesFor
-from camkit.engine.sharpening import sharpened
 from camkit.errors import LayerError, MethodError
 from camkit.layers.choose import TOKENS, UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
@@ -27,8 +25,10 @@ from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
 from camkit.layers.places import are_even
 from camkit.layers.trace import FramesFirstError
-from camkit.methods import ATTENTION, ONE_BY_ONE, SHARPENED, Method, find_method
+from camkit.methods import SHARPENED, Method, find_method
 from camkit.methods.registry import FINE
+from camkit.methods.runs import run as run_for
+from camkit.methods.signed_maps import sharpened
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
 from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, Spread, TargetLayer
@@ -195,14 +195,14 @@ class LayerPasses:
         if self.method.finer:
             targets = tuple(map(EachFiner, targets))
         method, kind = self.method, kind_of(inputs)
-        if method.needs in ATTENTION and kind in self.memory.without_attention:
-            raise NoAttentionError(method)
+        if method.need.attention and kind in self.memory.without_attention:
+            raise NoAttentionError(method.name)
         if inputs.dim() == _CLIP and not method.layer:
             self._check_clip(inputs)
         run = functools.partial(self._run, targets, inputs)
         if method.layer:
             return self._captured_at_layers(modules, inputs, targets, run)
-        if method.needs not in ATTENTION:
+        if not method.need.attention:
             return run(()), (WHOLE_MODEL,)
         try:
             # The layer says how the tokens form a grid.
@@ -214,7 +214,7 @@ class LayerPasses:
             ) from error
         (layout,) = captured.layouts
         if (kind, layout) not in self.memory.checked_tokens:
-            check_cells(self._module, inputs[:1], layout, method, self.memory.record)
+            check_cells(self._module, inputs[:1], layout, method.name, self.memory.record)
             self.memory.checked_tokens.add((kind, layout))
         doubt = "" if tokens.sure else UNSURE
         return captured, (replace(WHOLE_MODEL, reason=WHOLE_MODEL.reason + doubt, sure=tokens.sure),)
@@ -247,7 +247,7 @@ class LayerPasses:
     def _may_miss(self, captured: Capture, layers: Sequence[TargetLayer]) -> bool:
         """Tell whether the layer is known to carry only a part of the score, and some score does not depend on it."""
         is_partial = any(layer.share not in (None, 1.0) for layer in layers)
-        if not is_partial or self.method.needs != "gradients":
+        if not is_partial or not self.method.need.gradients:
             return False
         gradients = (gradient for features in captured.features for gradient in features.by_target)
         return not all(bool(gradient.flatten(1).any(1).all()) for gradient in gradients)
@@ -341,7 +341,7 @@ class LayerPasses:
         """Return the layers that a decision chose for the method."""
         if self.method.stages:
             return decision.stages()
-        if self.method.needs in ATTENTION:
+        if self.method.need.attention:
             return (decision.of_tokens(size),)
         chosen = decision.chosen()
         sharpens = (self.method.automatic and not self._weights_maps) or self.method.sharpens
@@ -377,13 +377,12 @@ class LayerPasses:
         module, memory = self._module, self.memory
         modules = self.named() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
         method = self.method
-        in_a_pass = at_once(inputs.device) if method.needs in ONE_BY_ONE else len(inputs)
+        in_a_pass = at_once(inputs.device) if method.need.one_by_one else len(inputs)
         apart = memory.keeps_pictures_apart(inputs, in_a_pass, modules)
         if not apart and len(inputs) > 1:
             raise OneByOneError
-        many = method.needs == "pictures"
         layouts = {layer.ref: memory.placed(layer, inputs[:1], self._spread) for layer in layers if layer.size}
-        batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if many else inputs
+        batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if method.need.pictures else inputs
         options = Pass(
             modules,
             layouts,
@@ -399,7 +398,7 @@ class LayerPasses:
             memory.kept_references,
         )
         try:
-            captured = CAPTURES[method.needs](module, inputs, targets, options, method)
+            captured = run_for(method, module, inputs, targets, options)
         except NoAttentionError:
             memory.without_attention.add(kind_of(inputs))
             raise

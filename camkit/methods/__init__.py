@@ -8,13 +8,9 @@ package or in the user's own code. The command line, the documentation and the t
 import importlib
 
 from camkit.methods.registry import (
-    ATTENTION,
     AUTO,
     METHODS,
-    NEEDED,
-    ONE_BY_ONE,
     SHARPENED,
-    WEIGHED_IN_PASS,
     WEIGHTED,
     Between,
     Method,
@@ -29,13 +25,9 @@ from camkit.methods.registry import (
 )
 
 __all__ = [
-    "ATTENTION",
     "AUTO",
     "METHODS",
-    "NEEDED",
-    "ONE_BY_ONE",
     "SHARPENED",
-    "WEIGHED_IN_PASS",
     "WEIGHTED",
     "Between",
     "Method",

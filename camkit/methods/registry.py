@@ -38,30 +38,50 @@ Needs: TypeAlias = Literal[
     "attention-by-layer",
 ]
 
-NEEDED: Mapping[Needs, str] = {
-    "gradients": "the score's gradients",
-    "curvature": "the score's second derivatives",
-    "head": "pooling and one linear layer after it",
-    "activations": "nothing else; reads no score",
-    "scores": "the part of the model after it, run alone",
-    "references": "the part of the model after it, run alone, with gradients; reference pictures",
-    "attention": "attention over all tokens; reads no score",
-    "attention-gradients": "attention over all tokens, and its gradients",
-    "attention-by-layer": "attention over all tokens, and each block's own score",
-    "pictures": "the whole model, run on changed pictures",
-    "parts": "gradients through the whole model",
-    "guided": "gradients through the whole model, and ReLUs",
+
+@dataclass(frozen=True)
+class Need:
+    """What methods of one kind get besides the feature maps of a layer.
+
+    Attributes:
+        words: what it is, for lists of methods.
+        alone: True if that is nothing.
+        gradients: True if it is the score's gradients, as a plain pass leaves them.
+        in_pass: True if the method is called in the pass, while the model's graph is there or the model may run again.
+        one_by_one: True if the method takes one picture at a time.
+        pictures: True if it runs the whole model on changed pictures.
+        references: True if it compares the picture with reference pictures.
+        attention: True if it reads the attention maps of a transformer.
+    """
+
+    words: str
+    alone: bool = False
+    gradients: bool = False
+    in_pass: bool = True
+    one_by_one: bool = False
+    pictures: bool = False
+    references: bool = False
+    attention: bool = False
+
+
+_NEEDS: Mapping[Needs, Need] = {
+    "gradients": Need("the score's gradients", gradients=True, in_pass=False),
+    "curvature": Need("the score's second derivatives"),
+    "head": Need("pooling and one linear layer after it", in_pass=False),
+    "activations": Need("nothing else; reads no score", alone=True, in_pass=False),
+    "scores": Need("the part of the model after it, run alone", one_by_one=True),
+    "references": Need(
+        "the part of the model after it, run alone, with gradients; reference pictures",
+        one_by_one=True,
+        references=True,
+    ),
+    "attention": Need("attention over all tokens; reads no score", attention=True),
+    "attention-gradients": Need("attention over all tokens, and its gradients", attention=True),
+    "attention-by-layer": Need("attention over all tokens, and each block's own score", attention=True),
+    "pictures": Need("the whole model, run on changed pictures", one_by_one=True, pictures=True),
+    "parts": Need("gradients through the whole model"),
+    "guided": Need("gradients through the whole model, and ReLUs"),
 }
-"""What a method needs besides the feature maps of a layer, for lists of methods."""
-
-ONE_BY_ONE = frozenset({"scores", "references", "pictures"})
-"""The needs of methods that take one picture at a time."""
-
-ATTENTION = frozenset({"attention", "attention-gradients", "attention-by-layer"})
-"""The needs of methods that read the attention maps of a transformer."""
-
-WEIGHED_IN_PASS = ONE_BY_ONE | ATTENTION | {"curvature", "parts", "guided"}
-"""The needs of methods that are called while the model's graph is there, or while it may run again."""
 
 WEIGHTED = "Weighted feature maps"
 """What a map is whose method does not say more."""
@@ -136,22 +156,27 @@ class Method:
     automatic: bool = False
     sharpens: bool = False
 
-    @property
+    @functools.cached_property
+    def need(self) -> Need:
+        """What it gets, and so how the model is run for it; ``camkit.methods.runs`` has the passes."""
+        return _NEEDS[self.needs]
+
+    @functools.cached_property
     def users(self) -> bool:
         """True if the function is not camkit's own."""
         function = getattr(self.weights, "func", self.weights)  # of ``variant``
         return not str(getattr(function, "__module__", "")).startswith("camkit.")
 
-    @property
+    @functools.cached_property
     def varies(self) -> bool:
         """True if it depends on the model's layers which method weights the maps."""
         return self.automatic or self.sharpens
 
-    @property
+    @functools.cached_property
     def shares_pass(self) -> bool:
         """True if it weights what a plain pass leaves at the layer, so that several such methods can share one pass."""
         alone = self.stages or self.finer or self.varies
-        return self.needs in ("gradients", "activations") and self.layer and not alone
+        return (self.need.gradients or self.need.alone) and self.layer and not alone
 
 
 MethodLike: TypeAlias = str | WeightFunction | Method
@@ -189,7 +214,7 @@ SHARPENED = Method(
     summary="Grad-CAM at the deepest grid times gradcam-elementwise at a finer one",
     paper="",
     needs="gradients",
-    weights=lambda _, weights: weights,  # finished by ``camkit.engine.sharpening``
+    weights=lambda _, weights: weights,  # finished by ``camkit.methods.signed_maps.sharpened``
     unit="Evidence in units of the score",
     sharpens=True,
 )

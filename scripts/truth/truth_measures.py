@@ -16,13 +16,13 @@ import camkit
 from camkit.engine.heatmap import to_heatmap
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import autocasting
-from camkit.engine.signed_maps import signed_maps
 from camkit.errors import MethodError
 from camkit.layers.choose import decide
 from camkit.layers.memory import ModelMemory
 from camkit.layers.passes import LayerPasses
 from camkit.layers.trace import traced
-from camkit.methods import METHODS, ONE_BY_ONE
+from camkit.methods import METHODS
+from camkit.methods.signed_maps import signed_maps
 from camkit.models.shuffled import shuffle_weights
 from camkit.targets.classes import each
 from camkit.types import Spread
@@ -320,7 +320,7 @@ def _of_passes(
     """Draw maps as an Explainer does, for several methods in one pass, and leave them on the device."""
     run_for = METHODS[methods[0]]
     passes = LayerPasses(network, memory, layer, run_for, "fp32", spread, None)
-    at_once = 1 if run_for.needs in ONE_BY_ONE else _AT_ONCE[inputs.device.type]
+    at_once = 1 if run_for.need.one_by_one else _AT_ONCE[inputs.device.type]
     maps: Maps = {method: [] for method in methods}
     for rows in torch.arange(len(inputs)).split(at_once):
         here = rows.to(inputs.device)

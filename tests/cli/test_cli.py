@@ -27,7 +27,6 @@ import camkit
 from camkit.cli import app, main
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError
-from camkit.methods import ATTENTION
 from camkit.scale.folder import Drawing, Written, explain_files
 
 QUITS = """
@@ -547,7 +546,7 @@ class TestInProcess:
         assert len({row["file"] for row in rows}) == 3
 
     def test_targets_methods_layers_and_styles(self, plane: Path, tmp_path: Path) -> None:
-        for method in [name for name, method in camkit.METHODS.items() if method.needs not in ATTENTION]:
+        for method in [name for name, method in camkit.METHODS.items() if not method.need.attention]:
             arguments = ["--model", "demo-fair", "--method", method, "--out", tmp_path, "--style", "side-by-side"]
             assert main(list(map(str, [plane, *arguments, "--target", "car", "--target", "0"]))) == 0
             assert (tmp_path / f"plane-sky.{method}.1-car.jpg").is_file()

@@ -24,9 +24,9 @@ from unchanged import in_the_middle_of_training, unchanged
 
 import camkit
 from camkit.errors import MethodError
-from camkit.methods import ATTENTION, METHODS
+from camkit.methods import METHODS
 
-NAMES = tuple(name for name, method in METHODS.items() if method.needs in ATTENTION)
+NAMES = tuple(name for name, method in METHODS.items() if method.need.attention)
 OF_THE_CLASS = tuple(name for name in NAMES if name != "rollout")
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
 

@@ -25,11 +25,10 @@ from camkit.engine.capture import Pass, capture
 from camkit.errors import LayerError
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import select_layers
-from camkit.methods import ATTENTION
 from camkit.targets import ClassTarget, top
 from camkit.types import LayerRef
 
-METHODS = tuple(name for name, method in camkit.METHODS.items() if method.needs not in ATTENTION)
+METHODS = tuple(name for name, method in camkit.METHODS.items() if not method.need.attention)
 ON_PICTURES = tuple(name for name, method in camkit.METHODS.items() if method.needs == "pictures")
 WHOLE = tuple(name for name, method in camkit.METHODS.items() if method.needs in ("parts", "guided"))
 """The methods that run the model on changed pictures, and those that differentiate the whole of it; they have tests of

@@ -38,11 +38,10 @@ from camkit.engine.nested import tensors_in
 from camkit.errors import ImageError, LayerError, MethodError
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import select_layers
-from camkit.methods import ATTENTION
 from camkit.targets import ClassTarget, Target
 from camkit.targets.scores import Scores
 
-METHODS = tuple(name for name, method in camkit.METHODS.items() if method.needs not in ATTENTION)
+METHODS = tuple(name for name, method in camkit.METHODS.items() if not method.need.attention)
 SLOW = ("scorecam", "sscam", "iscam", "rise", "ablationcam", "feature-scorecam")
 """The methods with the most passes: the default tier tries them on fewer models."""
 REFUSED = {("cam", "vgg11"), *((name, "vit") for name in ("cam", "fullgrad", "guidedbackprop", "guidedgradcam"))}
@@ -1244,7 +1243,7 @@ def test_a_method_of_the_users_may_overwrite_what_it_gets(name: str) -> None:
             tensor.zero_()
         return weights
 
-    model, image = trained("vit" if method.needs in ATTENTION else "resnet18"), pictures(1)[0]
+    model, image = trained("vit" if method.need.attention else "resnet18"), pictures(1)[0]
     layer = "layer2" if method.layer and name != "cam" else None
     found, expected = (
         camkit.explain(model, image, layer, target=[1, 2], method=each)

@@ -26,7 +26,7 @@ from unchanged import unchanged
 import camkit
 from camkit.cli import main
 from camkit.errors import InputError, LayerError, MethodError, TargetError
-from camkit.methods import ATTENTION, METHODS
+from camkit.methods import METHODS
 from camkit.types import Smoothing
 
 CLASS = 2
@@ -158,7 +158,7 @@ def test_signals_and_volumes_are_mirrored_along_the_last_axis(axes: int) -> None
     assert_equal(explained(model, "augment", image, layer=layer).raw, expected)
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.needs not in ATTENTION])
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.need.attention])
 def test_every_method_can_be_averaged_and_leaves_the_model_unchanged(method: str) -> None:
     model = SmallNet(cam_head=True)
     with unchanged(model):

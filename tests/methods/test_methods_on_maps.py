@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.errors import MethodError, TargetError
-from camkit.methods import ATTENTION, METHODS, variant
+from camkit.methods import METHODS, variant
 from camkit.targets import finer
 
 CLASS = 2
@@ -495,7 +495,9 @@ class Sigmoids(SmallNet):
         return super().forward(x).sigmoid()
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.needs not in {*ATTENTION, "head"}])
+@pytest.mark.parametrize(
+    "name", [name for name, method in METHODS.items() if not method.need.attention and method.needs != "head"]
+)
 def test_probabilities_are_shown_as_the_model_returns_them(name: str) -> None:
     model = Sigmoids()
     layer = "relu1" if METHODS[name].layer else None
@@ -571,7 +573,7 @@ def test_the_docs_say_which_methods_are_local() -> None:
     assert rows["each cell for itself"] == set(LOCAL)
     assert rows["whole channels"] == {*WHOLE_CHANNELS, "cam"}
     assert rows["the feature maps alone"] == set(BLIND_TO_CLASSES)
-    others = {name for name, method in METHODS.items() if method.needs in ATTENTION}
+    others = {name for name, method in METHODS.items() if method.need.attention}
     assert {*LOCAL, *WHOLE_CHANNELS, *BLIND_TO_CLASSES, "cam"} == set(METHODS) - others
 
 
@@ -690,6 +692,6 @@ def test_noise_does_not_decide_a_map_of_a_real_network(
         with Image.open(path) as photo:
             picture = model.preprocess(photo.convert("RGB"))
         for layer, (name, method) in itertools.product(layers, METHODS.items()):
-            if method.needs in {"head", "pictures", "scores", *ATTENTION} or (name, layer) in UNSTABLE:
+            if method.need.attention or method.needs in {"head", "pictures", "scores"} or (name, layer) in UNSTABLE:
                 continue
             assert least_correlation_under_noise(model.module, picture, layer, name) >= STABLE, (name, layer)

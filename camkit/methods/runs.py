@@ -1,0 +1,91 @@
+"""How the model is run for each kind of method: a method runs itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from camkit.engine.capture import Pass, capture, capture_activations, capture_for_cam
+from camkit.engine.capture_attention import capture_attention
+from camkit.engine.capture_curvature import capture_curvature
+from camkit.engine.capture_head import capture_with_head
+from camkit.engine.capture_input import capture_guided, capture_parts
+from camkit.engine.capture_pictures import capture_with_pictures
+from camkit.engine.capture_references import capture_with_references
+from camkit.engine.features import Capture
+from camkit.engine.nested import mapped
+from camkit.errors import MethodError
+from camkit.methods.registry import Method, Needs
+from camkit.targets.outputs import describe
+from camkit.targets.scores import Target
+
+_Plain: TypeAlias = Callable[[nn.Module, Tensor, Sequence[Target], Pass], Capture]
+"""A pass after which the method is called."""
+
+_Weighing: TypeAlias = Callable[..., Capture]
+"""A pass that calls the method, as the fifth argument, while the model's graph is there or the model may run again."""
+
+_PLAIN: Mapping[Needs, _Plain] = {
+    "gradients": capture,
+    "head": capture_for_cam,
+    "activations": capture_activations,
+}
+
+_WEIGHING: Mapping[Needs, _Weighing] = {
+    "curvature": capture_curvature,
+    "scores": capture_with_head,
+    "references": capture_with_references,
+    "pictures": capture_with_pictures,
+    "parts": capture_parts,
+    "guided": capture_guided,
+    "attention": functools.partial(capture_attention, reads="maps"),
+    "attention-gradients": functools.partial(capture_attention, reads="gradients"),
+    "attention-by-layer": functools.partial(capture_attention, reads="layers"),
+}
+
+
+def run(method: Method, model: nn.Module, inputs: Tensor, targets: Sequence[Target], options: Pass) -> Capture:
+    """Run the pass that a method needs; ``engine.capture.capture`` explains the arguments.
+
+    Raises:
+        LayerError, TargetError: as for ``capture``.
+        MethodError: the model does not have what the method needs.
+    """
+    if method.needs in _PLAIN:
+        return _PLAIN[method.needs](model, inputs, targets, options)
+    return _WEIGHING[method.needs](model, inputs, targets, options, _Weigher(method))
+
+
+@dataclass(frozen=True)
+class _Weigher:
+    """A method as a pass calls it."""
+
+    method: Method
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+    def __call__(self, *given: Any) -> Tensor:
+        return weigh(self.method, *given)
+
+
+def weigh(method: Method, *given: Any) -> Tensor:
+    """Return the weights of a method. A function of the user's gets copies, since it may work in place.
+
+    Raises:
+        MethodError: it does not return a dense floating-point tensor. Each pass checks the shape.
+    """
+    if not method.users:
+        return method.weights(*given)
+    weights = method.weights(*mapped(given, lambda value: value.clone() if isinstance(value, Tensor) else value))
+    is_dense = isinstance(weights, Tensor) and weights.layout is torch.strided and not weights.is_nested
+    if not is_dense or not weights.is_floating_point() or not weights.dim():
+        kind = describe(weights) + (f" of {weights.dtype}" if isinstance(weights, Tensor) else "")
+        raise MethodError(f"method {method.name!r} must return a dense floating-point tensor of weights, not {kind}")
+    return weights.detach()

@@ -1,0 +1,202 @@
+"""Weights what a pass captured, and sums it to a signed map of each picture for each target and layer.
+
+Maps may be smoothed: as the mean over changed versions of a picture, and as the first principal component of a weighted
+map. Grad-CAM of a coarse layer may be sharpened by gradients times activations of a finer one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from camkit.engine.features import Capture, Features
+from camkit.engine.heatmap import moved_to, resample, weighted_sum
+from camkit.errors import LayerError, MethodError, advice, listing_layers
+from camkit.methods.activations import first_component
+from camkit.methods.gradient import gradcam, gradcam_elementwise
+from camkit.methods.registry import Method, check_weights
+from camkit.methods.runs import weigh
+from camkit.targets.scores import Scores
+from camkit.types import Placement, Smoothing
+
+
+@dataclass(frozen=True, eq=False)
+class SignedMaps:
+    """The signed maps of a batch for one target.
+
+    Attributes:
+        method: the name of the method that weighted them.
+        raws: (N, *grid) for each layer.
+        influenced: for each picture, whether the target depends on any of the layers.
+    """
+
+    method: str
+    raws: tuple[Tensor, ...]
+    influenced: Tensor
+
+    def mirrored(self, placements: Sequence[Placement], size: tuple[int, ...]) -> SignedMaps:
+        """Return the maps of mirrored pictures as maps of the pictures themselves.
+
+        If a cell looks at one side of its part of the picture, its mirror image looks at the other side.
+        """
+        raws: list[Tensor] = []
+        for raw, placement in zip(self.raws, placements, strict=True):
+            turned = raw.flip(-1)
+            if placement.positions:
+                places = placement.positions[-1]
+                turned = resample(turned, raw.dim() - 1, tuple(size[-1] - 1 - place for place in places[::-1]), places)
+            raws.append(turned)
+        return replace(self, raws=tuple(raws))
+
+    @classmethod
+    def averaged(cls, versions: Sequence[SignedMaps]) -> SignedMaps:
+        """Return the mean maps over several versions of the pictures."""
+        raws = tuple(torch.stack(raws).mean(0) for raws in zip(*(maps.raws for maps in versions), strict=True))
+        influenced = torch.stack([maps.influenced for maps in versions]).any(0)
+        return cls(versions[0].method, raws, influenced)
+
+
+def signed_maps(
+    captured: Capture, method: Method, smooth: Smoothing | None = None, for_boxes: Method | None = None
+) -> list[SignedMaps]:
+    """Weight what one pass captured, and return the signed maps of each target.
+
+    Args:
+        captured: the feature maps, gradients and scores of the pass.
+        method: how the maps are weighted.
+        smooth: how each map is smoothed; a mean over several passes is up to the caller.
+        for_boxes: the method for a detector's boxes, if it is another one.
+    """
+    methods = [method if scores.boxes is None else for_boxes or method for scores in captured.scores]
+    return [
+        _weighted_sums(captured.features, number, scores, of_target, smooth)
+        for number, (scores, of_target) in enumerate(zip(captured.scores, methods, strict=True))
+    ]
+
+
+def _weighted_sums(
+    features: Sequence[Features], number: int, scores: Scores, method: Method, smooth: Smoothing | None
+) -> SignedMaps:
+    """Weight and sum the feature maps of each layer for the target with this number."""
+    raws = []
+    for maps in features:
+        weights = _weights_of(method, maps, number)
+        check_weights(method, weights, maps.activations)
+        if takes_component(smooth):
+            weights = component_weights(method.name, weights, maps.activations)
+        raws.append(weighted_sum(weights, maps.activations))
+    if method.need.alone:  # nothing tells whether the score depends on the layer
+        influenced = torch.ones(len(scores.values), dtype=torch.bool)
+    else:
+        influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
+        influenced = functools.reduce(torch.logical_or, influences)
+    return SignedMaps(method.name, tuple(raws), influenced)
+
+
+def _weights_of(method: Method, maps: Features, number: int) -> Tensor:
+    """Return a method's weights for a layer's feature maps, for the target with this number."""
+    if method.need.alone:
+        return weigh(method, maps.activations)
+    given = maps.by_target[number]
+    return given if method.need.in_pass else weigh(method, maps.activations, given)
+
+
+_FACTORS = (0.9, 1.0, 1.1)
+"""What the normalised input is multiplied by: the factors of grad-cam's ``aug_smooth``."""
+
+CHANGES = tuple((mirrored, factor) for mirrored in (False, True) for factor in _FACTORS if mirrored or factor != 1)
+"""The changed versions of a picture: whether it is mirrored, and its factor. The picture itself is not among them."""
+
+_SAME_SHARE = 1e-6
+"""How far the middle of the input may lie from the middle of the grid, as a share of the grid: rounding."""
+
+
+def averages(smooth: Smoothing | None) -> bool:
+    """Tell whether maps are averaged over changed versions of the picture."""
+    return smooth is not None and "augment" in smooth
+
+
+def takes_component(smooth: Smoothing | None) -> bool:
+    """Tell whether a map is the first principal component of the weighted feature maps."""
+    return smooth is not None and "eigen" in smooth
+
+
+def changed(inputs: Float[Tensor, "n c *size"], factor: float, *, mirrored: bool) -> Float[Tensor, "n c *size"]:
+    """Return pictures mirrored along their last axis, and multiplied by a factor."""
+    return (inputs.flip(-1) if mirrored else inputs) * factor
+
+
+def check_mirrors(features: Sequence[Features]) -> None:
+    """Refuse a grid that a mirrored picture would lie elsewhere on: the model pads its input on one side.
+
+    Raises:
+        LayerError: such a grid.
+    """
+    for maps in features:
+        extent = () if maps.placement.positions else maps.placement.extent
+        if extent and abs(sum(extent[-1]) - 1) > _SAME_SHARE:
+            instead = advice("smooth='eigen'", "--smooth eigen")
+            raise LayerError(
+                "the model pads the picture on one side only, so the cells of its mirror image lie elsewhere; use "
+                f"{instead}, or another layer ({listing_layers()})"
+            )
+
+
+def component_weights(
+    method: str, weights: Float[Tensor, "n *_"], activations: Float[Tensor, "n c *grid"]
+) -> Float[Tensor, "n c *_"]:
+    """Return the weights with which the map is the first principal component of weights times activations.
+
+    W is the matrix (cells x channels) of the weighted feature maps, whose sum over the channels is the plain map. The
+    component is W V_1, with V_1 the first right singular vector. It gets the sign with which it agrees with the plain
+    map: their product is the square of the first singular value times the sum of V_1.
+
+    Raises:
+        MethodError: the method returns a map and no weights.
+    """
+    if weights.dim() < activations.dim():
+        instead = advice("smooth='augment'", "--smooth augment")
+        raise MethodError(
+            f"method {method!r} returns a map and no weights, so it has no principal component; use {instead}, or a "
+            "method that weights feature maps, such as 'gradcam'"
+        )
+    weights = weights.float()
+    vectors = first_component(weights * activations.float())
+    return weights * vectors * torch.where(vectors.sum(1, keepdim=True) < 0, -1, 1)
+
+
+def sharpened(captured: Capture, size: tuple[int, ...]) -> Capture:
+    """Return what a pass captured at two layers as features of the finer one with finished weights.
+
+    The finer layer's map, the positive products of gradients and activations, says where in a cell of the coarse layer
+    the evidence lies. Scaled to at most 1, it multiplies the coarse layer's Grad-CAM map, which says how much evidence
+    for the class there is. So the product has the units of the score.
+
+    Args:
+        captured: of two layers, with gradients.
+        size: of the input.
+    """
+    fine, coarse = sorted(captured.features, key=lambda features: -features.activations[0, 0].numel())
+    weights = tuple(
+        _sharpened_weights(fine, own, coarse, other, size)
+        for own, other in zip(fine.by_target, coarse.by_target, strict=True)
+    )
+    return replace(captured, features=(replace(fine, by_target=weights),))
+
+
+def _sharpened_weights(
+    fine: Features, gradients: Tensor, coarse: Features, coarse_gradients: Tensor, size: tuple[int, ...]
+) -> Tensor:
+    """Return the weights (N, C, *grid) of the finer layer's feature maps."""
+    positive = gradcam_elementwise(fine.activations, gradients)
+    largest = weighted_sum(positive, fine.activations).flatten(1).amax(1)
+    evidence = weighted_sum(gradcam(coarse.activations, coarse_gradients), coarse.activations)
+    own, wanted = (part.placement.centres(tuple(part.activations.shape[2:]), size) for part in (coarse, fine))
+    evidence = moved_to(wanted, evidence, own)
+    largest = largest.where(largest > 0, 1).reshape(-1, *[1] * evidence.dim())
+    return positive / largest * evidence[:, None]
