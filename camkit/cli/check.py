@@ -21,6 +21,8 @@ from camkit.cli.options import (
     RUN,
     Common,
     OptionalSource,
+    PrecisionName,
+    Ray,
     Source,
     actors_of,
     events_into,
@@ -82,7 +84,7 @@ class ExperimentOptions:
     batch_size: Annotated[int | None, Parameter(metavar="NUMBER")] = None
     layer: Annotated[str | None, Parameter(alias="-l", metavar="NAME")] = None
     method: Annotated[str | None, Parameter(metavar="NAME")] = None
-    precision: Literal["fp32", "bf16", "fp16", "bf16-forced"] | None = None
+    precision: PrecisionName | None = None
     ring: Annotated[float | None, Parameter(metavar="SHARE")] = None
     ring_is_background: Annotated[bool | None, Parameter(negative=())] = None
     shortcuts: Annotated[int | None, Parameter(metavar="NUMBER")] = None
@@ -144,12 +146,12 @@ def check(
     data: Annotated[Path | None, Parameter(group=DATA)] = None,
     *,
     source: Source,
-    pictures: DataOptions | None = None,
-    experiment: ExperimentOptions | None = None,
-    limits: LimitOptions | None = None,
-    run: RunOptions | None = None,
-    ray: Annotated[bool | str, Parameter(group=RUN, negative=(), metavar="[ADDRESS]", show_default=False)] = False,
-    common: Common | None = None,
+    pictures: DataOptions = DataOptions(),
+    experiment: ExperimentOptions = ExperimentOptions(),
+    limits: LimitOptions = LimitOptions(),
+    run: RunOptions = RunOptions(),
+    ray: Ray = False,
+    common: Common = Common(),
 ) -> int:
     """Check whether a classifier may ship, or reads the background.
 
@@ -164,8 +166,7 @@ def check(
         experiment: How the check is run.
         limits: The limits of the verdict.
         run: Where the check writes, and what it starts from.
-        ray: Compute on a Ray cluster (extra camkit[ray]): auto, host:port or ray://host:port. Without an address, the
-            one in RAY_ADDRESS or on this machine; if there is none, one is started with all cores of this machine.
+        ray: The cluster to compute on.
         common: The config, and how much is printed.
     """
     from camkit.background.cost import estimate_cost
@@ -178,7 +179,6 @@ def check(
     from camkit.cli.text import wide
     from camkit.images.files import check_folder, refuse_address, refuse_input
 
-    common = common or Common()
     common.begin()
     if data is not None:
         refuse_address(str(data))
@@ -224,7 +224,7 @@ def check(
     return result.exit_code()
 
 
-def _settings(config: Path | None, data: Path | None, pictures: DataOptions | None, **tables: Any) -> Settings:
+def _settings(config: Path | None, data: Path | None, pictures: DataOptions, **tables: Any) -> Settings:
     """Return the config's settings, or the defaults, with those that the options set.
 
     Raises:
@@ -233,8 +233,8 @@ def _settings(config: Path | None, data: Path | None, pictures: DataOptions | No
     from camkit.config.settings import Settings, read_config, settings_from
 
     settings = Settings() if config is None else read_config(config)
-    options = {name: _as_table(given) for name, given in tables.items()}
-    options["data"] = {"path": data, **_as_table(pictures)}
+    options = {name: given if isinstance(given, dict) else vars(given) for name, given in tables.items()}
+    options["data"] = {"path": data, **vars(pictures)}
     given = {name: {key: value for key, value in table.items() if value is not None} for name, table in options.items()}
     typed = settings_from(given, named=lambda setting: f"--{setting.rpartition('.')[2].replace('_', '-')}")
     changed = {
@@ -244,22 +244,18 @@ def _settings(config: Path | None, data: Path | None, pictures: DataOptions | No
     return settings.model_copy(update=changed)
 
 
-def _as_table(options: Any) -> dict[str, Any]:
-    return options if isinstance(options, dict) else {} if options is None else dict(vars(options))
-
-
 @checks.command
 def init(
     data: Annotated[Path | None, Parameter(group=DATA)] = None,
     *,
-    source: OptionalSource | None = None,
-    pictures: DataOptions | None = None,
-    experiment: ExperimentOptions | None = None,
-    limits: LimitOptions | None = None,
-    run: RunOptions | None = None,
+    source: OptionalSource = OptionalSource(),
+    pictures: DataOptions = DataOptions(),
+    experiment: ExperimentOptions = ExperimentOptions(),
+    limits: LimitOptions = LimitOptions(),
+    run: RunOptions = RunOptions(),
     file: Annotated[Path, Parameter(alias="-f", group=OUTPUT, metavar="FILE")] = Path("camkit.toml"),
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
-    common: Common | None = None,
+    common: Common = Common(),
 ) -> int:
     """Write a commented camkit.toml that fits the data and holds the values of the options.
 
@@ -280,7 +276,6 @@ def init(
     from camkit.config.files import PROJECT_FILE
     from camkit.images.files import refuse_input, write_file
 
-    common = common or Common()
     common.begin()
     if file.suffix != ".toml" or file.name == PROJECT_FILE:
         raise InputError(
@@ -288,7 +283,7 @@ def init(
         )
     if file.exists() and not overwrite:
         raise InputError(f"{file} exists already; name another file with --file, or pass --overwrite")
-    model = {} if source is None else source.as_settings()
+    model = source.as_settings()
     settings = _settings(common.config, data, pictures, check=experiment, limits=limits, run=run, model=model)
     data_files = [settings.data.path, settings.data.regions, settings.data.class_map, settings.model.labels]
     refuse_input(file, [common.config, *data_files])

@@ -3,52 +3,96 @@
 from __future__ import annotations
 
 import json as plain_json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
 from rich.text import Text
 
+from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, PrecisionName, Source
 from camkit.cli.terminal import emit, printer, say, tell
-from camkit.comparison.compare import REFERENCE_TITLES, Comparison, check_sheet_file, value_words, words_of
-from camkit.comparison.compare import compare as compared
-from camkit.drawing import overlay
-from camkit.drawing.figure import percent
 from camkit.errors import InputError, OutputError, printable
-from camkit.images.files import check_folder, refuse_input, set_aside
-from camkit.images.listing import find_pictures
 
 if TYPE_CHECKING:
-    from camkit.cli.options import Source
-    from camkit.types import Precision
+    from camkit.comparison.compare import Comparison
 
 
-def run(
-    pictures: Sequence[Path],
+@Parameter(name="*", group=METHOD)
+@dataclass(frozen=True, kw_only=True)
+class ComparedOptions:
+    """What is compared.
+
+    Attributes:
+        target: The class to explain: its label, or its index if no label is that number. Default: each picture's best
+            class.
+        method: A method; repeat the option for several. "camkit methods" lists all. Default: about a dozen of them.
+        layer: A layer; repeat the option for several. Default: camkit chooses.
+        precision: The number format of the computation, as for explaining pictures.
+    """
+
+    target: Annotated[str | None, Parameter(alias="-t", group=TARGET, metavar="CLASS")] = None
+    method: Annotated[list[str] | None, Parameter(negative=(), metavar="NAME")] = None
+    layer: Annotated[list[str] | None, Parameter(alias="-l", negative=(), metavar="NAME")] = None
+    precision: PrecisionName = "fp32"
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``camkit.compare`` and ``camkit.judge``."""
+        return {
+            "methods": self.method,
+            "target_layer": self.layer,
+            "target": self.target,
+            "precision": self.precision,
+        }
+
+
+def compare(
+    *pictures: Path,
     source: Source,
-    target: str | None,
-    methods: list[str] | None,
-    layers: list[str] | None,
-    precision: Precision,
-    metric: str,
-    out: Path,
-    *,
-    overwrite: bool,
-    colours: tuple[str, float],
-    json: bool,
+    compared: ComparedOptions = ComparedOptions(),
+    metric: Annotated[str, Parameter(group=METHOD, metavar="NAME")] = "top-loss",
+    out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FILE")] = Path("compare.png"),
+    overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    colormap: Annotated[str, Parameter(group=OUTPUT, metavar="NAME")] = "turbo",
+    alpha: Annotated[float, Parameter(group=OUTPUT, metavar="SHARE")] = 0.5,
+    json: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    common: Common = Common(),
 ) -> int:
-    """Compare methods, write the sheet, and print the value of each map."""
-    colormap, alpha = colours
+    """Draw several methods side by side on one sheet: methods across, pictures and layers down.
+
+    Each map has the value of one metric: by default, how much of the class's probability is lost if the hottest fifth
+    of the picture is blurred.
+
+    Args:
+        pictures: Files, folders or quoted glob patterns.
+        source: The model.
+        compared: What is compared.
+        metric: What each map is judged by: top-loss, srg, insertion, deletion, average-drop, ...
+        out: The file for the sheet, such as compare.png.
+        overwrite: Replace the file if it exists.
+        colormap: One of OpenCV's colour maps.
+        alpha: The weight of the colours over the picture, 0 to 1.
+        json: Print the values as one JSON object instead of a table.
+        common: The config, and how much is printed.
+    """
+    common.begin()
+    if not pictures:
+        raise InputError("name at least one picture: camkit compare image.jpg --model resnet50")
+    import camkit
+    from camkit.comparison.compare import check_sheet_file
+    from camkit.drawing import overlay
+    from camkit.images.files import refuse_input
+    from camkit.images.listing import find_pictures
+
     overlay.check("overlay", colormap, alpha)
     files = find_pictures(pictures, skip=out)
-    check_sheet_file(out, len(files) * max(1, len(layers or ())))
+    check_sheet_file(out, len(files) * max(1, len(compared.layer or ())))
     refuse_input(out, files)
     if out.exists() and not overwrite:
         raise OutputError(f"{out} exists already; name another file with --out, or pass --overwrite")
     tell(f"pictures to compare: {len(files)}")
-    comparison = compared(
-        source.load(), files, methods, target_layer=layers, target=target, precision=precision, metric=metric
-    )
+    comparison = camkit.compare(source.load(), files, metric=metric, **compared.arguments())
     if json:
         emit(plain_json.dumps(comparison.to_dict(), allow_nan=False))
     else:
@@ -61,6 +105,9 @@ def run(
 
 def _print(comparison: Comparison) -> None:
     """Print a line for each map: the metric's value, or why there is none."""
+    from camkit.comparison.compare import REFERENCE_TITLES, value_words, words_of
+    from camkit.drawing.figure import percent
+
     for row in comparison.rows:
         probability = "" if row.probability is None else f" {percent(row.probability)}"
         answer = f" (the model's answer: {row.answers})" if row.answer else ""
@@ -72,38 +119,49 @@ def _print(comparison: Comparison) -> None:
             emit(printable(f"  {f'({REFERENCE_TITLES[name]})':<22}{value_words(comparison.metric, value)}"))
 
 
-def run_judge(
+def judge(
     data: Path,
-    source: Source,
-    target: str | None,
-    methods: list[str] | None,
-    layers: list[str] | None,
-    precision: Precision,
-    sample: tuple[int, int],
-    out: Path,
     *,
-    json: bool,
+    source: Source,
+    compared: ComparedOptions = ComparedOptions(),
+    pictures: Annotated[int, Parameter(group=RUN, metavar="NUMBER")] = 50,
+    seed: Annotated[int, Parameter(group=RUN, metavar="NUMBER")] = 0,
+    out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FOLDER")] = Path("camkit-judge"),
+    json: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    common: Common = Common(),
 ) -> int:
-    """Judge methods, write the reports, and print the table, what the reader should know, and the recommendation."""
+    """Measure which methods and layers are faithful on a model, over a sample of pictures.
+
+    It ends with a recommendation and its reason, and writes judge.html, judge.json and judge.md. The reports of an
+    earlier run are kept as before-judge.html and so on.
+
+    Args:
+        data: A folder of pictures.
+        source: The model.
+        compared: What is compared.
+        pictures: Use at most this many pictures: a random sample if there are more.
+        seed: The seed of the sample and of all draws.
+        out: The folder for the reports.
+        json: Print the judgement as one JSON object instead of a table.
+        common: The config, and how much is printed.
+    """
+    common.begin()
+    import camkit
     from camkit.cli import text
     from camkit.cli.bars import stages
-    from camkit.comparison.judge import judge
     from camkit.comparison.judgement import REPORTS
+    from camkit.images.files import check_folder, set_aside
 
     check_folder(out)
     loaded = source.load()
-    pictures, seed = sample
     with stages() as progress:
-        judgement = judge(
+        judgement = camkit.judge(
             loaded,
             data,
-            methods,
-            target_layer=layers,
-            target=target,
             pictures=pictures,
             seed=seed,
-            precision=precision,
             progress=lambda done, of: progress("judging", done, of),
+            **compared.arguments(),
         )
     set_aside(out, REPORTS)
     page = judgement.save(out)

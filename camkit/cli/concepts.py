@@ -21,7 +21,7 @@ def concepts(
     recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="PATH")] = Path("camkit-out"),
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
-    common: Common | None = None,
+    common: Common = Common(),
 ) -> int:
     """Draw the concepts that a layer's feature maps are made of, as coloured regions in one picture or several.
 
@@ -39,7 +39,7 @@ def concepts(
         overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.
         common: The config, and how much is printed.
     """
-    (common or Common()).begin()
+    common.begin()
     if not pictures:
         raise InputError("name at least one picture: camkit concepts image.jpg --model resnet50")
     from camkit.concepts import factorise

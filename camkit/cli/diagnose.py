@@ -22,7 +22,7 @@ def diagnose(
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FOLDER")] = Path("camkit-out"),
     json: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     tensorboard: Annotated[Path | None, Parameter(group=OUTPUT, metavar="FOLDER")] = None,
-    common: Common | None = None,
+    common: Common = Common(),
 ) -> int:
     """Measure each layer on a batch of pictures and report what is wrong: dead, saturated, vanishing, NaN, frozen.
 
@@ -42,7 +42,7 @@ def diagnose(
         tensorboard: A folder for TensorBoard event files with the same results.
         common: The config, and how much is printed.
     """
-    (common or Common()).begin()
+    common.begin()
     if not pictures:
         raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
     from camkit.cli.text import wide
@@ -83,7 +83,7 @@ def features(
     scale: Annotated[Literal["each", "together"], Parameter(group=OUTPUT)] = "each",
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="PATH")] = Path("camkit-out"),
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
-    common: Common | None = None,
+    common: Common = Common(),
 ) -> int:
     """Draw a layer's feature maps for one picture as a sheet, the strongest first.
 
@@ -98,7 +98,7 @@ def features(
         overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.
         common: The config, and how much is printed.
     """
-    (common or Common()).begin()
+    common.begin()
     if picture is None:
         raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
     from camkit.diagnosis.feature_maps import feature_maps

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from cyclopts import App, Group, Parameter
 from cyclopts.argument import ArgumentCollection
@@ -32,6 +32,20 @@ RUN = Group.create_ordered("How to run")
 OUTPUT = Group.create_ordered("Output")
 GENERAL = Group.create_ordered("General")
 """The groups in which the help lists the options, in this order."""
+
+PrecisionName: TypeAlias = Literal["fp32", "bf16", "fp16", "bf16-forced"]
+
+Ray: TypeAlias = Annotated[
+    bool | str,
+    Parameter(
+        group=RUN,
+        negative=(),
+        metavar="[ADDRESS]",
+        show_default=False,
+        help="Compute on a Ray cluster (extra camkit[ray]): auto, host:port or ray://host:port. Without an address, "
+        "the one in RAY_ADDRESS or on this machine; if there is none, one is started with all cores of this machine.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

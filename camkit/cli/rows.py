@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import threading
 import time
@@ -15,18 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rich.text import Text
 
-from camkit.cli import json_lines, text
+from camkit.cli import text
 from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
 from camkit.engine.interrupts import undisturbed
 from camkit.errors import CamkitError, InputError, OutputError, as_cell, printable
 
 if TYPE_CHECKING:
     from camkit.images.listing import Pictures
-    from camkit.scale.folder import Run, Written
-    from camkit.scale.video import WrittenVideo
+    from camkit.scale.folder import Result, Run
+    from camkit.scale.job import Job
     from camkit.types import Failure
-
-    Row: TypeAlias = Written | WrittenVideo | Failure
 
 Form: TypeAlias = Literal["text", "json", "csv"]
 """How rows are printed."""
@@ -70,7 +69,7 @@ class _Tally:
     _source: str | None = None
     _is_explained: bool = False
 
-    def add(self, row: Row) -> bool:
+    def add(self, row: Result) -> bool:
         """Count a row; return whether it is an error that an earlier picture had too.
 
         The rows of a picture follow each other. One that has both explanations and errors counts as explained.
@@ -78,9 +77,8 @@ class _Tally:
         from camkit.scale.video import WrittenVideo
         from camkit.types import Failure
 
-        source = row.source if isinstance(row, (WrittenVideo, Failure)) else row.explanation.source
-        if source != self._source:
-            self._source, self._is_explained = source, False
+        if row.source != self._source:
+            self._source, self._is_explained = row.source, False
             self.failed += 1  # until it has an explanation
         if not isinstance(row, Failure):
             if not self._is_explained:
@@ -127,38 +125,29 @@ class PassProgress:
             self.show(done, of)
 
 
-def report(
-    rows: Run,
-    pictures: Pictures,
-    form: Form,
-    passes: PassProgress,
-    *,
-    with_raw: bool = False,
-    table: Path | None = None,
-) -> int:
+def report(rows: Run, job: Job, form: Form, passes: PassProgress, *, with_raw: bool = False) -> int:
     """Print each row when it is finished, above a progress bar if there are many; return the exit code.
 
     If the rows go into a table, only errors are printed as text. An error that several pictures have is printed once
     and counted below the rows. A summary follows.
 
     Args:
-        rows: the rows.
-        pictures: the pictures, which are counted while they are explained.
+        rows: the rows of the job.
+        job: the job; its pictures are counted while they are explained.
         form: how rows are printed.
         passes: gets a bar meanwhile.
         with_raw: whether JSON has the raw maps.
-        table: the table that the rows go into.
     """
     tally = _Tally()
     printed = csv.DictWriter(_Lines(), _COLUMNS, extrasaction="ignore", lineterminator="\n")
     if form == "csv":
         printed.writeheader()
-    with_rows = table is None or TALK.verbose
-    with rows, _Progress(rows, pictures, passes, with_lines=not with_rows) as progress:
+    with_rows = job.table is None or TALK.verbose
+    with rows, _Progress(rows, job.pictures, passes, with_lines=not with_rows) as progress:
         for row in rows:
             is_repeated = tally.add(row)
             if form == "json":
-                emit(json_lines.render(row, with_raw=with_raw))
+                emit(_as_json(row, with_raw=with_raw))
             elif form == "csv":
                 printed.writerow(_cells(row.to_dict()))
             elif TALK.verbose or not is_repeated:
@@ -168,9 +157,14 @@ def report(
         _print_repeated(tally)
     if tally.reduced:
         drawings = "1 drawing was" if tally.reduced == 1 else f"{tally.reduced} drawings were"
-        side = f"{rows.max_side} pixel{'s' * (rows.max_side != 1)}"
+        most = job.drawing.max_side
+        side = f"{most} pixel{'s' * (most != 1)}"
         say(f"{drawings} made from pictures reduced to {side} on the longer side; --max-side 0 keeps their size")
-    _print_summary(tally, progress.seconds, form, rows, table)
+    line = summary(tally, progress.seconds, rows, job.table)
+    if form != "text":
+        say(line)
+    elif not TALK.quiet:
+        printer().print(line, markup=False)
     return tally.code
 
 
@@ -195,7 +189,7 @@ class _Progress:
         may_have_bars = console.is_terminal and not TALK.quiet
         self._has_bar = is_long and may_have_bars
         self._has_lines = is_long and with_lines and not self._has_bar and not TALK.quiet
-        self._rows, self._of_passes = rows, passes
+        self._stills, self._of_passes = rows.stills, passes
         self._total: int | None = None
         self._count = threading.Thread(target=self._count_pictures, args=(pictures,), daemon=True)
         self._started = self._printed = time.perf_counter()
@@ -242,12 +236,12 @@ class _Progress:
     def update(self, finished: int) -> None:
         """Show how many pictures are finished."""
         if self._has_bar:
-            words = progress_words(finished, self._rows.skipped, self._total, self.seconds)
-            done = finished + self._rows.skipped
+            words = progress_words(finished, self._stills.skipped, self._total, self.seconds)
+            done = finished + self._stills.skipped
             self._bars.update(self._bar, completed=done, total=self._total, description=words)
         elif self._has_lines and time.perf_counter() - self._printed > SECONDS_BETWEEN_LINES:
             self._printed = time.perf_counter()
-            say(progress_words(finished, self._rows.skipped, self._total, self.seconds))
+            say(progress_words(finished, self._stills.skipped, self._total, self.seconds))
 
 
 def progress_words(finished: int, skipped: int, total: int | None, seconds: float) -> str:
@@ -264,7 +258,7 @@ def progress_words(finished: int, skipped: int, total: int | None, seconds: floa
     return f"{words}, {left} left"
 
 
-def _print_row(row: Row, *, with_rows: bool) -> None:
+def _print_row(row: Result, *, with_rows: bool) -> None:
     from camkit.scale.video import WrittenVideo
     from camkit.types import Failure
 
@@ -283,38 +277,24 @@ def _print_repeated(tally: _Tally) -> None:
             printer(stderr=True).print(Text(f"{more} the same error as {first}; --verbose lists them", "red"))
 
 
-def _print_summary(tally: _Tally, seconds: float, form: Form, rows: Run, table: Path | None) -> None:
-    """Print the last line: below the rows if they are text, else apart from them."""
-    counts = tally.explained, tally.failed, tally.empty, tally.images
-    line = summary(*counts, seconds, rows.skipped, table, failed_before=rows.failed_before)
-    if form != "text":
-        say(line)
-    elif not TALK.quiet:
-        printer().print(line, markup=False)
-
-
-def summary(
-    explained: int,
-    failed: int,
-    empty: int,
-    images: int,
-    seconds: float,
-    skipped: int,
-    table: Path | None,
-    *,
-    failed_before: int = 0,
-) -> str:
+def summary(tally: _Tally, seconds: float, rows: Run, table: Path | None) -> str:
     """Return the last line of a run."""
-    line = f"{explained} explained, {failed} failed, {empty} empty"
-    if images:
-        line += f"; {images / max(seconds, 1e-9):.3g} pictures a second"
-    if skipped:
-        line += f"; {skipped} finished in an earlier run"
-    if failed_before:
-        line += f", {failed_before} of them with an error (not tried again)"
+    line = f"{tally.explained} explained, {tally.failed} failed, {tally.empty} empty"
+    if tally.images:
+        line += f"; {tally.images / max(seconds, 1e-9):.3g} pictures a second"
+    if rows.stills.skipped:
+        line += f"; {rows.stills.skipped} finished in an earlier run"
+    if rows.stills.failed_before:
+        line += f", {rows.stills.failed_before} of them with an error (not tried again)"
     if table is not None:
         line += f"; wrote {printable(str(table))}"
     return line
+
+
+def _as_json(row: Result, *, with_raw: bool) -> str:
+    """Return a row as a line of strict JSON, in ASCII so that any terminal and pipe can carry it."""
+    values = {name: value for name, value in row.to_dict().items() if with_raw or name != "raw"}
+    return json.dumps(values, allow_nan=False)
 
 
 def _without_name(failed: Failure) -> str:

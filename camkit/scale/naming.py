@@ -7,18 +7,70 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from camkit.drawing.encode import encode, read_note, with_note
 from camkit.errors import OutputError, advice, without_control
+from camkit.explanation import Explanation
 from camkit.images.files import has_picture_suffix, names_file, write_file
+from camkit.images.listing import Found
 from camkit.kit.fingerprint import digest
+from camkit.scale.job import Job
 from camkit.types import Pixels
 
 _LONGEST_SLUG = 30
 """The most characters of a layer's or a target's name in the name of a drawing."""
 _LONGEST_STEM = 120
 """The most bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
+_NOT_IN_METHOD_NAMES = r"[^\w+.-]"
+"""Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
+
+
+class DrawingFiles:
+    """Names the file of each drawing of a job.
+
+    Args:
+        job: the job.
+        model: the name of the model.
+    """
+
+    def __init__(self, job: Job, model: str) -> None:
+        self._job = job
+        self._names = drawing_names({found.path: found.place for found in job.pictures.named()})
+        self._words = {"model": model, **job.words()}
+
+    def file_for_video(self, video: Found, row: Explanation) -> tuple[Path, str]:
+        """Return the file for a video, given one of its explanations, and a note on what it shows."""
+        file, shows = self.file_for(replace(row, source=str(video.path)), video, 1, ".mp4")
+        return file, note_of(shows)
+
+    def file_for(self, row: Explanation, found: Found, rank: int, suffix: str) -> tuple[Path, dict[str, str]]:
+        """Return the file for an explanation, and what it shows.
+
+        Args:
+            row: the explanation.
+            found: its picture.
+            rank: its place among the explanations of its picture, from 1.
+            suffix: the type of the drawing.
+
+        Raises:
+            OutputError: as ``free_file``, or the file is one of the pictures to explain.
+        """
+        job, how = self._job, self._job.how
+        assert job.out is not None
+        words = [re.sub(_NOT_IN_METHOD_NAMES, "", row.method)]
+        if how.layers:
+            words.append(slug(row.layer))
+        if how.targets:
+            words.append(f"{rank}-{slug(row.name)}" if how.has_several_targets else slug(row.name))
+        shows = {"picture": str(found.path.absolute()), "name": ".".join(words), **self._words}
+        name = self._names.get(found.path) or found.place.with_name(picture_name(found.place))
+        name = name.with_suffix("") if name.suffix == suffix == ".mp4" else name
+        file = free_file(job.out, name, words, shows, suffix, overwrite=job.overwrite)
+        if os.path.lexists(file) and file in job.pictures:
+            raise OutputError(f"{file} is itself a picture or video to explain; choose another folder")
+        return file, shows
 
 
 def free_file(

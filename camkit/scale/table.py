@@ -106,7 +106,6 @@ class Table:
         made_with: what decides the rows; a table is continued only if it was made with the same.
         resume: continue the table if there is one.
         overwrite: replace the table if there is one.
-        rows: the most rows of a part.
 
     Attributes:
         finished: the pictures that the table already has.
@@ -117,19 +116,10 @@ class Table:
         OutputError: the table exists, another run is writing it, or it cannot be written.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        made_with: Fingerprint,
-        *,
-        resume: bool = False,
-        overwrite: bool = False,
-        rows: int = _ROWS,
-    ) -> None:
+    def __init__(self, path: Path, made_with: Fingerprint, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path = path
         self._made_with = made_with
         self._form = _form_of(path)
-        self._most = rows
         self._number = -1
         self._pass: list[Row] = []
         try:
@@ -243,7 +233,7 @@ class Table:
     def _write(self) -> None:
         about = {"format": 1, "folder": self._folder, "fingerprint": self._made_with}
         try:
-            self._form.write(about, _parts(map(_from_store, self._store.rows()), self._most))
+            self._form.write(about, _parts(map(_from_store, self._store.rows())))
         except (OSError, OutputError) as error:
             cause = error.__cause__ if isinstance(error, OutputError) else error
             raise OutputError(
@@ -253,7 +243,7 @@ class Table:
         self._store.delete()
 
 
-def _parts(rows: Iterable[Row], most: int) -> Iterator[list[Row]]:
+def _parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Divide rows into parts; the rows of a picture stay together."""
     part: list[Row] = []
     held = 0
@@ -261,7 +251,7 @@ def _parts(rows: Iterable[Row], most: int) -> Iterator[list[Row]]:
         several = list(of_picture)
         part += several
         held += sum(row["raw"].nbytes for row in several if row["raw"] is not None)
-        if len(part) >= most or held > _BYTES:
+        if len(part) >= _ROWS or held > _BYTES:
             yield part
             part, held = [], 0
     if part:

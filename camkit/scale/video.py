@@ -16,9 +16,12 @@ from PIL import Image
 
 from camkit.drawing.encode import add_video_note
 from camkit.drawing.figure import Caption, compose, resized, shown_size
-from camkit.errors import CamkitError, ImageError, OutputError, TargetError
+from camkit.errors import CamkitError, ImageError, InputError, OutputError, TargetError
 from camkit.explanation import ColourScale, Explanation
+from camkit.images.listing import Found
 from camkit.images.video import Frame, opened_video, quiet_decoders
+from camkit.scale.job import Drawing, Job, Scales
+from camkit.scale.naming import DrawingFiles
 from camkit.types import Failure, Pixels
 
 FRAMES_PER_PASS = 8
@@ -30,8 +33,6 @@ H.264 are rare because of its licence."""
 
 Explained: TypeAlias = Callable[[Iterable[Image.Image]], Iterator[Explanation | Failure]]
 """Explains pictures as a stream, one row for each, with a Failure for a picture without the target."""
-Draw: TypeAlias = Callable[[Explanation], Pixels]
-"""Draws an explanation; all frames of a video get the same size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ class WrittenVideo:
         return {**values, "error": problem} if problem else values
 
 
-def frames_of(video: Path, every: int) -> Iterator[Image.Image]:
+def _frames_of(video: Path, every: int) -> Iterator[Image.Image]:
     """Yield every ``every``-th frame of a video, up to where it breaks off.
 
     Raises:
@@ -85,73 +86,73 @@ def frames_of(video: Path, every: int) -> Iterator[Image.Image]:
             return
 
 
-def draw_video(
-    video: Path,
-    every: int,
-    explained: Explained,
-    draw: Draw,
-    out: Path,
-    file_for: Callable[[Explanation], tuple[Path, str]],
-    *,
-    captioned: bool,
-) -> WrittenVideo | Failure:
-    """Explain every ``every``-th frame of a video, and write the drawn frames as an MP4 file of the same speed.
+def draw_video(found: Found, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo | Failure:
+    """Explain every ``job.every``-th frame of a video, and write the drawn frames as an MP4 file of the same speed.
 
     A frame without the target, for example without a box of that class, is written without heat. If the video breaks
     off, what was read is written, and the row says so.
-
-    Args:
-        video: a video or an animated picture.
-        every: one of this many frames is explained.
-        explained: explains the frames.
-        draw: draws a frame's explanation.
-        out: the folder for the file.
-        file_for: returns the file for the drawings, given the first explanation, and a note to write into it.
-        captioned: whether drawings have a caption, so that a frame without the target gets one too.
     """
+    video = found.path
+    if job.how.has_several_targets:
+        return Failure(str(video), InputError(f"{video} is a video, and a video shows one target"))
+    try:
+        scales = Scales(explained(_frames_of(video, job.every)) if job.drawing.one_scale else ())
+        return _drawn(found, job, files, explained, scales)
+    except CamkitError as error:
+        return Failure(str(video), error)
+
+
+def _drawn(found: Found, job: Job, files: DrawingFiles, explained: Explained, scales: Scales) -> WrittenVideo:
+    video, every = found.path, job.every
     labels: Counter[str] = Counter()
     first: Explanation | None = None
     absent: Failure | None = None
     problem = ""
-    try:
-        with opened_video(video, every) as opened, _VideoFile(out, opened.rate / every) as file:
-            waiting: deque[Pixels] = deque()
-            try:
-                for row in explained(_noted(video, opened.frames, waiting)):
-                    pixels = waiting.popleft()
-                    if isinstance(row, Explanation):
-                        first = first or row
-                        labels[row.name] += 1
-                        file.write(draw(row))
-                    elif isinstance(row.error, TargetError):
-                        absent = row
-                        file.write(_without_target(pixels, str(row.error)) if captioned else pixels)
-                    else:
-                        raise row.error
-            except ImageError as error:
-                if first is None:
-                    raise
-                problem = str(error)
+    with opened_video(video, every) as opened, _VideoFile(job.folder, opened.rate / every) as file:
+        waiting: deque[Pixels] = deque()
+        try:
+            for row in explained(_noted(video, opened.frames, waiting)):
+                pixels = waiting.popleft()
+                if isinstance(row, Explanation):
+                    first = first or row
+                    labels[row.name] += 1
+                    file.write(_frame(row, job.drawing, scales.of(row.layer, row.method)))
+                elif isinstance(row.error, TargetError):
+                    absent = row
+                    is_figure = job.drawing.style == "figure"
+                    file.write(_without_target(pixels, str(row.error)) if is_figure else pixels)
+                else:
+                    raise row.error
+        except ImageError as error:
             if first is None:
-                assert absent is not None
-                raise absent.error
-            written, note = file_for(first)
-            file.finish(written, note)
-    except CamkitError as error:
-        return Failure(str(video), error)
-    by_count = dict(labels.most_common())
+                raise
+            problem = str(error)
+        if first is None:
+            assert absent is not None
+            raise absent.error
+        written, note = files.file_for_video(found, first)
+        file.finish(written, note)
     return WrittenVideo(
-        str(video),
-        written,
-        file.frames,
-        every,
-        file.rate,
-        by_count,
-        first.layer,
-        first.layer_reason,
-        first.method,
+        source=str(video),
+        file=written,
+        frames=file.frames,
+        every=every,
+        rate=file.rate,
+        labels=dict(labels.most_common()),
+        layer=first.layer,
+        layer_reason=first.layer_reason,
+        method=first.method,
+        scale=scales.of(first.layer, first.method),
         problem=problem,
     )
+
+
+def _frame(row: Explanation, drawing: Drawing, scale: ColourScale | None) -> Pixels:
+    """Draw a frame; all frames of a video get the same size."""
+    options = drawing.options(scale)
+    if drawing.style != "figure":
+        return row.overlay(**options)
+    return row.captioned(colormap=drawing.colormap, alpha=drawing.alpha, scale=options["scale"], fixed=True)
 
 
 def _named(video: Path, frame: Frame) -> Image.Image:

@@ -34,8 +34,10 @@ from PIL import Image
 from torch import Tensor
 
 from camkit.engine.allocator import reuse_large_blocks
+from camkit.images.listing import Pictures
 from camkit.models.loaded import LoadedModel
-from camkit.scale.folder import Drawing, explain_files
+from camkit.scale.folder import explain_files
+from camkit.scale.job import Drawing, How, Job
 from camkit.types import Preprocess
 
 LARGE, SMALL = (4000, 3000), (227, 227)
@@ -142,9 +144,18 @@ def save(picture: Image.Image, out: Path | None, file: Path, side: int | None) -
     picture.save(out / file.name, quality=QUALITY)
 
 
-def camkit_run(network: Network, folder: Path, out: Path | None, drawing: Drawing, **options: Any) -> None:
+def camkit_run(
+    network: Network,
+    folder: Path,
+    out: Path | None,
+    drawing: Drawing,
+    *,
+    table: Path | None = None,
+    draft: bool = False,
+) -> None:
     """Explain a folder."""
-    for row in explain_files(network.loaded, [folder], out, drawing, **options):
+    job = Job(Pictures([folder], skip=out), out, How(draft=draft), drawing, table=table)
+    for row in explain_files(network.loaded, job):
         assert not hasattr(row, "error"), row
 
 

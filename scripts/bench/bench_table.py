@@ -25,8 +25,10 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms._presets import ImageClassification
 
+from camkit.images.listing import Pictures
 from camkit.models.loaded import LoadedModel
-from camkit.scale.folder import Drawing, explain_files
+from camkit.scale.folder import explain_files
+from camkit.scale.job import How, Job
 
 SIDE = 32
 PER_FOLDER = 50_000
@@ -64,7 +66,8 @@ def run(folder: Path, table: Path) -> None:
     """Explain the folder into a table, continuing one that exists, and print memory and speed."""
     pa.array([0])  # pyarrow's first array imports pandas where it is installed, which takes memory
     started, count, early = time.perf_counter(), 0, 0.0
-    with explain_files(network(), [folder], None, Drawing(), layers=["0"], table=table, resume=True) as rows:
+    job = Job(Pictures([folder]), how=How(layers=["0"]), table=table, resume=True)
+    with explain_files(network(), job) as rows:
         for count, row in enumerate(rows, start=1):
             assert not hasattr(row, "error"), row
             if count == 1:

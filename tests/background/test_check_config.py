@@ -23,9 +23,10 @@ import camkit
 from camkit.background.run import plan_check
 from camkit.background.starter import starter_config
 from camkit.background.values import Dataset
-from camkit.cli import explain, main
+from camkit.cli import main
 from camkit.cli.check import ExperimentOptions, LimitOptions, RunOptions
 from camkit.cli.diagnose import diagnose
+from camkit.cli.explain import DrawingOptions, HowOptions
 from camkit.cli.options import Source
 from camkit.config.files import find_config
 from camkit.config.settings import Settings, read_config, settings_from
@@ -551,8 +552,9 @@ def test_every_setting_has_an_option() -> None:
 
     for options, section in ((ExperimentOptions, "check"), (LimitOptions, "limits"), (RunOptions, "run")):
         assert [field.name for field in dataclasses.fields(options)] == keys(section)
-    for function, section in ((explain, "explain"), (diagnose, "diagnose")):
-        assert set(keys(section)) <= set(inspect.signature(function).parameters)
+    explain = {field.name for options in (HowOptions, DrawingOptions) for field in dataclasses.fields(options)}
+    assert set(keys("explain")) <= explain
+    assert set(keys("diagnose")) <= set(inspect.signature(diagnose).parameters)
     model = {field.name for field in dataclasses.fields(Source)}
     assert {"model" if key == "name" else key for key in keys("model")} <= model
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from folders import run_folder
 from PIL import Image
 from tiers import represented_by, rows_represented
 
@@ -27,7 +28,7 @@ import camkit
 from camkit.cli import app, main
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError
-from camkit.scale.folder import Drawing, Written, explain_files
+from camkit.scale.folder import Written
 
 QUITS = """
 import sys, threading
@@ -863,7 +864,7 @@ def test_files_are_explained_with_a_function_and_named_after_it(plane: Path, tmp
         (lambda _, gradients: gradients.relu(), "lambda"),
         (camkit.METHODS["layercam"], "layercam"),
     ):
-        (row,) = explain_files(model, [plane], tmp_path, Drawing(), method=method)
+        (row,) = run_folder(model, [plane], tmp_path, method=method)
         assert isinstance(row, Written)
         assert isinstance(named, camkit.Explanation)
         assert np.array_equal(row.explanation.raw, named.raw)

@@ -464,7 +464,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file.txt").touch()
-    monkeypatch.setattr("camkit.cli.compare.compared", lambda *_, **__: pytest.fail("the work was done"))
+    monkeypatch.setattr("camkit.compare", lambda *_, **__: pytest.fail("the work was done"))
     out = str(tmp_path / name)
     assert main(["compare", str(PLANE), "--model", "demo-fair", "--overwrite", "--out", out]) == 2
     assert re.search(said, " ".join(capsys.readouterr().err.split()))

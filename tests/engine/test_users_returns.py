@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from folders import run_folder
 from torch import nn
 
 import camkit
@@ -18,7 +19,6 @@ from camkit.cli import main
 from camkit.errors import InputError, MethodError, TargetError
 from camkit.methods import METHODS
 from camkit.models import load_model
-from camkit.scale.folder import Drawing, explain_files
 from camkit.targets import Scores, Target
 
 PICTURE = camkit.scenes.scene_paths()["plane-sky"]
@@ -85,7 +85,7 @@ SCENES = list(camkit.scenes.scene_paths().values())
 
 DOORS: dict[str, Callable[[Path], Any]] = {
     "stream": lambda _: list(camkit.Explainer("demo-fair", method="own").stream(SCENES, batch_size=4)),
-    "folder": lambda out: list(explain_files(load_model("demo-fair"), SCENES, out, Drawing(), method="own")),
+    "folder": lambda out: list(run_folder(load_model("demo-fair"), SCENES, out, method="own")),
     "compare": lambda _: camkit.compare("demo-fair", PICTURE, ["own"]),
     "judge": lambda _: camkit.judge(TINY, SCENES, ["own"], preprocess=lambda _: torch.rand(3, 16, 16)),
 }

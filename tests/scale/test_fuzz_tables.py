@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from folders import run_folder
 from PIL import Image
 from tiers import represented_by
 from torch import nn
@@ -25,7 +26,6 @@ import camkit
 from camkit.errors import CamkitError, InputError
 from camkit.models.loaded import LoadedModel
 from camkit.scale import table as scale_table
-from camkit.scale.folder import Drawing, explain_files
 from camkit.scale.schema import COLUMNS
 
 pa = pytest.importorskip("pyarrow")
@@ -45,8 +45,10 @@ def tabulate(folder: Path, table: Path, *, resume: bool = False) -> None:
     trunk = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU())
     module = nn.Sequential(trunk, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
     model = LoadedModel(module.eval(), "tiny", prepare, ("a", "b", "c", "d"))
-    options: dict[str, Any] = {"layers": ["0"], "batch_size": 2, "rows_per_part": 4, "targets": [0, 2]}
-    list(explain_files(model, [folder], None, Drawing(), table=table, resume=resume, **options))
+    options: dict[str, Any] = {"layers": ["0"], "batch_size": 2, "targets": [0, 2]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scale_table, "_ROWS", 4)
+        list(run_folder(model, [folder], None, table=table, resume=resume, **options))
 
 
 def write_tables(folder: Path) -> None:

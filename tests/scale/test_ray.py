@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from folders import run_folder
 from PIL import Image
 
 import camkit
@@ -25,7 +26,6 @@ from camkit.demo.scenes import write_scenes
 from camkit.errors import InputError
 from camkit.models import load_model
 from camkit.models.loaded import LoadedModel
-from camkit.scale.folder import Drawing, explain_files
 from camkit.scale.schema import COLUMNS
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -212,11 +212,7 @@ def test_pictures_come_as_paths_bytes_or_pixels(nodes, tmp_path, model, kind):
         items = [dict(zip(["path", *data], row, strict=True)) for row in zip(paths, *data.values(), strict=True)]
         dataset = ray.data.from_items(items)
     rows = explained(dataset, model, tmp_path / "out", target=[0, 3])
-    list(
-        explain_files(
-            load_model(model), files, None, Drawing(), layers=["0"], targets=[0, 3], table=tmp_path / "one.parquet"
-        )
-    )
+    list(run_folder(load_model(model), files, None, layers=["0"], targets=[0, 3], table=tmp_path / "one.parquet"))
     assert_same(rows, rows_of(tmp_path / "one.parquet"))
 
 

@@ -23,6 +23,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from folders import run_folder
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -41,7 +42,8 @@ from camkit.images.listing import Pictures, find_pictures
 from camkit.kit.fingerprint import describe, differences, fingerprint
 from camkit.models.loaded import LoadedModel
 from camkit.scale import read
-from camkit.scale.folder import Drawing, Written, explain_files
+from camkit.scale.folder import Written
+from camkit.scale.job import Drawing
 from camkit.scale.naming import read_note
 from camkit.scale.table import Finished
 
@@ -77,13 +79,17 @@ RUN = (
     + """
 if __name__ == "__main__":
     from camkit.models.loaded import LoadedModel
-    from camkit.scale.folder import Drawing, explain_files
+    from camkit.images.listing import Pictures
+    from camkit.scale import table as tables
+    from camkit.scale.folder import explain_files
+    from camkit.scale.job import How, Job
 
     module, preprocess = make()
     model = LoadedModel(module.eval(), "tiny", preprocess, ("a", "b", "c", "d"))
     folder, table = map(Path, sys.argv[1:3])
-    options = {"layers": ["0"], "batch_size": 4, "resume": True, "rows_per_part": 8, "targets": [0, 2]}
-    for row in explain_files(model, [folder], None, Drawing(), table=table, **options):
+    tables._ROWS = 8
+    how = How(layers=["0"], batch_size=4, targets=[0, 2])
+    for row in explain_files(model, Job(Pictures([folder]), how=how, table=table, resume=True)):
         print(getattr(row, "error", "row"), flush=True)
 """
 )
@@ -107,8 +113,13 @@ def write_pictures(folder: Path, count: int, side: int = 24, suffix: str = "png"
 
 
 def tabulate(model: LoadedModel, folder: Path, table: Path, **options: Any) -> list[Any]:
-    settings: dict[str, Any] = {"layers": ["0"], "batch_size": 4, "rows_per_part": 8, **options}
-    return list(explain_files(model, [folder], None, Drawing(), table=table, **settings))
+    settings: dict[str, Any] = {"layers": ["0"], "batch_size": 4, **options}
+    return list(run_folder(model, [folder], None, table=table, **settings))
+
+
+@pytest.fixture(autouse=True)
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("camkit.scale.table._ROWS", 8)
 
 
 def content(table: Path) -> list[tuple[Any, ...]]:
@@ -275,9 +286,7 @@ def test_a_resumed_run_explains_what_is_missing_and_nothing_twice(tmp_path, tiny
 @pytest.mark.parametrize("name", TABLES)
 def test_a_run_that_ends_early_keeps_whole_pictures(tmp_path, tiny, name):
     write_pictures(tmp_path / "in", 30)
-    run = explain_files(
-        tiny, [tmp_path / "in"], None, Drawing(), table=tmp_path / name, layers=["0"], targets=[0, 2], batch_size=4
-    )
+    run = run_folder(tiny, [tmp_path / "in"], None, table=tmp_path / name, layers=["0"], targets=[0, 2], batch_size=4)
     with run:
         for _ in range(21):  # the first target of the eleventh picture, which belongs to the third pass
             next(run)
@@ -304,11 +313,11 @@ def test_the_drawings_of_a_run_in_another_folder_are_found(tmp_path, tiny, monke
     files = write_pictures(tmp_path / "in", 2)
     monkeypatch.chdir(tmp_path)
     files[1].rename("away.png")
-    list(explain_files(tiny, [Path("in")], Path("out"), Drawing(), table=Path("t.csv")))
+    list(run_folder(tiny, [Path("in")], Path("out"), table=Path("t.csv")))
     Path("away.png").rename(files[1])
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
-    list(explain_files(tiny, [Path("../in")], Path("../out"), Drawing(), table=Path("../t.csv"), resume=True))
+    list(run_folder(tiny, [Path("../in")], Path("../out"), table=Path("../t.csv"), resume=True))
     with Path("../t.csv").open(newline="") as lines:
         drawings = [row["drawing"] for row in csv.DictReader(lines)]
     assert len(drawings) == 2
@@ -437,7 +446,7 @@ def test_a_csv_has_the_same_maps_as_a_parquet_table(tmp_path, tiny):
 def test_a_table_is_read_while_it_is_made_and_written_however_the_run_ends(tmp_path, tiny, name):
     files = write_pictures(tmp_path / "in", 12)
     options: dict[str, Any] = {"table": tmp_path / name, "layers": ["0"], "batch_size": 4}
-    with explain_files(tiny, [tmp_path / "in"], None, Drawing(), **options) as run:
+    with run_folder(tiny, [tmp_path / "in"], None, **options) as run:
         for _ in range(10):
             next(run)
         assert [row.source for row in read(tmp_path / name)] == list(map(str, files[:8])), "of two whole passes"
@@ -476,7 +485,7 @@ def test_a_table_whose_fingerprint_is_damaged_is_one_sentence(tmp_path, tiny, na
 @pytest.mark.parametrize("name", TABLES)
 def test_two_runs_cannot_write_one_table(tmp_path, tiny, name):
     write_pictures(tmp_path / "in", 10)
-    with explain_files(tiny, [tmp_path / "in"], None, Drawing(), table=tmp_path / name, layers=["0"]) as run:
+    with run_folder(tiny, [tmp_path / "in"], None, table=tmp_path / name, layers=["0"]) as run:
         next(run)
         with pytest.raises(OutputError, match="another run is writing"):
             tabulate(tiny, tmp_path / "in", tmp_path / name, resume=True)
@@ -849,10 +858,10 @@ def test_a_drawing_that_cannot_be_written_leaves_no_row(tmp_path, tiny):
     out.mkdir(parents=True)
     (out / "00001.png.gradcam.0.png").write_bytes(b"of somebody else")
     options: dict[str, Any] = {"table": tmp_path / "t.csv", "layers": ["0"]}
-    rows = list(explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), **options))
+    rows = list(run_folder(tiny, [tmp_path / "in"], tmp_path / "out", **options))
     assert [isinstance(row, Written) for row in rows] == [True, False, True]
     assert len(read(tmp_path / "t.csv")) == 2
-    (again,) = explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), resume=True, **options)
+    (again,) = run_folder(tiny, [tmp_path / "in"], tmp_path / "out", resume=True, **options)
     assert again.source == str(files[1])
 
 
@@ -863,10 +872,10 @@ def test_a_picture_that_lacks_one_of_its_drawings_is_explained_again(tmp_path, t
     foreign = out / "00001.png.gradcam.2-c.png"
     foreign.write_bytes(b"of somebody else")
     options: dict[str, Any] = {"table": tmp_path / "t.csv", "targets": ["a", "c"]}
-    rows = list(explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), **options))
+    rows = list(run_folder(tiny, [tmp_path / "in"], tmp_path / "out", **options))
     assert [isinstance(row, Written) for row in rows] == [True, True, True, False, True, True]
     foreign.unlink()
-    again = list(explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), resume=True, **options))
+    again = list(run_folder(tiny, [tmp_path / "in"], tmp_path / "out", resume=True, **options))
     assert [row.explanation.source for row in again] == [str(files[1])] * 2
     assert len(read(tmp_path / "t.csv")) == 6
     assert foreign.exists()
@@ -877,9 +886,9 @@ def test_a_picture_that_could_not_be_drawn_for_lack_of_memory_is_tried_again(tmp
     options: dict[str, Any] = {"table": tmp_path / "t.csv"}
     with monkeypatch.context() as patched:
         patched.setattr(cv2, "applyColorMap", lambda *_, **__: np.empty(1 << 60, np.uint8))
-        rows = list(explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), **options))
+        rows = list(run_folder(tiny, [tmp_path / "in"], tmp_path / "out", **options))
         assert all("MemoryError" in str(row.error) for row in rows)
-    again = list(explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), resume=True, **options))
+    again = list(run_folder(tiny, [tmp_path / "in"], tmp_path / "out", resume=True, **options))
     assert [type(row) for row in again] == [Written] * 2
 
 
@@ -890,7 +899,7 @@ def test_names_that_differ_in_jpg_have_drawings_of_their_own(tmp_path, tiny):
         write_pictures(tmp_path, 1, suffix=picture.suffix[1:])[0].rename(picture)
     for style in ("figure", "overlay"):
         drawing = Drawing(style=style, format="jpg")
-        rows = list(explain_files(tiny, [tmp_path / "in"], tmp_path / style, drawing, overwrite=True))
+        rows = list(run_folder(tiny, [tmp_path / "in"], tmp_path / style, drawing, overwrite=True))
         assert len({row.file for row in rows}) == len(list((tmp_path / style).iterdir())) == 16
 
 
@@ -906,7 +915,7 @@ def test_a_drawing_that_is_too_large_for_its_type_is_one_sentence(tmp_path):
 def test_pictures_whose_names_differ_in_control_characters_have_drawings_of_their_own(tmp_path, tiny):
     for name in ("a\nb.jpg", "a\rb.jpg", "a\tb.jpg", "a-b.jpg", os.fsdecode(b"a\xffb.jpg")):
         write_pictures(tmp_path, 1, suffix="jpg")[0].rename(tmp_path / name)
-    rows = list(explain_files(tiny, Pictures([tmp_path], skip=tmp_path / "out"), tmp_path / "out", Drawing()))
+    rows = list(run_folder(tiny, [tmp_path], tmp_path / "out"))
     assert [type(row) for row in rows] == [Written] * 5
     assert len({row.file for row in rows}) == 5
     assert tmp_path / "out" / "a-b.gradcam.jpg" in {row.file for row in rows}
@@ -1063,9 +1072,7 @@ def test_large_photos_are_explained_and_drawn_as_others_are(tmp_path, tiny, with
     drawing = Drawing(format="png", max_side=100, scale="each")
 
     with using_cores(2):
-        run = explain_files(
-            tiny, [tmp_path / "in"], tmp_path / "out", drawing, layers=["0"], targets=[0, 2], batch_size=1
-        )
+        run = run_folder(tiny, [tmp_path / "in"], tmp_path / "out", drawing, layers=["0"], targets=[0, 2], batch_size=1)
         rows = list(run)
 
     assert len(rows) == len(expected) == 15
@@ -1086,16 +1093,14 @@ def test_a_resumed_run_over_large_photos_gives_the_same_table(tmp_path, tiny, na
     write_photos(tmp_path / "in")
     with using_cores(2):
         tabulate(tiny, tmp_path / "in", tmp_path / name, targets=[0, 2])
-        with explain_files(
+        with run_folder(
             tiny,
             [tmp_path / "in"],
             None,
-            Drawing(),
             table=tmp_path / f"cut-{name}",
             layers=["0"],
             targets=[0, 2],
             batch_size=4,
-            rows_per_part=2,
         ) as run:
             for _ in range(5):
                 next(run)

@@ -1,0 +1,257 @@
+"""``camkit PICTURES``: explains pictures."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from camkit.cli.options import METHOD, OUTPUT, Common, PrecisionName, Ray, Source, actors_of, events_into
+from camkit.cli.rows import Form, PassProgress, report
+from camkit.cli.targets import TargetOptions
+from camkit.cli.terminal import say
+from camkit.errors import InputError, OutputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from camkit.scale.folder import Result, Run
+    from camkit.scale.job import Drawing, How
+    from camkit.targets import TargetLike
+
+
+@Parameter(name="*", group=METHOD)
+@dataclass(frozen=True, kw_only=True)
+class HowOptions:
+    """How to explain.
+
+    Attributes:
+        method: How to weight the feature maps; "camkit methods" lists all. Default: auto, with which camkit chooses
+            the method and the layer together.
+        layer: The layer to explain; repeat the option to fuse several. "camkit layers" lists all. Default: camkit
+            chooses.
+        fuse: How to combine several layers into one map.
+        smooth: augment averages the maps of the picture and its mirror image, each with 0.9, 1 and 1.1 times its
+            contrast, in six passes; eigen keeps the first principal component of the weighted feature maps.
+        references: The pictures with which the method expected compares each picture; 8 to 16 are enough. Default:
+            smooth noise that camkit makes.
+        precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them. On a CPU
+            without units for bf16, bf16 runs in fp32; bf16-forced uses bf16 anyway.
+        batch_size: Pictures per pass; halved automatically if memory runs out. Default: 32 on a GPU, 4 on a CPU.
+        draft: Read large JPEG files at a half, a quarter or an eighth of their size. This is faster and changes the
+            maps a little.
+        recursive: Search subfolders too, which is the default, or leave them out.
+    """
+
+    method: Annotated[str | None, Parameter(metavar="NAME")] = None
+    layer: Annotated[list[str] | None, Parameter(alias="-l", negative=(), metavar="NAME")] = None
+    fuse: Literal["mean", "max", "product"] = "mean"
+    smooth: Literal["augment", "eigen", "augment+eigen"] | None = None
+    references: Annotated[Path | None, Parameter(metavar="FOLDER")] = None
+    precision: PrecisionName = "fp32"
+    batch_size: Annotated[int | None, Parameter(alias="-b", metavar="NUMBER")] = None
+    draft: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    recursive: Annotated[bool, Parameter(show_default=False)] = True
+
+    def on(self, device: torch.device, targets: Sequence[TargetLike] | None) -> How:
+        """Return the settings for a device, and say if it cannot compute with the precision."""
+        from camkit.engine.passes import usable_precision
+        from camkit.models import usual_batch_size
+        from camkit.scale.job import How
+
+        precision, note = usable_precision(self.precision, device)
+        if note:
+            say(note)
+        return How(
+            method=self.method,
+            layers=self.layer,
+            targets=targets,
+            precision=precision,
+            fuse=self.fuse,
+            smooth=self.smooth,
+            references=self.references,
+            draft=self.draft,
+            batch_size=usual_batch_size(device) if self.batch_size is None else self.batch_size,
+        )
+
+
+@Parameter(name="*", group=OUTPUT)
+@dataclass(frozen=True, kw_only=True)
+class DrawingOptions:
+    """What is drawn.
+
+    Attributes:
+        out: The folder for the drawings, with the same subfolders as the pictures; or, for one picture, a file such as
+            heat.png.
+        overwrite: Replace files that show something else, and the table. Without it, camkit adds what differs to the
+            name of the drawing.
+        style: figure (with a caption and a colour bar), overlay, side-by-side or heatmap.
+        colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
+        alpha: The weight of the colours over the picture, 0 to 1.
+        scale: shared draws all pictures on one scale of colours, so that they can be compared; it explains each twice.
+            each draws every map on its own scale. Default: the targets of one picture share a scale.
+        max_side: Draw overlays of larger pictures with this many pixels on their longer side; 0 keeps their size.
+        format: The type of the drawings. Default: jpg for overlays of a JPEG, otherwise png.
+        every: Draw every n-th frame of a video.
+    """
+
+    out: Annotated[Path, Parameter(alias="-o", metavar="PATH")] = Path("camkit-out")
+    overwrite: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    style: Annotated[str, Parameter(alias="-s", metavar="NAME")] = "figure"
+    colormap: Annotated[str, Parameter(metavar="NAME")] = "turbo"
+    alpha: Annotated[float, Parameter(metavar="SHARE")] = 0.5
+    scale: Literal["shared", "each"] | None = None
+    max_side: Annotated[int, Parameter(metavar="PIXELS")] = 2048
+    format: Literal["jpg", "png"] | None = None
+    every: Annotated[int, Parameter(metavar="FRAMES")] = 1
+
+    def drawing(self) -> Drawing:
+        """Return how to draw.
+
+        Raises:
+            InputError: an option is wrong.
+        """
+        from camkit.scale.job import Drawing
+
+        if self.max_side < 0:
+            raise InputError(
+                f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {self.max_side}"
+            )
+        return Drawing(
+            style=self.style,
+            colormap=self.colormap,
+            alpha=self.alpha,
+            scale=self.scale or "shared",
+            max_side=self.max_side or None,
+            format=self.format,
+            one_scale=self.scale == "shared",
+        )
+
+
+@Parameter(name="*", group=OUTPUT)
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """Where the results go besides the drawings, and how they are printed.
+
+    Attributes:
+        table: Write the results to this table, with a row per picture and target and the raw maps. Its name ends in
+            .parquet (a folder of parts; needs pyarrow) or .csv.
+        no_pictures: Write only the table, and draw nothing.
+        resume: Continue the table of an interrupted run, and skip the pictures that it has.
+        json: Print one JSON object per picture and target instead of text.
+        csv: Print a table as CSV instead of text, with a row per picture and target.
+        raw: Add the raw maps, in the method's units, to the JSON.
+        tensorboard: A folder for TensorBoard event files with the drawn pictures.
+    """
+
+    table: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    no_pictures: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    resume: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    csv: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    raw: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    tensorboard: Annotated[Path | None, Parameter(metavar="FOLDER")] = None
+
+    def check(self) -> None:
+        """Check that the options fit together.
+
+        Raises:
+            InputError: two exclude each other, or one needs another.
+        """
+        if self.json and self.csv:
+            raise InputError("--json and --csv cannot be combined")
+        if self.raw and not self.json:
+            raise InputError("--raw adds the raw maps to the JSON, so it needs --json")
+        if self.no_pictures and self.table is None:
+            raise InputError("--no-pictures writes only the table, so it needs --table")
+        if self.resume and self.table is None:
+            raise InputError("--resume continues a table, so it needs --table")
+
+
+def explain(
+    *pictures: str,
+    source: Source,
+    targets: TargetOptions = TargetOptions(),
+    how: HowOptions = HowOptions(),
+    drawing: DrawingOptions = DrawingOptions(),
+    results: ResultOptions = ResultOptions(),
+    ray: Ray = False,
+    common: Common = Common(),
+) -> int:
+    """Explain pictures: what the model sees in each, and which pixels it used.
+
+    Args:
+        pictures: Files, folders or quoted glob patterns.
+        source: The model.
+        targets: What to explain.
+        how: How to explain.
+        drawing: What is drawn.
+        results: Where the results go, and how they are printed.
+        ray: The cluster to compute on.
+        common: The config, and how much is printed.
+    """
+    common.begin()
+    results.check()
+    if not pictures:
+        raise InputError("name at least one picture: camkit image.jpg --model resnet50 (or try: camkit demo)")
+    from camkit.images.files import refuse_input
+    from camkit.images.listing import Pictures
+    from camkit.methods import find_method
+    from camkit.models import device_of
+    from camkit.scale.folder import Run, explain_files
+    from camkit.scale.job import Job
+
+    drawn = drawing.drawing()
+    if how.method is not None and ":" not in source.model:  # mine.py:build may register methods
+        find_method(how.method)
+    targets.check()
+    for written in (drawing.out, results.table):
+        if written is not None:
+            refuse_input(written, [targets.mask, targets.similar_to, *source.files()])
+    files = Pictures(pictures, skip=drawing.out, recursive=how.recursive)
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(actors_of(ray))
+        loaded = source.load()
+        cluster = None if pool is None else source.on_cluster(pool, loaded)
+        device = device_of(loaded.module) if pool is None else pool.device
+        passes = PassProgress()
+        job = Job(
+            files,
+            None if results.no_pictures else drawing.out,
+            how.on(device, targets.targets(files.first(2), loaded.preprocess)),
+            drawn,
+            about={**source.about(), **targets.about()},
+            overwrite=drawing.overwrite,
+            every=drawing.every,
+            table=results.table,
+            resume=results.resume,
+            progress=passes,
+        )
+        rows = explain_files(loaded, job, elsewhere=None if cluster is None else cluster.explain)
+        events = stack.enter_context(events_into(results.tensorboard))
+        rows = rows if events is None else Run(_with_events(rows, events), rows.stills)
+        form: Form = "json" if results.json else "csv" if results.csv else "text"
+        return report(rows, job, form, passes, with_raw=results.raw)
+
+
+def _with_events(rows: Run, events: Any) -> Generator[Result, None, None]:
+    """Pass the rows on and write each picture as an event too; a failure to write is raised after the last row."""
+    from camkit.scale.folder import Written
+    from camkit.tensorboard import write_explanation
+
+    first_error: OutputError | None = None
+    with rows:
+        for row in rows:
+            if first_error is None and isinstance(row, Written):
+                try:
+                    name = Path(row.source) if row.file is None else row.file
+                    write_explanation(row.explanation, events, tag=f"explain/{name.stem}", **row.drawing.options())
+                except OutputError as error:
+                    first_error = error
+            yield row
+    if first_error is not None:
+        raise first_error

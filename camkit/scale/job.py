@@ -1,0 +1,266 @@
+"""A job: which pictures are explained and how, how they are drawn, and where the results go."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from camkit.drawing import overlay
+from camkit.drawing.encode import JPEG_SUFFIXES
+from camkit.errors import InputError
+from camkit.explanation import ColourScale, Explanation
+from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file
+from camkit.images.listing import Pictures
+from camkit.images.references import chosen
+from camkit.images.video import is_video
+from camkit.kit.fingerprint import Fingerprint, digest, digest_of_code, fingerprint
+from camkit.methods import AUTO, MethodLike
+from camkit.models.loaded import LoadedModel
+from camkit.targets import TargetLike
+from camkit.targets.scores import Expands
+from camkit.types import Failure, Fusion, Precision, Progress, Scale, Smoothing
+
+Format: TypeAlias = Literal["jpg", "png"]
+
+_PHOTOGRAPHIC = ("overlay", "side-by-side")
+"""The styles whose drawings are mainly the picture itself, at its own size."""
+
+
+@dataclass(frozen=True)
+class How:
+    """How pictures are explained.
+
+    Attributes:
+        layers: the names of the layers to explain; None lets camkit choose.
+        method, targets, precision, fuse, smooth, references, batch_size: as for ``camkit.explain``.
+        draft: as for ``camkit.explain_many``.
+    """
+
+    method: MethodLike | None = None
+    layers: Sequence[str] | None = None
+    targets: Sequence[TargetLike] | None = None
+    precision: Precision = "fp32"
+    fuse: Fusion = "mean"
+    smooth: Smoothing | None = None
+    references: Path | None = None
+    draft: bool = False
+    batch_size: int | None = None
+
+    @property
+    def has_several_targets(self) -> bool:
+        """Whether a picture may have several explanations."""
+        targets = self.targets or ()
+        return len(targets) > 1 or any(isinstance(target, Expands) for target in targets)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``camkit.explain_many``."""
+        return {
+            "target_layer": self.layers or None,
+            "method": self.method,
+            "target": list(self.targets) if self.targets else None,
+            "precision": self.precision,
+            "fuse": self.fuse,
+            "smooth": self.smooth,
+            "references": self.references,
+            "draft": self.draft,
+            "batch_size": self.batch_size,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Return what decides the maps, for a fingerprint; the size of the batches changes only the last digits."""
+        settings: dict[str, Any] = {
+            "method": self.method or AUTO.name,
+            "layers": self.layers,
+            "targets": self.targets,
+            "precision": self.precision,
+            "fuse": self.fuse,
+            "smooth": self.smooth,
+        }
+        if self.references is not None:
+            settings["references"] = digest(Path(str(file)).read_bytes() for file in chosen(self.references)[0])
+        return {**settings, "draft": self.draft}
+
+    def words(self) -> dict[str, str]:
+        """Return the settings that a drawing's plain name does not tell, as words for the names of files."""
+        return {
+            "precision": self.precision,
+            "fuse": self.fuse,
+            "smooth": self.smooth or "",
+            "references": "" if self.references is None else self.references.name,
+        }
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How to draw the heat.
+
+    Attributes:
+        style, colormap, alpha, scale, max_side: as for ``Explanation.overlay``.
+        format: "jpg" or "png"; None writes overlays of a JPEG as JPEG, and everything else as PNG, which keeps the
+            edges of text and colours sharp.
+        one_scale: draw all pictures on one scale, and all frames of a video on one. Each is explained twice then: the
+            first time to find the largest value.
+
+    Raises:
+        InputError: the style, the colormap or the format is unknown, or alpha or max_side is out of range.
+    """
+
+    style: str = "overlay"
+    colormap: str = "turbo"
+    alpha: float = 0.5
+    scale: Scale | ColourScale = "shared"
+    max_side: int | None = None
+    format: Format | None = None
+    one_scale: bool = False
+
+    def __post_init__(self) -> None:
+        overlay.check(self.style, self.colormap, self.alpha, self.max_side)
+        if self.format is not None and self.format not in get_args(Format):
+            raise InputError(f"format must be {' or '.join(get_args(Format))}, not {self.format!r}")
+
+    def options(self, scale: Scale | ColourScale | None = None) -> dict[str, Any]:
+        """Return the arguments for ``Explanation.overlay``, with another scale if one is given."""
+        return {
+            "style": self.style,
+            "colormap": self.colormap,
+            "alpha": self.alpha,
+            "scale": self.scale if scale is None else scale,
+            "max_side": self.max_side,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Return what decides the drawings, for a fingerprint."""
+        return {**self.options(), "format": self.format, "one scale": self.one_scale}
+
+    def words(self) -> dict[str, str]:
+        """Return what decides a drawing, as words for the names of files."""
+        return {
+            "style": self.style,
+            "colormap": self.colormap,
+            "alpha": f"alpha-{self.alpha}",
+            "scale": "shared-by-all" if self.one_scale else str(self.scale),
+            "size": "" if self.max_side is None else f"side-{self.max_side}",
+        }
+
+    def suffix_for(self, picture: str) -> str:
+        """Return the suffix of the drawing of a picture."""
+        is_jpeg = os.path.splitext(picture)[1].lower() in JPEG_SUFFIXES  # noqa: PTH122 - a source may be no path
+        return f".{self.format or ('jpg' if is_jpeg and self.style in _PHOTOGRAPHIC else 'png')}"
+
+    def reduces(self, explanation: Explanation) -> bool:
+        """Tell whether the drawing of an explanation is smaller than its picture."""
+        size = explanation.picture_size
+        is_larger = self.max_side is not None and size is not None and max(size) > self.max_side
+        return is_larger and self.style in _PHOTOGRAPHIC
+
+
+class Scales:
+    """The scales that reach to the largest value of all maps: one for each layer and method, whose units differ."""
+
+    def __init__(self, rows: Iterable[Explanation | Failure] = ()) -> None:
+        self._scales: dict[tuple[str, str], ColourScale] = {}
+        for row in rows:
+            if isinstance(row, Explanation):
+                key = row.layer, row.method
+                self._scales[key] = row.colour_scale("each").with_more(self._scales.get(key))
+
+    def of(self, layer: str, method: str) -> ColourScale | None:
+        """Return the scale of a layer and a method; None if there is none."""
+        return self._scales.get((layer, method))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Pictures to explain, and where the results go.
+
+    Attributes:
+        pictures: the files.
+        out: the folder for the drawings, which is created if it does not exist; or a file such as "heat.png" for one
+            picture with one target; or None to draw nothing.
+        how: how the pictures are explained.
+        drawing: how they are drawn.
+        about: further settings that distinguish a drawing from others of the same name, such as the weights, as words.
+        overwrite: replace files that show something else, without adding to their names; replace the table.
+        every: draw one of this many frames of a video.
+        table: a file ending in .parquet or .csv for the results; see ``camkit.scale.table``. A drawing that cannot be
+            written leaves no row, so that a resumed run draws it again.
+        resume: continue the table if it exists: pictures that have their rows in it are left out.
+        progress: as for ``camkit.explain``.
+
+    Raises:
+        InputError: the settings contradict each other.
+        OutputError: the folder cannot be created or written to.
+    """
+
+    pictures: Pictures
+    out: Path | None = None
+    how: How = How()
+    drawing: Drawing = Drawing()
+    about: Mapping[str, str] = field(default_factory=dict)
+    overwrite: bool = False
+    every: int = 1
+    table: Path | None = None
+    resume: bool = False
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InputError(f"every must be a number of frames, at least 1, not {self.every}")
+        if self.resume and self.table is None:
+            raise InputError("to resume a run, name the table that says what is finished")
+        if self.out is None and self.table is None:
+            raise InputError("name a table for the results if you draw nothing")
+        if self._video is not None and self.how.has_several_targets:
+            raise InputError(f"{self._video} is a video, and a video shows one target; explain the targets one by one")
+        if self.out is not None:
+            refuse_other_file(self.out)
+            if names_file(self.out):
+                self._check_one_file(self.out)
+            check_folder(self.folder)
+
+    @functools.cached_property
+    def _video(self) -> Path | None:
+        """The first video that was named; with a table, videos are not explained."""
+        named = () if self.table else self.pictures.named()
+        return next((found.path for found in named if is_video(found.path)), None)
+
+    def _check_one_file(self, out: Path) -> None:
+        """Refuse a file for the drawings unless there is one drawing, of another file, and the file has its type."""
+        chosen, is_video = self.drawing.format, self._video is not None
+        if self.how.has_several_targets or len(self.pictures.first(2)) != 1:
+            what = "several targets" if self.how.has_several_targets else f"{self.pictures.count()} pictures"
+            raise InputError(f"{out} is one file, but there are {what}; name a folder")
+        suffix = out.suffix.lower()
+        if (suffix == ".mp4") != is_video:
+            raise InputError(f"{out} must end in .mp4 for a video, and in a type of picture such as .png for a picture")
+        refuse_input(out, self.pictures.first(1))
+        if chosen is not None and not is_video and suffix not in (JPEG_SUFFIXES if chosen == "jpg" else (".png",)):
+            raise InputError(
+                f"{out} does not end in .{chosen}, the format of the drawing; choose another name or format"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """The folder of all drawings."""
+        assert self.out is not None
+        return self.out.parent if names_file(self.out) else self.out
+
+    def words(self) -> dict[str, str]:
+        """Return what decides a drawing besides its picture, method, layer and target, as words for its name."""
+        return {
+            **self.about,
+            **self.how.words(),
+            **self.drawing.words(),
+            "every": f"every-{self.every}",
+            "draft": "draft" if self.how.draft else "",
+        }
+
+    def fingerprint(self, model: LoadedModel) -> Fingerprint:
+        """Return what decides the rows of the table."""
+        code = digest_of_code(model, self.how.method, self.how.targets)
+        drawings = None if self.out is None else self.drawing.settings()
+        return fingerprint(model, **self.how.settings(), drawings=drawings, code=code)
