@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from camkit import errors, hooks, methods, metrics, scale, targets, tensorboard
-    from camkit.background.check import CheckResult
-    from camkit.background.run import check
+    from camkit.background.check import check
+    from camkit.background.result import CheckResult
     from camkit.comparison.compare import Comparison, compare
     from camkit.comparison.judge import judge
     from camkit.comparison.judgement import MethodJudgement
@@ -69,7 +69,7 @@ __all__ = [
 _HOMES = {
     "METHODS": "methods",
     "CamkitError": "errors",
-    "CheckResult": "background.check",
+    "CheckResult": "background.result",
     "Comparison": "comparison.compare",
     "Concepts": "concepts",
     "Diagnosis": "diagnosis",
@@ -78,7 +78,7 @@ _HOMES = {
     "Failure": "types",
     "MethodJudgement": "comparison.judge",
     "TargetLayer": "types",
-    "check": "background.run",
+    "check": "background.check",
     "compare": "comparison.compare",
     "diagnose": "diagnosis",
     "explain": "explainer",

@@ -1,195 +1,345 @@
-"""The check: from a model and labelled pictures to a verdict. This module only calls the steps.
+"""``check()``: from a model and labelled pictures to a verdict and its reports. The command line and tests call it.
 
-plan -> heat of every picture -> sanity -> the experiment on a sample -> rows -> measures -> verdict.
+data -> heat of every picture -> sanity -> experiment on a sample -> a row a picture -> effects -> rule -> reports.
 """
 
 from __future__ import annotations
 
-import html
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import datetime as dt
+import functools
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
+
+import torch
+from torch import nn
 
 from camkit.background import deep
-from camkit.background.baseline import Change
-from camkit.background.classes import question_order
+from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
+from camkit.background.classes import (
+    ClassMap,
+    match_classes,
+    parse_class_map,
+    question_order,
+    read_class_map,
+    split_class_map,
+)
+from camkit.background.data import Dataset, read_data
 from camkit.background.deep.analysis import Finding, Material
-from camkit.background.deep.kinds import Kinds
-from camkit.background.deep.shortcuts import Shortcut, Shortcuts
-from camkit.background.experiment import NO_ANSWER, Answers
+from camkit.background.effects import OVERALL, Measures, measure_all
+from camkit.background.experiment import Answers, Experiment, answers_in
 from camkit.background.heat import Heat
-from camkit.background.journal import EDITS, HEAT, Journal, Row
-from camkit.background.measures import OVERALL, ImageRow, Measures
-from camkit.background.measuring import measure_all
-from camkit.background.passes import Passes
-from camkit.background.plan import Plan
+from camkit.background.journal import EDITS, HEAT, Journal, Row, RowsOf
+from camkit.background.pictures import ImageRow, image_rows
+from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
-from camkit.background.rows import image_rows
+from camkit.background.report import REPORTS, words
+from camkit.background.result import CheckResult, Inconclusive, Run
+from camkit.background.rule import Judgement, judge, worst_first
 from camkit.background.sanity import Sanity, check_sanity
-from camkit.background.trial import Trial, answers_in
-from camkit.background.values import Inconclusive, Item, Progress, Run
-from camkit.background.verdict import Judgement, judge, worst_first
-from camkit.errors import InputError, RunError, printable
+from camkit.config.model import configured_model
+from camkit.config.settings import Settings, as_settings
+from camkit.engine.passes import usable_precision
+from camkit.errors import InputError, RunError, advice, refuse_unknown_options, refusing_exit
+from camkit.images.files import set_aside, write_file
+from camkit.kit import wording
+from camkit.kit.fingerprint import CODE, digest_of_code
+from camkit.models import Labels, as_model, device_of
+from camkit.models.loaded import LoadedModel
+from camkit.types import Preprocess
+
+Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]
+Progress: TypeAlias = Callable[[Stage, int, int], None]
+"""Called with the stage, the number of finished steps and the number of all steps."""
+
+JOURNAL = "unfinished.jsonl"
+"""The file that holds the finished rows while a check runs, so that an interrupted check can be resumed."""
+
+QUICK = {"per_class": 40, "pastes": 1}
+"""The most pictures per class and backgrounds per picture of a quick check."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class CheckResult:
-    """The verdict of a check, and everything it rests on.
+class PlanOptions(TypedDict, total=False):
+    """The options that ``check`` passes on to ``plan_check``; ``check`` explains them."""
 
-    Attributes:
-        verdict: "FAIL", "WARN", "PASS" or "INCONCLUSIVE".
-        reasons: why, in words.
-        classes: the measures of each class.
-        overall: the measures of all classes together.
-        judged: the verdict on each class, and why; the empty name stands for the model.
-        images: one row per picture.
-        failures: pictures that could not be used, and why.
-        plan: what was checked, and how.
-        sanity: whether the heat can be trusted.
-        layer, layer_reason: the layer of the heat, and why it was chosen.
-        hashes: hashes of the weights, the settings and the pictures.
-        warnings: what the reader should know about the data and the config.
-        change: the change since the baseline; None without a baseline.
-        report: the HTML report; None if none was written.
-        run: when and how the check was run.
-        inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
-            the JUnit XML.
-        findings: what the optional analyses found, by name.
-    """
-
-    reasons: tuple[str, ...]
-    classes: dict[str, Measures]
-    overall: Measures
-    judged: dict[str, Judgement]
-    images: tuple[ImageRow, ...]
-    failures: dict[str, str]
-    plan: Plan
-    sanity: Sanity
-    layer: str
-    layer_reason: str
-    hashes: dict[str, str]
-    warnings: tuple[str, ...] = field(default=())
-    run: Run | None = None
-    report: Path | None = None
-    change: Change | None = None
-    inconclusive: Inconclusive = "fail"
-    findings: Mapping[str, Finding] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        """Return one line with the verdict and the first reason."""
-        why = f": {self.reasons[0]}" if self.reasons else ""
-        return f"<CheckResult {self.verdict} of {self.plan.model.name}{why}>"
-
-    def _repr_html_(self) -> str:
-        """Show the verdict, its reasons and where the report is in a notebook."""
-        reasons = "".join(f"<li>{html.escape(printable(reason))}</li>" for reason in self.reasons)
-        report = "" if self.report is None else f"<p>report: {html.escape(printable(str(self.report)))}</p>"
-        title = html.escape(printable(f"{self.verdict}: {self.plan.model.name}"))
-        return f"<h4>{title}</h4><ul>{reasons}</ul>{report}"
-
-    @property
-    def grids(self) -> list[str]:
-        """The sizes of the maps' grids, such as "7x7"."""
-        return sorted({"x".join(map(str, row.grid)) for row in self.images if row.grid})
-
-    @property
-    def verdict(self) -> str:
-        """The verdict on the model."""
-        return self.judged[OVERALL].verdict
-
-    @property
-    def kinds(self) -> Kinds | None:
-        """The accuracy of each class on each place that the data names; None if it names none."""
-        found = self.findings.get("kinds")
-        return found if isinstance(found, Kinds) else None
-
-    @property
-    def shortcuts(self) -> tuple[Shortcut, ...]:
-        """What the model uses in the backgrounds of its worst classes, if the verdict is FAIL or WARN."""
-        found = self.findings.get("shortcuts")
-        return found.found if isinstance(found, Shortcuts) else ()
-
-    def assert_ok(self, *, inconclusive: Inconclusive | None = None) -> None:
-        """Do nothing if the model may ship, and raise otherwise; for tests.
-
-        Raises:
-            AssertionError: the verdict is FAIL, or it is INCONCLUSIVE and ``inconclusive`` (None: the result's own
-                setting) is "fail". The message names the worst class, its numbers and the report.
-        """
-        if self.exit_code(inconclusive):
-            why = "; ".join(reason.text for reason in self.judged[self.worst].reasons)
-            report = "" if self.report is None else f"; see {self.report}"
-            worst = "" if self.worst == OVERALL else f"class {self.worst!r}: "
-            raise AssertionError(f"{self.verdict}: {worst}{why}{report}")
-
-    def exit_code(self, inconclusive: Inconclusive | None = None) -> int:
-        """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE.
-
-        INCONCLUSIVE gives 0 if ``inconclusive`` is "pass"; None stands for the result's own setting.
-        """
-        undecided = 3 if (inconclusive or self.inconclusive) == "fail" else 0
-        codes = {"PASS": 0, "WARN": 0, "FAIL": 1, "INCONCLUSIVE": undecided}
-        return codes[self.verdict]
-
-    def table(self) -> list[dict[str, Any]]:
-        """Return one flat row per picture: ``pandas.DataFrame(result.table())``."""
-        rows = []
-        for image in self.images:
-            row: dict[str, Any] = {}
-            for name, value in asdict(image).items():
-                if isinstance(value, dict):
-                    row |= {f"{name}_{fill}": fill_value for fill, fill_value in value.items()}
-                else:
-                    row[name] = value
-            rows.append(row)
-        return rows
-
-    @property
-    def worst(self) -> str:
-        """The class with the largest gap or attraction among those with the model's verdict, or OVERALL."""
-        deciding = {
-            name: self.judged[name]
-            for name in self.classes
-            if self.judged[name].verdict == self.verdict and not self.judged[name].waived
-        }
-        return next(iter(worst_first(deciding)), OVERALL)
+    preprocess: Preprocess | None
+    labels: Labels | None
+    regions: str | Path | None
+    class_map: Mapping[str, Any] | str | Path | None
+    config: Settings | Mapping[str, Any] | str | Path | None
+    quick: bool
+    strict: bool | None
 
 
-def run_check(
-    plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str], passes: Passes | None = None
+@refusing_exit()
+def check(
+    model: nn.Module | str | LoadedModel | None = None,
+    data: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    baseline: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    inconclusive: Inconclusive | None = None,
+    **options: Unpack[PlanOptions],
 ) -> CheckResult:
-    """Run the check. Rows that the journal already holds are not computed again.
+    """Check whether a classifier may ship, or reads the background.
 
-    ``passes`` computes the others; None computes them in this process.
+    Args:
+        model: as for ``camkit.explain``. None uses the config's model; a name is loaded as the config says, with its
+            weights.
+        data: a folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
+            regions name classes. None uses the path in the config.
+        out: the folder for the reports. None uses the config's folder; if the config has none, no report is written.
+        baseline: an earlier ``report.json`` of the same data and settings, to compare with. None uses the config's
+            baseline.
+        resume: continue an interrupted check from the rows it left in ``out``.
+        progress: called with the stage, the number of steps done, and the number of steps in all.
+        inconclusive: whether the result's ``exit_code``, ``assert_ok`` and JUnit XML count INCONCLUSIVE as a failure
+            ("fail") or as a "pass". None uses the config's, which is "fail" by default.
+        **options: all are optional.
+            ``preprocess``, ``labels``: as for ``camkit.explain``.
+            ``regions``: the file or folder with the objects' regions. None searches beside the pictures.
+            ``class_map``: maps classes of the data to outputs of the model, by index or label: a mapping or a JSON
+            file. None (null in JSON) leaves the pictures of a class out.
+            ``config``: a ``camkit.toml``, or its tables as a mapping, in which ``method`` may also be a function, as
+            for ``camkit.explain``.
+            ``quick``: use a smaller sample.
+            ``strict``: whether a PASS must exclude the effects of each class too, and not only the effects of all
+            classes together. None uses ``[limits] strict`` of the config.
+
+    Returns:
+        The verdict, the measures of each class, one row per picture, and the path of the report.
 
     Raises:
-        InputError: the preprocessing is not known, the model's output is not a classifier's, or no picture can be used.
+        InputError: the call, the config or the data is wrong.
+        OutputError: a file cannot be written.
+        RunError: the model answers NaN or infinity to every picture, or calls ``sys.exit()``.
+
+    Examples:
+        >>> import camkit  # doctest: +SKIP
+        >>> camkit.check("resnet50", "validation/").assert_ok()  # doctest: +SKIP
+    """
+    refuse_unknown_options(check, options, PlanOptions.__annotations__)
+    _check_paths(out=out, baseline=baseline, **options)
+    settings = options["config"] = as_settings(options.get("config"))
+    folder = settings.run.out if out is None else Path(out)
+    plan = plan_check(model, data, skip=folder, **options)
+    earlier = settings.run.baseline if baseline is None else Path(baseline)
+    return finish_check(
+        plan,
+        folder,
+        baseline=earlier,
+        resume=resume or settings.run.resume,
+        progress=progress or _silent,
+        inconclusive=inconclusive or settings.run.inconclusive,
+    )
+
+
+def _check_paths(**paths: Any) -> None:
+    """Refuse null characters, and empty text: it comes from an unset variable and would mean the current folder.
+
+    Raises:
+        InputError: one of them is not a valid path.
+    """
+    for name, path in paths.items():
+        if path == "":
+            raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
+        if isinstance(path, (str, Path)) and "\0" in str(path):
+            raise InputError(f"{name} is {str(path)!r}, but a path cannot contain a null character")
+
+
+def _silent(stage: Stage, done: int, of: int) -> None:
+    pass
+
+
+def plan_check(
+    model: nn.Module | str | LoadedModel | None = None,
+    data: str | Path | None = None,
+    *,
+    skip: Path | None = None,
+    **options: Unpack[PlanOptions],
+) -> Plan:
+    """Read everything that a check needs, without computing anything. The arguments are those of ``check``.
+
+    camkit looks for no pictures in the folder ``skip``, such as the one for the reports.
+    """
+    refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
+    settings = as_settings(options.get("config"))
+    loaded = as_model(
+        configured_model(model, settings.model), preprocess=options.get("preprocess"), labels=options.get("labels")
+    )
+    if loaded.preprocess is None:
+        raise InputError(
+            "the preprocessing of this model is not known; pass "
+            + advice("preprocess=...", "--size, --mean and --std, or let the factory return it with the module")
+        )
+    settings = _merged(settings, options, device_of(loaded.module))
+    folder = settings.data.path if data is None else Path(data)
+    if folder is None or data == "":
+        raise InputError(
+            "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
+        )
+    table = _class_map(options.get("class_map"), settings)
+    only, without = (None, ()) if table is None else split_class_map(table)
+    dataset = read_data(
+        folder,
+        regions=settings.data.regions,
+        group=settings.data.group,
+        skip=skip,
+        only=only,
+        without=without,
+        also={name: settings.also_allowed(name) for name in settings.classes},
+    )
+    _refuse_unknown_classes(settings, dataset)
+    outputs = count_outputs(loaded, dataset.items)
+    counts = Counter(item.label for item in dataset.items)
+    matched = match_classes(dataset.classes, loaded.labels, outputs, table, counts)
+    return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date())
+
+
+def _merged(settings: Settings, options: PlanOptions, device: torch.device) -> Settings:
+    """Return the settings with those that the call names.
+
+    A quick check takes a smaller sample, but no smaller than the limits need. A precision that is slow on the device is
+    replaced, with a warning.
+    """
+    check, limits, data = settings.check, settings.limits, settings.data
+    precision, note = usable_precision(check.precision, device)
+    if note:
+        warnings.warn(note, stacklevel=3)
+    check = check.model_copy(update={"precision": precision})
+    if options.get("quick") or settings.run.quick:
+        most = max(QUICK["per_class"], limits.least_pictures + SPARE_PICTURES)
+        fewer = {"per_class": min(check.per_class, most), "pastes": min(check.pastes, QUICK["pastes"])}
+        check = check.model_copy(update=fewer)
+    if (strict := options.get("strict")) is not None:
+        limits = limits.model_copy(update={"strict": strict})
+    if (regions := options.get("regions")) is not None:
+        data = data.model_copy(update={"regions": Path(regions)})
+    return settings.model_copy(update={"check": check, "limits": limits, "data": data})
+
+
+def _refuse_unknown_classes(settings: Settings, data: Dataset) -> None:
+    """Refuse a config that names a class without pictures in the data."""
+    configured = (*settings.classes, *(waiver.name for waiver in settings.waivers))
+    unknown = next((name for name in configured if name not in data.classes), None)
+    if unknown is not None:
+        raise InputError(f"the config names class {unknown!r}, but the data has no pictures of it")
+
+
+def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings) -> ClassMap | None:
+    if isinstance(given, Mapping):
+        return parse_class_map(given, "class_map")
+    file = settings.data.class_map if given is None else Path(given)
+    return None if file is None else read_class_map(file)
+
+
+def finish_check(
+    plan: Plan,
+    out: Path | None,
+    *,
+    baseline: Path | None = None,
+    resume: bool = False,
+    progress: Progress = _silent,
+    inconclusive: Inconclusive = "fail",
+    command: str = "",
+    rows_of: Mapping[str, RowsOf] | None = None,
+) -> CheckResult:
+    """Run a planned check, and write its reports. The arguments and errors are those of ``check``.
+
+    ``command`` is the command as it was typed, for the report. ``rows_of`` computes the rows of each kind; None
+    computes them in this process.
+    """
+    started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
+    hashes, heat, experiment = plan.fingerprint(), Heat(plan), Experiment(plan)
+    earlier = None
+    if baseline is not None:
+        earlier = read_baseline(_baseline_of_resumed(baseline, out) if resume else baseline)
+        _refuse_other_run(heat, earlier, hashes, baseline)
+    journal = None if out is None else out / JOURNAL
+    made_with = {"version of camkit": wording.VERSION, **hashes, CODE: digest_of_code(plan.model)}
+    with Journal(journal, made_with, resume=resume) as rows:
+        if rows.damaged:
+            warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
+        heat.check_same_answers(rows)
+        if out is not None:
+            set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
+        computed = rows_of or {HEAT: heat.rows, EDITS: experiment.rows}
+        result = _run(experiment, rows, progress, computed)
+        ran = Run(started, time.perf_counter() - clock, command)
+        result = replace(result, hashes=hashes, inconclusive=inconclusive, run=ran)
+        if earlier is not None:
+            check_heat(earlier, result.layer, result.grids)
+            contents = {item.name: plan.files.of(item.path) for item in plan.data.items}
+            change = compare(earlier, result.images, contents, plan.settings.check.seed)
+            result = replace(result, change=change, warnings=(*result.warnings, *change.worse))
+        if out is not None and journal is not None:
+            result = replace(result, report=out / words.PAGE)
+            write_reports(result, out)
+            journal.unlink(missing_ok=True)
+    return result
+
+
+def _refuse_other_run(heat: Heat, earlier: Mapping[str, Any], hashes: Mapping[str, str], baseline: Path) -> None:
+    """Refuse a baseline with other data, settings, layer or grid. This explains one picture.
+
+    Raises:
+        InputError: the two runs cannot be compared.
+    """
+    check_comparable(earlier, hashes, baseline)
+    first = next(heat.rows(heat.plan.data.items[:1]))
+    if "layer" in first:
+        check_heat(earlier, first["layer"], ["x".join(map(str, first["grid"]))] if "grid" in first else [])
+
+
+def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
+    """Return where a baseline is now: the interrupted check may have renamed it before it began."""
+    if out is not None and baseline == out / BASELINE_FILE and not baseline.exists():
+        return baseline.with_name(f"before-{baseline.name}")
+    return baseline
+
+
+def write_reports(result: CheckResult, out: Path) -> None:
+    """Write the report in every format into a folder. An interrupted write leaves no partial file.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    texts = {name: render(result) for name, render in REPORTS.items()}
+    for name, text in texts.items():
+        write_file(out / name, text.encode(errors="backslashreplace"))
+
+
+def _run(experiment: Experiment, journal: Journal, progress: Progress, rows_of: Mapping[str, RowsOf]) -> CheckResult:
+    """Compute the rows that the journal does not hold, and measure and judge them.
+
+    Raises:
+        InputError: the model's output is not a classifier's, or no picture can be used.
         RunError: the model answers NaN or infinity to every picture.
         OutputError: the journal cannot be written.
     """
-    if plan.model.preprocess is None:
-        raise InputError("the preprocessing of this model is not known; pass preprocess=...")
-    explainer, trial = Heat(plan), Trial(plan)
-    passes = passes or Passes(explainer.rows, trial.rows)
-    explainer.run(journal, progress, passes.heat)
-    all_heat = _in_order(journal.rows(HEAT), plan.data.items)
+    plan = experiment.plan
+    all_heat = journal.complete(HEAT, plan.data.items, rows_of[HEAT], functools.partial(progress, "heat"))
     heat = _usable(all_heat)
     progress("sanity", 0, 1)
     sanity = check_sanity(plan, [item for item in plan.data.items if item.name in heat])
-    trial.run(journal, progress, lambda item: item.name in heat, passes.edits)
+    sample = [item for item in plan.sample if item.name in heat]
+    edited = journal.complete(EDITS, sample, rows_of[EDITS], functools.partial(progress, "experiment"))
     progress("measures", 0, 1)
-    answers = {name: answers_in(row) for name, row in _in_order(journal.rows(EDITS), plan.sample).items()}
+    answers = {name: answers_in(row) for name, row in edited.items()}
     rows = image_rows(plan, heat, answers)
-    material = Material(trial, heat, answers, sanity.mirrored)
+    material = Material(experiment, heat, answers, sanity.mirrored)
     warning = _found(deep.BEFORE_THE_VERDICT, material)
     measures, judged = _judge(plan, rows, sanity, warning.values())
     explaining = _found(deep.AFTER_THE_VERDICT, replace(material, suspects=_suspects(judged)))
     first = next(iter(heat.values()))
     return CheckResult(
-        reasons=tuple(reason.text for reason in judged[OVERALL].reasons),
-        classes={name: class_measures for name, class_measures in measures.items() if name != OVERALL},
+        classes={name: of_class for name, of_class in measures.items() if name != OVERALL},
         overall=measures[OVERALL],
         judged=judged,
         images=tuple(rows),
@@ -198,7 +348,6 @@ def run_check(
         sanity=sanity,
         layer=first["layer"],
         layer_reason=first["layer_reason"],
-        hashes=hashes,
         warnings=_warnings(plan, all_heat, answers, measures[OVERALL].room),
         findings={**explaining, **warning},
     )
@@ -222,11 +371,6 @@ def _suspects(judged: Mapping[str, Judgement]) -> list[str]:
     classes = {name: judgement for name, judgement in judged.items() if name != OVERALL and not judgement.waived}
     with_verdict = {name: judgement for name, judgement in classes.items() if judgement.verdict == verdict}
     return list(worst_first(with_verdict or classes))
-
-
-def _in_order(rows: Mapping[str, Row], items: Sequence[Item]) -> dict[str, Row]:
-    """Return rows in the order of their pictures; workers finish in any order."""
-    return {item.name: rows[item.name] for item in items if item.name in rows}
 
 
 def _usable(heat: Mapping[str, Row]) -> dict[str, Row]:

@@ -6,16 +6,18 @@ import csv
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
-from camkit.background.regions import find_regions, find_unread, holds_photographs, is_mask, read_regions
+from camkit.background.regions import find_regions, read_regions
+from camkit.background.regions.annotations import Annotations, ObjectAnnotation
 from camkit.background.regions.boxes import find_columns, header_of
-from camkit.background.values import Annotations, Dataset, Item, ObjectAnnotation
+from camkit.background.regions.masks import holds_photographs, is_mask
+from camkit.background.regions.unread import find_unread
 from camkit.config.settings import normalize_name
-from camkit.errors import ImageError, InputError, did_you_mean
+from camkit.errors import InputError, did_you_mean
 from camkit.images.files import files_in, has_picture_suffix
 from camkit.images.listing import find_pictures
 from camkit.types import Box
@@ -41,8 +43,61 @@ _COLUMNS = {
 
 _KINDS = {"mask": "outlines", "box": "boxes only"}
 
+_MAX_NAMES = 3
+"""Names of pictures that a line lists as examples."""
+
 _MOST_CATEGORIES = 5
 """The most categories or names that a sentence lists."""
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One labelled picture with its file, class, group and objects.
+
+    Attributes:
+        name: the file's path relative to the data folder, with forward slashes.
+        path: the file.
+        label: the class.
+        group: pictures with the same group belong together; without groups it is the name.
+        objects: the objects of the picture's class.
+        others: the crowds of the picture's class, and the objects of other checked classes.
+        place: the kind of background that the data names; "" if it names none.
+    """
+
+    name: str
+    path: Path
+    label: str
+    group: str
+    objects: tuple[ObjectAnnotation, ...] = ()
+    others: tuple[ObjectAnnotation, ...] = ()
+    place: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """The pictures to check.
+
+    Attributes:
+        root: the data folder.
+        items: the pictures.
+        classes: the classes, sorted by name.
+        facts: sentences for the user about what was found.
+        left_out: what is not used, by reason.
+    """
+
+    root: Path
+    items: tuple[Item, ...]
+    classes: tuple[str, ...]
+    facts: tuple[str, ...] = ()
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def left_out_in_words(self) -> list[str]:
+        """What is not used, a line for each reason with a few examples."""
+        return [
+            f"{len(names)} {reason}: {', '.join(names[:_MAX_NAMES])}{', ...' if len(names) > _MAX_NAMES else ''}"
+            for reason, names in self.left_out.items()
+        ]
 
 
 def read_data(
@@ -515,30 +570,3 @@ def _with_objects(
             elif own or category in classes:
                 others.append(annotation)
     return replace(item, objects=tuple(objects), others=tuple(others))
-
-
-def in_pixels(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
-    """Return an object with its coordinates in pixels of a picture of ``size`` (width, height).
-
-    Raises:
-        ImageError: the object was drawn on a picture of another size.
-    """
-    if annotation.size is not None and annotation.size != size:
-        rotated = " (shown rotated, as its EXIF data says)" if annotation.size == size[::-1] else ""
-        raise ImageError(
-            f"its objects were drawn on {annotation.size[0]}x{annotation.size[1]} pixels, but the picture has "
-            f"{size[0]}x{size[1]}{rotated}"
-        )
-    if not annotation.shares:
-        return annotation
-    width, height = size
-    box = annotation.box and Box(
-        annotation.box.left * width,
-        annotation.box.top * height,
-        annotation.box.right * width,
-        annotation.box.bottom * height,
-    )
-    outline = annotation.outline
-    if isinstance(outline, list):
-        outline = [[side * (width, height)[number % 2] for number, side in enumerate(part)] for part in outline]
-    return ObjectAnnotation(annotation.category, box, outline, crowd=annotation.crowd)

@@ -1,182 +1,38 @@
-"""Evidence 2: what the model does when the picture changes.
-
-Each picture of the sample gets a handful of edits. The model sees each edit, and its answer is recorded. The statistics
-of the whole picture are exchanged for the statistics of a picture of its own class, and of another class (``cues.py``).
-With regions, the object is pasted on backgrounds of its own class and of other classes, the object is removed, either
-part is smoothed, and noise is added to either part. Without regions, the outer ring is exchanged for the ring of a
-picture of its own class or of another class, and the middle is made grey.
-"""
+"""The experiment: which picture lends its background to which, and what the model answers to the edits."""
 
 from __future__ import annotations
 
 import functools
+import os
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
+from torch.nn import functional
 
-from camkit.background import cues, edits
-from camkit.background.values import Item
+from camkit.background.cues import COMPRESSION
+from camkit.background.data import Item
+from camkit.background.edits import Backgrounds, Edit, Edits, PreparedPicture, cue_edits, region_edits, ring_edits
+from camkit.background.journal import EDITS, Row
+from camkit.background.plan import Answer, Plan
+from camkit.background.render import in_pixels, object_region, widened_boxes
+from camkit.engine.passes import passes_at_once
 from camkit.engine.streams import Task, in_order
-from camkit.images.filling import fill_smoothly
-from camkit.images.quality import LOSSLESS
-from camkit.images.regions import Shades
+from camkit.errors import CamkitError
+from camkit.images.filling import dilated
+from camkit.images.prepare import prepare
+from camkit.images.quality import LOSSLESS, jpeg_quality
+from camkit.images.read import open_picture
+from camkit.images.regions import preprocess_region
 from camkit.kit.statistics import MIN_GROUPS
 
-Arm: TypeAlias = Literal[
-    "same",
-    "other",
-    "same-cue",
-    "other-cue",
-    "removed",
-    "smooth-object",
-    "smooth-background",
-    "noisy-object",
-    "noisy-background",
-]
-"""What an edit does: paste the object on a background of its own class or of another class, or exchange the outer ring;
-exchange a statistic with a picture of its own class or of another class; remove the object; smooth either part, or add
-noise to it."""
-
-
-class Edit(NamedTuple):
-    """An edit of a picture.
-
-    Attributes:
-        arm: what the edit does.
-        fill: how holes are filled, or RING; for an exchanged statistic, its name.
-        lender: the picture that lends its background or its statistic.
-    """
-
-    arm: Arm
-    fill: str = ""
-    lender: str = ""
-
-
-MakeEdit: TypeAlias = Callable[[], Float[Tensor, "c h w"] | None]
-"""Makes an edited picture; None if the edit is not possible."""
-
-Edits: TypeAlias = dict[Edit, MakeEdit]
-
-
-class Answer(NamedTuple):
-    """The model's answer to one picture.
-
-    Attributes:
-        output: the output with the highest logit; NO_ANSWER for logits with NaN or infinity.
-        share: the probability of the picture's own class.
-        margin: the best logit of that class minus the best logit of all others.
-    """
-
-    output: int
-    share: float
-    margin: float
-
-
-NO_ANSWER = -1
-"""The output that stands for logits with NaN or infinity."""
-
 Answers: TypeAlias = dict[Edit, Answer]
-
-NOISE = 0.25
-"""Standard deviation of the noise, as a share of the distance from black to white (Moayeri et al. 2022)."""
-
-_BLOCKS = 14
-"""Blocks along the shorter side. Random blocks of the background are smoothed until they cover the object's area."""
-
-
-@dataclass(frozen=True, eq=False)
-class PreparedPicture:
-    """One picture of the sample as the model sees it.
-
-    Attributes:
-        tensor: the model's input (C, H, W).
-        shades: black and white after the preprocessing.
-        region: how much of each pixel the objects of the picture's own class cover, 0..1; None without regions.
-        hole: the slightly widened boxes of all objects of the checked classes; None without regions.
-        silhouettes: the slightly widened outlines of the same objects; None without regions.
-        quality: the quality of the JPEG file; LOSSLESS if the file is not a JPEG.
-    """
-
-    tensor: Float[Tensor, "c h w"]
-    shades: Shades
-    region: Float[Tensor, "h w"] | None = None
-    hole: Bool[Tensor, "h w"] | None = None
-    silhouettes: Bool[Tensor, "h w"] | None = None
-    quality: float = LOSSLESS
-
-    @property
-    def has_cues(self) -> bool:
-        """Whether the statistics of the whole picture can be measured: it has three colours."""
-        return len(self.tensor) == 3
-
-    def value_of(self, cue: str) -> Float[np.ndarray, " k"]:
-        """Return the value of a statistic of the whole picture."""
-        return np.array([self.quality]) if cue == cues.COMPRESSION else self._values[cue]
-
-    @functools.cached_property
-    def _values(self) -> dict[str, Float[np.ndarray, " k"]]:
-        """The statistics of the pixels. They are kept because the picture lends them to others."""
-        pixels, where = self._pixels
-        return {name: cue.measure(pixels, where) for name, cue in cues.CUES.items() if cue.measure is not None}
-
-    @property
-    def _pixels(self) -> tuple[Float[np.ndarray, "h w 3"], Bool[np.ndarray, "h w"]]:
-        """The picture with values 0..1, and where its statistics are measured."""
-        hole = torch.zeros_like(self.shades.view) if self.hole is None else self.hole
-        pixels = self.shades.pixels(self.tensor).permute(1, 2, 0).numpy()
-        return np.ascontiguousarray(pixels), cues.beside(hole.numpy(), self.shades.view.numpy())
-
-    def with_value(self, cue: str, value: Float[np.ndarray, " k"]) -> Float[Tensor, "c h w"]:
-        """Return the picture with another value of a statistic."""
-        pixels, where = self._pixels
-        imposed = torch.from_numpy(np.ascontiguousarray(cues.CUES[cue].impose(pixels, where, value)))
-        tensor = self.shades.black + imposed.permute(2, 0, 1) * self.shades.contrast
-        return torch.where(self.shades.view, tensor, self.tensor)
-
-    def without(self, fill: str) -> Float[Tensor, "c h w"]:
-        """Return the picture with its objects' boxes filled. If there is no texture to copy, the fill is smooth."""
-        assert self.hole is not None
-        return self._with_fill(fill, self.hole)
-
-    def as_background(self, fill: str) -> Float[Tensor, "c h w"]:
-        """Return the picture with only its objects' silhouettes filled, to paste another object onto.
-
-        The boxes cover far more: filling them would destroy much of the background.
-        """
-        return self._as_background[fill]
-
-    @functools.cached_property
-    def _as_background(self) -> dict[str, Float[Tensor, "c h w"]]:
-        """The background for each fill. It is kept because several pictures are pasted on it."""
-        assert self.silhouettes is not None
-        return {fill: self._with_fill(fill, self.silhouettes) for fill in edits.FILLS}
-
-    def _with_fill(self, fill: str, hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
-        unknown = hole | ~self.shades.view
-        filled = edits.FILLS[fill](self.tensor, unknown)
-        if filled is None:
-            filled = fill_smoothly(self.tensor, unknown)
-        return torch.where(hole & self.shades.view, filled, self.tensor)
-
-    @functools.cached_property
-    def has_background(self) -> bool:
-        """Whether enough of the picture lies beside its objects to serve as a background."""
-        return self._has_room_beside(self.silhouettes)
-
-    @functools.cached_property
-    def can_lose_boxes(self) -> bool:
-        """Whether enough of the picture is left if the objects' boxes are removed."""
-        return self._has_room_beside(self.hole)
-
-    def _has_room_beside(self, hole: Bool[Tensor, "h w"] | None) -> bool:
-        return hole is not None and edits.largest_rectangle(hole | ~self.shades.view) is not None
 
 
 @dataclass(frozen=True)
@@ -280,123 +136,192 @@ def own_generator(name: str, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode(errors="surrogateescape"))])
 
 
-Backgrounds: TypeAlias = Mapping[str, PreparedPicture]
-"""The pictures that lend their background or their statistics, by name."""
+WORKERS = min(4, os.cpu_count() or 1)
+"""Threads that make edits while the model answers earlier ones."""
+
+_CACHE_BYTES, _MIN_CACHED = 1 << 30, 16
+"""The memory for loaded pictures, each of which is a background for several others, and the least number to keep."""
+
+_COPIES = 3
+"""Tensors kept of each picture: itself, and one as a background for each fill."""
+
+_PROBED = 20
+"""Pictures of the sample that are tried when the size of a loaded picture is measured: the first may be unreadable."""
+
+_GROWTH = 0.035
+"""How far the silhouettes that are filled in a background are widened, as a share of the shorter side: 8 of 224 pixels,
+which covered soft edges and shadows of hand-drawn outlines."""
+
+_ROOM_CELLS = 32
+"""Cells along each side of the grid that stores how much room is beside a picture's objects."""
+
+LITTLE_MORE = 0.05
+"""A background may be filled by this share of the picture more than the background with the most room, and is still
+used. Otherwise the same few backgrounds would serve again and again, for a gain that nobody sees."""
 
 
-def region_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds, seed: int) -> Edits:
-    """List the edits of a picture whose object's region is known. ``seed`` belongs to this picture."""
-    assert picture.region is not None
-    listed: Edits = {}
-    for fill in edits.FILLS:
-        for edit, background in _lent(fill, ("same", same), ("other", other)):
-            listed[edit] = functools.partial(_paste_on, picture, background, fill)
-        if picture.can_lose_boxes:
-            listed[Edit("removed", fill)] = functools.partial(picture.without, fill)
-    inside, view = picture.region > 0.5, picture.shades.view
-    beside = view & (picture.region == 0)
-    listed[Edit("smooth-object")] = functools.partial(fill_smoothly, picture.tensor, inside)
-    listed[Edit("smooth-background")] = functools.partial(_smooth_background, picture, beside, seed)
-    listed[Edit("noisy-object")] = functools.partial(_add_noise, picture, inside, seed)
-    listed[Edit("noisy-background")] = functools.partial(_add_noise, picture, view & ~inside, seed)
-    return listed
+class Experiment:
+    """The pictures of a check as the model sees them, their edits, and the model's answers.
 
-
-def cue_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds, names: Sequence[str]) -> Edits:
-    """List the exchanges of the picture's statistics: with a picture of its own class, and one of another class."""
-    if not (picture.has_cues and same and other):
-        return {}
-    first_same, first_other = (dict([next(iter(backgrounds.items()))]) for backgrounds in (same, other))
-    return {
-        edit: functools.partial(_exchange_cue, picture, lender, cue)
-        for cue in names
-        for edit, lender in _lent(cue, ("same-cue", first_same), ("other-cue", first_other))
-    }
-
-
-def ring_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds, share: float) -> Edits:
-    """List the edits of a picture without regions: its middle in the rings of other pictures, and its ring alone."""
-    outer = edits.outer_ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
-    listed: Edits = {
-        edit: functools.partial(_exchange_ring, picture, background, outer)
-        for edit, background in _lent(edits.RING, ("same", same), ("other", other))
-    }
-    listed[Edit("removed", edits.RING)] = functools.partial(_make_middle_grey, picture, outer)
-    return listed
-
-
-def _lent(fill: str, *arms: tuple[Arm, Backgrounds]) -> Iterator[tuple[Edit, PreparedPicture]]:
-    """Yield an edit for each background, with the picture that lends it."""
-    for arm, backgrounds in arms:
-        for lender, background in backgrounds.items():
-            yield Edit(arm, fill, lender), background
-
-
-def _exchange_cue(picture: PreparedPicture, lender: PreparedPicture, cue: str) -> Float[Tensor, "c h w"]:
-    return picture.with_value(cue, lender.value_of(cue))
-
-
-def _paste_on(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
-    assert picture.region is not None
-    return edits.paste(picture.tensor, picture.region, background.as_background(fill))
-
-
-def _exchange_ring(
-    picture: PreparedPicture, background: PreparedPicture, outer: Bool[Tensor, "h w"]
-) -> Float[Tensor, "c h w"]:
-    return torch.where(outer, background.tensor, picture.tensor)
-
-
-def _make_middle_grey(picture: PreparedPicture, outer: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
-    grey = (picture.shades.black + picture.shades.white) / 2
-    return torch.where(outer, picture.tensor, grey)
-
-
-def _smooth_background(
-    picture: PreparedPicture, allowed: Bool[Tensor, "h w"], seed: int
-) -> Float[Tensor, "c h w"] | None:
-    assert picture.region is not None
-    step = max(1, min(allowed.shape) // _BLOCKS)
-    chosen = edits.random_blocks(allowed, float((picture.region > 0.5).sum()), seed, step)
-    return None if chosen is None else fill_smoothly(picture.tensor, chosen)
-
-
-def _add_noise(picture: PreparedPicture, region: Bool[Tensor, "h w"], seed: int) -> Float[Tensor, "c h w"]:
-    draws = np.random.default_rng([seed, 1]).standard_normal(picture.tensor.shape, dtype=np.float32)
-    strength = NOISE * (picture.shades.white - picture.shades.black)
-    return picture.tensor + region * strength * torch.from_numpy(draws)
-
-
-MakeEdits: TypeAlias = Callable[[Item], dict[Edit, Tensor]]
-"""Makes a picture's edits; runs in a worker thread."""
-
-AnswerBatch: TypeAlias = Callable[[Tensor, Sequence[str]], list[Answer]]
-"""Returns the answers to a batch of edits (N, C, H, W), given the class of each edit's picture."""
-
-
-def run(
-    items: Sequence[Item], make: MakeEdits, answer: AnswerBatch, batch_size: int, workers: int, at_once: int = 1
-) -> Iterator[tuple[Item, Answers]]:
-    """Make the edits of each picture, show them to the model in full batches, and yield the answers of each picture.
+    The last pictures stay in memory as long as this object.
 
     Args:
-        items: the pictures, in order.
-        make: makes a picture's edits.
-        answer: shows a batch of edits to the model.
-        batch_size: edits per forward pass.
-        workers: threads that make edits.
-        at_once: how many passes run at the same time, each on a part of the cores.
+        plan: the check.
+
+    Attributes:
+        plan: the check.
+        partners: the pictures that may lend their backgrounds to each picture of the sample.
     """
-    tasks = (Task(functools.partial(make, item), in_thread=True) for item in items)
-    made = in_order(tasks, workers=workers, ahead=workers + 1)
-    gathered = _Gathered()
-    batches = _batches(zip(items, made, strict=True), batch_size, gathered)
-    passes = (Task(functools.partial(_answered, answer, batch), in_thread=at_once > 1) for batch in batches)
-    cores = torch.get_num_threads() // at_once
-    for batch, given in in_order(passes, workers=at_once, ahead=at_once, cores=cores):
-        gathered.add(batch, given)
-        yield from gathered.pop_complete()
-    yield from gathered.pop_complete()
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        check = plan.settings.check
+        self.partners = draw_partners(plan.sample, plan.backgrounds, check.pastes, check.seed)
+        loaded = (self._load(item) for item in plan.sample[:_PROBED])
+        size = next((picture.tensor.nbytes for picture in loaded if picture is not None), _CACHE_BYTES)
+        kept = max(_MIN_CACHED, _CACHE_BYTES // (_COPIES * size))
+        self._cached = functools.lru_cache(maxsize=kept)(self._load)
+        self._filled: dict[str, Float[Tensor, "r c"] | None] = {}
+
+    def load(self, item: Item) -> PreparedPicture | None:
+        """Return a picture and its regions as the model sees them; None if it cannot be read."""
+        return self._cached(item)
+
+    def _load(self, item: Item) -> PreparedPicture | None:
+        try:
+            return self._prepare(item)
+        except CamkitError:
+            return None
+
+    def _prepare(self, item: Item) -> PreparedPicture:
+        plan, preprocess = self.plan, self.plan.preprocess
+        picture = open_picture(item.path)
+        tensor = prepare(picture, preprocess, item.name).tensor.float()
+        shades = plan.shades.of(picture.size)
+        quality = jpeg_quality(item.path) if COMPRESSION in plan.cues else LOSSLESS
+        if not plan.with_regions:
+            return PreparedPicture(tensor, shades, quality=quality)
+        own = [in_pixels(annotation, picture.size) for annotation in item.objects]
+        others = [in_pixels(annotation, picture.size) for annotation in item.others]
+        drawn_own = object_region(own, picture.size, round_boxes=True)
+        drawn_all = object_region([*own, *others], picture.size)
+        region = preprocess_region(drawn_own, preprocess, shades)
+        alike = np.array_equal(drawn_own, drawn_all)
+        silhouettes = (region if alike else preprocess_region(drawn_all, preprocess, shades)) > 0
+        hole = preprocess_region(widened_boxes([*own, *others], picture.size), preprocess, shades) > 0
+        growth = max(1, round(_GROWTH * min(silhouettes.shape)))
+        return PreparedPicture(tensor, shades, region, hole, dilated(silhouettes, growth), quality)
+
+    def edits(self, item: Item, wanted: int) -> Edits:
+        """List the edits of a picture of the sample, with up to ``wanted`` backgrounds of either kind.
+
+        There are none if the picture cannot be read, or has regions but no object or no background beside it.
+        """
+        picture, plan = self.load(item), self.plan
+        if picture is None or (plan.with_regions and not _has_object_and_background(picture)):
+            return {}
+        partners = self.partners[item] if wanted else Partners()
+        same = self._with_most_room(picture, partners.same, wanted)
+        other = self._with_most_room(picture, partners.other, wanted)
+        exchanges = cue_edits(picture, same, other, plan.cues)
+        check = plan.settings.check
+        if not plan.with_regions:
+            return ring_edits(picture, same, other, check.ring) | exchanges
+        return region_edits(picture, same, other) | exchanges
+
+    def _with_most_room(self, picture: PreparedPicture, entries: Sequence[Sequence[Item]], wanted: int) -> Backgrounds:
+        """Return a background for each of the first entries that have a usable candidate, ``wanted`` at most.
+
+        From each entry, this takes the first candidate in which nearly the least remains filled beside the pasted
+        object, because filling destroys the background. No background is used twice.
+        """
+        covered = 0.0 if picture.region is None else coarse(picture.region)
+        backgrounds: dict[str, PreparedPicture] = {}
+        for candidates in entries:
+            filled = {item: self.filled(item) for item in candidates if item.name not in backgrounds}
+            in_sight = {item: float((grid * (1 - covered)).mean()) for item, grid in filled.items() if grid is not None}
+            while in_sight:
+                least = min(in_sight.values())
+                item = next(item for item, share in in_sight.items() if share <= least + LITTLE_MORE)
+                background = self.load(item)
+                if background is not None and background.tensor.shape == picture.tensor.shape:
+                    backgrounds[item.name] = background
+                    break
+                del in_sight[item]
+            if len(backgrounds) == wanted:
+                break
+        return backgrounds
+
+    def filled(self, item: Item) -> Float[Tensor, "r c"] | None:
+        """Return how much of each cell of a coarse grid is filled if a picture lends its background.
+
+        None if it cannot lend one: it cannot be read, or its objects leave no room.
+        """
+        if item.name not in self._filled:
+            self._filled[item.name] = self._measure(self.load(item))
+        return self._filled[item.name]
+
+    def _measure(self, picture: PreparedPicture | None) -> Float[Tensor, "r c"] | None:
+        if picture is None:
+            return None
+        if not self.plan.with_regions:
+            return torch.zeros(_ROOM_CELLS, _ROOM_CELLS)
+        if not picture.has_background:
+            return None
+        assert picture.silhouettes is not None
+        return coarse(picture.silhouettes)
+
+    def answers(self, pictures: Sequence[Float[Tensor, "c h w"]], label: str) -> list[Answer]:
+        """Return the answers to edits of pictures of a class."""
+        size = self.plan.batch_size
+        batches = (list(pictures[start : start + size]) for start in range(0, len(pictures), size))
+        return [answer for batch in batches for answer in self.plan.answer(torch.stack(batch), [label] * len(batch))]
+
+    def rows(self, items: Sequence[Item]) -> Iterator[Row]:
+        """Show the edits of some pictures of the sample to the model, and yield a row of answers for each picture.
+
+        Threads make the edits. The model sees the edits of several pictures in full batches.
+        """
+        tasks = (Task(functools.partial(self._make, item), in_thread=True) for item in items)
+        made = in_order(tasks, workers=WORKERS, ahead=WORKERS + 1)
+        expected: dict[Item, int] = {}
+
+        def shown() -> Iterator[_Shown]:
+            for item, of_picture in zip(items, made, strict=True):
+                expected[item] = len(of_picture)
+                yield from (_Shown(item, edit, tensor) for edit, tensor in of_picture.items())
+
+        at_once = passes_at_once(self.plan.memory.record)
+        passes = (
+            Task(functools.partial(self._answered, batch), in_thread=at_once > 1) for batch in self._batches(shown())
+        )
+        cores = torch.get_num_threads() // at_once
+        answers: dict[Item, Answers] = defaultdict(dict)
+        for batch in in_order(passes, workers=at_once, ahead=at_once, cores=cores):
+            for edited, answer in batch:
+                answers[edited.item][edited.edit] = answer
+                if len(answers[edited.item]) == expected[edited.item]:
+                    yield _row(edited.item, answers.pop(edited.item))
+        yield from (_row(item, {}) for item, count in expected.items() if not count)
+
+    def _make(self, item: Item) -> dict[Edit, Float[Tensor, "c h w"]]:
+        return {edit: make() for edit, make in self.edits(item, self.plan.settings.check.pastes).items()}
+
+    def _batches(self, shown: Iterable[_Shown]) -> Iterator[list[_Shown]]:
+        """Join edits of one shape into batches."""
+        batch: list[_Shown] = []
+        for edited in shown:
+            if len(batch) == self.plan.batch_size or (batch and batch[0].tensor.shape != edited.tensor.shape):
+                yield batch
+                batch = []
+            batch.append(edited)
+        if batch:
+            yield batch
+
+    def _answered(self, batch: list[_Shown]) -> list[tuple[_Shown, Answer]]:
+        tensors = torch.stack([edited.tensor for edited in batch])
+        answers = self.plan.answer(tensors, [edited.item.label for edited in batch])
+        return list(zip(batch, answers, strict=True))
 
 
 class _Shown(NamedTuple):
@@ -404,46 +329,25 @@ class _Shown(NamedTuple):
 
     item: Item
     edit: Edit
-    tensor: Tensor
+    tensor: Float[Tensor, "c h w"]
 
 
-def _batches(
-    pictures: Iterable[tuple[Item, Mapping[Edit, Tensor]]], batch_size: int, gathered: _Gathered
-) -> Iterator[list[_Shown]]:
-    """Join the edits of pictures into batches of one shape, and tell ``gathered`` how many edits each picture has."""
-    batch: list[_Shown] = []
-    for item, made in pictures:
-        gathered.expect(item, len(made))
-        for edit, tensor in made.items():
-            if len(batch) == batch_size or (batch and batch[0].tensor.shape != tensor.shape):
-                yield batch
-                batch = []
-            batch.append(_Shown(item, edit, tensor))
-    if batch:
-        yield batch
+def _row(item: Item, answers: Answers) -> Row:
+    return {"kind": EDITS, "name": item.name, "answers": [[*edit, *answer] for edit, answer in answers.items()]}
 
 
-def _answered(answer: AnswerBatch, batch: list[_Shown]) -> tuple[list[_Shown], list[Answer]]:
-    return batch, answer(torch.stack([shown.tensor for shown in batch]), [shown.item.label for shown in batch])
+def answers_in(row: Row) -> Answers:
+    """Return the answers in a row of the experiment."""
+    return {
+        Edit(arm, fill, lender): Answer(output, share, margin)
+        for arm, fill, lender, output, share, margin in row["answers"]
+    }
 
 
-@dataclass
-class _Gathered:
-    """Gathers the answers to the edits of each picture."""
+def coarse(region: Shaped[Tensor, "h w"]) -> Float[Tensor, "r c"]:
+    """Return the share of each cell of a coarse grid that a region covers."""
+    return functional.adaptive_avg_pool2d(region[None].float(), _ROOM_CELLS)[0]
 
-    answers: dict[Item, Answers] = field(default_factory=dict)
-    expected: dict[Item, int] = field(default_factory=dict)
 
-    def expect(self, item: Item, edits: int) -> None:
-        """Expect answers to this many edits of a picture."""
-        self.expected[item], self.answers[item] = edits, {}
-
-    def add(self, batch: Sequence[_Shown], given: Sequence[Answer]) -> None:
-        """Add the answers to a batch."""
-        for shown, answer in zip(batch, given, strict=True):
-            self.answers[shown.item][shown.edit] = answer
-
-    def pop_complete(self) -> Iterator[tuple[Item, Answers]]:
-        """Remove the pictures whose edits are all answered, and yield them."""
-        for item in [item for item, answers in self.answers.items() if len(answers) == self.expected[item]]:
-            yield item, self.answers.pop(item)
+def _has_object_and_background(picture: PreparedPicture) -> bool:
+    return picture.region is not None and picture.has_background and bool((picture.region > 0.5).any())

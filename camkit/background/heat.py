@@ -1,33 +1,151 @@
-"""The heat pass: explain every picture once, compare its map with its region, and save a row for each picture."""
+"""Evidence 1: where the heat lies, compared with a blind map and with a perfect map on the same regions.
+
+Notation for each image: h >= 0 is the class map at the size of the input, M is the object's region; both are (H, W).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 import torch
+from jaxtyping import Bool, Float
+from junitparser import Failure
 from torch import Tensor
+from torch.nn import functional
 
-from camkit.background import evidence
-from camkit.background.answers import answers_of
-from camkit.background.data import in_pixels
-from camkit.background.deep import hints
-from camkit.background.experiment import NO_ANSWER, Answer
-from camkit.background.journal import HEAT, Journal, Row, packed
-from camkit.background.plan import Plan
-from camkit.background.render import object_region, picture_size
-from camkit.background.values import Item, Progress, RowsOf
-from camkit.errors import CamkitError, InputError, advice
+from camkit.background.data import Item
+from camkit.background.edits import outer_ring
+from camkit.background.journal import HEAT, Journal, Row, how_to_start_again
+from camkit.background.plan import NO_ANSWER, Answer, Plan, answers_of
+from camkit.background.render import in_pixels, object_region, picture_size
+from camkit.engine.heatmap import enlarge, upsample
+from camkit.errors import CamkitError, InputError
 from camkit.explanation import Explanation
 from camkit.images.crop import CropBoxes, check_crop
+from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.images.read import open_picture
 from camkit.images.regions import preprocess_region
+from camkit.kit.store import packed, unpacked
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.scores import OfPictures, Scores, Target
-from camkit.types import Failure
+from camkit.types import Box, Placement
+
+
+@dataclass(frozen=True)
+class HeatMeasures:
+    """How one map fits one region, without regard to the other maps.
+
+    Attributes:
+        ceiling: the energy that a perfect map would have: the region averaged to the map's grid and upsampled again.
+        hit: the share of the hottest pixels that lie within POINTING_TOLERANCE pixels of the region: 1 or 0 unless
+            several tie.
+        rank: for a region of n pixels, the share of the n hottest pixels that lies in the region (relevance rank
+            accuracy; Arras et al. 2022, arXiv:2003.07258). If pixels of equal heat compete for the last
+            places among the n, it is the mean over all choices.
+        area: the region's share of the pixels that the model saw.
+    """
+
+    ceiling: float
+    hit: float
+    rank: float
+    area: float
+
+
+def measure(
+    heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"], view: Bool[Tensor, "h w"], grid: tuple[int, int]
+) -> HeatMeasures:
+    """Measure one map against one region. The map must have some heat and the region some pixels.
+
+    Args:
+        heat: the map at the size of the model's input.
+        region: the object's pixels.
+        view: the pixels that show the picture and not padding.
+        grid: rows and columns of the map before upsampling.
+    """
+    near = dilated(region, POINTING_TOLERANCE)
+    return HeatMeasures(
+        ceiling=ceiling(region, grid),
+        hit=float(near[heat == heat.max()].double().mean()),
+        rank=_rank_accuracy(heat, region),
+        area=int(region.sum()) / max(1, int(view.sum())),
+    )
+
+
+def _rank_accuracy(heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]) -> float:
+    """Return the share of the n hottest pixels that lies in a region of n pixels, averaged over the order of ties."""
+    pixels = int(region.sum())
+    coldest = torch.topk(heat.flatten(), pixels).values[-1]
+    hotter, tied = heat > coldest, heat == coldest
+    places = pixels - int(hotter.sum())
+    return (int(region[hotter].sum()) + places * float(region[tied].double().mean())) / pixels
+
+
+def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int]) -> float:
+    """Return the energy of the best map that the grid allows: the region averaged to the grid and upsampled."""
+    cells = functional.adaptive_avg_pool2d(region.float()[None], grid)
+    best = upsample(cells, region.shape)[0].double()
+    return float(best[region].sum() / best.sum())
+
+
+def heat_in_cells(
+    region: Bool[Tensor, "h w"], grid: tuple[int, int], placement: Placement
+) -> Float[np.ndarray, " cells"]:
+    """Return, for each cell of a map, the heat that one unit in the cell puts into a region after upsampling.
+
+    Upsampling is linear, so the heat within a region is a weighted sum over the cells. The energy E of a map is its
+    heat within the region divided by its heat within the whole picture. With these weights, any map can be compared
+    with any region, and neither is upsampled.
+    """
+    cells = torch.zeros(1, *grid, requires_grad=True)
+    with torch.enable_grad():
+        upsampled = enlarge(cells, region.shape, placement)[0]
+        within = torch.autograd.grad(upsampled[region].sum(), cells)[0]
+    return np.asarray(within.double().numpy().ravel())
+
+
+def energies(
+    maps: Float[np.ndarray, "n cells"], within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray, " cells"]
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Return each map's energy E in its own region, and the mean energy S of the other maps in that region.
+
+    Args:
+        maps: the positive part of each map, on its grid; each must have some heat.
+        within: for each region, the weights that ``heat_in_cells`` returns.
+        everywhere: the same weights for the whole picture.
+
+    Returns:
+        E and S. S, the shuffled baseline, is NaN if there is only one map.
+    """
+    shares = maps / (maps @ everywhere)[:, None]
+    own = (shares * within).sum(1)
+    if len(maps) < 2:
+        return own, np.full(len(maps), np.nan)
+    # Subtracting the map's own part from the sum over all maps gives the mean over the others without a loop.
+    return own, ((within @ shares.sum(0)) - own) / (len(maps) - 1)
+
+
+def headroom(within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray, " cells"]) -> Float[np.ndarray, " n"]:
+    """Return how much more heat perfect maps have in their own region than in the regions of other pictures.
+
+    If objects lie at the same place in every picture, the headroom is small: no map can show which object it follows.
+    It is 0 if there is only one region, or if no cell of the map reaches a region.
+    """
+    gain = np.zeros(len(within))
+    reached = within.any(1)
+    if reached.sum() > 1:
+        own, shuffled = energies(within[reached], within[reached], everywhere)
+        gain[reached] = own - shuffled
+    return gain
+
+
+_PATCH = 8
+"""Rows and columns to which the pixels behind a cell are resized before they are compared."""
 
 _REPEATED = 8
 """A resumed run computes this many finished pictures again, spread over the folder: one small batch."""
@@ -42,32 +160,14 @@ class Heat:
 
     Args:
         plan: the check.
+
+    Attributes:
+        plan: the check.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self.plan = plan
         self._boxes = CropBoxes()  # the parts of the pictures that the model sees
-
-    def run(self, journal: Journal, progress: Progress, rows_of: RowsOf) -> None:
-        """Explain every picture that has no row in the journal yet, and save its row.
-
-        ``rows_of`` computes the rows, as ``rows`` does.
-        """
-        items = self._plan.data.items
-        todo = [item for item in items if item.name not in journal.rows(HEAT)]
-        done = len(items) - len(todo)
-        progress("heat", done, len(items))
-        if not todo:
-            return
-        unsaved: list[Row] = []
-        for number, row in enumerate(rows_of(todo), start=1):
-            unsaved.append(row)
-            if len(unsaved) >= self._plan.batch_size:
-                journal.append(unsaved)
-                unsaved = []
-                progress("heat", done + number, len(items))
-        journal.append(unsaved)
-        progress("heat", len(items), len(items))
 
     def check_same_answers(self, journal: Journal) -> None:
         """Compute a few rows of an interrupted run again, and refuse its rows if the model now answers differently.
@@ -77,29 +177,25 @@ class Heat:
         Raises:
             InputError: the model answers differently, or another layer is explained.
         """
-        finished = journal.rows(HEAT)
-        answered = [item for item in self._plan.data.items if "margin" in finished.get(item.name, {})]
+        finished = journal.rows(HEAT, self.plan.data.items)
+        answered = [item for item in self.plan.data.items if "margin" in finished.get(item.name, {})]
         repeated = answered[:: max(1, len(answered) // _REPEATED)][:_REPEATED]
         rows = [(finished[item.name], row) for item, row in zip(repeated, self.rows(repeated), strict=True)]
         largest = max((abs(before["margin"]) for before, _ in rows), default=0.0)
-        is_fp32 = self._plan.settings.check.precision == "fp32"
+        is_fp32 = self.plan.settings.check.precision == "fp32"
         tolerance = largest * (_ROUNDING_FP32 if is_fp32 else _ROUNDING_AUTOCAST)
         for before, now in rows:
             same_margin = abs(now.get("margin", math.inf) - before["margin"]) <= tolerance
             if not same_margin or now["layer"] != before["layer"]:
                 raise InputError(
                     f"the interrupted run cannot be resumed: for {before['name']} the model now answers differently, "
-                    "so its code or its preprocessing has changed; "
-                    + advice(
-                        "start again without resume=True, or choose another out folder",
-                        "start again without --resume, or choose another --out",
-                    )
+                    "so its code or its preprocessing has changed; " + how_to_start_again()
                 )
 
     def rows(self, items: Sequence[Item]) -> Iterator[Row]:
         """Explain pictures, compare each map with its region, and yield a row for each picture, in order."""
-        target = _RecordingTarget([self._plan.matched.indices[item.label] for item in items])
-        explanations = self._plan.explain(items, target=target)
+        target = _RecordingTarget([self.plan.matched.indices[item.label] for item in items])
+        explanations = self.plan.explain(items, target=target)
         for number, (item, explanation) in enumerate(zip(items, explanations, strict=True), start=1):
             yield self._row(item, explanation, target.answers.get(number))
 
@@ -120,9 +216,9 @@ class Heat:
             }
             if item.objects:
                 return row | self._region_measures(item, explanation)
-            if self._plan.with_regions:
+            if self.plan.with_regions:
                 return row
-            return row | hints.row_of(explanation, self._plan.settings.check.ring)
+            return row | _ring_measures(explanation, self.plan.settings.check.ring)
         except CamkitError as error:
             text = str(error).replace(str(item.path), item.name)  # the report must not depend on where the data lies
             return {"kind": HEAT, "name": item.name, "error": text if item.name in text else f"{item.name}: {text}"}
@@ -135,7 +231,7 @@ class Heat:
         Raises:
             CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.
         """
-        plan = self._plan
+        plan = self.plan
         # Without a box, the explanation's picture is the model's input, and the original's size is read from the file.
         original = explanation.picture if explanation.box is not None else None
         size = picture_size(item.path) if original is None else (original.shape[1], original.shape[0])
@@ -149,8 +245,8 @@ class Heat:
         if explanation.status != "ok" or explanation.heatmap.ndim != 2:
             return {}
         grid = (explanation.raw.shape[0], explanation.raw.shape[1])
-        measures = evidence.measure(torch.from_numpy(np.asarray(explanation.heatmap)), region, shades.view, grid)
-        within = evidence.heat_in_cells(region, grid, explanation.placement)
+        measures = measure(torch.from_numpy(np.asarray(explanation.heatmap)), region, shades.view, grid)
+        within = heat_in_cells(region, grid, explanation.placement)
         return {
             **vars(measures),
             "grid": list(grid),
@@ -159,6 +255,43 @@ class Heat:
             "cells": packed(np.maximum(explanation.raw, 0)),
             "within": packed(within),
         }
+
+
+def _ring_measures(explanation: Explanation, share: float) -> Row:
+    """Return how much heat lies in the outer ring, and the pixels behind the hottest cell: for data without regions.
+
+    ``share`` is the width of the ring as a share of each side.
+    """
+    if explanation.status != "ok" or explanation.heatmap.ndim != 2 or explanation.picture is None:
+        return {}
+    heatmap = explanation.heatmap
+    outer = outer_ring((heatmap.shape[0], heatmap.shape[1]), share).numpy()
+    row, column = np.unravel_index(int(explanation.raw.argmax()), explanation.raw.shape)
+    return {
+        "ring": float(heatmap[outer].sum() / heatmap.sum()),
+        "ring_area": float(outer.mean()),
+        "hottest": [int(row), int(column)],
+        "patch": packed(_patch_behind(explanation, int(row), int(column))),
+    }
+
+
+def _patch_behind(explanation: Explanation, row: int, column: int) -> Float[np.ndarray, " pixels"]:
+    """Return the picture's brightness (0..1) behind a cell of the map, resized to _PATCH x _PATCH."""
+    picture = explanation.picture
+    assert picture is not None
+    box = explanation.box or Box(0, 0, picture.shape[1], picture.shape[0])
+    sides = ((box.top, box.bottom), (box.left, box.right))
+    slices = []
+    for axis, cell in enumerate((row, column)):
+        (first, last), length, side = sides[axis], picture.shape[axis], explanation.maps.size[axis]
+        places = explanation.positions[axis]
+        step = (places[-1] - places[0]) / (len(places) - 1) if len(places) > 1 else side
+        edges = (places[cell] + 0.5 - step / 2, places[cell] + 0.5 + step / 2)
+        low, high = (first + (last - first) * edge / side for edge in edges)
+        begin = min(max(0, round(low)), length - 1)
+        slices.append(slice(begin, min(length, max(begin + 1, round(high)))))
+    patch = picture[slices[0], slices[1]].astype(np.float32) / 255
+    return np.asarray(cv2.resize(patch, (_PATCH, _PATCH), interpolation=cv2.INTER_AREA)).ravel()
 
 
 class _RecordingTarget(OfPictures):
@@ -189,3 +322,31 @@ class _RecordingPart(Target):
         classes = [self.own_class.classes[number - 1] for number in self.numbers]
         self.answers.update(zip(self.numbers, answers_of(logits, classes), strict=True))
         return self.own_class.of_pictures(self.numbers)(output, batch)
+
+
+class Energy(NamedTuple):
+    """A map's energy in its own region, the mean energy of the other maps there, and the headroom between the two."""
+
+    own: float
+    shuffled: float
+    headroom: float
+
+
+def compare_maps(items: Sequence[Item], heat: Mapping[str, Row]) -> dict[str, Energy]:
+    """Compare each map with the regions of all pictures whose map has the same grid, size and extent."""
+    by_geometry: dict[tuple[Any, Any, Placement], list[str]] = defaultdict(list)
+    for item in items:
+        row = heat.get(item.name, {})
+        if "cells" in row:
+            placement = Placement(tuple(map(tuple, row["extent"])))
+            by_geometry[tuple(row["grid"]), tuple(row["size"]), placement].append(item.name)
+    compared: dict[str, Energy] = {}
+    for (grid, size, placement), names in by_geometry.items():
+        maps, within = (
+            np.stack([unpacked(heat[name][part]).astype(float) for name in names]) for part in ("cells", "within")
+        )
+        everywhere = heat_in_cells(torch.ones(size, dtype=torch.bool), grid, placement)
+        own, shuffled = energies(maps, within, everywhere)
+        columns = zip(own.tolist(), shuffled.tolist(), headroom(within, everywhere).tolist(), strict=True)
+        compared |= {name: Energy(*values) for name, values in zip(names, columns, strict=True)}
+    return compared

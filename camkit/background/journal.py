@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
-import numpy as np
-from jaxtyping import Float
-
+from camkit.background.data import Item
 from camkit.errors import advice
-from camkit.kit import store
 from camkit.kit.fingerprint import Fingerprint
 from camkit.kit.store import Store, rows_of
 
-Row = store.Row
-packed = store.packed
+Row: TypeAlias = dict[str, Any]
+RowsOf: TypeAlias = Callable[[Sequence[Item]], Iterator[Row]]
+"""Computes the rows of some pictures, and yields each when it is finished."""
 
 HEAT, EDITS = "heat", "edits"
 """The kinds of rows: the result of the heat pass for a picture, and the model's answers to a picture's edits."""
 
 
+def how_to_start_again() -> str:
+    """Return what a user can do who does not want to resume a check, or cannot."""
+    return advice(
+        "start again without resume=True, or choose another out folder",
+        "start again without --resume, or choose another --out",
+    )
+
+
 class Journal:
-    """The rows of a check, by kind and name: each has a "kind" and a "name". ``append`` writes them to disk.
+    """The rows of a check, by kind and name: each has a "kind" and a "name".
 
     Args:
         path: the file; None keeps the rows in memory only.
@@ -34,11 +41,7 @@ class Journal:
     """
 
     def __init__(self, path: Path | None, made_with: Fingerprint, *, resume: bool) -> None:
-        instead = advice(
-            "start again without resume=True, or choose another out folder",
-            "start again without --resume, or choose another --out",
-        )
-        self._store = Store(path, made_with, resume=resume, instead=instead)
+        self._store = Store(path, made_with, resume=resume, instead=how_to_start_again())
         self._rows: dict[str, dict[str, Row]] = {}
         self._keep(self._store.rows())
 
@@ -51,19 +54,36 @@ class Journal:
         for row in rows:
             self._rows.setdefault(row["kind"], {})[row["name"]] = row
 
-    def rows(self, kind: str) -> Mapping[str, Row]:
-        """Return the finished rows of one kind, by name."""
-        return self._rows.get(kind, {})
+    def rows(self, kind: str, items: Sequence[Item]) -> dict[str, Row]:
+        """Return the finished rows of one kind, by name, in the order of their pictures."""
+        rows = self._rows.get(kind, {})
+        return {item.name: rows[item.name] for item in items if item.name in rows}
 
-    def append(self, rows: Iterable[Row]) -> None:
-        """Add rows.
+    def append(self, rows: Sequence[Row]) -> None:
+        """Add rows, and write them to disk.
 
         Raises:
             OutputError: the file cannot be written, for example because the disk is full; earlier rows are kept.
         """
-        rows = list(rows)
         self._store.append(rows)
         self._keep(rows)
+
+    def complete(
+        self, kind: str, items: Sequence[Item], rows_of: RowsOf, progress: Callable[[int, int], None]
+    ) -> Mapping[str, Row]:
+        """Compute the rows that are missing, keep each when it is finished, and return all.
+
+        Raises:
+            OutputError: as ``append``.
+        """
+        finished = self.rows(kind, items)
+        todo = [item for item in items if item.name not in finished]
+        progress(len(finished), len(items))
+        if todo:
+            for count, row in enumerate(rows_of(todo), start=len(finished) + 1):
+                self.append([row])
+                progress(count, len(items))
+        return self.rows(kind, items)
 
     def __enter__(self) -> Journal:
         """Return the journal itself."""
@@ -80,8 +100,3 @@ def count_finished(path: Path) -> dict[str, int]:
     The rows may belong to another run, so the counts are only good for an estimate.
     """
     return dict(Counter(str(row.get("kind")) for row in rows_of(path))) if path.is_file() else {}
-
-
-def unpacked(text: str) -> Float[np.ndarray, " n"]:
-    """Return the values of a packed array, flattened."""
-    return store.unpacked(text).astype(float)

@@ -1,4 +1,4 @@
-"""Decide what a check uses before anything is computed: pictures, classes, sample, and hashes of all of them."""
+"""A check that is ready to run: the model, what it answers, and the pictures, with the sample and hashes of all."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ import datetime as dt
 import functools
 import json
 import stat
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
+from junitparser import Failure
 from torch import Tensor
 
-from camkit.background.answers import answers_of
 from camkit.background.classes import ClassMatch
 from camkit.background.cues import COMPRESSION, CUES
-from camkit.background.experiment import Answer
-from camkit.background.sampling import stratified
-from camkit.background.values import Dataset, Item
+from camkit.background.data import Dataset, Item
 from camkit.config.settings import Settings
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, quiet_pass
+from camkit.errors import CamkitError, InputError
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.images.masks import MaskFile
+from camkit.images.prepare import prepare
 from camkit.images.quality import jpeg_quality
 from camkit.images.regions import ShadesBySize
 from camkit.kit.fingerprint import digest, digest_of_preprocessing, digest_of_weights
@@ -35,7 +37,26 @@ from camkit.methods import MethodLike
 from camkit.models import device_of, dtype_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.targets import EachTarget, logits_of
-from camkit.types import Failure, Preprocess
+from camkit.targets.probabilities import WHOLES, rows_that_sum_to
+from camkit.types import Preprocess
+
+
+class Answer(NamedTuple):
+    """The model's answer to one picture.
+
+    Attributes:
+        output: the output with the highest logit; NO_ANSWER for logits with NaN or infinity.
+        share: the probability of the picture's own class.
+        margin: the best logit of that class minus the best logit of all others.
+    """
+
+    output: int
+    share: float
+    margin: float
+
+
+NO_ANSWER = -1
+"""The output that stands for logits with NaN or infinity."""
 
 _UNREADABLE = "unreadable"
 
@@ -113,7 +134,7 @@ class Plan:
         """The most edits of each sample picture that the model classifies."""
         pastes = self.settings.check.pastes
         exchanges = 2 * len(self.cues)
-        return exchanges + (2 * (2 * pastes + 1) + 4 if self.with_regions else 2 * pastes + 1)
+        return exchanges + (2 * (2 * pastes + 1) if self.with_regions else 2 * pastes + 1)
 
     @functools.cached_property
     def cues(self) -> tuple[str, ...]:
@@ -230,6 +251,76 @@ def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:
     if mislabelled:
         left_out["copies of a picture of another class"] = tuple(mislabelled)
     return replace(data, items=tuple(kept), left_out=left_out)
+
+
+def answers_of(logits: Float[Tensor, "n outputs"], classes: Sequence[tuple[int, ...]]) -> list[Answer]:
+    """Turn logits (N, outputs) into answers; NO_ANSWER for a row with NaN or infinity.
+
+    ``classes`` has, for each row, the outputs of its picture's class.
+    """
+    own = torch.zeros_like(logits, dtype=torch.bool)
+    for row, indices in enumerate(classes):
+        own[row, list(indices)] = True
+    finite = logits.isfinite().all(1)
+    named = logits.argmax(1).where(finite, NO_ANSWER)
+    shares = (_probabilities(logits) * own).sum(1).where(finite, 0.0)
+    best_own, best_other = (logits.masked_fill(~of, float("-inf")).amax(1) for of in (own, ~own))
+    margins = (best_own - best_other).where(finite, 0.0)
+    return [Answer(*values) for values in zip(named.tolist(), shares.tolist(), margins.tolist(), strict=True)]
+
+
+def _probabilities(logits: Float[Tensor, "n outputs"]) -> Float[Tensor, "n outputs"]:
+    """Return each row's probabilities: the softmax of logits, or the row itself if it already holds probabilities."""
+    probabilities = logits.double().softmax(1)
+    for whole in WHOLES:
+        given = rows_that_sum_to(whole, logits)
+        probabilities[given] = logits[given].double() / whole
+    return probabilities
+
+
+def count_outputs(model: LoadedModel, items: Sequence[Item]) -> int:
+    """Return how many outputs a classifier has, by running it on the first readable picture.
+
+    Raises:
+        InputError: no picture can be read, or the model is not a classifier of two or more classes.
+    """
+    module, device = model.module, device_of(model.module)
+    assert model.preprocess is not None
+    failure: CamkitError | None = None
+    for item in items:
+        try:
+            tensor = prepare(item.path, model.preprocess, item.name).tensor
+        except CamkitError as error:
+            failure = error
+            continue
+        with quiet_pass(module, device, "fp32"), interruptible():
+            count = logits_of(module(tensor[None].to(device, dtype_of(module))), 1).shape[1]
+        if count < 2:
+            raise InputError("the check needs a classifier with two or more outputs; this model has one")
+        return count
+    raise InputError(f"no picture could be read: {failure}")
+
+
+def stratified(items: Sequence[Item], per_class: int, most: int, seed: int) -> list[Item]:
+    """Draw at most ``per_class`` pictures of each class and about ``most`` in total, with equal shares.
+
+    Each class keeps at least one picture, even if the total then exceeds ``most``. A picture's rank depends only on its
+    name and the seed, so adding pictures does not reshuffle the others.
+    """
+    by_class: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        by_class[item.label].append(item)
+    if not by_class:
+        return []
+    share = max(1, min(per_class, most // len(by_class)))
+    sample = [
+        item for members in by_class.values() for item in sorted(members, key=lambda item: _rank(item, seed))[:share]
+    ]
+    return sorted(sample, key=lambda item: (item.label, item.name))
+
+
+def _rank(item: Item, seed: int) -> tuple[int, str]:
+    return zlib.crc32(f"{seed} {item.name}".encode(errors="surrogateescape")), item.name
 
 
 SPARE_PICTURES = 10

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from camkit.background.decision import Effect, EffectName, MeasuredEffect
 from camkit.background.edits import RING
+from camkit.background.effects import Effect, EffectName, MeasuredEffect
 from camkit.kit.statistics import MIN_GROUPS
 
 

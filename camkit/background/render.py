@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Bool
 from pycocotools import mask as rle
 
+from camkit.background.regions.annotations import ObjectAnnotation, clip_box
 from camkit.background.regions.coco import decode_runs
-from camkit.background.regions.table import clip_box
-from camkit.background.values import ObjectAnnotation
 from camkit.errors import ImageError, brief
 from camkit.images.masks import MaskFile
 from camkit.images.read import open_picture
@@ -32,6 +31,33 @@ edge."""
 _LONGEST_OUTLINE = 1_000_000
 """The greatest length of all edges of an outline, in pixels: pycocotools keeps five points for each pixel. Even an
 outline that winds through every second pixel of a two-megapixel picture is shorter."""
+
+
+def in_pixels(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
+    """Return an object with its coordinates in pixels of a picture of ``size`` (width, height).
+
+    Raises:
+        ImageError: the object was drawn on a picture of another size.
+    """
+    if annotation.size is not None and annotation.size != size:
+        rotated = " (shown rotated, as its EXIF data says)" if annotation.size == size[::-1] else ""
+        raise ImageError(
+            f"its objects were drawn on {annotation.size[0]}x{annotation.size[1]} pixels, but the picture has "
+            f"{size[0]}x{size[1]}{rotated}"
+        )
+    if not annotation.shares:
+        return annotation
+    width, height = size
+    box = annotation.box and Box(
+        annotation.box.left * width,
+        annotation.box.top * height,
+        annotation.box.right * width,
+        annotation.box.bottom * height,
+    )
+    outline = annotation.outline
+    if isinstance(outline, list):
+        outline = [[side * (width, height)[number % 2] for number, side in enumerate(part)] for part in outline]
+    return ObjectAnnotation(annotation.category, box, outline, crowd=annotation.crowd)
 
 
 def object_region(

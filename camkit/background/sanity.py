@@ -9,11 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from camkit.background.deep.analysis import MirrorTest
-from camkit.background.deep.hints import compare_mirrored, correlation
-from camkit.background.plan import Plan
-from camkit.background.sampling import stratified
-from camkit.background.values import Item
+from camkit.background.data import Item
+from camkit.background.plan import Plan, stratified
 from camkit.explanation import Explanation
 from camkit.models.loaded import LoadedModel
 from camkit.models.shuffled import shuffle_weights
@@ -27,6 +24,24 @@ MIN_AGREEMENT = 0.5
 
 MAX_RANDOM_CORRELATION = 0.95
 """Median correlation with the maps of random weights above which the maps do not depend on the weights."""
+
+
+_SYMMETRICAL = 0.8
+"""A map that correlates more than this with its own mirror image cannot show whether it followed the picture."""
+
+_MIN_MIRRORED = 5
+"""Maps that the comparison with mirrored pictures needs."""
+
+
+@dataclass(frozen=True)
+class MirrorTest:
+    """What happens to the maps when the pictures are mirrored left to right, as median correlations.
+
+    ``followed`` compares the new map with the mirrored first map, ``stayed`` with the first map as it was.
+    """
+
+    followed: float
+    stayed: float
 
 
 @dataclass(frozen=True)
@@ -115,3 +130,27 @@ def _with_random_weights(model: LoadedModel, seed: int) -> LoadedModel:
     module = copy.deepcopy(model.module)
     shuffle_weights(module.modules(), torch.Generator().manual_seed(seed))
     return LoadedModel(module, model.name, model.preprocess, model.labels, None, model.activation)
+
+
+def compare_mirrored(before: Sequence[np.ndarray | None], after: Sequence[np.ndarray | None]) -> MirrorTest | None:
+    """Compare maps with the maps of the same pictures mirrored left to right; None if too few maps can tell.
+
+    A map that is nearly its own mirror image cannot tell.
+    """
+    followed, stayed = [], []
+    for first, second in zip(before, after, strict=True):
+        if first is None or second is None or first.ndim != 2 or first.shape != second.shape:
+            continue
+        flipped = first[:, ::-1]
+        if min(first.std(), second.std()) == 0 or correlation(first, flipped) > _SYMMETRICAL:
+            continue
+        followed.append(correlation(second, flipped))
+        stayed.append(correlation(second, first))
+    if len(followed) < _MIN_MIRRORED:
+        return None
+    return MirrorTest(float(np.median(followed)), float(np.median(stayed)))
+
+
+def correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the correlation of two maps of one grid, cell by cell."""
+    return float(np.corrcoef(first.ravel(), second.ravel())[0, 1])

@@ -13,15 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.background.check import CheckResult
-from camkit.background.deep.kinds import WrongAnswer
+from camkit.background.data import Item
 from camkit.background.deep.shortcuts import Crop, Shortcut
-from camkit.background.edits import BLUR, RING, TILE, paste
-from camkit.background.experiment import Edit, PreparedPicture
-from camkit.background.measures import ImageRow
-from camkit.background.sampling import stratified
-from camkit.background.trial import Trial
-from camkit.background.values import Item
+from camkit.background.edits import BLUR, RING, Edit, PreparedPicture
+from camkit.background.experiment import Experiment
+from camkit.background.pictures import ImageRow
+from camkit.background.plan import stratified
+from camkit.background.result import CheckResult
 from camkit.drawing import overlay
 from camkit.explanation import Explanation
 from camkit.types import Box, Pixels
@@ -88,7 +86,7 @@ class Showcase:
     def __init__(self, result: CheckResult) -> None:
         self._result = result
         self._plan = result.plan
-        self._trial = Trial(result.plan)
+        self._trial = Experiment(result.plan)
         self._items = {item.name: item for item in result.plan.data.items}
 
     def thumbnails(self) -> list[Panel]:
@@ -111,33 +109,6 @@ class Showcase:
     def _crops(self, shortcut: Shortcut) -> list[tuple[Crop, PreparedPicture]]:
         loaded = [(crop, self._trial.load(self._items[crop.name])) for crop in shortcut.crops]
         return [(crop, picture) for crop, picture in loaded if picture is not None]
-
-    def kinds(self) -> list[list[Panel]]:
-        """Draw the examples of each kind of background."""
-        kinds = [] if self._result.kinds is None else self._result.kinds.kinds
-        return [
-            [
-                Panel(name, _pixels(picture, picture.tensor))
-                for name in kind.examples
-                if (picture := self._trial.load(self._items[name]))
-            ]
-            for kind in kinds
-        ]
-
-    def wrong_answers(self) -> list[Panel]:
-        """Draw wrong answers of the worst pair of class and kind as the model saw them."""
-        found = self._result.kinds
-        wrong = () if found is None or found.worst is None else found.worst.wrong
-        return [panel for answer in wrong if (panel := self._wrong_answer(answer)) is not None]
-
-    def _wrong_answer(self, answer: WrongAnswer) -> Panel | None:
-        """Draw an object on the background on which the model named another class."""
-        picture, background = (self._trial.load(self._items[name]) for name in (answer.picture, answer.background))
-        if picture is None or picture.region is None or background is None:
-            return None
-        pasted = paste(picture.tensor, picture.region, background.as_background(TILE))
-        title = f"{answer.picture} on the background of {answer.background}"
-        return Panel(title, _pixels(picture, pasted), answer=answer.named)
 
     def strips(self, most: int = OFFENDERS) -> list[Strip]:
         """Draw the worst offenders: the pictures whose answer changed most with the background, worst classes first."""
@@ -162,11 +133,7 @@ class Showcase:
         edits, picture = self._trial.edits(item, wanted=1), self._trial.load(item)
         if not edits or picture is None:
             return None
-        shown = {
-            title: tensor
-            for edit, make in edits.items()
-            if (title := self._title(edit)) and (tensor := make()) is not None
-        }
+        shown = {title: make() for edit, make in edits.items() if (title := self._title(edit))}
         answers = self._plan.answer(torch.stack(list(shown.values())), [item.label] * len(shown))
         edited = [
             Panel(title, _pixels(picture, tensor), answer.share, self._plan.name_of(answer.output))

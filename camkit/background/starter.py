@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from camkit.background.values import Dataset
+from camkit.background.data import Dataset
 from camkit.config.settings import Settings
 from camkit.errors import printable
 
@@ -20,24 +20,14 @@ _COMMENT_COLUMN = 30
 """The column where comments after settings start, so that most of them line up."""
 
 
-def starter_config(
-    data: Dataset,
-    *,
-    where: Path,
-    model: str | None,
-    regions: Path | None,
-    class_map: Path | None,
-    settings: Settings | None = None,
-) -> str:
+def starter_config(data: Dataset, settings: Settings) -> str:
     """Return the text of a config for these pictures.
 
     The lines of ``settings`` that are set are active; the others are commented and show the defaults. The paths are
     relative to the folder of the config.
     """
-    settings = settings or Settings()
-    model_lines = _Lines(settings.model, {"name": model})
-    data_lines = _Lines(settings.data, {"path": where, "regions": regions, "class_map": class_map})
-    check, limits, run = (_Lines(section, {}) for section in (settings.check, settings.limits, settings.run))
+    model_lines, data_lines = _Lines(settings.model), _Lines(settings.data)
+    check, limits, run = map(_Lines, (settings.check, settings.limits, settings.run))
     facts = "\n".join(f"# {printable(fact)}" for fact in data.facts)
     names = printable(", ".join(data.classes[:_MOST_CLASSES])) + (", ..." * (len(data.classes) > _MOST_CLASSES))
     example = _toml(data.classes[0])
@@ -97,8 +87,8 @@ _WAIVER_EXAMPLE = """# [[waivers]]
 class _Lines:
     """The lines of one table of the config."""
 
-    def __init__(self, section: BaseModel, found: dict[str, Any]) -> None:
-        given = {name: getattr(section, name) for name in sorted(section.model_fields_set)} | found
+    def __init__(self, section: BaseModel) -> None:
+        given = {name: getattr(section, name) for name in sorted(section.model_fields_set)}
         self._values = {name: value for name, value in given.items() if value is not None}
         self._section = section
         self._shown: set[str] = set()

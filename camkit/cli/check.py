@@ -31,7 +31,7 @@ from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
 from camkit.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from camkit.background.values import Stage
+    from camkit.background.check import Stage
     from camkit.config.settings import Settings
 
 checks = App(
@@ -169,12 +169,12 @@ def check(
         ray: The cluster to compute on.
         common: The config, and how much is printed.
     """
-    from camkit.background.cost import estimate_cost
+    from camkit.background.check import JOURNAL, finish_check, plan_check
+    from camkit.background.forecast import estimate_seconds
     from camkit.background.journal import count_finished
-    from camkit.background.passes import spread
     from camkit.background.report import REPORTS, markdown
     from camkit.background.report import console as check_console
-    from camkit.background.run import JOURNAL, finish_check, plan_check
+    from camkit.background.spread import spread
     from camkit.cli.bars import stages
     from camkit.cli.text import wide
     from camkit.images.files import check_folder, refuse_address, refuse_input
@@ -195,10 +195,10 @@ def check(
             console.print(check_console.data_summary(plan))
             console.print(check_console.power_notice(plan))
             workers = 1 if pool is None else pool.actors
-            cost = estimate_cost(plan, count_finished(out / JOURNAL) if resume else None, workers)
-            console.print(check_console.cost_notice(plan, cost))
+            seconds = estimate_seconds(plan, count_finished(out / JOURNAL) if resume else None, workers)
+            console.print(check_console.cost_notice(plan, seconds))
         events = stack.enter_context(events_into(tensorboard))
-        passes = None if pool is None else spread(plan, source.on_cluster(pool, plan.model).map)
+        rows_of = None if pool is None else spread(plan, source.on_cluster(pool, plan.model).map)
         with stages() as progress:
             result = finish_check(
                 plan,
@@ -208,7 +208,7 @@ def check(
                 progress=progress,
                 inconclusive=settings.run.inconclusive,
                 command=shlex.join(["camkit", *sys.argv[1:]]),
-                passes=passes,
+                rows_of=rows_of,
             )
         if not TALK.quiet:
             table = check_console.table(result)
@@ -294,15 +294,7 @@ def init(
     dataset = read_data(
         settings.data.path, regions=settings.data.regions, group=settings.data.group, only=only, without=without
     )
-    settings = settings.relative_to(file.parent)
-    text = starter_config(
-        dataset,
-        where=settings.data.path or Path(),
-        model=settings.model.name,
-        regions=settings.data.regions,
-        class_map=settings.data.class_map,
-        settings=settings,
-    )
+    text = starter_config(dataset, settings.relative_to(file.parent))
     write_file(file, text.encode())
     if not TALK.quiet:
         printer().print("\n".join(map(printable, dataset.facts)), markup=False)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from camkit.background.check import CheckResult
-from camkit.background.run import check
-from camkit.background.values import Progress
+from camkit.background.check import Progress, check
+from camkit.background.result import CheckResult
 from camkit.demo.scenes import labelled_scenes
 from camkit.models import DEMO_MODELS
 

@@ -16,8 +16,8 @@ from camkit.types import Style
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from camkit.background.check import CheckResult
-    from camkit.background.measures import Measures
+    from camkit.background.effects import Measures
+    from camkit.background.result import CheckResult
     from camkit.background.showcase import Panel
 
 

@@ -23,12 +23,11 @@ import torchvision
 from PIL import Image
 from torchvision.models import get_model
 
-from camkit.background.cost import estimate_cost
+from camkit.background.check import finish_check, plan_check
+from camkit.background.data import Item
+from camkit.background.forecast import estimate_seconds
 from camkit.background.heat import Heat
-from camkit.background.journal import Journal
 from camkit.background.plan import Plan
-from camkit.background.run import finish_check, plan_check
-from camkit.background.values import Item
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.engine.streams import Task, in_order
 from camkit.images.prepare import prepare
@@ -105,13 +104,13 @@ def main() -> None:
         explainer, ratios = Heat(plan), []
         for number in range(options.rounds + 1):
             plain = timed(lambda: classify(plan))
-            heat = timed(lambda: explainer.run(Journal(None, {}, resume=False), silent, explainer.rows))
+            heat = timed(lambda: list(explainer.rows(plan.data.items)))
             if number:  # the first round chooses the layer and warms up
                 ratios.append(heat / plain)
                 print(f"round {number}: plain {plain:.1f} s, heat {heat:.1f} s, {heat / plain:.2f}", flush=True)
         low, middle, high = statistics.quantiles(ratios, n=4)
         print(f"the heat takes {middle:.2f} x plain inference ({low:.2f} to {high:.2f})")
-        estimated = estimate_cost(plan).seconds
+        estimated = estimate_seconds(plan)
         out = Path(folder) / "out"
         seconds = timed(lambda: finish_check(plan, out, progress=silent))
         ratio = estimated / seconds

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from camkit.background.decision import WHOLE_PICTURE, Effect, EffectName, MeasuredEffect
-from camkit.background.measures import Measures, limit_of
-from camkit.background.verdict import judge
+from camkit.background.effects import WHOLE_PICTURE, Effect, EffectName, MeasuredEffect, Measures, limit_of
+from camkit.background.rule import judge
 from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import Estimate
 

@@ -12,9 +12,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from camkit.background.check import CheckResult
-from camkit.background.measures import Measures
+from camkit.background.effects import Measures
 from camkit.background.report.json import plain
+from camkit.background.result import CheckResult
 from camkit.engine.allocator import reuse_large_blocks
 
 Row = dict[str, Any]

@@ -26,13 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from camkit.background.decision import Effect
-from camkit.background.experiment import draw_partners
-from camkit.background.measures import OVERALL, ImageRow
-from camkit.background.measuring import measure_all
-from camkit.background.trial import LITTLE_MORE
-from camkit.background.values import Item
-from camkit.background.verdict import Judgement, judge
+from camkit.background.data import Item
+from camkit.background.effects import OVERALL, Effect, measure_all
+from camkit.background.experiment import LITTLE_MORE, draw_partners
+from camkit.background.pictures import ImageRow
+from camkit.background.rule import Judgement, judge
 from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import group_numbers
 

@@ -93,11 +93,11 @@ def simulate(scenario: KindScenario, seed: int) -> Outcome:
     answers = [
         PastedAnswer(
             (item := design.items[number]).name, item.label, item.group,
-            (lender := design.items[lent]).name, lender.group, f"kind {kinds[lent]}", answer, "another",
+            design.items[lent].group, f"kind {kinds[lent]}", answer,
         )
         for number, lent, answer in zip(shown.tolist(), behind.tolist(), right.tolist(), strict=True)
     ]  # fmt: skip
-    all_kinds = [Kind(f"kind {number}", f"class {number}", 1.0, 0, ()) for number in range(scenario.kinds)]
+    all_kinds = [Kind(f"kind {number}", f"class {number}", 1.0, 0) for number in range(scenario.kinds)]
     found = measure_kinds(all_kinds, answers, LIMITS.gap, LIMITS.alpha, seed, resamples=RESAMPLES)
     worst = found.worst
     named = worst is not None and (worst.label, worst.kind) == (f"class {BAD_CLASS}", f"kind {BAD_KIND}")

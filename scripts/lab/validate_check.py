@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 import camkit
-from camkit.background.check import CheckResult
+from camkit.background.result import CheckResult
 from camkit.config.settings import LimitsSection
 from scripts.demo.drawn_scenes.drawing import THINGS
 from scripts.lab.lab_models import ARCHITECTURES, accuracy, preprocess, train

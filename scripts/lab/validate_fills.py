@@ -25,8 +25,7 @@ from skimage.restoration import inpaint_biharmonic
 from torch import Tensor
 
 from camkit.background.edits import fill_with_texture
-from camkit.background.experiment import MOST_CANDIDATES
-from camkit.background.trial import LITTLE_MORE
+from camkit.background.experiment import LITTLE_MORE, MOST_CANDIDATES
 from camkit.images.filling import dilated, fill_smoothly
 from camkit.images.imputation import fill_linearly
 from scripts.lab.lab_photos import cover_of, read_photo

@@ -29,7 +29,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import camkit
-from camkit.background.check import CheckResult
+from camkit.background.result import CheckResult
 from camkit.config.settings import LimitsSection
 from scripts.lab.lab_photos import LOOKED_AT_WORLDS, WORLDS, World, compose
 from scripts.lab.lab_report import SCORES, judge_again, page, plots
@@ -421,18 +421,10 @@ def pairs_table(rows: Sequence[Row]) -> str:
 
 RULES = {
     **SCORES,
-    "foreground sensitivity (Moayeri et al. 2022) < 0": (
-        lambda row: -_number(row["overall"]["foreground_sensitivity"]),
-        0.0,
-    ),
     "loss on the worst cluster (GEORGE's first step)": (lambda row: row["worst_cluster_loss"], None),
     "worst group's accuracy < 0.5, groups known": (lambda row: -row["worst_group"], -0.5),
 }
 """The rules of the drawn lab, published detectors that need no retraining, and what known groups would show."""
-
-
-def _number(value: float | None) -> float:
-    return float("inf") if value is None else value
 
 
 def held_out(row: Row) -> bool:

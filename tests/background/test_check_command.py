@@ -19,9 +19,10 @@ import torch
 from PIL import Image
 
 import camkit
+from camkit.background.baseline import checksum
+from camkit.background.check import plan_check
 from camkit.background.journal import Journal
 from camkit.background.report import REPORTS
-from camkit.background.run import plan_check
 from camkit.cli import main
 from camkit.config.settings import read_config
 from camkit.demo.scenes import write_scenes
@@ -283,7 +284,8 @@ def test_a_baseline_of_another_layer_or_grid_is_refused_before_anything_is_compu
 ):
     report = json.loads((biased[1] / "report.json").read_text())
     other = tmp_path / "other.json"
-    other.write_text(json.dumps({**report, **changed}))
+    report |= changed
+    other.write_text(json.dumps({**report, "checksum": checksum(report)}))
     stages = []
 
     with pytest.raises(InputError, match=message):

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import camkit
-from camkit.background.run import plan_check
+from camkit.background.check import plan_check
+from camkit.background.data import Dataset
 from camkit.background.starter import starter_config
-from camkit.background.values import Dataset
 from camkit.cli import main
 from camkit.cli.check import ExperimentOptions, LimitOptions, RunOptions
 from camkit.cli.diagnose import diagnose
@@ -239,7 +239,7 @@ def test_a_mapping_is_validated_like_a_file() -> None:
 
 def test_a_starter_config_without_a_model_names_none() -> None:
     data = Dataset(Path("val"), (), ("cat",))
-    text = starter_config(data, where=Path("val"), model=None, regions=None, class_map=None)
+    text = starter_config(data, Settings())
 
     assert tomllib.loads(text)["model"] == {}
     assert '# name = "resnet50"' in text
@@ -247,8 +247,7 @@ def test_a_starter_config_without_a_model_names_none() -> None:
 
 def written(*classes: str, facts: tuple[str, ...] = ("3 pictures",), where: str = "val", **paths: Path | None) -> str:
     data = Dataset(Path(where), (), classes, facts)
-    all_paths: dict[str, Any] = {"regions": None, "class_map": None, **paths}
-    return starter_config(data, where=Path(where), model="resnet50", **all_paths)
+    return starter_config(data, settings_from({"model": {"name": "resnet50"}, "data": {"path": where, **paths}}))
 
 
 def uncommented(text: str) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 
 import camkit
 from camkit.background import cues
-from camkit.background.measures import OVERALL
+from camkit.background.effects import OVERALL
 from camkit.demo.scenes import write_scenes
 from camkit.images.quality import LOSSLESS, jpeg_quality
 

@@ -20,12 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from camkit.background.check import plan_check
 from camkit.background.classes import match_classes, parse_class_map, question_order, read_class_map
-from camkit.background.data import read_data
-from camkit.background.plan import FileHashes, without_duplicates
-from camkit.background.run import plan_check
-from camkit.background.sampling import stratified
-from camkit.background.values import Dataset, Item
+from camkit.background.data import Dataset, Item, read_data
+from camkit.background.plan import FileHashes, stratified, without_duplicates
 from camkit.errors import InputError
 
 SIZE = (40, 30)

@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from camkit.background.decision import LEVELS, VERDICTS, WHOLE_PICTURE, Effect, Findings, MeasuredEffect
-from camkit.background.measures import OVERALL, Measures
-from camkit.background.power import CHANCE_TO_EXCLUDE, SPREAD, notice, pictures_needed
+from camkit.background.data import Item
+from camkit.background.effects import LEVELS, OVERALL, WHOLE_PICTURE, Effect, MeasuredEffect, Measures
+from camkit.background.forecast import CHANCE_TO_EXCLUDE, SPREAD, notice, pictures_needed
 from camkit.background.reasons import reason_of
-from camkit.background.values import Item
-from camkit.background.verdict import judge
+from camkit.background.rule import VERDICTS, Findings, judge
 from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import Estimate
 

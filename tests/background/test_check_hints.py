@@ -10,10 +10,11 @@ from torch import nn
 from torchvision.transforms import v2
 
 import camkit
-from camkit.background.deep.hints import MirrorTest, compare_mirrored, hints
-from camkit.background.journal import packed
-from camkit.background.values import Item
+from camkit.background.data import Item
+from camkit.background.deep.hints import hints
+from camkit.background.sanity import MirrorTest, compare_mirrored
 from camkit.demo.scenes import write_scenes
+from camkit.kit.store import packed
 
 GREY = packed(np.full(192, 0.5))
 

@@ -27,10 +27,11 @@ from torchvision.transforms import functional as tv
 from torchvision.transforms._presets import ImageClassification
 
 import camkit
-from camkit.background.data import in_pixels, read_data
-from camkit.background.regions import boxes, coco, find_regions, find_unread, masks, read_regions, voc, yolo
-from camkit.background.render import object_region, widened_boxes
-from camkit.background.values import Annotations, ObjectAnnotation
+from camkit.background.data import read_data
+from camkit.background.regions import boxes, coco, find_regions, masks, read_regions, voc, yolo
+from camkit.background.regions.annotations import Annotations, ObjectAnnotation
+from camkit.background.regions.unread import find_unread
+from camkit.background.render import in_pixels, object_region, widened_boxes
 from camkit.errors import ImageError, InputError
 from camkit.images.crop import check_crop
 from camkit.images.masks import MaskFile, understand_masks

@@ -16,11 +16,13 @@ import torch
 
 import camkit
 from camkit.background.baseline import Change
-from camkit.background.decision import LEVELS, VERDICTS, Effect
+from camkit.background.check import write_reports
+from camkit.background.effects import LEVELS, OVERALL, Effect
+from camkit.background.reasons import Reason
 from camkit.background.report import REPORTS, console, junit, markdown
 from camkit.background.report import html as check_html
 from camkit.background.report import json as check_json
-from camkit.background.run import write_reports
+from camkit.background.rule import VERDICTS
 from camkit.cli.terminal import printer
 from camkit.demo.scenes import write_scenes
 from camkit.kit.statistics import Estimate
@@ -50,7 +52,9 @@ def test_each_entry_of_the_table_becomes_a_file_with_its_text(result, out):
 
 
 def test_the_page_shows_every_reason(result):
-    page = check_html.render(replace(result, reasons=tuple(f"reason {n}." for n in range(20))))
+    reasons = tuple(Reason("a kind", f"reason {n}.") for n in range(20))
+    judged = {**result.judged, OVERALL: replace(result.judged[OVERALL], reasons=reasons)}
+    page = check_html.render(replace(result, judged=judged))
 
     assert "And 12 more: see" in page
     assert all(page.count(f"reason {n}.") == 1 for n in range(20))
@@ -292,7 +296,6 @@ def test_no_report_holds_a_control_character_of_a_name(result):
         classes=classes,
         judged=judged,
         images=tuple(replace(row, label=UNSAFE) if row.label == "bird" else row for row in result.images),
-        reasons=(UNSAFE,),
         warnings=(UNSAFE,),
         failures={UNSAFE: UNSAFE},
     )

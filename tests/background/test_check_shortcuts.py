@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from camkit.background.check import plan_check
 from camkit.background.deep.shortcuts import find_shortcut, place_of
-from camkit.background.run import plan_check
-from camkit.background.trial import Trial
+from camkit.background.experiment import Experiment
 
 SIDE, PER_CLASS = 48, 14
 MARK = (slice(2, 8), slice(38, 44))
@@ -78,7 +78,7 @@ def shortcut_of(model: nn.Module, folder: Path, label: str):
     plan = plan_check(
         model.eval(), folder / "images", regions=folder / "masks", preprocess=tensor_of, labels=["a", "b"]
     )
-    return find_shortcut(Trial(plan), label)
+    return find_shortcut(Experiment(plan), label)
 
 
 def test_a_mark_is_found_with_its_place_and_its_colour(folder):
@@ -103,7 +103,7 @@ def test_the_parts_that_are_shown_come_from_different_groups(folder):
     ]
     table.write_text("\n".join(["path,label,group", *lines]))
     plan = plan_check(ReadsMark().eval(), table, preprocess=tensor_of, labels=["a", "b"])
-    shortcut = find_shortcut(Trial(plan), "a")
+    shortcut = find_shortcut(Experiment(plan), "a")
 
     assert shortcut is not None
     groups = {item.name: item.group for item in plan.sample}

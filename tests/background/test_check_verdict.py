@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from camkit.background.measures import OVERALL, ImageRow
-from camkit.background.measuring import measure_all
+from camkit.background.effects import OVERALL, measure_all
+from camkit.background.pictures import ImageRow
 from camkit.background.reasons import Reason
-from camkit.background.verdict import judge, worst_first
+from camkit.background.rule import judge, worst_first
 from camkit.config.settings import LimitsSection
 
 LIMITS = LimitsSection()
@@ -351,17 +351,6 @@ def test_the_pictures_of_a_group_count_once():
     assert grouped.groups == 4
     assert alone.groups == 50
     assert grouped.value == alone.value
-
-
-def test_the_foreground_sensitivity_equals_its_formula():
-    rows = [
-        replace(row, right_with_noise_on_object=n % 10 < 4, right_with_noise_on_background=n % 10 < 8)
-        for n, row in enumerate(clean())
-    ]
-
-    found = measure_all(rows, LIMITS, 0)[OVERALL].foreground_sensitivity
-
-    assert found == pytest.approx((0.8 - 0.4) / (2 * min(0.6, 0.4)))
 
 
 def test_a_class_without_usable_pictures_is_inconclusive():

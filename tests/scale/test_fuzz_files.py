@@ -20,10 +20,10 @@ from PIL import Image, ImageCms, ImageDraw
 from pycocotools import mask as rle
 from scipy import ndimage
 
-from camkit.background.data import in_pixels, read_data
+from camkit.background.data import read_data
 from camkit.background.regions import boxes, coco, masks, read_regions, voc, yolo
-from camkit.background.render import object_region, widened_boxes
-from camkit.background.values import Annotations
+from camkit.background.regions.annotations import Annotations
+from camkit.background.render import in_pixels, object_region, widened_boxes
 from camkit.cli import main
 from camkit.errors import CamkitError
 from camkit.images.read import open_picture

@@ -19,7 +19,7 @@ import torchvision
 from torch import Tensor, nn
 
 import camkit
-from camkit.background.answers import answers_of
+from camkit.background.plan import answers_of
 from camkit.errors import CamkitError, TargetError
 from camkit.targets import ClassTarget, FunctionTarget, Scores, Target, TopTarget, as_targets, logits_of, top
 

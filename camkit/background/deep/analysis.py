@@ -6,22 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from camkit.background.experiment import Answers
+from camkit.background.experiment import Answers, Experiment
 from camkit.background.journal import Row
 from camkit.background.plan import Plan
 from camkit.background.reasons import Reason
-from camkit.background.trial import Trial
-
-
-@dataclass(frozen=True)
-class MirrorTest:
-    """What happens to the maps when the pictures are mirrored left to right, as median correlations.
-
-    ``followed`` compares the new map with the mirrored first map, ``stayed`` with the first map as it was.
-    """
-
-    followed: float
-    stayed: float
+from camkit.background.sanity import MirrorTest
 
 
 @dataclass(frozen=True)
@@ -37,7 +26,7 @@ class Material:
             from the verdict, so an analysis that may warn knows of none.
     """
 
-    trial: Trial
+    trial: Experiment
     heat: Mapping[str, Row]
     answers: Mapping[str, Answers]
     mirrored: MirrorTest | None = None

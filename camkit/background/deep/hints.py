@@ -10,19 +10,16 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import cv2
 import numpy as np
-from jaxtyping import Float
 
-from camkit.background import edits
-from camkit.background.deep.analysis import Finding, Material, MirrorTest
-from camkit.background.journal import Row, packed, unpacked
-from camkit.background.measures import OVERALL
+from camkit.background.data import Item
+from camkit.background.deep.analysis import Finding, Material
+from camkit.background.effects import OVERALL
+from camkit.background.journal import Row
 from camkit.background.reasons import Reason
-from camkit.background.values import Item
-from camkit.explanation import Explanation
+from camkit.background.sanity import MirrorTest
 from camkit.kit.statistics import bootstrap_sums, group_numbers, interval
-from camkit.types import Box
+from camkit.kit.store import unpacked
 
 MIN_PICTURES = 10
 """Pictures that a hint needs."""
@@ -32,15 +29,6 @@ SAME_CELL = 0.5
 
 ALIKE = 0.05
 """Mean difference of brightness (0..1) from the mean patch up to which the pixels behind a cell count as the same."""
-
-_PATCH = 8
-"""Rows and columns to which the pixels behind a cell are resized before they are compared."""
-
-_SYMMETRICAL = 0.8
-"""A map that correlates more than this with its own mirror image cannot show whether it followed the picture."""
-
-_MIN_MIRRORED = 5
-"""Maps that the comparison with mirrored pictures needs."""
 
 
 @dataclass(frozen=True)
@@ -65,43 +53,6 @@ def find(material: Material) -> Hints | None:
     if plan.with_regions:
         return None
     return Hints(tuple(hints(plan.data.items, material.heat, material.mirrored, plan.settings.check.seed)))
-
-
-def row_of(explanation: Explanation, share: float) -> Row:
-    """Return what the hints need from a map: the heat in the outer ring, and the pixels behind the hottest cell.
-
-    ``share`` is the width of the ring as a share of each side.
-    """
-    if explanation.status != "ok" or explanation.heatmap.ndim != 2 or explanation.picture is None:
-        return {}
-    heatmap = explanation.heatmap
-    outer = edits.outer_ring((heatmap.shape[0], heatmap.shape[1]), share).numpy()
-    row, column = np.unravel_index(int(explanation.raw.argmax()), explanation.raw.shape)
-    return {
-        "ring": float(heatmap[outer].sum() / heatmap.sum()),
-        "ring_area": float(outer.mean()),
-        "hottest": [int(row), int(column)],
-        "patch": packed(_patch_behind(explanation, int(row), int(column))),
-    }
-
-
-def _patch_behind(explanation: Explanation, row: int, column: int) -> Float[np.ndarray, " pixels"]:
-    """Return the picture's brightness (0..1) behind a cell of the map, resized to _PATCH x _PATCH."""
-    picture = explanation.picture
-    assert picture is not None
-    box = explanation.box or Box(0, 0, picture.shape[1], picture.shape[0])
-    sides = ((box.top, box.bottom), (box.left, box.right))
-    slices = []
-    for axis, cell in enumerate((row, column)):
-        (first, last), length, side = sides[axis], picture.shape[axis], explanation.maps.size[axis]
-        places = explanation.positions[axis]
-        step = (places[-1] - places[0]) / (len(places) - 1) if len(places) > 1 else side
-        edges = (places[cell] + 0.5 - step / 2, places[cell] + 0.5 + step / 2)
-        low, high = (first + (last - first) * edge / side for edge in edges)
-        begin = min(max(0, round(low)), length - 1)
-        slices.append(slice(begin, min(length, max(begin + 1, round(high)))))
-    patch = picture[slices[0], slices[1]].astype(np.float32) / 255
-    return np.asarray(cv2.resize(patch, (_PATCH, _PATCH), interpolation=cv2.INTER_AREA)).ravel()
 
 
 def hints(items: Sequence[Item], rows: Mapping[str, Row], mirrored: MirrorTest | None, seed: int) -> list[str]:
@@ -146,27 +97,3 @@ def _watermark_hints(pairs: Sequence[tuple[Item, Row]]) -> list[str]:
                 f"column {cell[1] + 1} of the map) and shows the same pixels, as a watermark would"
             )
     return sentences
-
-
-def compare_mirrored(before: Sequence[np.ndarray | None], after: Sequence[np.ndarray | None]) -> MirrorTest | None:
-    """Compare maps with the maps of the same pictures mirrored left to right; None if too few maps can tell.
-
-    A map that is nearly its own mirror image cannot tell.
-    """
-    followed, stayed = [], []
-    for first, second in zip(before, after, strict=True):
-        if first is None or second is None or first.ndim != 2 or first.shape != second.shape:
-            continue
-        flipped = first[:, ::-1]
-        if min(first.std(), second.std()) == 0 or correlation(first, flipped) > _SYMMETRICAL:
-            continue
-        followed.append(correlation(second, flipped))
-        stayed.append(correlation(second, first))
-    if len(followed) < _MIN_MIRRORED:
-        return None
-    return MirrorTest(float(np.median(followed)), float(np.median(stayed)))
-
-
-def correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the correlation of two maps of one grid, cell by cell."""
-    return float(np.corrcoef(first.ravel(), second.ravel())[0, 1])

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from camkit.background.data import Item
 from camkit.background.deep.analysis import Finding, Material
 from camkit.background.experiment import Answers
 from camkit.background.plan import Plan
 from camkit.background.reasons import Reason
-from camkit.background.values import Item
 from camkit.kit.statistics import (
     MIN_GROUPS,
     RESAMPLES,
@@ -35,9 +35,6 @@ from camkit.kit.statistics import (
     widened,
     wilson,
 )
-
-EXAMPLES = 3
-"""How many pictures show a kind, and how many wrong answers show the worst pair."""
 
 LEAST_BACKGROUNDS = 10
 """Pictures that a kind must have: a class's share of an even smaller kind would be a few pictures."""
@@ -58,55 +55,17 @@ class Kind:
         label: the class from which most of its pictures come.
         share: the share of its pictures that come from this class.
         pictures: how many pictures of the experiment have such a background.
-        examples: a few of them.
-        wrong: the wrong answers to objects of other classes on this kind.
-        followed: how many of these answers name the class from which most of the pictures come.
-        chance: of the wrong answers to such objects on the other kinds, the share that names this class; None if there
-            are no such answers.
     """
 
     name: str
     label: str
     share: float
     pictures: int
-    examples: tuple[str, ...]
-    wrong: int = 0
-    followed: int = 0
-    chance: float | None = None
-
-    @property
-    def is_of_class(self) -> bool:
-        """Whether most of its pictures come from one class."""
-        return self.share > _MOSTLY
 
     @property
     def origin(self) -> str:
         """Where its pictures come from, in words."""
-        return f"mostly backgrounds of {self.label}" if self.is_of_class else "backgrounds of several classes"
-
-    @property
-    def followed_in_words(self) -> str:
-        """How the wrong answers follow the kind; "" if it belongs to no class, or if they do not name it more often.
-
-        If there are only two classes, a wrong answer always names the other one.
-        """
-        if not self.is_of_class or not self.wrong:
-            return ""
-        share = self.followed / self.wrong
-        if self.chance is not None and share <= self.chance:
-            return ""
-        elsewhere = "" if self.chance is None else f"; on the other kinds {self.chance:.0%} do"
-        answers = f"{self.wrong} wrong answer{'s' if self.wrong > 1 else ''}"
-        return f"Of {answers} to objects of other classes on {self.name}, {share:.0%} name {self.label}{elsewhere}."
-
-
-@dataclass(frozen=True)
-class WrongAnswer:
-    """An object on a background, and the class that the model named."""
-
-    picture: str
-    background: str
-    named: str
+        return f"mostly backgrounds of {self.label}" if self.share > _MOSTLY else "backgrounds of several classes"
 
 
 @dataclass(frozen=True)
@@ -123,7 +82,6 @@ class Pair:
         loss: how much lower the accuracy is than on the other kinds; None if there is too little to test.
         p: the p-value of "the accuracy is not lower than on the other kinds", corrected for the number of pairs; None
             if that was not tested.
-        wrong: a few wrong answers, each to another object on another background.
     """
 
     label: str
@@ -134,7 +92,6 @@ class Pair:
     elsewhere: float | None = None
     loss: Estimate | None = None
     p: float | None = None
-    wrong: tuple[WrongAnswer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,10 +141,8 @@ class Kinds(Finding):
         if self.worst is None:
             return ("No class was shown often enough on one kind of background to test its accuracy there.",)
         verdict = "significantly lower" if self.significant else "not significantly lower by more than the limit"
-        followed = self.of(self.worst.kind).followed_in_words
         return (
             f"Worst pair of class and kind: {self.worst.label} is {self.in_words(self.worst)} ({verdict}).",
-            *((followed,) if followed else ()),
             *((f"Collect pictures of {self.worst.label} on backgrounds of this kind.",) if self.significant else ()),
         )
 
@@ -200,15 +155,7 @@ class Kinds(Finding):
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for the report."""
-        spreads = {label: self.spread(label) for label in sorted({pair.label for pair in self.pairs})}
-        return {"source": "place", **asdict(self), "spreads": spreads, "sentences": list(self.sentences)}
-
-    def spread(self, label: str) -> float | None:
-        """Return a class's best accuracy minus its worst, over kinds with enough objects; None if there is only one."""
-        accuracies = [
-            pair.accuracy.value for pair in self.pairs if pair.label == label and pair.accuracy.groups >= LEAST_OBJECTS
-        ]
-        return max(accuracies) - min(accuracies) if len(accuracies) > 1 else None
+        return {"source": "place", **asdict(self), "sentences": list(self.sentences)}
 
 
 class PastedAnswer(NamedTuple):
@@ -216,20 +163,17 @@ class PastedAnswer(NamedTuple):
 
     Attributes:
         picture, label, group: the object's picture, its class and its group.
-        background, background_group: the picture that lends the background, and its group.
+        background_group: the group of the picture that lends the background.
         kind: the kind of the background.
         right: whether an answer is right with at least one fill.
-        named: the class that was named, if none is right.
     """
 
     picture: str
     label: str
     group: str
-    background: str
     background_group: str
     kind: str
     right: bool
-    named: str
 
 
 def find(material: Material) -> Kinds | None:
@@ -259,15 +203,9 @@ def find(material: Material) -> Kinds | None:
 
 
 def _kind(name: str, items: Sequence[Item]) -> Kind:
-    label, count = _most_common(items)
-    return Kind(name, label, count / len(items), len(items), tuple(item.name for item in items[:EXAMPLES]))
-
-
-def _most_common(items: Sequence[Item]) -> tuple[str, int]:
-    """Return the class with the most pictures, and their number; of equal classes, the first in the alphabet."""
     counts = Counter(item.label for item in items)
     label = min(counts, key=lambda name: (-counts[name], name))
-    return label, counts[label]
+    return Kind(name, label, counts[label] / len(items), len(items))
 
 
 def _pasted_answers(plan: Plan, answers: Mapping[str, Answers], kind_of: Mapping[str, str]) -> Iterator[PastedAnswer]:
@@ -281,11 +219,8 @@ def _pasted_answers(plan: Plan, answers: Mapping[str, Answers], kind_of: Mapping
                 by_background[edit.lender].append(answer.output)
         for background, named in by_background.items():
             behind, right = items[background], any(output in outputs for output in named)
-            first = plan.name_of(named[0])
-            if right or not plan.excuses(first, behind):
-                yield PastedAnswer(
-                    name, item.label, item.group, background, behind.group, kind_of[background], right, first
-                )
+            if right or not plan.excuses(plan.name_of(named[0]), behind):
+                yield PastedAnswer(name, item.label, item.group, behind.group, kind_of[background], right)
 
 
 def measure_kinds(
@@ -303,7 +238,7 @@ def measure_kinds(
     with Holm's correction over all pairs, and if it is lower by more than the limit.
 
     Args:
-        kinds: the kinds, without their answers.
+        kinds: the kinds.
         answers: the answers to each object on each background of a kind.
         limit: the largest loss of accuracy that may ship.
         alpha: the significance level.
@@ -329,21 +264,11 @@ def measure_kinds(
     ]
     bad.sort(key=_accuracy_first)
     worst = bad[0] if bad else min((pairs[number] for number in tested), key=_accuracy_first, default=None)
-    with_answers = tuple(_with_answers(kind, answers) for kind in kinds)
-    return Kinds(with_answers, tuple(pairs), worst, tuple(bad))
+    return Kinds(tuple(kinds), tuple(pairs), worst, tuple(bad))
 
 
 def _accuracy_first(pair: Pair) -> tuple[float, str, str]:
     return pair.accuracy.value, pair.label, pair.kind
-
-
-def _with_answers(kind: Kind, answers: Sequence[PastedAnswer]) -> Kind:
-    """Add how the wrong answers follow the kind."""
-    wrong = [answer for answer in answers if not answer.right and answer.label != kind.label]
-    here = [answer.named == kind.label for answer in wrong if answer.kind == kind.name]
-    elsewhere = [answer.named == kind.label for answer in wrong if answer.kind != kind.name]
-    chance = sum(elsewhere) / len(elsewhere) if elsewhere else None
-    return replace(kind, wrong=len(here), followed=sum(here), chance=chance)
 
 
 def _pairs(
@@ -365,7 +290,7 @@ def _pairs(
         hits, count = int(right[:, number].sum()), int(on_kind.sum())
         pictures = [answer.picture for answer in answers if answer.kind == name]
         accuracy = Estimate(hits / count, *wilson(hits, count), len(set(pictures)))
-        pair = Pair(label, name, count, hits, accuracy, wrong=_examples(answers, name))
+        pair = Pair(label, name, count, hits, accuracy)
         others = len(answers) - count
         if not others:
             yield pair
@@ -394,17 +319,3 @@ def _losses(sums: np.ndarray, number: int, kinds: int) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):  # a resample may lack a kind; it then counts as no loss
         losses: np.ndarray = (right.sum(1) - right_here) / (shown.sum(1) - shown_here) - right_here / shown_here
     return losses
-
-
-def _examples(answers: Sequence[PastedAnswer], kind: str) -> tuple[WrongAnswer, ...]:
-    """Return a few wrong answers on a kind, each to another object on another background."""
-    examples: list[WrongAnswer] = []
-    used: set[str] = set()
-    for answer in answers:
-        pictures = {answer.picture, answer.background}
-        if answer.kind == kind and not answer.right and used.isdisjoint(pictures):
-            examples.append(WrongAnswer(answer.picture, answer.background, answer.named))
-            used |= pictures
-        if len(examples) == EXAMPLES:
-            break
-    return tuple(examples)

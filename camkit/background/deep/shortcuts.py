@@ -22,11 +22,10 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn import functional
 
+from camkit.background.data import Item
 from camkit.background.deep.analysis import Finding, Material
 from camkit.background.edits import BLUR
-from camkit.background.experiment import own_generator
-from camkit.background.trial import Trial
-from camkit.background.values import Item
+from camkit.background.experiment import Experiment, own_generator
 from camkit.images.regions import Shades
 from camkit.types import Box
 
@@ -170,7 +169,7 @@ def find(material: Material) -> Shortcuts:
     return Shortcuts(tuple(shortcut for shortcut in found if shortcut is not None))
 
 
-def find_shortcut(trial: Trial, label: str) -> Shortcut | None:
+def find_shortcut(trial: Experiment, label: str) -> Shortcut | None:
     """Find the parts of a class's backgrounds that make the model name the class.
 
     Args:
@@ -202,17 +201,17 @@ def _groups_in_turn(items: Sequence[Item]) -> list[Item]:
     return sorted(items, key=lambda item: turn[item])
 
 
-def _backgrounds(trial: Trial, items: Sequence[Item], most: int) -> list[_Background]:
+def _backgrounds(trial: Experiment, items: Sequence[Item], most: int) -> list[_Background]:
     """Remove the objects of the first usable pictures."""
     return list(itertools.islice(_without_objects(trial, items), most))
 
 
-def _without_objects(trial: Trial, items: Sequence[Item]) -> Iterator[_Background]:
+def _without_objects(trial: Experiment, items: Sequence[Item]) -> Iterator[_Background]:
     for item in items:
         picture = trial.load(item)
         for edit, make in trial.edits(item, wanted=0).items():
-            tensor = make() if edit.arm == "removed" and edit.fill != BLUR else None
-            if tensor is not None and picture is not None:
+            if edit.arm == "removed" and edit.fill != BLUR and picture is not None:
+                tensor = make()
                 own = (tensor == picture.tensor).all(0) & picture.shades.view
                 yield _Background(item.name, item.group, tensor, picture.shades, own)
 
@@ -249,7 +248,7 @@ class _Part:
 
 
 def _find(
-    trial: Trial, label: str, own: Sequence[_Background], hosts: Sequence[_Background], side: float
+    trial: Experiment, label: str, own: Sequence[_Background], hosts: Sequence[_Background], side: float
 ) -> Shortcut | None:
     """Search parts of one size; None if those that raise the class most on some backgrounds do not do so on others."""
     chosen_on, tested_on = hosts[::2], [host.tensor for host in hosts[1::2]]
@@ -297,7 +296,7 @@ def _starts(length: int, side: int) -> list[int]:
     return [round(number * (length - side) / steps) for number in range(steps + 1)]
 
 
-def _with_rises(trial: Trial, label: str, parts: Sequence[_Part], hosts: Sequence[_Background]) -> list[_Part]:
+def _with_rises(trial: Experiment, label: str, parts: Sequence[_Part], hosts: Sequence[_Background]) -> list[_Part]:
     """Paste each part onto one background, and note by how much that raises the class's margin."""
     alone = _margins(trial, label, [host.tensor for host in hosts])
     on = [number % len(hosts) for number in range(len(parts))]
@@ -314,12 +313,12 @@ def _best_of_each_group(parts: Sequence[_Part]) -> list[_Part]:
     return list(best.values())
 
 
-def _margins(trial: Trial, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> list[float]:
+def _margins(trial: Experiment, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> list[float]:
     """Return the class's best logit minus the best other logit, for each picture."""
     return [answer.margin for answer in trial.answers(pictures, label)]
 
 
-def _named(trial: Trial, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> Bool[Tensor, " n"]:
+def _named(trial: Experiment, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> Bool[Tensor, " n"]:
     """Return whether the model names the class, for each picture."""
     outputs = trial.plan.matched.indices[label]
     return torch.tensor([answer.output in outputs for answer in trial.answers(pictures, label)])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from camkit.background.regions import boxes, coco, masks, voc, yolo
+from camkit.background.regions.annotations import Annotations
 from camkit.background.regions.masks import holds_photographs, is_mask
-from camkit.background.regions.table import FORMATS, RegionFormat
 from camkit.background.regions.unread import find_unread
-from camkit.background.values import Annotations
 from camkit.errors import InputError, refuse_pipe
 from camkit.images.files import files_in
 
@@ -28,6 +28,31 @@ __all__ = [
     "voc",
     "yolo",
 ]
+
+
+@dataclass(frozen=True)
+class RegionFormat:
+    """A format.
+
+    Attributes:
+        find: lists its files or folders for a folder of pictures.
+        read: reads one of these.
+        extension: the extension of a file that has this format if the user names it; "" if the format is a folder.
+    """
+
+    find: Callable[[Path], list[Path]]
+    read: Callable[[Path], Annotations]
+    extension: str = ""
+
+
+FORMATS = {
+    "boxes": RegionFormat(boxes.find, boxes.read, ".csv"),
+    "coco": RegionFormat(coco.find, coco.read, ".json"),
+    "masks": RegionFormat(masks.find, masks.read),
+    "voc": RegionFormat(voc.find, voc.read, ".xml"),
+    "yolo": RegionFormat(yolo.find, yolo.read),
+}
+"""The formats that camkit reads, by name."""
 
 
 def find_regions(folder: Path, classes: Collection[str] = ()) -> list[Annotations]:

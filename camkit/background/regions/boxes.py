@@ -6,8 +6,7 @@ import csv
 import math
 from pathlib import Path
 
-from camkit.background.regions.table import AnnotationCollector, are_shares, register
-from camkit.background.values import Annotations
+from camkit.background.regions.annotations import AnnotationCollector, Annotations, are_shares
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in
 from camkit.types import Box
@@ -59,7 +58,6 @@ def find(folder: Path) -> list[Path]:
     return [file for file in files_in(folder, [".csv"], deep=False) if _box_columns(header_of(file))]
 
 
-@register("boxes", find, ".csv")
 def read(file: Path) -> Annotations:
     """Read a table of boxes in pixels, or in shares of the picture as in Open Images.
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
-from camkit.background.regions.table import AnnotationCollector, are_shares, register, shorten
-from camkit.background.values import Annotations
+from camkit.background.regions.annotations import AnnotationCollector, Annotations, are_shares, shorten
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in
 from camkit.types import Box
@@ -48,7 +47,6 @@ def looks_like_coco(file: Path) -> bool:
     return isinstance(content, dict) and {"images", "annotations"} <= content.keys()
 
 
-@register("coco", find, ".json")
 def read(file: Path) -> Annotations:
     """Read a COCO file of instances.
 

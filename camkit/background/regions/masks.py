@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from camkit.background.regions.table import AnnotationCollector, register
-from camkit.background.values import Annotations
+from camkit.background.regions.annotations import AnnotationCollector, Annotations
 from camkit.images.files import files_in
 from camkit.images.mask_pictures import is_photograph
 from camkit.images.masks import MaskFile, understand_masks
@@ -79,7 +78,6 @@ def _possible_masks(folder: Path) -> list[Path]:
     return [file for file in files_in(folder, _MASK_EXTENSIONS) if not file.name.startswith(".")]
 
 
-@register("masks", find)
 def read(folder: Path) -> Annotations:
     """List the masks in a folder: the files named as masks or, if there are none, all pictures.
 

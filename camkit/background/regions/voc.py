@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 
 from torchvision.datasets import VOCDetection
 
-from camkit.background.regions.table import AnnotationCollector, are_shares, register
-from camkit.background.values import Annotations
+from camkit.background.regions.annotations import AnnotationCollector, Annotations, are_shares
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in
 from camkit.types import Box
@@ -51,7 +50,6 @@ def parse_xml(file: Path) -> ElementTree.Element:
     return ElementTree.fromstring(content.decode("gb18030" if name in ("gb2312", "gbk") else name))
 
 
-@register("voc", find, ".xml")
 def read(source: Path) -> Annotations:
     """Read one XML file, or all XML files of annotations in a folder.
 

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import yaml
 
-from camkit.background.regions.table import LARGEST_SHARE, AnnotationCollector, register, shorten
-from camkit.background.values import Annotations
+from camkit.background.regions.annotations import LARGEST_SHARE, AnnotationCollector, Annotations, shorten
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in, has_picture_suffix
 from camkit.types import Box
@@ -74,7 +73,6 @@ def _is_number(word: str) -> bool:
     return True
 
 
-@register("yolo", find)
 def read(folder: Path) -> Annotations:
     """Read all text files in a folder; ``classes.txt`` or ``data.yaml`` in or above it names the classes.
 

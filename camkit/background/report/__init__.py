@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from camkit.background.baseline import BASELINE_FILE
-from camkit.background.check import CheckResult
 from camkit.background.report import html, json, junit, markdown, words
+from camkit.background.result import CheckResult
 
 REPORTS: Mapping[str, Callable[[CheckResult], str]] = MappingProxyType(
     {

@@ -5,12 +5,11 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from camkit.background import power
-from camkit.background.check import CheckResult
-from camkit.background.cost import Cost
-from camkit.background.measures import OVERALL
+from camkit.background.effects import OVERALL
+from camkit.background.forecast import in_words, notice
 from camkit.background.plan import Plan
 from camkit.background.report import words
+from camkit.background.result import CheckResult
 from camkit.errors import printable
 from camkit.kit import wording
 
@@ -28,13 +27,13 @@ def data_summary(plan: Plan) -> Text:
 
 def power_notice(plan: Plan) -> Text:
     """Return how many pictures the experiment has, and how many it needs to exclude effects above the limits."""
-    return Text(printable(power.notice(plan.sample, plan.settings.limits)))
+    return Text(printable(notice(plan.sample, plan.settings.limits)))
 
 
-def cost_notice(plan: Plan, cost: Cost) -> Text:
+def cost_notice(plan: Plan, seconds: float) -> Text:
     """Return how many pictures the model will see, and about how long that takes."""
     heat, edits = plan.forwards
-    return Text(f"the model will see {heat} pictures for the heat and up to {edits} edits: {cost.words}")
+    return Text(f"the model will see {heat} pictures for the heat and up to {edits} edits: {in_words(seconds)}")
 
 
 def verdict(result: CheckResult) -> Text:

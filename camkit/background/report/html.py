@@ -11,13 +11,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from camkit.background.check import CheckResult
-from camkit.background.decision import LEVELS, VERDICTS, EffectName
 from camkit.background.deep.kinds import Kinds, Pair
-from camkit.background.measures import OVERALL, Measures
+from camkit.background.effects import LEVELS, OVERALL, EffectName, Measures
 from camkit.background.report import words
+from camkit.background.result import CheckResult
+from camkit.background.rule import VERDICTS, Judgement
 from camkit.background.showcase import Panel, Showcase, Strip
-from camkit.background.verdict import Judgement
 from camkit.drawing.encode import encode
 from camkit.kit import wording
 from camkit.kit.pages import templates
@@ -136,7 +135,7 @@ def render(result: CheckResult) -> str:
             }
             for shortcut, panels in showcase.shortcuts()
         ],
-        kinds=_kinds(result, showcase),
+        kinds=_kinds(result),
         strips=[_strip(strip) for strip in showcase.strips()],
         references=words.REFERENCES,
         caveat=words.CAVEAT,
@@ -213,35 +212,21 @@ def _cues(result: CheckResult) -> list[tuple[str, ...]]:
     return rows
 
 
-def _kinds(result: CheckResult, showcase: Showcase) -> dict[str, Any]:
-    """Return the accuracy of each class on each kind of background, with examples of the kinds and the worst pair."""
+def _kinds(result: CheckResult) -> dict[str, Any]:
+    """Return the accuracy of each class on each kind of background."""
     found = result.kinds or Kinds()
     return {
         "sentences": [] if result.kinds is None else found.sentences,
         "on_top": found.significant and result.verdict != "PASS",
-        "wrong": _panels(showcase.wrong_answers()),
         "table": _pairs(found),
-        "titles": [kind.name for kind in found.kinds],
-        "examples": [
-            {
-                "name": kind.name,
-                "about": f"{kind.pictures} pictures, {kind.origin}",
-                "followed": kind.followed_in_words,
-                "panels": _panels(panels),
-            }
-            for kind, panels in zip(found.kinds, showcase.kinds(), strict=True)
-        ],
+        "titles": [f"{kind.name}: {kind.pictures} pictures, {kind.origin}" for kind in found.kinds],
     }
 
 
 def _pairs(found: Kinds) -> list[list[_Cell]]:
-    """Return a row for each class: its accuracy on each kind, and the spread over the kinds."""
+    """Return a row for each class: its accuracy on each kind."""
     return [
-        [
-            _Cell(label),
-            *(_pair(found.pair(label, kind.name), found) for kind in found.kinds),
-            _Cell(wording.number(found.spread(label))),
-        ]
+        [_Cell(label), *(_pair(found.pair(label, kind.name), found) for kind in found.kinds)]
         for label in sorted({pair.label for pair in found.pairs})
     ]
 

@@ -13,11 +13,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from camkit.background.baseline import SCHEMA, checksum
-from camkit.background.check import CheckResult
-from camkit.background.decision import EffectName, MeasuredEffect
-from camkit.background.measures import OVERALL, ImageRow, Measures
+from camkit.background.effects import OVERALL, EffectName, MeasuredEffect, Measures
+from camkit.background.pictures import ImageRow
 from camkit.background.report import words
-from camkit.background.verdict import Judgement
+from camkit.background.result import CheckResult
+from camkit.background.rule import Judgement
 from camkit.kit import wording
 
 DIGITS = 6

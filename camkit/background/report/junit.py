@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from camkit.background.check import CheckResult
-from camkit.background.measures import OVERALL
-from camkit.background.values import Inconclusive
-from camkit.background.verdict import Judgement
+from camkit.background.effects import OVERALL
+from camkit.background.result import CheckResult, Inconclusive
+from camkit.background.rule import Judgement
 from camkit.errors import printable
 
 

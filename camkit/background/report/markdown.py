@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from camkit.background.check import CheckResult
-from camkit.background.measures import OVERALL, Measures
+from camkit.background.effects import OVERALL, Measures
 from camkit.background.report import words
-from camkit.background.verdict import Judgement
+from camkit.background.result import CheckResult
+from camkit.background.rule import Judgement
 from camkit.errors import as_markdown, printable
 from camkit.kit import wording
 

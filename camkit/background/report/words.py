@@ -6,12 +6,11 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from camkit.background.check import CheckResult
-from camkit.background.decision import CUE_NAMES, EffectName, MeasuredEffect
-from camkit.background.measures import OVERALL, Measures
+from camkit.background.effects import CUE_NAMES, OVERALL, EffectName, MeasuredEffect, Measures
 from camkit.background.plan import Plan
 from camkit.background.reasons import WITH_ARTICLE
-from camkit.background.verdict import Judgement, worst_first
+from camkit.background.result import CheckResult
+from camkit.background.rule import Judgement, worst_first
 from camkit.kit.statistics import Estimate
 from camkit.kit.wording import NONE, VERSION, first_of, listed, number
 

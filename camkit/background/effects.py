@@ -1,21 +1,21 @@
-"""From rows to measures: for each class and for all classes together, with intervals and p-values."""
+"""From pictures to effects: for each class and for all classes together, with intervals, p-values and levels."""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from jaxtyping import Float
 
-from camkit.background.decision import CUE_NAMES, WHOLE_PICTURE, Effect, EffectName, MeasuredEffect
-from camkit.background.measures import OVERALL, ImageRow, Measures, limit_of
+from camkit.background.pictures import ImageRow
 from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import (
+    MIN_GROUPS,
     RESAMPLES,
     Estimate,
     added_variance,
@@ -27,6 +27,275 @@ from camkit.kit.statistics import (
     widened,
     wilson,
 )
+
+CueName: TypeAlias = Literal["sharpness", "noise", "colour", "compression"]
+CUE_NAMES: tuple[CueName, ...] = get_args(CueName)
+EffectName: TypeAlias = Literal["gap", "sufficiency", "attraction"] | CueName
+"""The effects: of the background, and of statistics of the whole picture."""
+
+WHOLE_PICTURE = "whole picture"
+"""Stands in place of a fill's name for statistics of the whole picture, which fill nothing."""
+
+Level: TypeAlias = Literal["fail", "warn", "excluded", "open"]
+
+_MOST_TIMES = 10
+"""If an effect needs more than this many times the pictures at hand, no number is predicted. At ten times, the estimate
+lies 0.62 standard errors below its limit, so the true effect exceeds the limit in more than a quarter of such cases."""
+
+
+@dataclass(frozen=True)
+class MeasuredEffect:
+    """An effect measured with one fill: a difference of two shares.
+
+    Attributes:
+        effect: the difference and its interval.
+        p: the p-value of "the effect is not above its limit".
+        accuracies: the two shares.
+        pictures: the pictures behind it.
+    """
+
+    effect: Estimate
+    p: float
+    accuracies: tuple[float, float]
+    pictures: int
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What is known about one effect of a class, or of all classes together, from its measurement to the reports.
+
+    Attributes:
+        name: gap, sufficiency or attraction; or a statistic of the whole picture, such as sharpness.
+        by_fill: the effect measured with each way of filling the holes; empty if it could not be measured.
+        limit: the largest effect that may ship.
+        p: the p-value of "with at least one fill, the effect is not above the limit", after the correction for the
+            number of tests; None if the effect was not tested.
+        significant: whether the effect is significantly above the limit with every fill.
+        overruled: whether the effect only warns, although it is significant: it is a sufficiency, and no other effect
+            of all classes together is estimated above its limit with every fill. Such a model knows backgrounds, but
+            uses them little while it sees the object.
+        least_groups: how many groups of pictures the effect needs to be significant, if it has too few for that
+            whatever the answers; otherwise the fewest groups that give an interval.
+    """
+
+    name: EffectName
+    by_fill: Mapping[str, MeasuredEffect]
+    limit: float
+    p: float | None = None
+    significant: bool = False
+    overruled: bool = False
+    least_groups: int = MIN_GROUPS
+
+    @property
+    def level(self) -> Level:
+        """The level of the first row of ``LEVELS`` that applies."""
+        return next(rule.level for rule in LEVELS if rule.applies(self))
+
+    @property
+    def above_with_every_fill(self) -> bool:
+        """Whether it was measured, and its estimate is above the limit with every fill."""
+        return bool(self.by_fill) and all(_value(measured) > self.limit for measured in self.by_fill.values())
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of pictures, for the fill that has the fewest."""
+        return min((measured.effect.groups for measured in self.by_fill.values()), default=0)
+
+    @property
+    def lacks_groups(self) -> bool:
+        """Whether the effect has too few groups to be tested.
+
+        A gap has too few if they give no interval. With a few more, an effect can be excluded but never significant, so
+        it counts as untested if it warns. The warning of a sufficiency counts in any case.
+        """
+        if not self.by_fill or self.groups >= self.least_groups:
+            return False
+        if self.groups < MIN_GROUPS:
+            return self.name == "gap"
+        return self.level == "warn" and self.name != "sufficiency"
+
+    def level_with(self, fill: str) -> Level:
+        """Return the level if this fill were the only one, and the effect had not been tested for significance."""
+        return replace(self, by_fill={fill: self.by_fill[fill]}, significant=False).level
+
+    @property
+    def weakest(self) -> MeasuredEffect | None:
+        """The fill with the smallest effect; None if nothing was measured."""
+        return min(self.by_fill.values(), key=_value, default=None)
+
+    @property
+    def decisive(self) -> MeasuredEffect | None:
+        """The fill that decides: the weakest one for "fail", otherwise the strongest; None if nothing was measured."""
+        if self.level == "fail":
+            return self.weakest
+        deciding = [measured for fill, measured in self.by_fill.items() if self.level_with(fill) == self.level]
+        return max(deciding, key=_value if self.level == "warn" else _upper_end, default=None)
+
+    @property
+    def excluded_above(self) -> float | None:
+        """The upper end of the interval, with every fill: a larger effect is excluded. None if there is no interval."""
+        highest = max(map(_upper_end, self.by_fill.values()), default=math.inf)
+        return max(0.0, highest) if math.isfinite(highest) else None
+
+    @property
+    def more_pictures(self) -> int | None:
+        """About how many more pictures would exclude an effect above the limit; None if no number would.
+
+        This assumes that the interval narrows with the square root of the number of pictures, and that the estimate
+        stays.
+        """
+        if self.level == "excluded":
+            return 0
+        if self.level == "fail":
+            return None
+        more = [
+            _more_pictures(measured, self.limit)
+            for fill, measured in self.by_fill.items()
+            if self.level_with(fill) != "excluded"
+        ]
+        known = [number for number in more if number is not None]
+        return max(known) if known and len(known) == len(more) else None
+
+
+def _value(measured: MeasuredEffect) -> float:
+    return measured.effect.value
+
+
+def _upper_end(measured: MeasuredEffect) -> float:
+    """Return the interval's upper end; infinity if there are too few groups for an interval."""
+    high = measured.effect.high
+    return math.inf if math.isnan(high) else high
+
+
+def _more_pictures(measured: MeasuredEffect, limit: float) -> int | None:
+    estimate, pictures = measured.effect, measured.pictures
+    distance = limit - estimate.value
+    reach = estimate.high - estimate.value
+    if not distance > 0 or not math.isfinite(reach):
+        return None
+    times = (reach / distance) ** 2
+    return None if times > _MOST_TIMES else _rounded_up(pictures * times - pictures)
+
+
+def _rounded_up(number: float) -> int:
+    """Return the next whole number of two significant digits, and at least 1.
+
+    >>> _rounded_up(0.0), _rounded_up(7.2), _rounded_up(121.0)
+    (1, 8, 130)
+    """
+    step: int = 10 ** max(0, math.floor(math.log10(max(1.0, number))) - 1)
+    return max(1, math.ceil(number / step) * step)
+
+
+class LevelRule(NamedTuple):
+    """A row of the table of levels."""
+
+    level: Level
+    when: str
+    applies: Callable[[Effect], bool]
+
+
+LEVELS = (
+    LevelRule(
+        "fail",
+        "it is significantly above the limit with every fill. A sufficiency also needs another effect of all classes "
+        "together whose estimate is above its limit with every fill, unless no other effect could be measured",
+        lambda effect: effect.significant and not effect.overruled,
+    ),
+    LevelRule(
+        "warn",
+        "its estimate is above the limit with any fill; or the interval is above 0 and ends above the limit",
+        lambda effect: any(
+            measured.effect.value > effect.limit or (measured.effect.low > 0 and measured.effect.high > effect.limit)
+            for measured in effect.by_fill.values()
+        ),
+    ),
+    LevelRule(
+        "excluded",
+        "its interval ends below the limit with every fill",
+        lambda effect: (
+            bool(effect.by_fill) and all(measured.effect.high < effect.limit for measured in effect.by_fill.values())
+        ),
+    ),
+    LevelRule("open", "otherwise", lambda _: True),
+)
+
+OVERALL = ""
+"""The key of the measures of all classes together."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The measures of one class, or of all classes together.
+
+    Attributes:
+        name: the class; OVERALL for all classes together.
+        pictures: pictures that the model answered, whether or not their map has evidence.
+        tested: pictures in the experiment.
+        accuracy: on the unedited pictures, with Wilson's interval.
+        empty: share of the maps without any evidence.
+        energy, shuffled, ceiling: means of E, S and C; None without regions.
+        room: mean headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
+        skill: mean(E - S) / mean(C - S).
+        hits, rank, area: means.
+        effects: the effects by name. The gap is the accuracy on backgrounds of the object's own class minus that on
+            backgrounds of other classes. The sufficiency says how far the accuracy without the object is above
+            chance. The attraction says how often objects of other classes get this class's name on its backgrounds,
+            minus how often they get it on other backgrounds; it is not measured for all classes together, where the gap
+            measures the same. The effect of a statistic of the whole picture is the accuracy with the values of the
+            object's own class minus the accuracy with the values of other classes.
+    """
+
+    name: str
+    pictures: int
+    tested: int
+    accuracy: Estimate
+    empty: float
+    energy: float | None = None
+    shuffled: float | None = None
+    ceiling: float | None = None
+    room: float | None = None
+    skill: Estimate | None = None
+    hits: float | None = None
+    rank: float | None = None
+    area: float | None = None
+    effects: Mapping[EffectName, Effect] = field(default_factory=dict)
+
+    @property
+    def gap(self) -> Effect:
+        """The background gap."""
+        return self.effects["gap"]
+
+    @property
+    def sufficiency(self) -> Effect:
+        """The sufficiency of the background."""
+        return self.effects["sufficiency"]
+
+    @property
+    def attraction(self) -> Effect:
+        """The attraction of the class's backgrounds."""
+        return self.effects["attraction"]
+
+    @property
+    def cues(self) -> dict[EffectName, MeasuredEffect]:
+        """The effects of the statistics of the whole picture that were measured."""
+        return {name: self.effects[name].by_fill[WHOLE_PICTURE] for name in sorted(CUE_NAMES) if name in self.effects}
+
+    @property
+    def counting(self) -> list[Effect]:
+        """The effects that count for the verdict.
+
+        The sufficiency counts for all classes together only: for one class it also rises if a model that sees no object
+        names the class that the bare background resembles.
+        """
+        of_all: tuple[EffectName, ...] = ("gap", "sufficiency", *CUE_NAMES)
+        names = of_all if self.name == OVERALL else ("gap", "attraction")
+        return [self.effects[name] for name in names if name in self.effects]
+
+
+def limit_of(name: EffectName, limits: LimitsSection) -> float:
+    """Return the limit of an effect. The limit of the gap also holds for the statistics of the whole picture."""
+    return limits.attraction if name == "attraction" else limits.sufficiency if name == "sufficiency" else limits.gap
 
 
 def _seed_of(name: str) -> int:
@@ -234,28 +503,10 @@ def _measure(
         room=_mean([row.room for row in skilled]),
         skill=skill,
         hits=_mean([row.hit for row in rows]),
-        centre_hits=_mean([row.centre_hit for row in rows]),
         rank=_mean([row.rank for row in rows]),
         area=_mean([row.area for row in rows]),
         effects=effects,
-        foreground_sensitivity=_foreground_sensitivity(
-            _mean([row.right_with_noise_on_object for row in rows]),
-            _mean([row.right_with_noise_on_background for row in rows]),
-        ),
-        background_change=_mean([row.background_change for row in rows]),
-        object_change=_mean([row.object_change for row in rows]),
     )
-
-
-def _foreground_sensitivity(on_object: float | None, on_background: float | None) -> float | None:
-    """Return the relative foreground sensitivity (Moayeri et al. 2022, arXiv:2201.10766, Eq. 1).
-
-    The arguments are the accuracies with noise on the object and with noise on the background.
-    """
-    if on_object is None or on_background is None:
-        return None
-    mean = (on_object + on_background) / 2
-    return None if mean in (0, 1) else (on_background - on_object) / (2 * min(mean, 1 - mean))
 
 
 _Terms = tuple[float, float, float]

@@ -1,39 +1,18 @@
-"""The two passes of a check over its pictures: in this process, or in pieces that other processes compute."""
+"""Let other processes compute the rows of a check, such as those of a Ray cluster."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from camkit.background.data import Item
+from camkit.background.experiment import Experiment
 from camkit.background.heat import Heat
-from camkit.background.journal import EDITS, HEAT, Row
+from camkit.background.journal import EDITS, HEAT, Row, RowsOf
 from camkit.background.plan import Plan
-from camkit.background.trial import Trial
-from camkit.background.values import Item, RowsOf
 from camkit.models.loaded import LoadedModel
-
-_SLICES_PER_WORKER = 8
-"""The number of slices of a pass for each worker. While the last worker finishes, the others are idle for at most an
-eighth of the time."""
-
-_MOST_BATCHES = 8
-"""The number of batches in a slice. A lost worker costs one slice; with fewer batches, reading pictures could not
-overlap computing."""
-
-
-@dataclass(frozen=True)
-class Passes:
-    """How the passes of a check are computed.
-
-    Attributes:
-        heat, edits: compute the rows of the heat, and those of the experiment.
-    """
-
-    heat: RowsOf
-    edits: RowsOf
-
 
 Spread: TypeAlias = Callable[[Callable[[LoadedModel], Any], Sequence[str], int], Iterator[list[Row]]]
 """Lets other processes compute the rows of pieces.
@@ -43,18 +22,10 @@ many of them fill a pass. It yields the rows of each piece when they are finishe
 """
 
 
-def spread(plan: Plan, spread_pieces: Spread) -> Passes:
-    """Return passes that other processes compute."""
-    with_model = functools.partial(
-        Plan,
-        data=plan.data,
-        matched=plan.matched,
-        settings=plan.settings,
-        sample=plan.sample,
-        backgrounds=plan.backgrounds,
-        with_regions=plan.with_regions,
-        today=plan.today,
-    )
+def spread(plan: Plan, spread_pieces: Spread) -> Mapping[str, RowsOf]:
+    """Return, for each kind of rows, a function that lets other processes compute them."""
+    parts = {part.name: getattr(plan, part.name) for part in dataclasses.fields(plan) if part.name != "model"}
+    with_model = functools.partial(Plan, **parts)
 
     def rows(kind: str, items: Sequence[Item]) -> Iterator[Row]:
         per_pass = plan.batch_size if kind == HEAT else max(1, plan.batch_size // plan.most_edits)
@@ -62,7 +33,7 @@ def spread(plan: Plan, spread_pieces: Spread) -> Passes:
         for of_piece in spread_pieces(functools.partial(_Worker, kind, with_model), names, per_pass):
             yield from of_piece
 
-    return Passes(heat=functools.partial(rows, HEAT), edits=functools.partial(rows, EDITS))
+    return {kind: functools.partial(rows, kind) for kind in (HEAT, EDITS)}
 
 
 class _Worker:
@@ -73,7 +44,7 @@ class _Worker:
         self._items = {item.name: item for item in plan.data.items}
         heat = Heat(plan)
         list(heat.rows(plan.data.items[:1]))  # all of them choose the layer by the same picture
-        self._rows_of = heat.rows if kind == HEAT else Trial(plan).rows
+        self._rows_of = heat.rows if kind == HEAT else Experiment(plan).rows
 
     def __call__(self, names: Sequence[str]) -> list[Row]:
         """Return the rows of pictures, in their order."""

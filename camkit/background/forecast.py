@@ -1,15 +1,23 @@
-"""How many pictures the experiment needs, as far as that is known before a check runs."""
+"""What is known before a check runs: how many pictures the experiment needs, and how long the check will take."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from scipy import stats
 
-from camkit.background.values import Item
+from camkit.background.data import Item
+from camkit.background.experiment import Experiment
+from camkit.background.heat import Heat
+from camkit.background.journal import EDITS, HEAT
+from camkit.background.plan import Plan
+from camkit.background.sanity import SANITY_PICTURES
+from camkit.background.showcase import OFFENDERS
 from camkit.config.settings import LimitsSection
+from camkit.models import device_of
 
 SPREAD = 0.35
 """Standard deviation of one picture's share in a gap or a sufficiency, with two backgrounds of either kind. It is the
@@ -73,3 +81,54 @@ def _fewer(counts: Mapping[str, int], needed: int) -> str:
     named = ", ".join(f"{name} {counts[name]}" for name in small[:_MOST_NAMED])
     which = "every class has" if len(small) == len(counts) else f"{len(small)} of {len(counts)} classes have"
     return f"{which} fewer ({named}{', ...' * (len(small) > _MOST_NAMED)})"
+
+
+_HEAT_PICTURES = 8
+"""Pictures timed for the heat on the CPU: enough for a stable mean, and cheap. A GPU needs a full batch."""
+
+_EDITED_PICTURES = 4
+"""Pictures timed for the experiment: each already stands for a dozen edits."""
+
+_FURTHER_MAPS = 3 * SANITY_PICTURES + OFFENDERS
+"""Maps besides one for each picture: three of each picture of the sanity check, and those that the report shows."""
+
+
+def estimate_seconds(plan: Plan, done: Mapping[str, int] | None = None, workers: int = 1) -> float:
+    """Time a few pictures of the heat and of the experiment, and scale up to the whole check.
+
+    Both run once before they are timed, because the first pass is slower. The results are discarded.
+
+    Args:
+        plan: the check.
+        done: how many rows of each kind an earlier run finished, if this check resumes that run.
+        workers: how many processes share the heat and the experiment; each is taken to be as fast as this one.
+    """
+    items, sample, done = plan.data.items, plan.sample, done or {}
+    few = items[: plan.batch_size if device_of(plan.model.module).type == "cuda" else _HEAT_PICTURES]
+    heat = Heat(plan)
+    first_pass = _seconds(lambda: list(heat.rows(few)))
+    per_map = _seconds(lambda: list(heat.rows(few))) / max(1, len(few))
+    edited = sample[:: max(1, len(sample) // _EDITED_PICTURES)][:_EDITED_PICTURES]
+    experiment = Experiment(plan)
+    list(experiment.rows(edited))  # loads the pictures' partners, which serve many others too
+    per_edited = _seconds(lambda: list(experiment.rows(edited))) / max(1, len(edited))
+    return (
+        first_pass
+        + per_map * (len(items) - done.get(HEAT, 0)) / workers
+        + per_map * min(_FURTHER_MAPS, len(items))
+        + per_edited * (len(sample) - done.get(EDITS, 0)) / workers
+    )
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration as text, such as ``"about 40 s"``."""
+    if seconds < 100:
+        return f"about {max(1, round(seconds))} s"
+    minutes = seconds / 60
+    return f"about {minutes:.0f} min" if minutes < 100 else f"about {minutes / 60:.1f} h"
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

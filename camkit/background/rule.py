@@ -1,4 +1,6 @@
-"""From measures to FAIL, WARN, PASS or INCONCLUSIVE, with the reasons in words. The rule itself is in ``decision.py``.
+"""From measures to FAIL, WARN, PASS or INCONCLUSIVE, with the reasons in words.
+
+``LEVELS`` in ``effects.py`` and ``VERDICTS`` here are the whole rule: in both, the first row that applies decides.
 
 - Heat alone never fails a model. The experiment does, and only if every way of filling the holes shows an effect that
   is significantly above its limit.
@@ -22,16 +24,91 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeAlias
 
-from camkit.background.decision import Effect, EffectName, Findings
-from camkit.background.measures import OVERALL, Measures
+from camkit.background.effects import OVERALL, Effect, EffectName, Level, Measures
 from camkit.background.reasons import WITH_ARTICLE, Reason, reason_of, reason_of_few_groups
-from camkit.background.values import Verdict
 from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import MIN_GROUPS, holm, smallest_p, wilson
+
+Verdict: TypeAlias = Literal["FAIL", "WARN", "PASS", "INCONCLUSIVE"]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the verdict on a class, or on the model, follows from.
+
+    Attributes:
+        required: the levels of the effects that must be excluded for a PASS.
+        others: the levels of the other effects.
+        untested: whether something kept a class, or all classes together, from being tested.
+        warned: whether the heat or an optional analysis warns: over all classes together, a smaller share of the heat
+            lies on the objects than in maps that ignore the picture; without regions, the heat gives a hint; or a class
+            is significantly less accurate on one of the places that the data names.
+    """
+
+    required: Sequence[Level] = ()
+    others: Sequence[Level] = ()
+    untested: bool = False
+    warned: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of the first row of ``VERDICTS`` that applies."""
+        return next(rule.verdict for rule in VERDICTS if rule.applies(self))
+
+    def has(self, level: Level) -> bool:
+        """Return whether any effect is at a level."""
+        return level in (*self.required, *self.others)
+
+    @classmethod
+    def joined(cls, several: Sequence[Findings]) -> Findings:
+        """Return the findings for the model from those of its classes and of all classes together."""
+        return cls(
+            required=[level for findings in several for level in findings.required],
+            others=[level for findings in several for level in findings.others],
+            untested=any(findings.untested for findings in several),
+            warned=any(findings.warned for findings in several),
+        )
+
+
+class VerdictRule(NamedTuple):
+    """A row of the table of verdicts."""
+
+    verdict: Verdict
+    when: str
+    applies: Callable[[Findings], bool]
+
+
+VERDICTS = (
+    VerdictRule(
+        "FAIL",
+        "an effect is at level fail",
+        lambda findings: findings.has("fail"),
+    ),
+    VerdictRule(
+        "INCONCLUSIVE",
+        "a class, or all classes together, could not be tested, for example because an effect that would warn has too "
+        "few groups to ever be significant",
+        lambda findings: findings.untested,
+    ),
+    VerdictRule(
+        "WARN",
+        "an effect is at level warn; or a class is significantly less accurate on one of the places that the data "
+        "names, by more than the limit of the gap; or, over all classes together, a smaller share of the heat lies on "
+        "the objects than in maps that ignore the picture; or, without regions, the heat gives a hint",
+        lambda findings: findings.has("warn") or findings.warned,
+    ),
+    VerdictRule(
+        "PASS",
+        "all effects of all classes together are excluded (with --strict: those of each class too)",
+        lambda findings: all(level == "excluded" for level in findings.required),
+    ),
+    VerdictRule("INCONCLUSIVE", "otherwise", lambda _: True),
+)
 
 _MAX_LISTED = 5
 """At most this many classes with the same kind of reason are listed one by one; more are counted, to keep it short."""

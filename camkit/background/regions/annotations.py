@@ -1,47 +1,57 @@
-"""The table of region formats. Each format finds its files below a folder and reads them."""
+"""Annotated objects, and what the readers of all formats share."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from camkit.background.values import Annotations, ObjectAnnotation
+from camkit.images.masks import MaskFile
 from camkit.types import Box
 
-Reader = Callable[[Path], Annotations]
-Finder = Callable[[Path], list[Path]]
 
-
-@dataclass(frozen=True)
-class RegionFormat:
-    """A format.
+@dataclass(frozen=True, eq=False)
+class ObjectAnnotation:
+    """One annotated object of a picture.
 
     Attributes:
-        find: lists its files or folders for a folder of pictures.
-        read: reads one of these.
-        extension: the extension of a file that has this format if the user names it; "" if the format is a folder.
+        category: the category; "" if the annotation names none.
+        box: the box in pixels of the picture; None if only an outline is known.
+        outline: a COCO segmentation (polygons or a run-length encoding) or a mask picture; None if only a box is known.
+        shares: True if the coordinates are shares of the picture's width and height instead of pixels.
+        crowd: True for a COCO crowd. The check removes crowds with the objects, but does not explain them.
+        size: width and height of the annotated picture, if the annotation states them.
     """
 
-    find: Finder
-    read: Reader
-    extension: str = ""
+    category: str
+    box: Box | None = None
+    outline: list[Any] | dict[str, Any] | MaskFile | None = None
+    shares: bool = False
+    crowd: bool = False
+    size: tuple[int, int] | None = None
+
+    @property
+    def kind(self) -> Literal["mask", "box"]:
+        """Return "mask" if the outline is known, "box" if only the box is."""
+        return "box" if self.outline is None else "mask"
 
 
-FORMATS: dict[str, RegionFormat] = {}
+@dataclass(frozen=True, eq=False)
+class Annotations:
+    """The annotated objects of one source, such as a COCO file, by the name the source gives each picture.
 
+    ``problems`` lists, for each kind of problem, the pictures or annotations that have it. ``facts`` tell the
+    user how camkit understood the source.
+    """
 
-def register(name: str, find: Finder, extension: str = "") -> Callable[[Reader], Reader]:
-    """Return a decorator that adds a reader to the table of formats."""
-
-    def add(read: Reader) -> Reader:
-        FORMATS[name] = RegionFormat(find, read, extension)
-        return read
-
-    return add
+    format: str
+    source: str
+    objects: Mapping[str, tuple[ObjectAnnotation, ...]]
+    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    facts: tuple[str, ...] = ()
 
 
 @dataclass

@@ -1,0 +1,141 @@
+"""What was measured on each picture: one row for it, from its heat and the answers to its edits."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from camkit.background.data import Item
+from camkit.background.edits import Arm, Edit
+from camkit.background.experiment import Answers
+from camkit.background.heat import Energy, compare_maps
+from camkit.background.journal import Row
+from camkit.background.plan import Plan
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """What was measured on one picture. docs/check.md explains the measures.
+
+    Attributes:
+        name, label, group: the picture's name, class and group.
+        right, answer, probability: whether the answer to the unedited picture is right, the class it names, and the
+            probability of the picture's own class.
+        status: whether the map has evidence.
+        energy, shuffled, ceiling: E, S and C of the map.
+        room: the headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
+        hit, rank, area: as in ``heat.HeatMeasures``.
+        grid: rows and columns of the map.
+        same, other: by fill, the share of right answers on backgrounds of its own class, and of other classes.
+        pasted: by fill, for each background that the object was shown on: the background's class and group, and the
+            class that the model named.
+        removed, named: by fill, whether the answer was right with the object removed, and the class named then.
+        same_cue, other_cue: by statistic of the whole picture, whether the answer was right with the value of a picture
+            of its own class, and of another class.
+    """
+
+    name: str
+    label: str
+    group: str
+    right: bool
+    answer: str
+    probability: float
+    status: str
+    energy: float | None = None
+    shuffled: float | None = None
+    ceiling: float | None = None
+    room: float | None = None
+    hit: float | None = None
+    rank: float | None = None
+    area: float | None = None
+    grid: tuple[int, ...] | None = None
+    same: Mapping[str, float] = field(default_factory=dict)
+    other: Mapping[str, float] = field(default_factory=dict)
+    pasted: Mapping[str, Sequence[tuple[str, str, str]]] = field(default_factory=dict)
+    removed: Mapping[str, bool] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)
+    same_cue: Mapping[str, bool] = field(default_factory=dict)
+    other_cue: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def skilled(self) -> bool:
+        """Whether the map could be compared with its region and with other maps."""
+        return self.energy is not None and self.shuffled is not None and self.ceiling is not None
+
+
+def image_rows(plan: Plan, heat: Mapping[str, Row], answers: Mapping[str, Answers]) -> list[ImageRow]:
+    """Join what was measured on each picture.
+
+    Args:
+        plan: the check.
+        heat: the journal's heat row of each usable picture, by name.
+        answers: the answers to each picture's edits, by name.
+    """
+    energies = compare_maps(plan.data.items, heat)
+    items = {item.name: item for item in plan.data.items}
+    return [
+        _image_row(plan, items, item, heat[name], energies.get(name), answers.get(name, {}))
+        for name, item in items.items()
+        if name in heat
+    ]
+
+
+def _image_row(
+    plan: Plan, items: Mapping[str, Item], item: Item, heat: Row, energy: Energy | None, answers: Answers
+) -> ImageRow:
+    outputs = plan.matched.indices[item.label]
+    right = {edit: answer.output in outputs for edit, answer in answers.items()}
+    named = {edit: plan.name_of(answer.output) for edit, answer in answers.items()}
+    lent = {edit: items[edit.lender] for edit in answers if edit.arm in ("same", "other")}
+    counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
+    same, other = (_shares({edit: right[edit] for edit in counted}, arm) for arm in ("same", "other"))
+    fills = sorted(same.keys() & other.keys())
+    pasted = {
+        fill: tuple((behind.label, behind.group, named[edit]) for edit, behind in counted.items() if edit.fill == fill)
+        for fill in fills
+    }
+    comparable = energy is not None and math.isfinite(energy.shuffled)
+
+    return ImageRow(
+        name=item.name,
+        label=item.label,
+        group=item.group,
+        right=heat["answer"] in outputs,
+        answer=plan.name_of(heat["answer"]),
+        probability=heat["probability"],
+        status=heat["status"],
+        energy=energy.own if energy else None,
+        shuffled=energy.shuffled if energy and comparable else None,
+        room=energy.headroom if energy and comparable else None,
+        grid=tuple(heat["grid"]) if "grid" in heat else None,
+        **{measure: heat.get(measure) for measure in ("ceiling", "hit", "rank", "area")},
+        same={fill: same[fill] for fill in fills},
+        other={fill: other[fill] for fill in fills},
+        pasted=pasted,
+        removed=_by_fill(right, "removed"),
+        named=_by_fill(named, "removed"),
+        same_cue=_by_fill(right, "same-cue"),
+        other_cue=_by_fill(right, "other-cue"),
+    )
+
+
+_T = TypeVar("_T")
+
+
+def _by_fill(values: Mapping[Edit, _T], arm: Arm) -> dict[str, _T]:
+    """Return the values of the edits of one arm, by fill."""
+    return {edit.fill: value for edit, value in values.items() if edit.arm == arm}
+
+
+def _shares(right: Mapping[Edit, bool], arm: Arm) -> dict[str, float]:
+    """Return the share of right answers to the edits of one arm, by fill."""
+    by_fill: dict[str, list[bool]] = defaultdict(list)
+    for edit, is_right in right.items():
+        if edit.arm == arm:
+            by_fill[edit.fill].append(is_right)
+    return {fill: float(np.mean(answers)) for fill, answers in by_fill.items()}

@@ -1,0 +1,165 @@
+"""What a check returns: the verdict, and everything it rests on."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from camkit.background.baseline import Change
+from camkit.background.deep.analysis import Finding
+from camkit.background.deep.kinds import Kinds
+from camkit.background.deep.shortcuts import Shortcut, Shortcuts
+from camkit.background.effects import OVERALL, Measures
+from camkit.background.pictures import ImageRow
+from camkit.background.plan import Plan
+from camkit.background.rule import Judgement, worst_first
+from camkit.background.sanity import Sanity
+from camkit.errors import printable
+
+Inconclusive: TypeAlias = Literal["pass", "fail"]
+"""Whether the verdict INCONCLUSIVE counts as a pass or as a failure."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """When and how a check was run, which the reports for people state beside the results.
+
+    Attributes:
+        started: when the check began, with its time zone.
+        seconds: how long it took, without the reports.
+        command: the command as it was typed; "" if the check was called from Python.
+    """
+
+    started: datetime
+    seconds: float
+    command: str = ""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CheckResult:
+    """The verdict of a check, and everything it rests on.
+
+    Attributes:
+        verdict: "FAIL", "WARN", "PASS" or "INCONCLUSIVE".
+        classes: the measures of each class.
+        overall: the measures of all classes together.
+        judged: the verdict on each class, and why; the empty name stands for the model.
+        images: one row per picture.
+        failures: pictures that could not be used, and why.
+        plan: what was checked, and how.
+        sanity: whether the heat can be trusted.
+        layer, layer_reason: the layer of the heat, and why it was chosen.
+        hashes: hashes of the weights, the settings and the pictures.
+        warnings: what the reader should know about the data and the config.
+        change: the change since the baseline; None without a baseline.
+        report: the HTML report; None if none was written.
+        run: when and how the check was run.
+        inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
+            the JUnit XML.
+        findings: what the optional analyses found, by name.
+    """
+
+    classes: dict[str, Measures]
+    overall: Measures
+    judged: dict[str, Judgement]
+    images: tuple[ImageRow, ...]
+    failures: dict[str, str]
+    plan: Plan
+    sanity: Sanity
+    layer: str
+    layer_reason: str
+    warnings: tuple[str, ...] = ()
+    hashes: dict[str, str] = field(default_factory=dict)
+    run: Run | None = None
+    report: Path | None = None
+    change: Change | None = None
+    inconclusive: Inconclusive = "fail"
+    findings: Mapping[str, Finding] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return one line with the verdict and the first reason."""
+        why = f": {self.reasons[0]}" if self.reasons else ""
+        return f"<CheckResult {self.verdict} of {self.plan.model.name}{why}>"
+
+    def _repr_html_(self) -> str:
+        """Show the verdict, its reasons and where the report is in a notebook."""
+        reasons = "".join(f"<li>{html.escape(printable(reason))}</li>" for reason in self.reasons)
+        report = "" if self.report is None else f"<p>report: {html.escape(printable(str(self.report)))}</p>"
+        title = html.escape(printable(f"{self.verdict}: {self.plan.model.name}"))
+        return f"<h4>{title}</h4><ul>{reasons}</ul>{report}"
+
+    @property
+    def grids(self) -> list[str]:
+        """The sizes of the maps' grids, such as "7x7"."""
+        return sorted({"x".join(map(str, row.grid)) for row in self.images if row.grid})
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on the model."""
+        return self.judged[OVERALL].verdict
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why, in words."""
+        return tuple(reason.text for reason in self.judged[OVERALL].reasons)
+
+    @property
+    def kinds(self) -> Kinds | None:
+        """The accuracy of each class on each place that the data names; None if it names none."""
+        found = self.findings.get("kinds")
+        return found if isinstance(found, Kinds) else None
+
+    @property
+    def shortcuts(self) -> tuple[Shortcut, ...]:
+        """What the model uses in the backgrounds of its worst classes, if the verdict is FAIL or WARN."""
+        found = self.findings.get("shortcuts")
+        return found.found if isinstance(found, Shortcuts) else ()
+
+    def assert_ok(self, *, inconclusive: Inconclusive | None = None) -> None:
+        """Do nothing if the model may ship, and raise otherwise; for tests.
+
+        Raises:
+            AssertionError: the verdict is FAIL, or it is INCONCLUSIVE and ``inconclusive`` (None: the result's own
+                setting) is "fail". The message names the worst class, its numbers and the report.
+        """
+        if self.exit_code(inconclusive):
+            why = "; ".join(reason.text for reason in self.judged[self.worst].reasons)
+            report = "" if self.report is None else f"; see {self.report}"
+            worst = "" if self.worst == OVERALL else f"class {self.worst!r}: "
+            raise AssertionError(f"{self.verdict}: {worst}{why}{report}")
+
+    def exit_code(self, inconclusive: Inconclusive | None = None) -> int:
+        """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE.
+
+        INCONCLUSIVE gives 0 if ``inconclusive`` is "pass"; None stands for the result's own setting.
+        """
+        undecided = 3 if (inconclusive or self.inconclusive) == "fail" else 0
+        codes = {"PASS": 0, "WARN": 0, "FAIL": 1, "INCONCLUSIVE": undecided}
+        return codes[self.verdict]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return one flat row per picture: ``pandas.DataFrame(result.table())``."""
+        rows = []
+        for image in self.images:
+            row: dict[str, Any] = {}
+            for name, value in asdict(image).items():
+                if isinstance(value, dict):
+                    row |= {f"{name}_{fill}": fill_value for fill, fill_value in value.items()}
+                else:
+                    row[name] = value
+            rows.append(row)
+        return rows
+
+    @property
+    def worst(self) -> str:
+        """The class with the largest gap or attraction among those with the model's verdict, or OVERALL."""
+        deciding = {
+            name: self.judged[name]
+            for name in self.classes
+            if self.judged[name].verdict == self.verdict and not self.judged[name].waived
+        }
+        return next(iter(worst_first(deciding)), OVERALL)
