@@ -13,12 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import torch
 from torch import nn
 
-from camkit.background import deep
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
 from camkit.background.classes import (
     ClassMap,
@@ -26,10 +26,9 @@ from camkit.background.classes import (
     parse_class_map,
     question_order,
     read_class_map,
-    split_class_map,
 )
 from camkit.background.data import Dataset, read_data
-from camkit.background.deep.analysis import Finding, Material
+from camkit.background.deep import Finding, Material, hints, kinds, shortcuts
 from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.experiment import Answers, Experiment, answers_in
 from camkit.background.heat import Heat
@@ -58,6 +57,14 @@ Progress: TypeAlias = Callable[[Stage, int, int], None]
 
 JOURNAL = "unfinished.jsonl"
 """The file that holds the finished rows while a check runs, so that an interrupted check can be resumed."""
+
+Analysis: TypeAlias = Callable[[Material], Finding | None]
+
+THAT_WARN: Mapping[str, Analysis] = MappingProxyType({"hints": hints.find, "kinds": kinds.find})
+"""The optional analyses that may warn. No analysis fails a model."""
+
+THAT_EXPLAIN: Mapping[str, Analysis] = MappingProxyType({"shortcuts": shortcuts.find})
+"""The optional analyses that explain the verdict."""
 
 QUICK = {"per_class": 40, "pastes": 1}
 """The most pictures per class and backgrounds per picture of a quick check."""
@@ -185,14 +192,12 @@ def plan_check(
             "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
         )
     table = _class_map(options.get("class_map"), settings)
-    only, without = (None, ()) if table is None else split_class_map(table)
     dataset = read_data(
         folder,
         regions=settings.data.regions,
         group=settings.data.group,
         skip=skip,
-        only=only,
-        without=without,
+        class_map=table,
         also={name: settings.also_allowed(name) for name in settings.classes},
     )
     _refuse_unknown_classes(settings, dataset)
@@ -334,9 +339,9 @@ def _run(experiment: Experiment, journal: Journal, progress: Progress, rows_of: 
     answers = {name: answers_in(row) for name, row in edited.items()}
     rows = image_rows(plan, heat, answers)
     material = Material(experiment, heat, answers, sanity.mirrored)
-    warning = _found(deep.BEFORE_THE_VERDICT, material)
+    warning = _found(THAT_WARN, material)
     measures, judged = _judge(plan, rows, sanity, warning.values())
-    explaining = _found(deep.AFTER_THE_VERDICT, replace(material, suspects=_suspects(judged)))
+    explaining = _found(THAT_EXPLAIN, replace(material, suspects=_suspects(judged)))
     first = next(iter(heat.values()))
     return CheckResult(
         classes={name: of_class for name, of_class in measures.items() if name != OVERALL},
@@ -353,7 +358,7 @@ def _run(experiment: Experiment, journal: Journal, progress: Progress, rows_of: 
     )
 
 
-def _found(analyses: Mapping[str, deep.Analysis], material: Material) -> dict[str, Finding]:
+def _found(analyses: Mapping[str, Analysis], material: Material) -> dict[str, Finding]:
     """Return what analyses found."""
     found = {name: analyse(material) for name, analyse in analyses.items()}
     return {name: finding for name, finding in found.items() if finding is not None}

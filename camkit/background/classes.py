@@ -33,12 +33,6 @@ ClassMap = Mapping[str, Sequence[int | str] | None]
 """Maps each class to indices or labels of the model; None leaves the pictures of a class out."""
 
 
-def split_class_map(class_map: ClassMap) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the classes that a class map gives outputs, and those that it leaves out."""
-    left_out = frozenset(name for name, entries in class_map.items() if entries is None)
-    return frozenset(class_map) - left_out, left_out
-
-
 @dataclass(frozen=True)
 class ClassMatch:
     """The model's output indices for each class of the data, and a description of how they were found."""

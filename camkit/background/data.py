@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
+from camkit.background.classes import ClassMap
 from camkit.background.regions import find_regions, read_regions
 from camkit.background.regions.annotations import Annotations, ObjectAnnotation
 from camkit.background.regions.boxes import find_columns, header_of
@@ -106,8 +107,7 @@ def read_data(
     regions: Path | None = None,
     group: str | None = None,
     skip: Path | None = None,
-    only: Collection[str] | None = None,
-    without: Collection[str] = (),
+    class_map: ClassMap | None = None,
     also: Mapping[str, frozenset[str]] | None = None,
 ) -> Dataset:
     """Read labelled pictures and the regions of their objects.
@@ -118,15 +118,15 @@ def read_data(
         regions: the regions; if None, camkit searches for them in the data folder and beside it.
         group: the CSV column that says which pictures belong together.
         skip: a folder to ignore, such as the one the reports go into.
-        only: the annotated classes that may label a picture; None allows all.
-        without: the classes whose pictures the class map leaves out.
+        class_map: the classes that may label a picture: those with an entry; None allows all. Pictures of classes that
+            it maps to None are left out.
         also: for each class, further categories (lower case) whose objects count as objects of that class.
 
     Raises:
         InputError: there are no labelled pictures, or there are regions and none of them belongs to a picture.
     """
     try:
-        return _read_data(data, regions, group, skip, only, without, also or {})
+        return _read_data(data, regions, group, skip, class_map, also or {})
     except OSError as error:  # any folder or file may be unreadable
         raise InputError(f"{error.filename or data} cannot be read: {error.strerror or error}") from error
 
@@ -136,8 +136,7 @@ def _read_data(
     regions: Path | None,
     group: str | None,
     skip: Path | None,
-    only: Collection[str] | None,
-    without: Collection[str],
+    class_map: ClassMap | None,
     also: Mapping[str, frozenset[str]],
 ) -> Dataset:
     if not data.exists():
@@ -148,6 +147,8 @@ def _read_data(
             "with the columns path and label"
         )
     root = data if data.is_dir() else data.parent
+    without = [name for name, entries in (class_map or {}).items() if entries is None]
+    only = None if class_map is None else class_map.keys() - without
     of_classes = _class_folders(root, only or ())
     sources = read_regions(regions) if regions is not None else find_regions(root, of_classes)
     # Beside a table, subfolders need not belong to the data.

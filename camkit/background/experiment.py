@@ -145,9 +145,6 @@ _CACHE_BYTES, _MIN_CACHED = 1 << 30, 16
 _COPIES = 3
 """Tensors kept of each picture: itself, and one as a background for each fill."""
 
-_PROBED = 20
-"""Pictures of the sample that are tried when the size of a loaded picture is measured: the first may be unreadable."""
-
 _GROWTH = 0.035
 """How far the silhouettes that are filled in a background are widened, as a share of the shorter side: 8 of 224 pixels,
 which covered soft edges and shadows of hand-drawn outlines."""
@@ -177,8 +174,8 @@ class Experiment:
         self.plan = plan
         check = plan.settings.check
         self.partners = draw_partners(plan.sample, plan.backgrounds, check.pastes, check.seed)
-        loaded = (self._load(item) for item in plan.sample[:_PROBED])
-        size = next((picture.tensor.nbytes for picture in loaded if picture is not None), _CACHE_BYTES)
+        first = self._load(plan.sample[0]) if plan.sample else None
+        size = _CACHE_BYTES if first is None else first.tensor.nbytes
         kept = max(_MIN_CACHED, _CACHE_BYTES // (_COPIES * size))
         self._cached = functools.lru_cache(maxsize=kept)(self._load)
         self._filled: dict[str, Float[Tensor, "r c"] | None] = {}

@@ -15,7 +15,6 @@ import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from junitparser import Failure
 from torch import Tensor
 from torch.nn import functional
 
@@ -34,7 +33,7 @@ from camkit.images.regions import preprocess_region
 from camkit.kit.store import packed, unpacked
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.scores import OfPictures, Scores, Target
-from camkit.types import Box, Placement
+from camkit.types import Box, Failure, Placement
 
 
 @dataclass(frozen=True)

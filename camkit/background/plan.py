@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from junitparser import Failure
 from torch import Tensor
 
 from camkit.background.classes import ClassMatch
@@ -38,7 +37,7 @@ from camkit.models import device_of, dtype_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.probabilities import WHOLES, rows_that_sum_to
-from camkit.types import Preprocess
+from camkit.types import Failure, Preprocess
 
 
 class Answer(NamedTuple):

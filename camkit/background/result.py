@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from camkit.background.baseline import Change
-from camkit.background.deep.analysis import Finding
+from camkit.background.deep import Finding
 from camkit.background.deep.kinds import Kinds
 from camkit.background.deep.shortcuts import Shortcut, Shortcuts
 from camkit.background.effects import OVERALL, Measures

@@ -270,7 +270,7 @@ def init(
         overwrite: Replace the file if it exists.
         common: A config to start from, and how much is printed.
     """
-    from camkit.background.classes import read_class_map, split_class_map
+    from camkit.background.classes import read_class_map
     from camkit.background.data import read_data
     from camkit.background.starter import starter_config
     from camkit.config.files import PROJECT_FILE
@@ -290,9 +290,9 @@ def init(
     if settings.data.path is None:
         raise InputError("name the pictures: camkit check init validation/ --model resnet50")
     table = settings.data.class_map
-    only, without = (None, ()) if table is None else split_class_map(read_class_map(table))
+    class_map = None if table is None else read_class_map(table)
     dataset = read_data(
-        settings.data.path, regions=settings.data.regions, group=settings.data.group, only=only, without=without
+        settings.data.path, regions=settings.data.regions, group=settings.data.group, class_map=class_map
     )
     text = starter_config(dataset, settings.relative_to(file.parent))
     write_file(file, text.encode())

@@ -182,7 +182,7 @@ def test_a_flat_folder_takes_the_class_of_the_largest_object(tmp_path: Path) -> 
         "c.jpg": [("tree", [0, 0, 30, 30]), ("dog", [0, 0, 5, 5])],
     }
     coco(tmp_path / "data" / "annotations" / "i.json", boxes)
-    dataset = read_data(tmp_path / "data", only={"cat", "dog"}, skip=tmp_path / "data" / "out")
+    dataset = read_data(tmp_path / "data", class_map={"cat": [0], "dog": [1]}, skip=tmp_path / "data" / "out")
     assert labels(dataset) == {"a.jpg": "cat", "b.jpg": "dog", "c.jpg": "dog"}
     assert categories(dataset) == {"a.jpg": ["cat", "cat"], "b.jpg": ["dog"], "c.jpg": ["dog"]}
     assert [one.category for one in dataset.items[1].others] == ["cat"]
@@ -365,7 +365,7 @@ def test_regions_that_name_no_classes_cannot_label_pictures(tmp_path: Path) -> N
         read_data(tmp_path)
     coco(tmp_path / "i.json", {"a.jpg": [("cat", BOX)]})
     with pytest.raises(InputError, match=r"no entry for the categories of the regions \('cat'\)"):
-        read_data(tmp_path, only={"dog"})
+        read_data(tmp_path, class_map={"dog": [0]})
 
 
 def test_annotations_of_one_class_leave_the_others_without_regions(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_a_class_may_be_named_mask_beside_a_folder_of_masks(tmp_path: Path) -> N
 
 def test_the_class_map_says_that_a_folder_is_a_class(tmp_path: Path) -> None:
     pictures(tmp_path, "mask/a.png", "none/b.png")  # pictures of a single colour might be masks
-    assert read_data(tmp_path, only={"mask", "none"}).classes == ("mask", "none")
+    assert read_data(tmp_path, class_map={"mask": [0], "none": [1]}).classes == ("mask", "none")
     assert read_data(tmp_path, regions=coco(tmp_path / "i.json", {"b.png": [("none", BOX)]})).classes == ("none",)
 
 
@@ -583,13 +583,13 @@ def test_null_in_a_class_map_leaves_the_pictures_of_a_class_out(tmp_path: Path) 
     for label in ("cat", "dog", "emu"):
         pictures(tmp_path / label, "1.png", "2.png")
 
-    found = read_data(tmp_path, without={"emu"})
+    found = read_data(tmp_path, class_map={"cat": [0], "dog": [1], "emu": None})
 
     assert found.classes == ("cat", "dog")
     assert found.facts[0].startswith("4 pictures of 2 classes")
     assert found.left_out == {"pictures of 'emu', which the class map leaves out (null)": ("emu/1.png", "emu/2.png")}
     with pytest.raises(InputError, match="leaves out every class"):
-        read_data(tmp_path, without={"cat", "dog", "emu"})
+        read_data(tmp_path, class_map=dict.fromkeys(("cat", "dog", "emu")))
 
 
 def test_a_class_without_an_entry_is_refused_with_its_number_of_pictures() -> None:

@@ -1521,7 +1521,7 @@ def test_grey_pictures_of_a_class_named_mask_are_pictures_if_the_class_map_says_
         (tmp_path / name).mkdir()
         levels = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
         Image.fromarray(levels).save(tmp_path / name / "a.jpg")
-    assert read_data(tmp_path, only=["mask", "no_mask"]).classes == ("mask", "no_mask")
+    assert read_data(tmp_path, class_map={"mask": [0], "no_mask": [1]}).classes == ("mask", "no_mask")
     with pytest.raises(InputError, match="masks found, such as"):
         read_data(tmp_path)
 

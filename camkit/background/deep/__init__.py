@@ -1,15 +1,56 @@
 """Optional analyses: each is a file with a function that takes ``Material`` and returns a ``Finding``, or None."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from __future__ import annotations
 
-from camkit.background.deep import hints, kinds, shortcuts
-from camkit.background.deep.analysis import Finding, Material
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-Analysis = Callable[[Material], Finding | None]
+from camkit.background.experiment import Answers, Experiment
+from camkit.background.journal import Row
+from camkit.background.plan import Plan
+from camkit.background.reasons import Reason
+from camkit.background.sanity import MirrorTest
 
-BEFORE_THE_VERDICT: Mapping[str, Analysis] = MappingProxyType({"hints": hints.find, "kinds": kinds.find})
-"""The analyses that may warn. No analysis fails a model."""
 
-AFTER_THE_VERDICT: Mapping[str, Analysis] = MappingProxyType({"shortcuts": shortcuts.find})
-"""The analyses that explain the verdict."""
+@dataclass(frozen=True)
+class Material:
+    """What a check has measured when an optional analysis begins.
+
+    Attributes:
+        trial: the pictures and the model, to show it further edits.
+        heat: the journal's heat row of each usable picture, by name.
+        answers: the answers to each picture's edits, by name.
+        mirrored: whether the maps follow mirrored pictures; None if that is not known.
+        suspects: the classes that the model may recognise by their backgrounds, the largest effect first. They follow
+            from the verdict, so an analysis that may warn knows of none.
+    """
+
+    trial: Experiment
+    heat: Mapping[str, Row]
+    answers: Mapping[str, Answers]
+    mirrored: MirrorTest | None = None
+    suspects: Sequence[str] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """The check."""
+        return self.trial.plan
+
+
+class Finding:
+    """What an optional analysis found."""
+
+    @property
+    def warnings(self) -> Mapping[str, Sequence[Reason]]:
+        """By class, and by OVERALL for all classes together, what it warns of."""
+        return {}
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        """What it found, in words, as far as the reasons of the verdict do not say it."""
+        return ()
+
+    def as_json(self) -> Any:
+        """Return plain values for the report."""
+        raise NotImplementedError

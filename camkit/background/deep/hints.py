@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from camkit.background.data import Item
-from camkit.background.deep.analysis import Finding, Material
+from camkit.background.deep import Finding, Material
 from camkit.background.effects import OVERALL
 from camkit.background.journal import Row
 from camkit.background.reasons import Reason

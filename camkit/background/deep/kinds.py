@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from camkit.background.data import Item
-from camkit.background.deep.analysis import Finding, Material
+from camkit.background.deep import Finding, Material
 from camkit.background.experiment import Answers
 from camkit.background.plan import Plan
 from camkit.background.reasons import Reason

@@ -11,7 +11,6 @@ from camkit.background.plan import Plan
 from camkit.background.report import words
 from camkit.background.result import CheckResult
 from camkit.errors import printable
-from camkit.kit import wording
 
 _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan"}
 
@@ -57,27 +56,19 @@ def verdict(result: CheckResult) -> Text:
 
 def table(result: CheckResult) -> Table:
     """Return a table with one row per class, and one for all classes."""
-    removed_heading = result.plan.removed
     columns = Table(box=None, pad_edge=False)
-    wrapped = {removed_heading, "excluded above", "more pictures"}
-    for heading in (
-        "class", "verdict", "n", "acc.", "gap", "attr.", removed_heading, "skill", "excluded above", "more pictures",
-    ):  # fmt: skip
-        may_wrap = heading in wrapped
-        columns.add_column(
-            heading, no_wrap=not may_wrap, justify="left" if heading in ("class", "verdict") else "right"
-        )
+    for heading in ("class", "verdict"):
+        columns.add_column(heading, no_wrap=True)
+    for heading in ("n", "acc.", "gap", "attr.", result.plan.removed, "skill", "excluded above", "more pictures"):
+        columns.add_column(heading, no_wrap=" " not in heading, justify="right")
     for name, measures in [*result.classes.items(), (OVERALL, result.overall)]:
-        judgement = result.judged[name]
-        effects = [words.shown(effect, measures, judgement) for effect in ("gap", "attraction", "sufficiency")]
+        figures = words.figures(measures, result.judged[name])
+        title, verdict, *numbers, more = figures.values()
         columns.add_row(
-            Text(printable(words.class_title(measures))),
-            Text(judgement.verdict + (" (waived)" if judgement.waived else ""), _STYLES[judgement.verdict]),
+            Text(printable(title)),
+            Text(verdict, _STYLES[result.judged[name].verdict]),
             str(measures.pictures),
-            wording.share(measures.accuracy.value),
-            *(wording.number(None if measured is None else measured.effect.value) for measured in effects),
-            wording.number(None if measures.skill is None else measures.skill.value),
-            words.all_excluded_above(judgement),
-            words.more_pictures(judgement).removeprefix("about "),
+            *numbers,
+            more.removeprefix("about "),
         )
     return columns

@@ -173,7 +173,7 @@ def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
     skill, energy = measures.skill, measures.energy
     waived = (f"waived: {judgement.waived}",) if judgement.waived else ()
     return [
-        _Cell(words.class_title(measures)),
+        _Cell(measures.name or "all classes"),
         _Cell(verdict, _VERDICT_ORDER[verdict], waived, verdict),
         _Cell(str(measures.pictures), measures.pictures, (f"{measures.tested} tested",)),
         _Cell(
@@ -242,15 +242,14 @@ def _pair(pair: Pair | None, found: Kinds) -> _Cell:
 
 def _exclusions(result: CheckResult) -> list[tuple[str, ...]]:
     """Return what is excluded for each class, and last for all together, and how many more pictures would do it."""
-    named = [*result.classes.items(), (OVERALL, result.overall)]
+    judged = [(name, result.judged[name]) for name in (*result.classes, OVERALL)]
     return [
         (
-            words.class_title(measures),
+            name or "all classes",
             *(words.excluded_above(effect, judgement) for effect in ("gap", "attraction", "sufficiency")),
             words.more_pictures(judgement),
         )
-        for name, measures in named
-        for judgement in (result.judged[name],)
+        for name, judgement in judged
     ]
 
 

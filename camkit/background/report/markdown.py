@@ -7,7 +7,7 @@ from camkit.background.report import words
 from camkit.background.result import CheckResult
 from camkit.background.rule import Judgement
 from camkit.errors import as_markdown, printable
-from camkit.kit import wording
+from camkit.kit.wording import number
 
 _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
 
@@ -44,25 +44,11 @@ def render(result: CheckResult) -> str:
 
 
 def _row(measures: Measures, judgement: Judgement) -> str:
-    gap, attraction, removed = (
-        words.shown(effect, measures, judgement) for effect in ("gap", "attraction", "sufficiency")
-    )
-    number = wording.number
-    cells = [
-        as_markdown(words.class_title(measures)),
-        judgement.verdict + (" (waived)" if judgement.waived else ""),
-        f"{measures.pictures} ({measures.tested} tested)",
-        wording.share(measures.accuracy.value),
-        wording.NONE
-        if gap is None
-        else f"{number(gap.effect.value)} [{number(gap.effect.low)}, {number(gap.effect.high)}]",
-        wording.NONE if attraction is None else number(attraction.effect.value),
-        wording.NONE if removed is None else number(removed.effect.value),
-        wording.NONE if measures.skill is None else number(measures.skill.value),
-        words.all_excluded_above(judgement),
-        words.more_pictures(judgement),
-    ]
-    return f"| {' | '.join(cells)} |"
+    title, verdict, accuracy, gap, *others = words.figures(measures, judgement).values()
+    if (shown := words.shown("gap", measures, judgement)) is not None:
+        gap += f" [{number(shown.effect.low)}, {number(shown.effect.high)}]"
+    pictures = f"{measures.pictures} ({measures.tested} tested)"
+    return f"| {' | '.join((as_markdown(title), verdict, pictures, accuracy, gap, *others))} |"
 
 
 def workflow_commands(result: CheckResult) -> list[str]:

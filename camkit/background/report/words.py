@@ -12,7 +12,7 @@ from camkit.background.reasons import WITH_ARTICLE
 from camkit.background.result import CheckResult
 from camkit.background.rule import Judgement, worst_first
 from camkit.kit.statistics import Estimate
-from camkit.kit.wording import NONE, VERSION, first_of, listed, number
+from camkit.kit.wording import NONE, VERSION, first_of, listed, number, share
 
 PAGE = "report.html"
 """The file name of the report that people open."""
@@ -107,6 +107,21 @@ def shown(name: EffectName, measures: Measures, judgement: Judgement) -> Measure
     return measures.effects[name].weakest if name in measures.effects else None
 
 
+def figures(measures: Measures, judgement: Judgement) -> dict[str, str]:
+    """Return the figures of a class, or of all classes together, as the tables in text show them."""
+    effects: tuple[EffectName, ...] = ("gap", "attraction", "sufficiency")
+    effect_of = {name: shown(name, measures, judgement) for name in effects}
+    return {
+        "class": measures.name or "all classes",
+        "verdict": judgement.verdict + (" (waived)" if judgement.waived else ""),
+        "accuracy": share(measures.accuracy.value),
+        **{name: NONE if effect is None else number(effect.effect.value) for name, effect in effect_of.items()},
+        "skill": NONE if measures.skill is None else number(measures.skill.value),
+        "excluded above": all_excluded_above(judgement),
+        "more pictures": more_pictures(judgement),
+    }
+
+
 def change_since_baseline(result: CheckResult) -> str:
     """Return what changed since the baseline; "" without a baseline."""
     change = result.change
@@ -144,8 +159,3 @@ def _weights(weights: str, plan: Plan) -> str:
     """Return the name of a file of weights with its hash, or the name of published weights."""
     file = Path(weights)
     return f"{file.name} (SHA-256 {plan.files.of(file)})" if file.is_file() else weights
-
-
-def class_title(measures: Measures) -> str:
-    """Return the name of a class, or "all classes"."""
-    return measures.name or "all classes"
