@@ -20,13 +20,7 @@ import torch
 from torch import nn
 
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
-from camkit.background.classes import (
-    ClassMap,
-    match_classes,
-    parse_class_map,
-    question_order,
-    read_class_map,
-)
+from camkit.background.classes import ClassMap, match_classes, parse_class_map, question_order, read_class_map
 from camkit.background.data import Dataset, read_data
 from camkit.background.deep import Finding, Material, hints, kinds, shortcuts
 from camkit.background.effects import OVERALL, Measures, measure_all
