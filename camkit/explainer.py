@@ -430,7 +430,7 @@ class Explainer:
         memory = self._current_memory()
         image = next(iter(unbatched([img], self._rank)))
         prepared = self._reader.read(image)
-        picture = prepared.tensor.detach().to(memory.record.device, memory.record.dtype)
+        picture = prepared.tensor.detach().to(*memory.record.placement)
         if not all(_finite(picture[None])):
             raise ImageError(f"{prepared.source} holds NaN or infinite values where the model would see it")
 
@@ -607,9 +607,10 @@ class Explainer:
             An explanation, or a failure, for each target of each picture: picture by picture, then method by method.
         """
         try:
-            memory = self._current_memory()
-            with autocasting(memory.record.device):
-                return self._explain_at_once(request, batch)
+            device, dtype = self._current_memory().record.placement
+            with autocasting(device):
+                inputs = stacked([item.tensor for item in batch]).to(device, dtype)
+                return self._explain_at_once(request, batch, inputs)
         except OneByOneError:
             return [row for item in batch for row in self._explain_batch(request, [item])]
         except RuntimeError as error:
@@ -618,12 +619,9 @@ class Explainer:
         middle = len(batch) // 2
         return self._explain_batch(request, batch[:middle]) + self._explain_batch(request, batch[middle:])
 
-    def _explain_at_once(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
-        module = self.model
-        record = self._memory.record
+    def _explain_at_once(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
         if len(batch) > 1 and self._method.need.one_by_one:
             raise OneByOneError
-        inputs = stacked([item.tensor for item in batch]).to(record.device, record.dtype)
         finite = _finite(inputs)
         if not all(finite):
             return self._explain_finite(request, batch, finite)
@@ -641,7 +639,7 @@ class Explainer:
             except (RuntimeError, TypeError, ValueError) as error:
                 if is_out_of_memory(error) or isinstance(error, CamkitError):
                     raise
-                sentence = _in_a_sentence(module, inputs, error)
+                sentence = _in_a_sentence(self.model, inputs, error)
                 if sentence is None:
                     raise
                 if isinstance(sentence, ImageError):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from camkit.diagnosis.reductions import CURVES, RELUS, Summaries, both_peaks, flaws, share_for
 from camkit.diagnosis.tensor_statistics import norm, plain
-from camkit.engine.attach import Scope, contiguous_gradients, output_hooks
+from camkit.engine.attach import Scope, contiguous_gradients, hooked
 from camkit.engine.guard import same_requirements
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import tensors_in
@@ -127,7 +127,7 @@ def _functional_relus(model: nn.Module) -> Iterator[dict[str, list[int]]]:
         for module, name in names.items()
         if name and not type(module).__module__.startswith("torch.nn.")
     ]
-    with output_hooks(hooks, Scope().first_run):
+    with hooked(after=hooks, acts=Scope().first_run):
         yield calls.ending_in_relu
 
 
@@ -138,7 +138,7 @@ class _ReluCalls:
         self.ending_in_relu: defaultdict[str, list[int]] = defaultdict(list)
         self._counts: Counter[str] = Counter()
 
-    def note(self, name: str, output: Any) -> None:
+    def note(self, name: str, _: nn.Module, __: tuple[Any, ...], ___: dict[str, Any], output: Any) -> None:
         """Count a call of a layer."""
         self._counts[name] += 1
         if any(_comes_from_relu(tensor) for tensor in tensors_in(output)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,8 @@ from camkit.engine.nested import replaced, tensors_in
 ForwardHook = Callable[[nn.Module, list[Tensor], Any], Any]
 """``hook(module, argument tensors, output)``; a result other than None replaces the output."""
 
-OutputHook = Callable[[Any], Any]
-"""``hook(output)``; a result other than None replaces the output."""
-
-InputHook = Callable[[tuple[Any, ...], dict[str, Any]], None]
-"""``hook(arguments, keyword arguments)``, called before a module runs."""
+BeforeHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+AfterHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 
 GradientHook = Callable[[Tensor], "Tensor | None"]
 """``hook(gradient)``; a result other than None replaces the gradient."""
@@ -74,11 +71,13 @@ def _of_python() -> bool:
 class _Hook:
     """Wraps a function as a hook that is not copied or saved with its module: in a copy it does nothing."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], acts: Callable[[], bool] | None) -> None:
+        self._function, self._acts, self._thread = function, acts, threading.get_ident()
 
-    def __call__(self, *arguments: Any) -> Any:
-        return self._function(*arguments)
+    def __call__(self, *given: Any) -> Any:
+        # Another thread may call the hook without keyword arguments, while this thread is removing it.
+        acts = threading.get_ident() == self._thread if self._acts is None else self._acts()
+        return self._function(*given) if acts else None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return getattr, (nullcontext(), "__exit__")  # accepts any arguments, does nothing, and loads without camkit
@@ -90,90 +89,34 @@ def is_ours(hook: object) -> bool:
 
 
 @contextmanager
-def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> Iterator[None]:
-    """Set forward hooks that act only on calls of the current thread, and remove them at the end."""
-    owner = threading.get_ident()
-
-    def guarded(hook: ForwardHook) -> _Hook:
-        def called(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-            # Another thread may call the hook without keyword arguments, while this thread is removing it.
-            if threading.get_ident() != owner:
-                return None
-            kwargs, output = rest
-            return hook(module, list(tensors_in((args, kwargs))), output)
-
-        return _Hook(called)
-
-    with _attached(
-        [(module, guarded(hook)) for module, hook in hooks.items()],
-        lambda module, hook: module.register_forward_hook(hook, with_kwargs=True),
-    ):
-        yield
-
-
-@contextmanager
-def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Call ``note(module)`` whenever one of the modules starts a forward pass in the current thread."""
-    owner = threading.get_ident()
-
-    def guarded(module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG001 - PyTorch passes it
-        if threading.get_ident() == owner:
-            note(module)
-
-    with _attached([(module, _Hook(guarded)) for module in modules], nn.Module.register_forward_pre_hook):
-        yield
-
-
-@contextmanager
-def output_hooks(hooks: Iterable[tuple[nn.Module, OutputHook]], acts: Callable[[], bool]) -> Iterator[None]:
-    """Call each module's hooks in order with the module's output, while ``acts()`` is true.
-
-    These hooks do not look at arguments, so they are cheap enough for every layer of a network in training.
-    """
-
-    def guarded(hook: OutputHook) -> _Hook:
-        def called(_: nn.Module, __: Any, *rest: Any) -> Any:
-            return hook(rest[-1]) if acts() else None
-
-        return _Hook(called)
-
-    with _attached([(module, guarded(hook)) for module, hook in hooks], nn.Module.register_forward_hook):
-        yield
-
-
-@contextmanager
-def input_hooks(hooks: Iterable[tuple[nn.Module, InputHook]], acts: Callable[[], bool]) -> Iterator[None]:
-    """Call each module's hooks with its arguments before it runs, while ``acts()`` is true."""
-
-    def guarded(hook: InputHook) -> _Hook:
-        def called(_: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-            if acts():  # in this thread PyTorch passes the keyword arguments; see forward_hooks
-                hook(args, *rest)
-
-        return _Hook(called)
-
-    with _attached(
-        [(module, guarded(hook)) for module, hook in hooks],
-        lambda module, hook: module.register_forward_pre_hook(hook, with_kwargs=True),
-    ):
-        yield
-
-
-@contextmanager
-def _attached(hooks: Sequence[tuple[nn.Module, _Hook]], attach: Callable[[nn.Module, _Hook], object]) -> Iterator[None]:
-    """Attach hooks, and remove them at the end.
+def hooked(
+    before: Iterable[tuple[nn.Module, BeforeHook]] = (),
+    after: Iterable[tuple[nn.Module, AfterHook]] = (),
+    acts: Callable[[], bool] | None = None,
+) -> Iterator[None]:
+    """Call functions before and after modules run in the block, in the order given.
 
     They are found again by identity and not by handles, since Ctrl-C may come before a handle is stored.
+
+    Args:
+        before: modules and their ``hook(module, arguments, keyword arguments)``.
+        after: modules and their ``hook(module, arguments, keyword arguments, output)``; a result other than None
+            replaces the output.
+        acts: tells of a call whether the hooks act in it; None means in the current thread.
     """
+    first = [(module, _Hook(function, acts)) for module, function in before]
+    last = [(module, _Hook(function, acts)) for module, function in after]
     try:
         try:
-            for module, hook in hooks:
-                attach(module, hook)
+            for module, hook in first:
+                module.register_forward_pre_hook(hook, with_kwargs=True)
+            for module, hook in last:
+                module.register_forward_hook(hook, with_kwargs=True)
             yield
         finally:
-            _detach(hooks)
+            _detach([*first, *last])
     except KeyboardInterrupt:
-        _detach(hooks)
+        _detach([*first, *last])
         raise
 
 
@@ -202,6 +145,20 @@ def _remove(module: nn.Module, numbers: Iterable[int]) -> None:
             module._forward_pre_hooks,
         ):
             registered.pop(number, None)
+
+
+def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> AbstractContextManager[None]:
+    """Call a hook after each of the modules runs in the block, in the current thread."""
+
+    def given(hook: ForwardHook) -> AfterHook:
+        return lambda module, args, kwargs, output: hook(module, tensors_in((args, kwargs) if kwargs else args), output)
+
+    return hooked(after=[(module, given(hook)) for module, hook in hooks.items()])
+
+
+def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> AbstractContextManager[None]:
+    """Call ``note(module)`` whenever one of the modules starts a forward pass in the current thread."""
+    return hooked(before=[(module, lambda started, _, __: note(started)) for module in modules])
 
 
 def nodes_of_graph() -> int:

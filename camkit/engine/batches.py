@@ -88,7 +88,7 @@ def keeps_pictures_apart(
         together = [run(torch.cat([pictures[number] for number in order])) for order in orders]
     except Exception as error:  # so may one made for single pictures
         return is_out_of_memory(error)
-    tolerance = _SAME_16_BITS if record.dtype in (torch.float16, torch.bfloat16) else _SAME
+    tolerance = _SAME_16_BITS if record.placement[1] in (torch.float16, torch.bfloat16) else _SAME
     for order, (all_maps, all_outputs) in zip(orders, together, strict=True):
         for number, (maps, outputs) in enumerate(alone):
             place = order.index(number)

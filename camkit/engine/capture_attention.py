@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.attach import contiguous_gradients, input_hooks
+from camkit.engine.attach import contiguous_gradients, hooked
 from camkit.engine.attention import AttentionRecorder
 from camkit.engine.batches import unlike
 from camkit.engine.blocks import Block, after_blocks, are_chained, noting_blocks
@@ -206,7 +206,7 @@ def _tokens_before_attention(
     given: list[Tensor] = []
     owner = threading.get_ident()
 
-    def note(*arguments: Any) -> None:
+    def note(_: nn.Module, *arguments: Any) -> None:
         given.extend(tensor.detach() for tensor in tensors_in(arguments) if tensor.dim() == 3)
 
     def acts() -> bool:
@@ -215,7 +215,7 @@ def _tokens_before_attention(
     with (
         quiet_pass(model, image.device, "fp32", record),
         AttentionRecorder(1) as attention,
-        input_hooks([(module, note) for module in model.modules()], acts),
+        hooked([(module, note) for module in model.modules()], acts=acts),
         interruptible(),
     ):
         model(image.clone())

@@ -11,23 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from camkit.engine.attach import (
-    Scope,
-    State,
-    aliased_tensor,
-    forward_hooks,
-    hook_gradient,
-    input_hooks,
-    nodes_of_graph,
-    own_output,
-)
+from camkit.engine.attach import State, aliased_tensor, hook_gradient, hooked, nodes_of_graph, own_output
 from camkit.engine.nested import feature_tensor, shares_memory, tensors_in, with_tensor
 from camkit.errors import LayerError, listing_layers
 from camkit.types import LayerRef
@@ -243,10 +233,11 @@ def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: 
     starts: dict[nn.Module, _Start] = {}
 
     def begin(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        states = [(tensor, State.of(tensor)) for tensor in tensors_in((arguments, keywords))]
-        starts[module] = _Start(nodes_of_graph(), states)
+        if tape.recording:
+            given = tensors_in((arguments, keywords) if keywords else arguments)
+            starts[module] = _Start(nodes_of_graph(), [(tensor, State.of(tensor)) for tensor in given])
 
-    def hook(module: nn.Module, arguments: list[Tensor], output: Any) -> Any:
+    def end(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
         if not tape.recording:
             return None
         calls[module] += 1
@@ -260,10 +251,11 @@ def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: 
         if not wanted:
             return None
         start = starts.pop(module, _Start())
-        replaced = _save(tape, wanted[0], start, arguments, output, gradients=gradients)
+        given = tensors_in((arguments, keywords) if keywords else arguments)
+        replaced = _save(tape, wanted[0], start, given, output, gradients=gradients)
         tape.layers.update(dict.fromkeys(wanted, tape.layers[wanted[0]]))
         return replaced
 
-    begins = [(module, partial(begin, module)) for module in refs] if gradients else []
-    with input_hooks(begins, Scope().first_run), forward_hooks(dict.fromkeys(refs, hook)):
+    begins = [(module, begin) for module in refs] if gradients else []
+    with hooked(begins, [(module, end) for module in refs]):
         yield tape

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from camkit.engine.attach import remove_hooks_since
-from camkit.engine.copies import FEW_VALUES, Copier, Copies, mark_of
 from camkit.engine.interrupts import undisturbed
-from camkit.engine.record import CONTAINERS, PYTORCHS, ModelRecord, values_in
+from camkit.engine.record import CONTAINERS, FEW_VALUES, PYTORCHS, Copier, ModelRecord, same_values, values_in
 
 _lock = threading.Lock()
 
@@ -37,6 +36,7 @@ _MOST_SEARCHED = 1000
 """Containers with more items than this, such as vocabularies, are copied, but not searched for tensors."""
 
 _TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
+_SHAPE = operator.attrgetter("shape")
 _PARAMETERS, _BUFFERS = operator.attrgetter("_parameters"), operator.attrgetter("_buffers")
 
 
@@ -53,18 +53,19 @@ def guarded(model: nn.Module, record: ModelRecord | None = None, *, users_code: 
         users_code: True if functions of the user run inside, besides the model.
     """
     record = record or ModelRecord.of_model(model)
-    with (
-        undisturbed(),
-        eagerly(),
-        same_randomness(record.devices, others=users_code or record.runs_own_code),
-    ):
-        with _lock, torch.no_grad():
-            _enter(record)
+    eager: list[bool] = []
+    with undisturbed(), same_randomness(record.devices, others=users_code or record.runs_own_code):
         try:
-            yield
-        finally:
+            _begin_eagerness(eager)
             with _lock, torch.no_grad():
-                written = _leave(record)
+                _enter(record)
+            try:
+                yield
+            finally:
+                with _lock, torch.no_grad():
+                    written = _leave(record)
+        finally:
+            _end_eagerness(eager)
         if written:
             _warn_of(model, written)
 
@@ -78,7 +79,7 @@ class _Saved:
 
     def __init__(self, record: ModelRecord) -> None:
         own, modules = record.runs_own_code, record.modules()
-        authored, others = record.authored(modules), record.others(modules)
+        authored, others = record.written(modules)
         self._modules = modules
         self._flags = list(map(_TRAINING, modules))
         self._changeable = modules if own else authored
@@ -96,9 +97,9 @@ class _Saved:
         copied += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not record.copier.fits(copied):
             record.copier = Copier(copied)
-        self._copies = Copies(record.copier)
-        large = [parameter for parameter in parameters if parameter.numel() > FEW_VALUES]
-        self._large = [(parameter, mark_of(parameter)) for parameter in large]
+        self._copies = _Copies(record.copier)
+        self._large = [parameter for parameter in parameters if parameter.numel() > FEW_VALUES]
+        self._large_marks = _marks_of(self._large)
         self._states = [(leaf, _state_of(leaf)) for leaf in leaves if not isinstance(leaf, Tensor)]
         self._first_new_hook = RemovableHandle.next_id
         if any(self._flags):
@@ -135,7 +136,8 @@ class _Saved:
                 parameter.requires_grad_(required)
         for leaf, state in self._states:
             _set_state(leaf, state)
-        return [parameter for parameter, mark in self._large if mark_of(parameter) != mark]
+        marks = zip(self._large, self._large_marks, _marks_of(self._large), strict=True)
+        return [parameter for parameter, before, after in marks if before != after]
 
     def _put_in_place(self, replaced: dict[int, Tensor]) -> None:
         """Put new tensors into the places of those that cannot be restored."""
@@ -147,6 +149,17 @@ class _Saved:
 def _tensors_of(tables: Iterable[dict[str, Tensor | None]]) -> list[Tensor]:
     held = itertools.chain.from_iterable(map(dict.values, tables))
     return [tensor for tensor in held if tensor is not None]
+
+
+def _marks_of(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Return the address of each tensor's values, and its version; 0 or -1 if it has none."""
+    return [
+        (
+            tensor.data_ptr() if tensor.layout is torch.strided else 0,
+            -1 if tensor.is_inference() else tensor._version,
+        )
+        for tensor in tensors
+    ]
 
 
 def _are_identical(items: list[Any], others: list[Any]) -> bool:
@@ -209,13 +222,58 @@ def _set_state(leaf: Any, state: Any) -> None:
         leaf.set_state(state)
 
 
+class _Copies:
+    """The values, shapes and flags that tensors had when they were copied."""
+
+    def __init__(self, copier: Copier) -> None:
+        self._copier = copier
+        self._values = copier.values()
+        self._marks = copier.marks()
+        self._shapes = list(map(_SHAPE, copier.tensors))
+
+    def restore(self) -> dict[int, Tensor]:
+        """Restore all tensors that were written to.
+
+        Returns:
+            By the identity of each tensor that can no longer hold its values, a new tensor in its place.
+        """
+        if self._copier.marks() == self._marks and self._copier.are_equal(self._values):
+            return {}
+        before = dict(zip(map(id, self._copier.tensors), zip(self._shapes, self._marks[1], strict=True), strict=True))
+        replaced = {}
+        for tensor, copy in self._copier.pairs(self._values):
+            shape, required = before[id(tensor)]
+            values = copy.view(shape) if copy.layout is torch.strided else copy
+            restored = _with_values(tensor, values, required=required)
+            if restored is not tensor:
+                replaced[id(tensor)] = restored
+        return replaced
+
+
+def _with_values(tensor: Tensor, values: Tensor, *, required: bool) -> Tensor:
+    """Return a tensor with its former values, or a new tensor if it can no longer hold them."""
+    if tensor.requires_grad == required and same_values(tensor, values):
+        return tensor
+    try:
+        if tensor.dtype != values.dtype:  # ``.data`` was set
+            tensor.data = values
+        elif tensor.shape != values.shape:
+            tensor.resize_(values.shape)
+        tensor.copy_(values)
+        if tensor.requires_grad and not tensor.is_leaf:
+            tensor.detach_()
+        return tensor.requires_grad_(required)
+    except Exception:
+        return values.clone().requires_grad_(required)
+
+
+@dataclass
 class _Use:
     """Models that share modules and are running: the number of passes, and the modules' state before the first one."""
 
-    def __init__(self) -> None:
-        self.users = 0
-        self.keys: frozenset[int] = frozenset()
-        self.saved: list[_Saved] = []
+    users: int = 0
+    keys: frozenset[int] = frozenset()
+    saved: list[_Saved] = field(default_factory=list)
 
 
 _in_use: list[_Use] = []
@@ -363,30 +421,37 @@ def eagerly() -> Iterator[None]:
 
     PyTorch has one switch for all threads; the last thread to leave restores it.
     """
-    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and importing it takes seconds
-        yield
-        return
     counted: list[bool] = []
     try:
         try:
-            with undisturbed(), _lock:
-                if not _eager:
-                    stance = cast("AbstractContextManager[None]", torch.compiler.set_stance("force_eager"))
-                    stance.__enter__()
-                    _eager.append(_Eager(0, stance))
-                _eager[0].users += 1
-                counted.append(True)
+            with undisturbed():
+                _begin_eagerness(counted)
             yield
         finally:
-            _end_eagerness(counted)
+            with undisturbed():
+                _end_eagerness(counted)
     except KeyboardInterrupt:  # it may have come before the line above did anything
-        _end_eagerness(counted)
+        with undisturbed():
+            _end_eagerness(counted)
         raise
+
+
+def _begin_eagerness(counted: list[bool]) -> None:
+    """Count one more user, and note that in ``counted``."""
+    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and importing it takes seconds
+        return
+    with _lock:
+        if not _eager:
+            stance = cast("AbstractContextManager[None]", torch.compiler.set_stance("force_eager"))
+            stance.__enter__()
+            _eager.append(_Eager(0, stance))
+        _eager[0].users += 1
+        counted.append(True)
 
 
 def _end_eagerness(counted: list[bool]) -> None:
     """Count one user less, once; ``counted`` is empty if the block was not counted or has ended."""
-    with undisturbed(), _lock:
+    with _lock:
         if counted:
             counted.clear()
             _eager[0].users -= 1

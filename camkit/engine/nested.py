@@ -5,7 +5,7 @@ One function takes a structure apart and one puts it together again; all others 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
@@ -96,17 +96,26 @@ def replaced(value: Any, leaf: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    if isinstance(value, Tensor):
-        yield path, value
+def _find(value: Any, path: Path, found: list[tuple[Path, Tensor]]) -> None:
+    """Add the tensors in a structure, with the keys that lead to each."""
     for key, item in _items(value) or ():
-        if not isinstance(item, _PLAIN):  # most of the arguments of PyTorch's operations are
-            yield from _tensors(item, (*path, key))
+        if isinstance(item, Tensor):
+            found.append(((*path, key), item))
+        elif not isinstance(item, _PLAIN):  # most of the arguments of PyTorch's operations are
+            _find(item, (*path, key), found)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors in a module's arguments or output."""
-    return (tensor for _, tensor in _tensors(value))
+def _tensors(value: Any) -> list[tuple[Path, Tensor]]:
+    if isinstance(value, Tensor):
+        return [((), value)]
+    found: list[tuple[Path, Tensor]] = []
+    _find(value, (), found)
+    return found
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in a module's arguments or output."""
+    return [tensor for _, tensor in _tensors(value)]
 
 
 def feature_tensor(output: Any) -> tuple[Path, Tensor] | None:

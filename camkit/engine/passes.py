@@ -153,7 +153,7 @@ def passes_at_once(record: ModelRecord) -> int:
     On a CPU, two passes on a core each take less time than one after the other on both. A model with code or hooks of
     the user's own may be unable to run in two threads.
     """
-    if record.device.type != "cpu" or record.runs_own_code:
+    if record.placement[0].type != "cpu" or record.runs_own_code:
         return 1
     return min(torch.get_num_threads(), _MOST_AT_ONCE)
 

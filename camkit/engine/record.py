@@ -1,4 +1,4 @@
-"""What camkit remembers of a model's modules between passes, so that it notices when the model has changed."""
+"""What camkit remembers of a model between passes, so that it notices when its modules or its weights have changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import operator
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from camkit.engine.attach import is_ours
-from camkit.engine.copies import Copier
 
 PYTORCHS = frozenset(vars(nn.Module()))
 """Attributes that belong to PyTorch, such as the hooks. Other threads may set them during a pass."""
@@ -60,8 +59,9 @@ class ModelRecord:
         tensors = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
         devices = {tensor.device for tensor in tensors if tensor is not None}
         self.devices = frozenset(device for device in devices if device.type in ("cuda", "mps", "xpu"))
-        authored = self.authored(modules)
-        self.runs_own_code = bool(_users_hooks(modules)) or not all(map(_is_packages, authored))
+        self.runs_own_code = bool(_users_hooks(modules)) or not all(
+            _is_packages(modules[number]) for number in self._authored
+        )
         self.copier = Copier([])
         self._plain = [(number, getter) for number, module in enumerate(modules) if (getter := _plain_getter(module))]
         self._others = [
@@ -78,29 +78,27 @@ class ModelRecord:
         return cls(list(model.modules()))
 
     @property
-    def device(self) -> torch.device:
-        """The device of the model's first parameter or buffer; the CPU if it has none."""
-        tensor = _tensor_at(self._first_tensors[0])
-        return torch.device("cpu") if tensor is None else tensor.device
+    def placement(self) -> tuple[torch.device, torch.dtype]:
+        """The device of the model's first parameter or buffer, and the type of its first floating-point parameter.
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the model's first floating-point parameter, which the input must have too."""
-        tensor = _tensor_at(self._first_tensors[1])
-        return torch.float32 if tensor is None else tensor.dtype
+        The input must have both. A model without any takes float32 on the CPU.
+        """
+        first, floating = map(_tensor_at, self._first_tensors)
+        device = torch.device("cpu") if first is None else first.device
+        return device, torch.float32 if floating is None else floating.dtype
 
     def modules(self) -> list[nn.Module]:
         """Return the modules that still exist, in the model's order."""
         return [module for reference in self._modules if (module := reference()) is not None]
 
-    def authored(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
-        """Select, from the result of ``modules()``, the modules whose ``forward`` PyTorch did not write."""
-        return [modules[number] for number in self._authored]
+    def written(self, modules: Sequence[nn.Module]) -> tuple[list[nn.Module], list[Any]]:
+        """Select, from the result of ``modules()``, those that others than PyTorch wrote.
 
-    def others(self, modules: Sequence[nn.Module]) -> list[Any]:
-        """Return the attributes of the authored modules that are not plain values: containers, tensors, objects."""
+        Returns:
+            These modules, and their attributes that are not plain values: containers, tensors, objects.
+        """
         tables = [(vars(modules[number]), name) for number, name in self._others]
-        return [table[name] for table, name in tables if name in table]
+        return [modules[number] for number in self._authored], [table[name] for table, name in tables if name in table]
 
     def is_current(self) -> bool:
         """Tell whether modules, buffers, hooks and attributes are the same as before; weights may have changed.
@@ -122,7 +120,7 @@ class ModelRecord:
             list(map(_FORWARD, self._kinds)),
             list(map(len, attributes)),
             [getter(attributes[number]) for number, getter in self._plain],
-            list(map(_switch, self.others(modules))),
+            list(map(_switch, self.written(modules)[1])),
             list(map(id, itertools.chain.from_iterable(map(dict.values, tables)))),
             _users_hooks(modules),
         ]
@@ -196,3 +194,97 @@ def _users_hooks(modules: Sequence[nn.Module]) -> list[int]:
     hooked = [hooks for kind in (_HOOKS, _PRE_HOOKS) for hooks in filter(None, map(kind, modules))]
     hooked += [_global_forward_hooks, _global_forward_pre_hooks]
     return [number for hooks in hooked for number, hook in list(hooks.items()) if not is_ours(hook)]
+
+
+_VERSION, _REQUIRES_GRAD = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
+
+FEW_VALUES = 1024
+"""Parameters with at most this many values are copied and compared by value: gates, scales and tokens. Writing to
+``.data`` does not raise a tensor's version. Copies of all weights would take the memory of the model once more."""
+
+
+class Copier:
+    """Copies tensors with one operation per type and device.
+
+    On a CPU, it compares values, since PyTorch's batch normalisation, ``.data`` and NumPy write without raising a
+    tensor's version. On other devices that would wait for the device, so it compares versions there.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+        groups: defaultdict[Any, list[Tensor]] = defaultdict(list)
+        for tensor in tensors:
+            groups[(tensor.dtype, tensor.device) if _can_be_joined(tensor) else id(tensor)].append(tensor)
+        self._groups = list(groups.values())
+        joined = [tensor for group in self._groups if len(group) > 1 for tensor in group]
+        self._views = [
+            [tensor.detach().view(-1) for tensor in group] if len(group) > 1 else [group[0].detach()]
+            for group in self._groups
+        ]
+        self._joined, self._addresses = joined, list(map(Tensor.data_ptr, joined))
+        self._versioned = [tensor for tensor in tensors if not tensor.is_inference()]
+
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Tell whether it was made for these very tensors, and none of them has got other memory through ``.data``."""
+        same = len(tensors) == len(self.tensors) and all(map(operator.is_, tensors, self.tensors))
+        return same and list(map(Tensor.data_ptr, self._joined)) == self._addresses
+
+    def values(self) -> list[Tensor]:
+        """Return copies of the values; those of tensors of one type and device are one flat tensor."""
+        return [torch.cat(views) if len(views) > 1 else views[0].clone() for views in self._views]
+
+    def marks(self) -> tuple[list[int], list[bool]]:
+        """Return the versions and flags that show, besides the values, that a tensor was written to."""
+        return list(map(_VERSION, self._versioned)), list(map(_REQUIRES_GRAD, self.tensors))
+
+    def are_equal(self, values: Sequence[Tensor]) -> bool:
+        """Tell whether the tensors on a CPU have the values that were copied."""
+        on_cpu = [(own, copy) for own, copy in zip(self._views, values, strict=True) if copy.device.type == "cpu"]
+        return all(same_values(torch.cat(own) if len(own) > 1 else own[0], copy) for own, copy in on_cpu)
+
+    def pairs(self, values: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each tensor, with its copied values; they are flat if they were copied with others."""
+        for group, views, copy in zip(self._groups, self._views, values, strict=True):
+            yield from zip(group, copy.split([*map(Tensor.numel, views)]) if len(group) > 1 else [copy], strict=True)
+
+
+class WeightMarks:
+    """Marks that show whether parameters or buffers have been written to or replaced."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._marks, small = _marks_of_weights(modules)
+        self._copier = Copier(small)
+        self._values = self._copier.values()
+
+    def still_hold(self, modules: Iterable[nn.Module]) -> bool:
+        """Tell whether nothing has been written to in between."""
+        marks, small = _marks_of_weights(modules)
+        if marks != self._marks or not self._copier.fits(small):
+            return False
+        return all(map(same_values, self._copier.values(), self._values))
+
+
+def _marks_of_weights(modules: Iterable[nn.Module]) -> tuple[list[int], list[Tensor]]:
+    """Return the identities and versions of all parameters and buffers, and those of few values."""
+    held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
+    tensors = [tensor for tensor in held if tensor is not None]
+    versions = [tensor._version for tensor in tensors if not tensor.is_inference()]
+    return [*map(id, tensors), *versions], [tensor for tensor in tensors if tensor.numel() <= FEW_VALUES]
+
+
+def _can_be_joined(tensor: Tensor) -> bool:
+    """Tell whether a tensor can be copied together with others, as part of a flat tensor."""
+    ordinary = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
+    return ordinary and tensor.is_contiguous() and not tensor.is_inference()
+
+
+def same_values(tensor: Tensor, values: Tensor) -> bool:
+    """Tell whether a tensor has the given values; NaN equals NaN."""
+    if (tensor.shape, tensor.dtype) != (values.shape, values.dtype):
+        return False
+    if tensor.layout is not torch.strided:
+        tensor, values = tensor.to_dense(), values.to_dense()
+    if torch.equal(tensor, values):
+        return True
+    both_nan = tensor.isnan() & values.isnan()
+    return torch.equal(tensor.masked_fill(both_nan, 0), values.masked_fill(both_nan, 0))

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.copies import WeightMarks
 from camkit.engine.cut import cut
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import mapped, precise
 from camkit.engine.passes import in_parts
+from camkit.engine.record import WeightMarks
 from camkit.errors import MethodError
 from camkit.models.modules import usual_batch_size
 from camkit.targets.scores import Target

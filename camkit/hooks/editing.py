@@ -17,9 +17,8 @@ from camkit.engine.attach import (
     aliased_tensor,
     backward_pass,
     differentiable,
-    input_hooks,
+    hooked,
     noting_starts,
-    output_hooks,
     own_output,
 )
 from camkit.engine.guard import eagerly
@@ -225,7 +224,7 @@ class _CallCounter:
     def begin_pass(self, *_: Any) -> None:
         self.calls.clear()
 
-    def count(self, module: nn.Module, _: Any) -> None:
+    def count(self, module: nn.Module, *_: Any) -> None:
         self.calls[module] += 1
 
 
@@ -237,7 +236,7 @@ def _after(
     selected = [(edit, ref, module) for edit in edits for ref, module in edit.layers.items()]
     counter = _CallCounter()
 
-    def end_call(edit: _Edit, ref: LayerRef, module: nn.Module, output: Any) -> Any:
+    def end_call(edit: _Edit, ref: LayerRef, module: nn.Module, _: Any, __: Any, output: Any) -> Any:
         if ref.call is None:
             return act(edit, ref.name, module, output)
         if backward_pass() != scope.inside:
@@ -254,11 +253,9 @@ def _after(
     with ExitStack() as stack:
         numbered = {module for _, ref, module in selected if ref.call is not None}
         if numbered:
-            stack.enter_context(
-                input_hooks([(getattr(model, "_orig_mod", model), counter.begin_pass)], scope.first_run)
-            )
-            counts = [(module, partial(counter.count, module)) for module in numbered]
-            stack.enter_context(output_hooks(counts, scope.first_run))
-        hooks = [(module, partial(end_call, edit, ref, module)) for edit, ref, module in selected]
-        stack.enter_context(output_hooks(hooks, scope.any_run))
+            passes = [(getattr(model, "_orig_mod", model), counter.begin_pass)]
+            counts = [(module, counter.count) for module in numbered]
+            stack.enter_context(hooked(passes, counts, scope.first_run))
+        hooks = [(module, partial(end_call, edit, ref)) for edit, ref, module in selected]
+        stack.enter_context(hooked(after=hooks, acts=scope.any_run))
         yield

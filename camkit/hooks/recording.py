@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camkit.engine.attach import TensorHooks, aliased_tensor, input_hooks, noting_starts, output_hooks, own_output
+from camkit.engine.attach import TensorHooks, aliased_tensor, hooked, noting_starts, own_output
 from camkit.engine.guard import eagerly
 from camkit.engine.nested import Make, mapped, plain, shares_memory
 from camkit.hooks.calls import Call, Recording
@@ -71,8 +71,8 @@ def record(
             keep = _copied if reduce is None else partial(_reduced, reduce)
             recorder = _Recorder(recording, keep, outputs, started if gradients else None)
             before = [(module, partial(recorder.begin, name)) for name, module in modules.items()] if inputs else []
-            after = [(module, partial(recorder.end, name, module)) for name, module in modules.items()]
-            with input_hooks(before, first_run), output_hooks(after, first_run):
+            after = [(module, partial(recorder.end, name)) for name, module in modules.items()]
+            with hooked(before, after, first_run):
                 yield recording
     finally:
         recording._hooks.remove()
@@ -90,11 +90,11 @@ class _Recorder:
         self._started = started  # None if no gradients are recorded
         self._arguments: defaultdict[str, list[Any]] = defaultdict(list)  # by layer, of calls that have not ended
 
-    def begin(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def begin(self, name: str, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Keep the arguments of a call until it ends."""
         self._arguments[name].append(_kept((arguments, keywords), self._keep))
 
-    def end(self, name: str, module: nn.Module, output: Any) -> Any:
+    def end(self, name: str, module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any) -> Any:
         """Record a call that has ended; return the output that the model continues with."""
         started = self._arguments[name]
         arguments = started.pop() if started else None  # the call may have begun before the recording did

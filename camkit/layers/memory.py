@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from camkit.engine.attach import forward_hooks, starts
 from camkit.engine.batches import keeps_pictures_apart
-from camkit.engine.copies import WeightMarks
 from camkit.engine.guard import is_in_use
 from camkit.engine.interrupts import undisturbed
-from camkit.engine.record import ModelRecord
+from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.references import KeptReferences
 from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
