@@ -56,12 +56,12 @@ from camkit.explanation import (
 )
 from camkit.images.ahead import MOST_BYTES, Batch, Reader, bytes_of_batch, in_rounds, leaves_room
 from camkit.images.crop import CropBoxes
-from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
+from camkit.images.prepare import Prepared, located, prepare, source_of, stacked
 from camkit.images.references import References
 from camkit.layers.memory import ModelMemory
 from camkit.layers.names import Layers
 from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError
-from camkit.methods import AUTO, Method, WeightFunction, find_method, known_method
+from camkit.methods import AUTO, METHODS, Method, WeightFunction, find_method, known_method
 from camkit.methods.signed_maps import (
     CHANGES,
     SignedMaps,
@@ -114,6 +114,54 @@ passes costs little."""
 
 
 @dataclass(frozen=True, eq=False)
+class _Choices:
+    """How pictures are explained: what the caller gave, else what the config says, else what is usual.
+
+    Raises:
+        InputError: a choice is unknown, or the method cannot use it.
+    """
+
+    method: Method = AUTO
+    target_layer: Layers | None = None
+    precision: Precision = "fp32"
+    fuse: Fusion = "mean"
+    smooth: Smoothing | None = None
+    spread: Spread = "strides"
+    progress: Progress | None = None
+    references: References | ReferencesLike | None = None
+    batch_size: int | None = None
+
+    @classmethod
+    def of(cls, target_layer: Layers | None, given: Mapping[str, Any], settings: Settings | None) -> _Choices:
+        """Merge the options of a call with a config; those that are None were not given."""
+        asked = {"target_layer": target_layer, **{name: given.get(name) for name in _CHOICES}}
+        usual: dict[str, Any] = {}
+        if settings is not None:
+            names = ("method", "precision", "fuse", "smooth", "batch_size")
+            usual = {name: getattr(settings.explain, name) for name in names} | {"target_layer": settings.explain.layer}
+        merged = {name: value for options in (usual, asked) for name, value in options.items() if value is not None}
+        method = find_method(merged.pop("method", AUTO))
+        return cls(method, **({"fuse": "product"} if method.stages else {}) | merged)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("fuse", Fusion), ("precision", Precision), ("smooth", Smoothing), ("spread", Spread)):
+            value = getattr(self, name)
+            if value not in get_args(kind) and (name, value) != ("smooth", None):
+                raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+        if self.target_layer is not None and not self.method.layer:
+            rest = advice("pass no target_layer", "leave out --layer")
+            raise MethodError(f"method {self.method.name!r} reads the whole model and no layer; {rest}")
+        given = self.references is not None and not isinstance(self.references, References)
+        if given and not self.method.need.references:
+            rest = advice("leave out references", "leave out --references")
+            raise MethodError(f"method {self.method.name!r} uses no reference pictures; use 'expected', or {rest}")
+
+
+_CHOICES = ("method", "precision", "fuse", "smooth", "spread", "progress", "references", "batch_size")
+"""The options of a call that become its choices."""
+
+
+@dataclass(frozen=True, eq=False)
 class _Request:
     """What is to be explained; the arguments are checked."""
 
@@ -157,8 +205,8 @@ class Explainer:
             networks look; "even", as in other toolkits, which is the same if whole strides fill the picture; "centres"
             draws each cell at the centre of the kernels that compute it.
         config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` names a model, and says how to load a
-            model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion and smoothing
-            if they are None here.
+            model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion, smoothing and
+            batch size if they are None here.
         progress: called as ``progress(done, of)`` while a method runs the model on many pictures, such as Score-CAM.
         references: the pictures with which "expected" compares a picture: a folder, a list, or a batch (N, C, H, W). 8
             to 16 are enough; of more, 16 at equal distances are used. None is smooth noise that camkit makes.
@@ -191,72 +239,43 @@ class Explainer:
         progress: Progress | None = None,
         references: ReferencesLike | None = None,
     ) -> None:
-        options: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth}
-        if config is not None:
-            settings = _settings(config)
-            model = _configured_model(model, settings, device)
-            target_layer = settings.explain.layer if target_layer is None else target_layer
-            usual = {name: getattr(settings.explain, name) for name in options}
-            options = usual | {name: value for name, value in options.items() if value is not None}
-        loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
-        options |= {"spread": spread, "progress": progress, "references": references}
-        self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), target_layer, **options)
+        given = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth, "spread": spread}
+        given |= {"progress": progress, "references": references}
+        settings = None if config is None else _settings(config)
+        choices = _Choices.of(target_layer, given, settings)
+        named = model if settings is None else _configured_model(model, settings, device)
+        loaded = as_model(named, preprocess=preprocess, labels=labels, device=device)
+        self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
 
     @classmethod
-    def _sharing(cls, memory: ModelMemory, boxes: CropBoxes, loaded: LoadedModel, *arguments: Any) -> Explainer:
+    def _sharing(cls, memory: ModelMemory, boxes: CropBoxes, loaded: LoadedModel, choices: _Choices) -> Explainer:
         """Return an Explainer that shares what is known about the model and about preprocessings."""
         explainer = cls.__new__(cls)
-        explainer._set_up(loaded, memory, boxes, *arguments)
+        explainer._set_up(loaded, memory, boxes, choices)
         return explainer
 
-    def _set_up(
-        self,
-        loaded: LoadedModel,
-        memory: ModelMemory,
-        boxes: CropBoxes,
-        target_layer: Layers | None,
-        method: MethodLike | None,
-        precision: Precision | None,
-        fuse: Fusion | None,
-        smooth: Smoothing | None = None,
-        spread: Spread | None = None,
-        progress: Progress | None = None,
-        references: References | ReferencesLike | None = None,
-    ) -> None:
-        self._method = find_method(AUTO if method is None else method)
-        precision, fuse = precision or "fp32", fuse or ("product" if self._method.stages else "mean")
-        if fuse not in get_args(Fusion):
-            raise InputError(f"fuse must be one of {', '.join(get_args(Fusion))}, not {fuse!r}")
-        if precision not in get_args(Precision):
-            raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}")
-        if smooth is not None and smooth not in get_args(Smoothing):
-            raise InputError(f"smooth must be one of {', '.join(get_args(Smoothing))}, not {smooth!r}")
-        if spread is not None and spread not in get_args(Spread):
-            raise InputError(f"spread must be one of {', '.join(get_args(Spread))}, not {spread!r}")
-        self._loaded = loaded
-        self._memory = memory
-        self._boxes = boxes
-        self._fuse: Fusion = fuse
-        self._smooth = smooth
-        self._spread: Spread = spread or "strides"
-        self._progress = progress
-        self._precision, note = usable_precision(precision, device_of(loaded.module))
+    def _set_up(self, loaded: LoadedModel, memory: ModelMemory, boxes: CropBoxes, choices: _Choices) -> None:
+        self._loaded, self._memory, self._boxes = loaded, memory, boxes
+        self._rank = spatial_rank(loaded.module)
+        precision, note = usable_precision(choices.precision, device_of(loaded.module))
         if note:
             warnings.warn(note, stacklevel=3)
-        if target_layer is not None and not self._method.layer:
-            rest = advice("pass no target_layer", "leave out --layer")
-            raise MethodError(f"method {self._method.name!r} reads the whole model and no layer; {rest}")
-        self._rank = spatial_rank(loaded.module)
-        # They are of this call, or those of the Explainer that this one shares them with.
-        if not isinstance(references, References):
-            if references is not None and not self._method.need.references:
-                rest = advice("leave out references", "leave out --references")
-                raise MethodError(f"method {self._method.name!r} uses no reference pictures; use 'expected', or {rest}")
+        references = choices.references
+        if not isinstance(references, References):  # else those of the Explainer that this one shares them with
             references = References(references, loaded.preprocess, self._rank)
-        self._references = references
-        options = (self._precision, self._spread, progress, self._references)
-        weights_maps = takes_component(smooth)
-        self._runs = LayerPasses(loaded.module, memory, target_layer, self._method, *options, weights_maps=weights_maps)
+        self._choices = choices = replace(choices, precision=precision, references=references)
+        self._averages, self._takes_component = averages(choices.smooth), takes_component(choices.smooth)
+        self._runs = LayerPasses(
+            loaded.module,
+            memory,
+            choices.target_layer,
+            choices.method,
+            precision,
+            choices.spread,
+            choices.progress,
+            references,
+            weights_maps=self._takes_component,
+        )
         self._used: tuple[TargetLayer, ...] = ()
 
     @property
@@ -277,7 +296,7 @@ class Explainer:
     @property
     def method(self) -> Method:
         """The method, as in ``camkit.METHODS``, or "auto"."""
-        return self._method
+        return self._choices.method
 
     @property
     def layers(self) -> tuple[TargetLayer, ...]:
@@ -300,7 +319,7 @@ class Explainer:
             LayerError: no picture has been explained yet, or several layers are fused; then ``layers`` has them.
         """
         layers = self.layers
-        if len(layers) > 1 and (self._runs.selectors is not None or self._method.stages):
+        if len(layers) > 1 and (self._runs.selectors is not None or self._choices.method.stages):
             raise LayerError(
                 f"{len(layers)} layers are fused: {' and '.join(map(str, layers))}; .layers has all of them"
             )
@@ -319,7 +338,7 @@ class Explainer:
             InputError: something in the call or the picture is wrong.
             Exception: whatever the model, ``preprocess`` or a target function raises.
         """
-        return self._of_one_picture(img, target, (self._method,))[0]
+        return self._of_one_picture(img, target, (self._choices.method,))[0]
 
     def by_methods(
         self, img: ImageLike, methods: Iterable[MethodLike], target: TargetLike | None = None
@@ -369,10 +388,13 @@ class Explainer:
             raise ImageError("explainer(img) explains one picture; use explainer.batch(images) for several")
         request = replace(self._request(target, 1), methods=methods)
         _check_count(request, 1)
-        image = next(iter(unbatched([img], self._rank)))
-        prepared = self._reader.read(image)
-        rows = self._explain_batch(request, [located(prepared, self._loaded.preprocess, self._boxes)])
-        return cast("list[Explanation]", list(_checked(rows, "raise")))
+        rows = self._explain_batch(request, [located(self._prepared(img), self._loaded.preprocess, self._boxes)])
+        return [_existing(row) for row in rows]
+
+    def _prepared(self, img: ImageLike) -> Prepared:
+        """Prepare one picture; a tensor may have a batch axis."""
+        image = img[0] if isinstance(img, Tensor) and img.dim() == self._rank + 2 else img
+        return prepare(image, self._loaded.preprocess, source_of(image, 1), self._rank)
 
     def using(
         self,
@@ -400,12 +422,13 @@ class Explainer:
         memory, loaded = self._memory, self._loaded
         if model is not None and model is not self.model:
             memory, loaded = ModelMemory(model), replace(loaded, module=model)
-        chosen = self._method if method is None else find_method(method)
-        layers = self._runs.selectors if target_layer is None and chosen.layer else target_layer
+        own = self._choices
+        chosen = own.method if method is None else find_method(method)
+        layers = own.target_layer if target_layer is None and chosen.layer else target_layer
         # Whether bf16 can be used was decided when this Explainer was made.
-        precision: Precision = "bf16-forced" if self._precision == "bf16" else self._precision
-        options = (chosen, precision, fuse or self._fuse, self._smooth, self._spread, self._progress, self._references)
-        return Explainer._sharing(memory, self._boxes, loaded, layers, *options)
+        precision: Precision = "bf16-forced" if own.precision == "bf16" else own.precision
+        choices = replace(own, method=chosen, target_layer=layers, precision=precision, fuse=fuse or own.fuse)
+        return Explainer._sharing(memory, self._boxes, loaded, choices)
 
     def scores_of(
         self, img: ImageLike, target: TargetLike | None = None, *, batch_size: int | None = None
@@ -428,8 +451,7 @@ class Explainer:
         request = self._request(target, batch_size)
         _check_count(request, 1)
         memory = self._current_memory()
-        image = next(iter(unbatched([img], self._rank)))
-        prepared = self._reader.read(image)
+        prepared = self._prepared(img)
         picture = prepared.tensor.detach().to(*memory.record.placement)
         if not all(_finite(picture[None])):
             raise ImageError(f"{prepared.source} holds NaN or infinite values where the model would see it")
@@ -442,7 +464,7 @@ class Explainer:
         at_once = request.batch_size
         at_once = at_once if memory.keeps_pictures_apart(picture[None], at_once) else 1
         try:
-            return PictureScores(self.model, picture, fixed, self._precision, at_once, current)
+            return PictureScores(self.model, picture, fixed, self._choices.precision, at_once, current)
         except (RuntimeError, TypeError) as error:
             sentence = None if is_out_of_memory(error) else _in_a_sentence(self.model, picture[None], error)
             if sentence is None:
@@ -528,11 +550,13 @@ class Explainer:
 
     def _request(self, target: Targets, batch_size: int | None) -> _Request:
         if batch_size is None:
+            batch_size = self._choices.batch_size
+        if batch_size is None:
             batch_size = usual_batch_size(device_of(self.model))
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
             raise InputError(f"batch_size must be a whole number from 1, not {batch_size!r}")
         targets = as_targets(target, self._loaded.labels, self._loaded.activation)
-        return _Request(tuple(map(self._completed, targets)), (self._method,), int(batch_size))
+        return _Request(tuple(map(self._completed, targets)), (self._choices.method,), int(batch_size))
 
     def _completed(self, target: Target) -> Target:
         """Return a target whose reference picture, if it has one, has been run through the model."""
@@ -548,7 +572,10 @@ class Explainer:
             if request.on_pass is not None:
                 request.on_pass()
             rows.reverse()
-            yield from _checked((rows.pop() for _ in range(len(rows))), on_error)
+            while rows:
+                row = rows.pop()
+                yield _existing(row) if on_error == "raise" else row
+                del row  # the caller alone holds it
 
     def _passes(self, request: _Request, batches: Iterator[Batch], at_once: int) -> Iterator[list[Any]]:
         """Explain batches in order. The first one settles the layer; those after it may run several at once.
@@ -577,8 +604,8 @@ class Explainer:
 
     def _passes_at_once(self, request: _Request) -> int:
         """Return how many passes may run at the same time; a method or target of the user runs in this thread only."""
-        is_ours = self._method is known_method(self._method.name)
-        takes_batches = not self._method.need.one_by_one
+        is_ours = self._choices.method is known_method(self._choices.method.name)
+        takes_batches = not self._choices.method.need.one_by_one
         if is_ours and takes_batches and all(target.for_threads for target in request.targets):
             return passes_at_once(self._current_memory().record)
         return 1
@@ -594,7 +621,8 @@ class Explainer:
     def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[Batch]:
         """Read the pictures, and join them into batches of one size."""
         pictures = 0
-        for batch in self._reader.batches(images, request.batch_size, draft=request.draft):
+        reader = Reader(self._loaded.preprocess, self._rank, self._boxes)
+        for batch in reader.batches(images, request.batch_size, draft=request.draft):
             pictures += len(batch) if isinstance(batch, list) else 1
             yield batch
             del batch
@@ -620,7 +648,7 @@ class Explainer:
         return self._explain_batch(request, batch[:middle]) + self._explain_batch(request, batch[middle:])
 
     def _explain_at_once(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
-        if len(batch) > 1 and self._method.need.one_by_one:
+        if len(batch) > 1 and self._choices.method.need.one_by_one:
             raise OneByOneError
         finite = _finite(inputs)
         if not all(finite):
@@ -628,7 +656,7 @@ class Explainer:
         shown = shown_pictures(batch, inputs)
         rows: list[list[list[Explanation | Failure]]] = [[[] for _ in request.methods] for _ in batch]
         scores: list[Scores] = []
-        parts = _parts(request, apart=averages(self._smooth))
+        parts = _parts(request, apart=self._averages)
         while parts:
             part = parts.pop(0)
             try:
@@ -649,24 +677,20 @@ class Explainer:
             captured, layers = ran.captured, ran.layers
             for number, asked in enumerate(request.methods):
                 method = ran.method if asked.varies else asked
-                maps = signed_maps(captured, method, self._smooth, self._for_boxes(asked))
-                if averages(self._smooth):
+                # Grad-CAM weights whole channels, which a detector's boxes share.
+                for_boxes = METHODS["hirescam"] if asked.automatic else None
+                maps = signed_maps(captured, method, for_boxes, component=self._takes_component)
+                if self._averages:
                     maps = self._averaged(maps, method, part, captured, layers, batch, inputs)
-                new = explanations(maps, captured, batch, shown, layers, self._fuse, self._smooth, self._loaded.labels)
+                new = explanations(
+                    maps, captured, batch, shown, layers, self._choices.fuse, self._choices.smooth, self._loaded.labels
+                )
                 for of_picture, more in zip(rows, new, strict=True):
                     of_picture[number].extend(more)
             scores += captured.scores
             del captured, ran  # frees the gradients before the next pass
         by_method = (of_method for of_picture in rows for of_method in of_picture)
         return [row for of_method in by_method for row in sharing_scale(existing(of_method, scores))]
-
-    @staticmethod
-    def _for_boxes(asked: Method) -> Method | None:
-        """Return the method for a detector's boxes: HiResCAM, since Grad-CAM weights whole channels, which boxes share.
-
-        If the caller asked for a method, that is used for boxes, too, and None is returned.
-        """
-        return find_method("hirescam") if asked.automatic else None
 
     def _averaged(
         self,
@@ -703,7 +727,7 @@ class Explainer:
                     f"camkit chose layer {layers[0]} for the picture but another one for a changed version of it; "
                     "name the layer"
                 )
-            of_version = signed_maps(ran.captured, method, self._smooth)  # no boxes
+            of_version = signed_maps(ran.captured, method, component=self._takes_component)  # no boxes
             placements = [features.placement for features in ran.captured.features]
             versions.append([signed.mirrored(placements, size) if mirrored else signed for signed in of_version])
         return [SignedMaps.averaged(of_target) for of_target in zip(*versions, strict=True)]
@@ -742,10 +766,6 @@ class Explainer:
         if self._memory.refresh():
             self._rank = spatial_rank(self.model)
         return self._memory
-
-    @property
-    def _reader(self) -> Reader:
-        return Reader(self._loaded.preprocess, self._rank, self._boxes)
 
 
 def _are_several_targets(target: object) -> bool:
@@ -797,12 +817,12 @@ def _caused(error: ImageError, cause: Exception) -> ImageError:
     return error
 
 
-def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[Explanation | Failure]:
-    for row in rows:
-        if isinstance(row, Failure) and on_error == "raise":
-            # A copy: an error whose traceback holds frames that hold the error would keep the pictures alive.
-            raise copy.copy(row.error) from row.error.__cause__
-        yield row
+def _existing(row: Explanation | Failure) -> Explanation:
+    """Return an explanation; raise the error of a failure."""
+    if isinstance(row, Failure):
+        # A copy: an error whose traceback holds frames that hold the error would keep the pictures alive.
+        raise copy.copy(row.error) from row.error.__cause__
+    return row
 
 
 Config: TypeAlias = "Settings | Mapping[str, Any] | str | Path"
@@ -846,7 +866,7 @@ class _Shell:
 
     def __init__(self) -> None:
         self._memories: weakref.WeakKeyDictionary[nn.Module, ModelMemory] = weakref.WeakKeyDictionary()
-        self._loaded: dict[tuple[str, str, int], LoadedModel] = {}
+        self._loaded: dict[tuple[str, str, str, int], LoadedModel] = {}
         self._boxes = CropBoxes()
 
     def explainer(
@@ -854,27 +874,18 @@ class _Shell:
         function: Callable[..., Any],
         model: nn.Module | str | LoadedModel | None,
         target_layer: Layers | None,
-        options: Mapping[str, Any],
+        options: Options,
     ) -> Explainer:
         """Return an Explainer that shares what earlier calls found out about the model."""
         refuse_unknown_options(function, options, Options.__annotations__)
-        loaded = self._load(model, options.get("preprocess"), options.get("labels"), options.get("device"))
+        config = options.get("config")
+        settings = None if config is None else _settings(config)
+        choices = _Choices.of(target_layer, options, settings)
+        loaded = self._load(model, settings, options)
         memory = self._memories.get(loaded.module)
         if memory is None:
             memory = self._memories.setdefault(loaded.module, ModelMemory(loaded.module))
-        return Explainer._sharing(
-            memory,
-            self._boxes,
-            loaded,
-            target_layer,
-            options.get("method"),
-            options.get("precision"),
-            options.get("fuse"),
-            options.get("smooth"),
-            options.get("spread"),
-            options.get("progress"),
-            options.get("references"),
-        )
+        return Explainer._sharing(memory, self._boxes, loaded, choices)
 
     def forget(self, model: nn.Module) -> None:
         """Forget what earlier calls found out about a model."""
@@ -882,41 +893,25 @@ class _Shell:
         if memory is not None:
             memory.start_over()
 
-    def configured(
-        self, model: nn.Module | str | LoadedModel | None, target_layer: Layers | None, options: dict[str, Any]
-    ) -> tuple[nn.Module | LoadedModel, Layers | None]:
-        """Return the model and the layer of a call with a config, and complete its options from the config."""
-        settings = _settings(options.pop("config"))
-        for name in ("method", "precision", "fuse", "smooth", "batch_size"):
-            usual = getattr(settings.explain, name)
-            if usual is not None and options.get(name) is None:
-                options[name] = usual
-        layer = settings.explain.layer if target_layer is None else target_layer
-        device, named = options.get("device"), settings.model.name if model is None else model
-        if not isinstance(named, str):
-            return _configured_model(model, settings, device), layer
-        key = (f"{named} {settings.model!r}", str(device), changed_at(named))
-        return self._kept(key, lambda: as_model(_configured_model(named, settings, device))), layer
-
-    def _kept(self, key: tuple[str, str, int], load: Callable[[], LoadedModel]) -> LoadedModel:
-        """Return one of the last models that were loaded by name, or load it."""
-        if key not in self._loaded:
-            self._loaded[key] = load()
-            while len(self._loaded) > self._MOST_LOADED:
-                del self._loaded[next(iter(self._loaded))]
-        return self._loaded[key]
-
     def _load(
-        self,
-        model: nn.Module | str | LoadedModel | None,
-        preprocess: Preprocess | None,
-        labels: Labels | None,
-        device: str | torch.device | None,
+        self, model: nn.Module | str | LoadedModel | None, settings: Settings | None, options: Options
     ) -> LoadedModel:
+        """Return the model of a call; the last ones that were loaded by name are kept."""
+        device, preprocess, labels = (options.get(name) for name in ("device", "preprocess", "labels"))
+        if model is None and settings is not None:
+            model = settings.model.name
         if isinstance(model, str):
-            name = model
-            key = (name, str(pick_device(device)), changed_at(name))
-            model = self._kept(key, lambda: as_model(name, device=device))
+            name, section = model, "" if settings is None else repr(settings.model)
+            where = str(pick_device(device)) if settings is None else str(device)
+            key = (name, section, where, changed_at(name))
+            if key not in self._loaded:
+                named = name if settings is None else _configured_model(name, settings, device)
+                self._loaded[key] = as_model(named, device=device if settings is None else None)
+                while len(self._loaded) > self._MOST_LOADED:
+                    del self._loaded[next(iter(self._loaded))]
+            model = self._loaded[key]
+        elif settings is not None:
+            model = _configured_model(model, settings, device)
         memory = self._memories.get(model) if isinstance(model, nn.Module) and device is None else None
         if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
             check_preprocess(preprocess)  # the model itself was checked when its memory was made
@@ -966,12 +961,9 @@ def explain(
         (128, 128)
     """
     images: Sequence[ImageLike] = img if isinstance(img, (list, tuple)) else [cast("ImageLike", img)]
-    target = options.pop("target", None)
-    if options.get("config") is not None:
-        model, target_layer = _SHELL.configured(model, target_layer, cast("dict[str, Any]", options))
-    batch_size = options.pop("batch_size", None)
+    target = options.get("target")
     explainer = _SHELL.explainer(explain, model, target_layer, options)
-    explained = explainer.batch(images, target, batch_size=batch_size)
+    explained = explainer.batch(images, target)
     several = _are_several_targets(target) or explainer._are_several_images(img)
     return explained if several else explained[0]
 
@@ -1031,21 +1023,5 @@ def explain_many(
     Raises:
         InputError: as ``explain``.
     """
-    return _many(model, images, target_layer, options, on_error=on_error, draft=draft, on_pass=on_pass)
-
-
-def _many(
-    model: nn.Module | str | LoadedModel | None,
-    images: Iterable[ImageLike],
-    target_layer: Layers | None,
-    options: Options,
-    *,
-    on_error: str,
-    **more: Any,
-) -> Iterator[Any]:
-    target = options.pop("target", None)
-    if options.get("config") is not None:
-        model, target_layer = _SHELL.configured(model, target_layer, cast("dict[str, Any]", options))
-    batch_size = options.pop("batch_size", None)
     explainer = _SHELL.explainer(explain_many, model, target_layer, options)
-    return explainer._checked_stream(images, target, batch_size, on_error, **more)
+    return explainer._checked_stream(images, options.get("target"), None, on_error, draft=draft, on_pass=on_pass)

@@ -703,14 +703,14 @@ def explanations(
                 of_picture.append(Failure(picture.source, TargetError(f"{picture.source}: {scores.absence}")))
                 continue
             index = None if scores.indices is None else scores.indices[place]
-            _check_labels(labels, scores, index)
+            label = _label_of(scores, index, labels)
             raw = of_target.fused[place].copy()
             maps = LayerMaps(tuple(part[place].clone() for part in of_target.raws), placements, fuse, size)
             explanation = Explanation(
                 maps=maps,
                 raw=raw,
                 target=index,
-                label=scores.description if index is None else _label_of(index, labels),
+                label=scores.description if index is None else label,
                 score=of_target.scores[place],
                 probability=None if scores.probabilities is None else scores.probabilities[place],
                 layer=names,
@@ -766,17 +766,15 @@ def existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) ->
     return [row for row, scored in pairs if isinstance(row, Explanation) or not scored.fewer] or [rows[0]]
 
 
-def _check_labels(labels: tuple[str, ...] | None, scores: Scores, index: int | None) -> None:
+def _label_of(scores: Scores, index: int | None, labels: tuple[str, ...] | None) -> str | None:
+    """Return the name of a class; refuse labels that do not fit the model's classes."""
     if labels is None:
-        return
+        return None
     if scores.classes not in (None, len(labels)):
         raise InputError(f"{len(labels)} labels were given, but the model has {scores.classes} classes")
     if index is not None and index >= len(labels):
         raise InputError(f"{len(labels)} labels were given, but the model found class {index}")
-
-
-def _label_of(index: int, labels: tuple[str, ...] | None) -> str | None:
-    return labels[index] if labels and 0 <= index < len(labels) else None
+    return labels[index] if index is not None and labels and index >= 0 else None
 
 
 def shown_pictures(

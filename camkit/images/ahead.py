@@ -13,7 +13,7 @@ from camkit.drawing.pixels import bytes_of
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError
 from camkit.images.crop import CropBoxes
-from camkit.images.prepare import Prepared, located, prepare, unbatched
+from camkit.images.prepare import Prepared, located, prepare, source_of, unbatched
 from camkit.types import Failure, ImageLike, Preprocess
 
 _READERS = min(4, os.cpu_count() or 1)
@@ -131,12 +131,6 @@ def leaves_room(batch: Batch) -> bool:
 def bytes_of_batch(batch: Batch) -> int:
     """Return the bytes that the pictures of a batch hold in memory."""
     return sum(map(_bytes, batch)) if isinstance(batch, list) else 0
-
-
-def source_of(image: ImageLike, number: int) -> str:
-    """Return the file of a picture; if it has no file, a name for it."""
-    file = image if isinstance(image, (str, Path)) else getattr(image, "filename", None)
-    return str(file) if file else f"picture {number}"
 
 
 def _bytes(item: Prepared | Failure) -> int:

@@ -16,7 +16,7 @@ from camkit.drawing.pixels import pixels_of
 from camkit.engine.guard import generators, same_randomness
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.errors import InputError
-from camkit.types import Box, Pixels, Preprocess
+from camkit.types import Box, Preprocess
 
 
 def crop_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:
@@ -86,8 +86,7 @@ class View:
         rows, columns = self.black.shape
         across = np.linspace(self.box.left, self.box.right, columns + 1)
         down = np.linspace(self.box.top, self.box.bottom, rows + 1)
-        pixels = pixels_of(picture)
-        height, width = pixels.shape[:2]
+        width, height = picture.size
         used_columns = np.flatnonzero((across[:-1] >= -_EDGE) & (across[1:] <= width + _EDGE))
         used_rows = np.flatnonzero((down[:-1] >= -_EDGE) & (down[1:] <= height + _EDGE))
         if min(len(used_rows), len(used_columns)) < _FEWEST_CELLS:
@@ -99,7 +98,7 @@ class View:
             min(across[used_columns[-1] + 1], width),
             min(down[used_rows[-1] + 1], height),
         )
-        predicted = _coarse_colours(pixels, inside, (len(used_columns), len(used_rows))) @ np.array(self.weights)
+        predicted = _coarse_colours(picture, inside, (len(used_columns), len(used_rows))) @ np.array(self.weights)
         black, contrast = self.black[cells], self.white[cells] - self.black[cells]
         levels = _grey(tensor)
         means, squares = (_coarse(values, self.black.shape)[cells] for values in (levels, np.square(levels)))
@@ -144,11 +143,13 @@ def _coarse(levels: Float[np.ndarray, "h w"], shape: tuple[int, int]) -> Float[n
     return np.asarray(Image.fromarray(single).resize(shape[::-1], Image.Resampling.BOX), np.float64)
 
 
-def _coarse_colours(pixels: Pixels, box: Box, size: tuple[int, int]) -> Float[np.ndarray, "rows columns 3"]:
+def _coarse_colours(picture: Image.Image, box: Box, size: tuple[int, int]) -> Float[np.ndarray, "rows columns 3"]:
     """Return the mean colours 0..1 in a grid of ``size`` (columns, rows) over a box of a picture."""
     sides = box.right - box.left, box.bottom - box.top
     steps = [max(1, int(side / (count * _SAMPLES))) for side, count in zip(sides, size, strict=True)]
-    few = Image.fromarray(np.ascontiguousarray(pixels[:: steps[1], :: steps[0]]))
+    few = picture
+    if steps != [1, 1]:
+        few = Image.fromarray(np.ascontiguousarray(pixels_of(picture)[:: steps[1], :: steps[0]]))
     part = box.left / steps[0], box.top / steps[1], box.right / steps[0], box.bottom / steps[1]
     part = part[0], part[1], min(part[2], few.width), min(part[3], few.height)
     return np.asarray(few.resize(size, Image.Resampling.BOX, box=part)) / 255

@@ -29,6 +29,12 @@ def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]
             yield image
 
 
+def source_of(image: ImageLike, number: int) -> str:
+    """Return the file of a picture; if it has no file, a name for it."""
+    file = image if isinstance(image, (str, Path)) else getattr(image, "filename", None)
+    return str(file) if file else f"picture {number}"
+
+
 def prepare(
     image: ImageLike, preprocess: Preprocess | None, source: str, rank: int = 2, *, draft: bool = False
 ) -> Prepared:

@@ -62,32 +62,32 @@ class SignedMaps:
 
 
 def signed_maps(
-    captured: Capture, method: Method, smooth: Smoothing | None = None, for_boxes: Method | None = None
+    captured: Capture, method: Method, for_boxes: Method | None = None, *, component: bool = False
 ) -> list[SignedMaps]:
     """Weight what one pass captured, and return the signed maps of each target.
 
     Args:
         captured: the feature maps, gradients and scores of the pass.
         method: how the maps are weighted.
-        smooth: how each map is smoothed; a mean over several passes is up to the caller.
         for_boxes: the method for a detector's boxes, if it is another one.
+        component: True to keep the first principal component of each map alone.
     """
     methods = [method if scores.boxes is None else for_boxes or method for scores in captured.scores]
     return [
-        _weighted_sums(captured.features, number, scores, of_target, smooth)
+        _weighted_sums(captured.features, number, scores, of_target, component=component)
         for number, (scores, of_target) in enumerate(zip(captured.scores, methods, strict=True))
     ]
 
 
 def _weighted_sums(
-    features: Sequence[Features], number: int, scores: Scores, method: Method, smooth: Smoothing | None
+    features: Sequence[Features], number: int, scores: Scores, method: Method, *, component: bool
 ) -> SignedMaps:
     """Weight and sum the feature maps of each layer for the target with this number."""
     raws = []
     for maps in features:
         weights = _weights_of(method, maps, number)
         check_weights(method, weights, maps.activations)
-        if takes_component(smooth):
+        if component:
             weights = component_weights(method.name, weights, maps.activations)
         raws.append(weighted_sum(weights, maps.activations))
     if method.need.alone:  # nothing tells whether the score depends on the layer
