@@ -17,7 +17,7 @@ from camkit.drawing import overlay
 from camkit.drawing.canvas import GREY, Canvas
 from camkit.drawing.encode import as_html, encode
 from camkit.drawing.text import fitting
-from camkit.engine.grid import to_grid
+from camkit.engine.features import to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor
 from camkit.engine.passes import quiet_pass

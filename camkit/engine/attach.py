@@ -122,29 +122,22 @@ def hooked(
 
 def _detach(hooks: Sequence[tuple[nn.Module, _Hook]]) -> None:
     for module, hook in hooks:
-        _remove(module, [number for number, candidate in _hooks_of(module) if candidate is hook])
+        _remove(module, lambda _, candidate, hook=hook: candidate is hook)
 
 
 def remove_hooks_since(module: nn.Module, first: int) -> None:
     """Remove the forward hooks that were set since PyTorch gave a hook the number ``first``, except camkit's own."""
-    _remove(module, [number for number, hook in _hooks_of(module) if number >= first and not is_ours(hook)])
+    _remove(module, lambda number, hook: number >= first and not is_ours(hook))
 
 
-def _hooks_of(module: nn.Module) -> list[tuple[int, object]]:
-    """Return a module's forward hooks with their numbers, which differ between all hooks of a process."""
-    return [*module._forward_hooks.items(), *module._forward_pre_hooks.items()]
-
-
-def _remove(module: nn.Module, numbers: Iterable[int]) -> None:
+def _remove(module: nn.Module, wanted: Callable[[int, object], bool]) -> None:
+    """Remove hooks by their numbers, which differ between all hooks of a process."""
+    hooks = module._forward_hooks, module._forward_pre_hooks
+    with_keywords = module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs
+    numbers = [number for table in hooks for number, hook in list(table.items()) if wanted(number, hook)]
     for number in numbers:
-        for registered in (
-            module._forward_hooks_with_kwargs,
-            module._forward_hooks_always_called,
-            module._forward_pre_hooks_with_kwargs,
-            module._forward_hooks,
-            module._forward_pre_hooks,
-        ):
-            registered.pop(number, None)
+        for table in (*with_keywords, module._forward_hooks_always_called, *hooks):
+            table.pop(number, None)
 
 
 def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> AbstractContextManager[None]:

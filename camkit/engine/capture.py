@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -13,14 +13,12 @@ from torch import Tensor, nn
 
 from camkit.engine.attach import ForwardHook, contiguous_gradients, forward_hooks
 from camkit.engine.cut import EntangledError, Saved, Tape, cut, not_reached
-from camkit.engine.features import Capture, Features
-from camkit.engine.grid import to_grid
+from camkit.engine.features import Capture, Features, to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import precise
 from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.engine.references import KeptReferences, ReferencesFor
-from camkit.engine.resizing import resizing
 from camkit.errors import LayerError, MethodError, TargetError, listing_layers
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Expands, Scores, Target
@@ -32,6 +30,39 @@ times the rounding of a sum over the cells in fp32, and in bf16, the coarsest ty
 
 ReadLayout: TypeAlias = Callable[[tuple[int, ...], int, tuple[int, ...]], "Layout | None"]
 """``read(shape, batch, size)`` returns the layout of an output of this shape, or None if it has no grid."""
+
+
+@dataclass
+class Resized:
+    """How a model resized its input itself, as detectors do: the padded size, and the part of it that is the input."""
+
+    padded: tuple[int, ...] = ()
+    extent: Extent = ()
+
+
+@contextmanager
+def _resizing(model: nn.Module) -> Iterator[Resized]:
+    resized = Resized()
+
+    def note(_: nn.Module, __: list[Tensor], output: Any) -> None:
+        size_and_extent = resized_input(output)
+        if size_and_extent is not None:
+            resized.padded, resized.extent = size_and_extent
+
+    with forward_hooks(dict.fromkeys(model.children(), note)):
+        yield resized
+
+
+def resized_input(output: Any) -> tuple[tuple[int, ...], Extent] | None:
+    """Return a resized batch's padded size, and the part that the first image covers; None for any other output."""
+    batch = output[0] if isinstance(output, tuple) and output else output
+    if isinstance(batch, dict):  # some return a key's value for any attribute, or raise a KeyError
+        return None
+    sizes, tensors = getattr(batch, "image_sizes", None), getattr(batch, "tensors", None)
+    if not sizes or not isinstance(tensors, Tensor):
+        return None
+    padded = tuple(tensors.shape[2:])
+    return padded, tuple((0.0, side / whole) for side, whole in zip(sizes[0], padded, strict=True))
 
 
 @dataclass(frozen=True)
@@ -66,6 +97,10 @@ class Pass:
     apart: bool = True
     references: ReferencesFor | None = None
     kept_references: KeptReferences = field(default_factory=KeptReferences)
+
+    def resizing(self, model: nn.Module) -> AbstractContextManager[Resized]:
+        """Detect a submodule that resizes and pads images into a batch, and returns an image list as torchvision's."""
+        return _resizing(model) if self.may_resize else nullcontext(Resized())
 
 
 def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass) -> Capture:
@@ -118,7 +153,7 @@ def _capture(
         quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
         torch.set_grad_enabled(trunk_graph),
         cut(options.modules, whole=trunk_graph) as tape,
-        resizing(model if options.may_resize else None) as resized,
+        options.resizing(model) as resized,
         interruptible(),
     ):
         images = (
@@ -257,7 +292,7 @@ def _capture_activations(
     with (
         quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
         cut(options.modules, gradients=graph) as tape,
-        resizing(model if options.may_resize else None) as resized,
+        options.resizing(model) as resized,
         interruptible(),
     ):
         output = model(inputs.clone(memory_format=options.memory_format))

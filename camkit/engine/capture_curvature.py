@@ -22,11 +22,9 @@ from camkit.engine.capture import (
     read_layouts,
 )
 from camkit.engine.cut import cut
-from camkit.engine.features import Capture, Weigh
-from camkit.engine.grid import to_grid
+from camkit.engine.features import Capture, Weigh, to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import is_out_of_memory, quiet_pass
-from camkit.engine.resizing import resizing
 from camkit.errors import MethodError
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Target
@@ -59,7 +57,7 @@ def capture_curvature(
     with (
         quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
         cut(options.modules) as tape,
-        resizing(model if options.may_resize else None) as resized,
+        options.resizing(model) as resized,
         sdpa_kernel(SDPBackend.MATH),  # the faster kernels have no second derivative
         interruptible(),
     ):

@@ -22,7 +22,6 @@ from camkit.engine.heatmap import enlarge
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import precise
 from camkit.engine.passes import quiet_pass
-from camkit.engine.resizing import resizing
 from camkit.errors import LayerError, MethodError
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Scores, Target
@@ -58,7 +57,7 @@ def capture_parts(
         biases.append((Saved(shape_only, get_gradient_edge(output)), bias))
         output.register_hook(biases[-1][0].gradients.append)
 
-    with _whole_pass(model, inputs, options) as images, resizing(model if options.may_resize else None) as resized:
+    with _whole_pass(model, inputs, options) as images, options.resizing(model) as resized:
         with NotedBiases(note), interruptible():
             output = model(images.clone(memory_format=options.memory_format))
         tape = Tape({_INPUT: _leaf(images)})
@@ -94,7 +93,7 @@ def capture_guided(
     with (
         _whole_pass(model, inputs, options) as images,
         cut(options.modules, whole=True) as tape,
-        resizing(model if options.may_resize else None) as resized,
+        options.resizing(model) as resized,
     ):
         with interruptible():
             output = model(images.clone(memory_format=options.memory_format))

@@ -27,7 +27,6 @@ from camkit.engine.features import Capture, Features, Weigh
 from camkit.engine.heatmap import enlarge, upsample
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import in_parts, quiet_pass
-from camkit.engine.resizing import resizing
 from camkit.errors import MethodError
 from camkit.targets.confidence import ConfidenceTarget, fixed_target, given_by
 from camkit.targets.scores import Scores, Target
@@ -60,7 +59,7 @@ def capture_with_pictures(
     with (
         each_pass(),
         cut(options.modules, gradients=False) as tape,
-        resizing(model if options.may_resize else None) as resized,
+        options.resizing(model) as resized,
         whole_graph(image) as copy,
         interruptible(),
     ):

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from camkit.engine.capture import Pass
 from camkit.engine.capture_head import each_pass_of, first_pass
-from camkit.engine.features import Capture, Weigh
-from camkit.engine.grid import to_grid
+from camkit.engine.features import Capture, Weigh, to_grid
 from camkit.engine.head import Head
 from camkit.engine.nested import precise
 from camkit.engine.record import ModelRecord

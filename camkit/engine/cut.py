@@ -177,7 +177,8 @@ def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], out
         tape.layers[ref] = Saved(tensor.detach().clone())
         return None
     if not tensor.requires_grad or not (tape.layers or tape.whole):
-        if not tape.whole and sum(other.is_floating_point() for other in tensors_in(output)) > 1:
+        several = tensors_in(output) if not (tape.whole or isinstance(output, Tensor)) else []
+        if sum(other.is_floating_point() for other in several) > 1:
             raise EntangledError
         shared = _shares_memory(tensor, arguments)
         return _begin(tape, ref, output, path, tensor, shared=shared, wrote=shared and start.wrote_into(tensor))

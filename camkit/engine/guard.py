@@ -252,7 +252,7 @@ class _Copies:
 
 def _with_values(tensor: Tensor, values: Tensor, *, required: bool) -> Tensor:
     """Return a tensor with its former values, or a new tensor if it can no longer hold them."""
-    if tensor.requires_grad == required and same_values(tensor, values):
+    if tensor.requires_grad == required and same_values([tensor], [values]):
         return tensor
     try:
         if tensor.dtype != values.dtype:  # ``.data`` was set

@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from camkit.engine.grid import margins
-from camkit.types import EVEN, CellPositions, Fusion, Placement
+from camkit.types import EVEN, CellPositions, Extent, Fusion, Placement
 
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -31,6 +30,19 @@ def weighted_sum(
     if weights[0, 0].numel() == 1 and maps.dim() == 4:
         return torch.bmm(weights.float().flatten(1)[:, None], maps.flatten(2)).reshape(len(maps), *maps.shape[2:])
     return (weights.float() * maps).sum(1)
+
+
+def margins(size: Sequence[int], extent: Extent) -> list[int]:
+    """Return how many pixels a grid extends before and after an input of this size, from the last axis to the first.
+
+    This is the order that ``torch.nn.functional.pad`` takes. A negative number means that the grid misses pixels.
+    """
+    amounts: list[int] = []
+    for side, (start, end) in zip(reversed(size), reversed(extent), strict=True):
+        whole = round(side / (end - start))
+        before = round(start * whole)
+        amounts += [before, whole - before - side]
+    return amounts
 
 
 def upsample(maps: Float[Tensor, "n *grid"], size: Sequence[int]) -> Float[Tensor, "n *size"]:

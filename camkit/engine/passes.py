@@ -1,20 +1,24 @@
-"""One forward pass that leaves the model unchanged, and the memory format in which it is fastest."""
+"""One pass that leaves the model unchanged: its precision, memory format and size, and what to do if it fails."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from camkit.engine.guard import guarded
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import tensors_in
 from camkit.engine.record import ModelRecord
 from camkit.types import Precision
+
+T = TypeVar("T")
 
 DTYPES = {"bf16": torch.bfloat16, "bf16-forced": torch.bfloat16, "fp16": torch.float16}
 
@@ -193,3 +197,35 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
+
+
+def differentiated(run: Callable[[], T]) -> T:
+    """Return what ``run`` returns. If a backward pass in it needs overwritten tensors, run it again with copies.
+
+    A detector may overwrite the results of its sigmoids, for example. PyTorch refuses to differentiate such a model,
+    unless it keeps copies of the tensors.
+    """
+    try:
+        return run()
+    except RuntimeError as error:
+        if not is_overwriting(error):
+            raise
+    with keeping_overwritten():
+        return run()
+
+
+def is_overwriting(error: Exception) -> bool:
+    """Tell whether a backward pass failed because the model has overwritten a tensor that it needs."""
+    return isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
+
+
+def keeping_overwritten() -> AbstractContextManager[None]:
+    """Return a context in which each operation keeps a copy of what its backward pass needs.
+
+    PyTorch's ``allow_mutation_on_saved_tensors`` copies less, but has one switch for all threads.
+    """
+    return cast("AbstractContextManager[None]", saved_tensors_hooks(_kept, lambda kept: kept))
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor if isinstance(tensor, nn.Parameter) else tensor.clone()

@@ -240,7 +240,8 @@ class Copier:
     def are_equal(self, values: Sequence[Tensor]) -> bool:
         """Tell whether the tensors on a CPU have the values that were copied."""
         on_cpu = [(own, copy) for own, copy in zip(self._views, values, strict=True) if copy.device.type == "cpu"]
-        return all(same_values(torch.cat(own) if len(own) > 1 else own[0], copy) for own, copy in on_cpu)
+        present = (torch.cat(own) if len(own) > 1 else own[0] for own, _ in on_cpu)
+        return same_values(present, (copy for _, copy in on_cpu))
 
     def pairs(self, values: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each tensor, with its copied values; they are flat if they were copied with others."""
@@ -261,7 +262,7 @@ class WeightMarks:
         marks, small = _marks_of_weights(modules)
         if marks != self._marks or not self._copier.fits(small):
             return False
-        return all(map(same_values, self._copier.values(), self._values))
+        return same_values(self._copier.values(), self._values)
 
 
 def _marks_of_weights(modules: Iterable[nn.Module]) -> tuple[list[int], list[Tensor]]:
@@ -278,13 +279,15 @@ def _can_be_joined(tensor: Tensor) -> bool:
     return ordinary and tensor.is_contiguous() and not tensor.is_inference()
 
 
-def same_values(tensor: Tensor, values: Tensor) -> bool:
-    """Tell whether a tensor has the given values; NaN equals NaN."""
-    if (tensor.shape, tensor.dtype) != (values.shape, values.dtype):
-        return False
-    if tensor.layout is not torch.strided:
-        tensor, values = tensor.to_dense(), values.to_dense()
-    if torch.equal(tensor, values):
-        return True
-    both_nan = tensor.isnan() & values.isnan()
-    return torch.equal(tensor.masked_fill(both_nan, 0), values.masked_fill(both_nan, 0))
+def same_values(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> bool:
+    """Tell whether tensors have the given values; NaN equals NaN."""
+    for tensor, value in zip(tensors, values, strict=True):
+        if (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
+            return False
+        if tensor.layout is not torch.strided:
+            tensor, value = tensor.to_dense(), value.to_dense()  # noqa: PLW2901
+        if not torch.equal(tensor, value):
+            both_nan = tensor.isnan() & value.isnan()
+            if not torch.equal(tensor.masked_fill(both_nan, 0), value.masked_fill(both_nan, 0)):
+                return False
+    return True

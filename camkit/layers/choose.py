@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.interrupts import interruptible
-from camkit.engine.overwriting import differentiated
+from camkit.engine.passes import differentiated
 from camkit.engine.record import ModelRecord
 from camkit.errors import LayerError, advice, listing_layers
 from camkit.layers.branches import ends_beside, shared, twins

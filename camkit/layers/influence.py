@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from camkit.engine.grid import to_grid
+from camkit.engine.features import to_grid
 from camkit.layers.layouts import Readings, channels_of
 from camkit.layers.trace import Call, Gradients, Score, Trace
 from camkit.types import Layout

@@ -15,8 +15,7 @@ from camkit.engine.capture_attention import NoAttentionError, check_cells
 from camkit.engine.capture_pictures import at_once
 from camkit.engine.cut import RepeatedError
 from camkit.engine.features import Capture
-from camkit.engine.overwriting import is_overwriting, keeping_overwritten
-from camkit.engine.passes import faster_format
+from camkit.engine.passes import faster_format, is_overwriting, keeping_overwritten
 from camkit.engine.references import ReferencesFor
 from camkit.errors import LayerError, MethodError
 from camkit.layers.choose import TOKENS, UNSURE, Decision

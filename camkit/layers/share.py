@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.attach import forward_hooks
-from camkit.engine.grid import from_grid, to_grid
+from camkit.engine.features import from_grid, to_grid
 from camkit.engine.guard import switch_off_training
 from camkit.engine.head import answering, modules_beside
 from camkit.engine.interrupts import interruptible, undisturbed

@@ -22,11 +22,11 @@ from torch.autograd.graph import Node
 from torch.nn import functional
 
 from camkit.engine.attach import forward_hooks, starts
+from camkit.engine.capture import resized_input
 from camkit.engine.guard import guarded, switch_off_training
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import feature_tensor, tensors_in
 from camkit.engine.record import ModelRecord
-from camkit.engine.resizing import resized_input
 from camkit.errors import ModelError
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
