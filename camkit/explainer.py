@@ -134,7 +134,7 @@ class _Choices:
     @classmethod
     def of(cls, target_layer: Layers | None, given: Mapping[str, Any], settings: Settings | None) -> _Choices:
         """Merge the options of a call with a config; those that are None were not given."""
-        asked = {"target_layer": target_layer, **{name: given.get(name) for name in _CHOICES}}
+        asked: dict[str, Any] = {"target_layer": target_layer, **{name: given.get(name) for name in _CHOICES}}
         usual: dict[str, Any] = {}
         if settings is not None:
             names = ("method", "precision", "fuse", "smooth", "batch_size")
@@ -239,8 +239,8 @@ class Explainer:
         progress: Progress | None = None,
         references: ReferencesLike | None = None,
     ) -> None:
-        given = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth, "spread": spread}
-        given |= {"progress": progress, "references": references}
+        given: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth}
+        given |= {"spread": spread, "progress": progress, "references": references}
         settings = None if config is None else _settings(config)
         choices = _Choices.of(target_layer, given, settings)
         named = model if settings is None else _configured_model(model, settings, device)
@@ -897,7 +897,7 @@ class _Shell:
         self, model: nn.Module | str | LoadedModel | None, settings: Settings | None, options: Options
     ) -> LoadedModel:
         """Return the model of a call; the last ones that were loaded by name are kept."""
-        device, preprocess, labels = (options.get(name) for name in ("device", "preprocess", "labels"))
+        device, preprocess, labels = options.get("device"), options.get("preprocess"), options.get("labels")
         if model is None and settings is not None:
             model = settings.model.name
         if isinstance(model, str):

@@ -121,8 +121,9 @@ def hooked(
 
 
 def _detach(hooks: Sequence[tuple[nn.Module, _Hook]]) -> None:
-    for module, hook in hooks:
-        _remove(module, lambda _, candidate, hook=hook: candidate is hook)
+    own = {id(hook) for _, hook in hooks}
+    for module, _ in hooks:
+        _remove(module, lambda _, hook: id(hook) in own)
 
 
 def remove_hooks_since(module: nn.Module, first: int) -> None:
