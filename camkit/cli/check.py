@@ -180,9 +180,9 @@ def check(
     from camkit.images.files import check_folder, refuse_address, refuse_input
 
     common.begin()
-    if data is not None:
-        refuse_address(str(data))
     settings = _settings(common.config, data, pictures, check=experiment, limits=limits, run=run)
+    if settings.data.path is not None:
+        refuse_address(str(settings.data.path))
     out, resume, tensorboard = settings.run.out or Path("camkit-check"), settings.run.resume, settings.run.tensorboard
     check_folder(out)
     for name in REPORTS:

@@ -13,15 +13,11 @@ from camkit.errors import InputError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-_OF_A_CHECK = ("check", "limits", "run")
+_TABLES: dict[tuple[str, ...], str] = {(): "explain", ("diagnose",): "diagnose"}
+"""The config's table whose keys are options of a command; the table ``model`` holds for all commands.
 
-_TABLES: dict[tuple[str, ...], tuple[str, ...]] = {
-    (): ("explain",),
-    ("diagnose",): ("diagnose",),
-    ("check",): _OF_A_CHECK,
-    ("check", "init"): _OF_A_CHECK,
-}
-"""The config's tables whose keys are options of each command; the table ``model`` holds for all of them."""
+A check reads its own tables, since the config has more of them than the command has options.
+"""
 
 
 def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -49,10 +45,8 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
         _refuse_code(settings.model.name, file)
     if not models or settings.model.describes(models[-1]):
         values |= {"model" if name == "name" else name: value for name, value in _values(settings.model).items()}
-    for table in _TABLES.get(commands, ()):
-        values |= _values(getattr(settings, table))
-    if commands[:1] == ("check",):
-        values |= {"data" if name == "path" else name: value for name, value in _values(settings.data).items()}
+    if commands in _TABLES:
+        values |= _values(getattr(settings, _TABLES[commands]))
     given = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
     known = {name: value for name, value in given.items() if f"--{name}" in options}
     # cyclopts' own class for this leaves out options that are called like a command, such as scale.

@@ -123,7 +123,7 @@ def explain_dataset(
     settings["batch_size"] = options.get("batch_size") or pool.usual_batch_size
     size = settings["batch_size"] * (_PASSES_ON_GPU if pool.gpus else 1)
     cluster = Cluster(pool, make, fingerprint(loaded), named["device"])
-    return cluster.mapped(dataset, functools.partial(_RowsOfBatch, settings), batch_size=size, batch_format="numpy")
+    return cluster.mapped(dataset, functools.partial(_on_batches, settings), batch_size=size, batch_format="numpy")
 
 
 def _made(model: Source, *, device: str | torch.device, preprocess: Any = None, labels: Any = None) -> LoadedModel:
@@ -269,7 +269,7 @@ class Cluster:
             return
         fewer = replace(self, pool=replace(self.pool, actors=min(self.pool.actors, len(pieces))))
         blocks = ray.data.from_arrow([pa.table({"piece": [piece]}) for piece in pieces])
-        results = fewer.mapped(blocks, functools.partial(_OnPiece, begin), batch_size=None, batch_format="pyarrow")
+        results = fewer.mapped(blocks, functools.partial(_on_pieces, begin), batch_size=None, batch_format="pyarrow")
         results.context.execution_options.preserve_order = True
         try:
             for row in results.iter_rows():
@@ -297,8 +297,8 @@ class Cluster:
 
         The pictures are listed before the first one is explained.
         """
-        explaining = functools.partial(_Explaining, {**options, "batch_size": batch_size})
-        for rows in self.map(explaining, list(images), batch_size):
+        begin = functools.partial(_on_files, {**options, "batch_size": batch_size})
+        for rows in self.map(begin, list(images), batch_size):
             if on_pass is not None:
                 on_pass()
             yield from rows
@@ -342,58 +342,53 @@ class _Actor:
         return work
 
 
-class _OnPiece:
-    """Computes pieces that come and go as bytes, since Ray Data knows columns only."""
+def _on_pieces(begin: Callable[[LoadedModel], Work], model: LoadedModel) -> Work:
+    """Return a function that computes pieces, which come and go as bytes: Ray Data knows columns only."""
+    work = begin(model)
 
-    def __init__(self, begin: Callable[[LoadedModel], Work], model: LoadedModel) -> None:
-        self._work = begin(model)
-
-    def __call__(self, block: Any) -> Any:
-        """Return the results of the pieces of a block."""
-        import pyarrow as pa  # noqa: PLC0415 - Ray Data needs it
-
-        return pa.table({"result": [pickle.dumps(self._done(item)) for item in block.column("piece").to_pylist()]})
-
-    def _done(self, piece: bytes) -> Any:
+    def done(piece: bytes) -> Any:
         """Return the result of a piece, or its error: Ray would drop earlier results that are still on their way."""
         try:
-            return self._work(pickle.loads(piece))
+            return work(pickle.loads(piece))
         except Exception as error:
             return error
 
+    def results(block: Any) -> Any:
+        import pyarrow as pa  # noqa: PLC0415 - Ray Data needs it
 
-class _Explaining:
-    """Explains the files of a piece; the rows leave without the pictures."""
+        return pa.table({"result": [pickle.dumps(done(piece)) for piece in block.column("piece").to_pylist()]})
 
-    def __init__(self, options: Mapping[str, Any], model: LoadedModel) -> None:
-        self._explained = functools.partial(explain_many, model, on_error="yield", **options)
-
-    def __call__(self, files: Sequence[Path]) -> list[Explanation | Failure]:
-        """Return the rows of the files."""
-        rows = self._explained(files)
-        return [row if isinstance(row, Failure) else row.released(Path(row.source)) for row in rows]
+    return results
 
 
-class _RowsOfBatch:
-    """Explains the pictures of a dataset's batch, and makes the rows of a table of them."""
+def _on_files(options: Mapping[str, Any], model: LoadedModel) -> Work:
+    """Return a function that explains the files of a piece; the rows leave without the pictures."""
 
-    def __init__(self, options: Mapping[str, Any], model: LoadedModel) -> None:
-        self._explained = functools.partial(explain_many, model, on_error="yield", **options)
+    def rows(files: Sequence[Path]) -> list[Explanation | Failure]:
+        explained = explain_many(model, files, on_error="yield", **options)
+        return [row if isinstance(row, Failure) else row.released(Path(row.source)) for row in explained]
 
-    def __call__(self, batch: Mapping[str, np.ndarray]) -> Any:
-        """Return the rows as pyarrow's table.
+    return rows
 
-        Raises:
-            InputError: the dataset has no column with pictures.
-        """
+
+def _on_batches(options: Mapping[str, Any], model: LoadedModel) -> Work:
+    """Return a function that explains the pictures of a dataset's batch, and returns the rows as pyarrow's table."""
+
+    def rows(batch: Mapping[str, np.ndarray]) -> Any:
         unread: list[Failure] = []
-        explained = self._explained(_pictures(batch, unread))
-        rows = [row_of(row) if isinstance(row, Explanation) else row_of_failure(row) for row in explained]
-        return arrow_table([*rows, *map(row_of_failure, unread)], arrow_schema())
+        explained = explain_many(model, _pictures(batch, unread), on_error="yield", **options)
+        found = [row_of(row) if isinstance(row, Explanation) else row_of_failure(row) for row in explained]
+        return arrow_table([*found, *map(row_of_failure, unread)], arrow_schema())
+
+    return rows
 
 
 def _pictures(batch: Mapping[str, np.ndarray], unread: list[Failure]) -> Iterator[str | Image.Image]:
-    """Yield the file of each picture, or the picture; note those that cannot be read."""
+    """Yield the file of each picture, or the picture; note those that cannot be read.
+
+    Raises:
+        InputError: the dataset has no column with pictures.
+    """
     column = next((name for name in ("bytes", "image", "path") if name in batch), None)
     if column is None:
         raise InputError(

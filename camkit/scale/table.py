@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -266,60 +265,23 @@ class Finished:
     """The names of finished pictures as 128-bit checksums: 16 bytes for each, however long the names are."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        checksums = np.frombuffer(b"".join(map(_checksum, names)), np.uint64).reshape(-1, 2)
-        self._checksums = checksums[np.argsort(checksums[:, 0], kind="stable")]
+        self._checksums = np.sort(np.frombuffer(b"".join(map(_checksum, names)), _CHECKSUM))
 
     def __len__(self) -> int:
         return len(self._checksums)
 
     def __contains__(self, name: str) -> bool:
         """Tell whether a name is among them."""
-        first, second = np.frombuffer(_checksum(name), np.uint64)
-        place = int(np.searchsorted(self._checksums[:, 0], first))
-        while place < len(self._checksums) and self._checksums[place, 0] == first:
-            if self._checksums[place, 1] == second:
-                return True
-            place += 1
-        return False
+        checksum = np.frombuffer(_checksum(name), _CHECKSUM)
+        place = np.searchsorted(self._checksums, checksum)[0]
+        return bool(place < len(self) and self._checksums[place] == checksum[0])
+
+
+_CHECKSUM = "S16"
 
 
 def _checksum(name: str) -> bytes:
     return bytes.fromhex(digest(name))[:16]
-
-
-class _Form(ABC):
-    """How a table lies on the disk."""
-
-    beside: Path
-    """The file that says how the table was made."""
-
-    @abstractmethod
-    def exists(self) -> bool:
-        """Tell whether there is a table."""
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Create the folders that it needs."""
-
-    @abstractmethod
-    def about(self) -> dict[str, Any]:
-        """Return what was given to ``write``; empty if it is missing or damaged."""
-
-    @abstractmethod
-    def repair(self) -> None:
-        """Set aside what a damaged disk left."""
-
-    @abstractmethod
-    def rows(self) -> Iterator[Row]:
-        """Yield the rows.
-
-        Raises:
-            InputError: the table is damaged.
-        """
-
-    @abstractmethod
-    def write(self, about: dict[str, Any], parts: Iterable[Sequence[Row]]) -> None:
-        """Write the table, in place of an earlier one."""
 
 
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -333,7 +295,7 @@ def _about_of(data: bytes) -> dict[str, Any]:
     return dict(about)
 
 
-def _form_of(path: Path) -> _Form:
+def _form_of(path: Path) -> _Parquet | _Csv:
     if path.suffix.lower() == ".csv":
         return _Csv(path)
     if path.suffix.lower() == ".parquet":
@@ -392,16 +354,8 @@ def _values_of(name: str, column: Any) -> Iterable[Any]:
     return (cell.as_py() for cell in column)
 
 
-_UNPACKED = 256
-"""The most bytes that a byte of a part unpacks to; so small a file as 1 MiB counts as that. Maps without evidence, of
-zeros alone, are all that is packed as well."""
-
-_ROW = 4096
-"""The bytes of an Explanation, besides its map."""
-
-
-def _check_part(file: Any, size: int, columns: Sequence[str]) -> None:
-    """Refuse a part that lacks columns, has texts in others than those of texts, or unpacks to far more than its size.
+def _check_part(file: Any, columns: Sequence[str]) -> None:
+    """Refuse a part that lacks columns, or has texts in others than those of texts.
 
     Raises:
         ValueError: it is such a part.
@@ -416,23 +370,10 @@ def _check_part(file: Any, size: int, columns: Sequence[str]) -> None:
         held, wanted, has_text = schema.field(name).type, expected.field(name).type, leaf.physical_type == "BYTE_ARRAY"
         if held != "null" and (has_text != (wanted == "string") or (has_text and within)):
             raise ValueError(f"the column {name!r} holds {held}, not {wanted}")
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    _check_unpacked(sum(group.total_byte_size for group in groups), size)
     file.scan_contents(list(columns))  # raises an error for damaged chunks, where column() ends the process
-    unpacked = 0
-    for group in groups:
-        chunks = map(group.column, leaves)
-        unpacked += sum(max(chunk.total_uncompressed_size, 4 * chunk.num_values) for chunk in chunks)
-        unpacked += _ROW * group.num_rows
-    _check_unpacked(unpacked, size)
 
 
-def _check_unpacked(unpacked: int, size: int) -> None:
-    if unpacked > _UNPACKED * max(size, 2**20):
-        raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,}, more than a table of camkit does")
-
-
-class _Parquet(_Form):
+class _Parquet:
     """A folder of Parquet files; each says in its metadata how it was made."""
 
     _METADATA = b"camkit"
@@ -451,11 +392,13 @@ class _Parquet(_Form):
         self.beside = path / "_camkit.json"
 
     def exists(self) -> bool:
+        """Tell whether there is a table."""
         if self._path.is_dir():
             return self.beside.is_file() or bool(self._parts())
         return os.path.lexists(self._path)
 
     def prepare(self) -> None:
+        """Create the folders that the table needs."""
         if self._path.is_file():
             raise OutputError(
                 f"{self._path} is a file, and camkit writes a table as a folder of parts; choose another name"
@@ -463,7 +406,7 @@ class _Parquet(_Form):
         self._path.mkdir(parents=True, exist_ok=True)
 
     def about(self) -> dict[str, Any]:
-        """Return how the table was made, from its own file or from the metadata of a part."""
+        """Return what was given to ``write``, from its own file or from the metadata of a part; empty if damaged."""
         with contextlib.suppress(*_DAMAGED):
             return _about_of(self.beside.read_bytes())
         for part in self._parts():
@@ -472,6 +415,7 @@ class _Parquet(_Form):
         return {}
 
     def repair(self) -> None:
+        """Set aside what a damaged disk left."""
         for part in self._parts():
             try:
                 self._read(part)
@@ -483,12 +427,17 @@ class _Parquet(_Form):
                 )
 
     def rows(self) -> Iterator[Row]:
+        """Yield the rows.
+
+        Raises:
+            InputError: the table is damaged.
+        """
         for part in self._parts():
             for values in zip(*self._read(part), strict=True):
                 yield dict(zip(COLUMNS, values, strict=True))
 
     def write(self, about: dict[str, Any], parts: Iterable[Sequence[Row]]) -> None:
-        """Write all parts under other names, and give them their own when all are complete."""
+        """Write the table in place of an earlier one: all parts get their names when all are complete."""
         for unfinished in self._path.glob(f"{self._NEW}*"):
             unfinished.unlink()
         schema, written = arrow_schema().with_metadata({self._METADATA: json.dumps(about)}), []
@@ -514,7 +463,7 @@ class _Parquet(_Form):
         texts = [name for name, kind in COLUMNS.items() if kind == "text"]
         try:
             with self._pq.ParquetFile(part) as file:
-                _check_part(file, part.stat().st_size, list(COLUMNS))
+                _check_part(file, list(COLUMNS))
             with self._pq.ParquetFile(part, read_dictionary=texts, page_checksum_verification=True) as file:
                 table = file.read(list(COLUMNS))
             return [_values_of(name, table.column(name)) for name in COLUMNS]
@@ -531,7 +480,7 @@ def _next_row(reader: csv.DictReader[str]) -> dict[str, str] | None:
         csv.field_size_limit(before)
 
 
-class _Csv(_Form):
+class _Csv:
     """A CSV file, with a hidden file beside it that says how it was made."""
 
     def __init__(self, path: Path) -> None:
