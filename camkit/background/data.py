@@ -44,10 +44,7 @@ _COLUMNS = {
 
 _KINDS = {"mask": "outlines", "box": "boxes only"}
 
-_MAX_NAMES = 3
-"""Names of pictures that a line lists as examples."""
-
-_MOST_CATEGORIES = 5
+_MOST_LISTED = 5
 """The most categories or names that a sentence lists."""
 
 
@@ -96,7 +93,7 @@ class Dataset:
     def left_out_in_words(self) -> list[str]:
         """What is not used, a line for each reason with a few examples."""
         return [
-            f"{len(names)} {reason}: {', '.join(names[:_MAX_NAMES])}{', ...' if len(names) > _MAX_NAMES else ''}"
+            f"{len(names)} {reason}: {', '.join(names[:_MOST_LISTED])}{', ...' if len(names) > _MOST_LISTED else ''}"
             for reason, names in self.left_out.items()
         ]
 
@@ -253,8 +250,8 @@ def _no_match(pictures: Sequence[str], indexes: Sequence[_AnnotationIndex]) -> s
 
 def _listed(names: Iterable[str], between: str = ", ") -> str:
     shown = sorted(names)
-    more = ", ..." if len(shown) > _MOST_CATEGORIES else ""
-    return between.join(map(repr, shown[:_MOST_CATEGORIES])) + more
+    more = ", ..." if len(shown) > _MOST_LISTED else ""
+    return between.join(map(repr, shown[:_MOST_LISTED])) + more
 
 
 def _coverage(source: Annotations, index: _AnnotationIndex, items: Iterable[Item], root: Path) -> str:
@@ -267,7 +264,7 @@ def _coverage(source: Annotations, index: _AnnotationIndex, items: Iterable[Item
 
 def _foreign_categories(index: _AnnotationIndex) -> str:
     """Say that a source names no class; all its objects then count as objects of their picture's class."""
-    listed = ", ".join(sorted(index.categories - {""})[:_MOST_CATEGORIES])
+    listed = ", ".join(sorted(index.categories - {""})[:_MOST_LISTED])
     return f"none of the regions' categories ({listed}) is a class, so every object counts for its picture's class"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import cv2
 import numpy as np
@@ -29,12 +30,6 @@ THUMBNAILS = 12
 
 OFFENDERS = 12
 """Worst offenders shown."""
-
-_MIN_PER_CLASS = 2
-"""Offenders of a class shown before the next class follows."""
-
-_WITHOUT_OBJECT_WEIGHT = 0.5
-"""How much a right answer without the object counts, compared with the gap, when offenders are ranked."""
 
 _SIDE = 224
 """Pixels along the longer side to which small pictures are roughly enlarged, so that an outline is visible."""
@@ -86,14 +81,14 @@ class Showcase:
     def __init__(self, result: CheckResult) -> None:
         self._result = result
         self._plan = result.plan
-        self._trial = Experiment(result.plan)
+        self._experiment = Experiment(result.plan)
         self._items = {item.name: item for item in result.plan.data.items}
 
     def thumbnails(self) -> list[Panel]:
         """Draw a few pictures of every class in turn with their regions, as the model sees them."""
         data, seed = self._plan.data, self._plan.settings.check.seed
         sample = _classes_in_turn(stratified(data.items, THUMBNAILS, THUMBNAILS * len(data.classes), seed))
-        loaded = ((item, picture) for item in sample if (picture := self._trial.load(item)) is not None)
+        loaded = ((item, picture) for item in sample if (picture := self._experiment.load(item)) is not None)
         return [
             Panel(f"{item.label}: {item.name}", _with_outline(picture))
             for item, picture in itertools.islice(loaded, THUMBNAILS)
@@ -107,30 +102,23 @@ class Showcase:
         ]
 
     def _crops(self, shortcut: Shortcut) -> list[tuple[Crop, PreparedPicture]]:
-        loaded = [(crop, self._trial.load(self._items[crop.name])) for crop in shortcut.crops]
+        loaded = [(crop, self._experiment.load(self._items[crop.name])) for crop in shortcut.crops]
         return [(crop, picture) for crop, picture in loaded if picture is not None]
 
     def strips(self, most: int = OFFENDERS) -> list[Strip]:
-        """Draw the worst offenders: the pictures whose answer changed most with the background, worst classes first."""
+        """Draw the worst offenders: the answers that changed most with the background, of every class in turn."""
         drawn = [self._strip(row, self._items[row.name]) for row in self._offenders(most)]
         return [strip for strip in drawn if strip is not None]
 
     def _offenders(self, most: int) -> list[ImageRow]:
-        """Return the worst offenders, a few of each class, the classes in the order of their worst one."""
-        classes = self._result.classes
-        by_class: dict[str, list[ImageRow]] = defaultdict(list)
-        for row in sorted((row for row in self._result.images if row.same), key=lambda row: (-_offence(row), row.name)):
-            by_class[row.label].append(row)
-        worst_first = sorted(classes, key=lambda name: -max((_offence(row) for row in by_class[name]), default=0))
-        per_class = max(_MIN_PER_CLASS, most // len(classes))
-        offenders: list[ImageRow] = []
-        for name in worst_first:
-            offenders += [row for row in by_class[name] if _offence(row) > 0][:per_class]
-        return offenders[:most]
+        """Return the worst offender of each class, the worst first; then the second of each class, and so on."""
+        offenders = [row for row in self._result.images if row.same and _offence(row) > (0.0, False)]
+        offenders.sort(key=lambda row: row.name)
+        return _classes_in_turn(sorted(offenders, key=_offence, reverse=True))[:most]
 
     def _strip(self, row: ImageRow, item: Item) -> Strip | None:
         """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
-        edits, picture = self._trial.edits(item, wanted=1), self._trial.load(item)
+        edits, picture = self._experiment.edits(item, wanted=1), self._experiment.load(item)
         if not edits or picture is None:
             return None
         shown = {title: make() for edit, make in edits.items() if (title := self._title(edit))}
@@ -163,21 +151,23 @@ class Showcase:
         return Panel(title, drawn)
 
 
-def _offence(row: ImageRow) -> float:
-    """Return how much a picture speaks against the model: its gap, and whether it was right without the object."""
+def _offence(row: ImageRow) -> tuple[float, bool]:
+    """Return how much a picture speaks against the model: its gap, then whether it was right without the object."""
     gap = min((row.same[fill] - row.other[fill] for fill in row.same), default=0.0)
-    right_without_object = bool(row.removed) and all(row.removed.values())
-    return gap + _WITHOUT_OBJECT_WEIGHT * right_without_object
+    return gap, bool(row.removed) and all(row.removed.values())
 
 
-def _classes_in_turn(items: Sequence[Item]) -> list[Item]:
-    """Return the first picture of each class, then the second of each, and so on."""
+_Labelled = TypeVar("_Labelled", Item, ImageRow)
+
+
+def _classes_in_turn(entries: Sequence[_Labelled]) -> list[_Labelled]:
+    """Return the first entry of each class, then the second of each, and so on, each time in the given order."""
     counts = Counter[str]()
-    keyed = []
-    for item in items:
-        counts[item.label] += 1
-        keyed.append((counts[item.label], item.label, item))
-    return [item for _, _, item in sorted(keyed, key=lambda entry: entry[:2])]
+    turns = []
+    for entry in entries:
+        counts[entry.label] += 1
+        turns.append(counts[entry.label])
+    return [entry for _, entry in sorted(zip(turns, entries, strict=True), key=lambda pair: pair[0])]
 
 
 def _with_frame(picture: PreparedPicture, box: Box) -> Pixels:

@@ -288,12 +288,12 @@ def test_the_background_serves_in_which_the_least_remains_filled(tmp_path):
     plan = plan_check(
         model, tmp_path / "images", regions=tmp_path / "masks", preprocess=tensor_of, labels=["a", "b"]
     )  # fmt: skip
-    trial = Experiment(plan)
+    experiment = Experiment(plan)
 
     hidden: list[bool] = []
     for item in plan.sample:
         for arm in ("same", "other"):
-            served = [edit.lender for edit in trial.edits(item, 2) if (edit.arm, edit.fill) == (arm, BLUR)]
+            served = [edit.lender for edit in experiment.edits(item, 2) if (edit.arm, edit.fill) == (arm, BLUR)]
             assert len(set(served)) == 2
             own = int(Path(item.name).stem) < 10
             hidden += [(int(Path(name).stem) < 10) == own for name in served]  # by a disc at the same place

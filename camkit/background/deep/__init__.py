@@ -18,7 +18,7 @@ class Material:
     """What a check has measured when an optional analysis begins.
 
     Attributes:
-        trial: the pictures and the model, to show it further edits.
+        experiment: the pictures and the model, to show it further edits.
         heat: the journal's heat row of each usable picture, by name.
         answers: the answers to each picture's edits, by name.
         mirrored: whether the maps follow mirrored pictures; None if that is not known.
@@ -26,7 +26,7 @@ class Material:
             from the verdict, so an analysis that may warn knows of none.
     """
 
-    trial: Experiment
+    experiment: Experiment
     heat: Mapping[str, Row]
     answers: Mapping[str, Answers]
     mirrored: MirrorTest | None = None
@@ -35,7 +35,7 @@ class Material:
     @property
     def plan(self) -> Plan:
         """The check."""
-        return self.trial.plan
+        return self.experiment.plan
 
 
 class Finding:

@@ -165,29 +165,30 @@ class Shortcuts(Finding):
 def find(material: Material) -> Shortcuts:
     """Find the shortcuts of the first few suspects; a class without one is left out. See ``find_shortcut``."""
     suspects = material.suspects[: material.plan.settings.check.shortcuts]
-    found = (find_shortcut(material.trial, label) for label in suspects)
+    found = (find_shortcut(material.experiment, label) for label in suspects)
     return Shortcuts(tuple(shortcut for shortcut in found if shortcut is not None))
 
 
-def find_shortcut(trial: Experiment, label: str) -> Shortcut | None:
+def find_shortcut(experiment: Experiment, label: str) -> Shortcut | None:
     """Find the parts of a class's backgrounds that make the model name the class.
 
     Args:
-        trial: the pictures, and the model.
+        experiment: the pictures, and the model.
         label: the class.
 
     Returns:
         None if no part of them, up to two thirds of the picture's sides, makes the model name the class elsewhere, or
         if the pictures differ in size.
     """
-    plan = trial.plan
+    plan = experiment.plan
     rng = own_generator(label, plan.settings.check.seed)
     shuffled = _groups_in_turn([plan.sample[number] for number in rng.permutation(len(plan.sample)).tolist()])
-    own = _backgrounds(trial, [item for item in shuffled if item.label == label], SEARCHED)
-    hosts = _backgrounds(trial, [item for item in shuffled if item.label != label], HOSTS)
+    of_class = _backgrounds(experiment, [item for item in shuffled if item.label == label])
+    of_others = _backgrounds(experiment, [item for item in shuffled if item.label != label])
+    own, hosts = list(itertools.islice(of_class, SEARCHED)), list(itertools.islice(of_others, HOSTS))
     if len({background.tensor.shape for background in (*own, *hosts)}) != 1:
         return None
-    found = (_find(trial, label, own, hosts, side) for side in SIDES)
+    found = (_find(experiment, label, own, hosts, side) for side in SIDES)
     return next((shortcut for shortcut in found if shortcut is not None), None)
 
 
@@ -201,15 +202,11 @@ def _groups_in_turn(items: Sequence[Item]) -> list[Item]:
     return sorted(items, key=lambda item: turn[item])
 
 
-def _backgrounds(trial: Experiment, items: Sequence[Item], most: int) -> list[_Background]:
-    """Remove the objects of the first usable pictures."""
-    return list(itertools.islice(_without_objects(trial, items), most))
-
-
-def _without_objects(trial: Experiment, items: Sequence[Item]) -> Iterator[_Background]:
+def _backgrounds(experiment: Experiment, items: Sequence[Item]) -> Iterator[_Background]:
+    """Remove the objects of the usable pictures."""
     for item in items:
-        picture = trial.load(item)
-        for edit, make in trial.edits(item, wanted=0).items():
+        picture = experiment.load(item)
+        for edit, make in experiment.edits(item, wanted=0).items():
             if edit.arm == "removed" and edit.fill != BLUR and picture is not None:
                 tensor = make()
                 own = (tensor == picture.tensor).all(0) & picture.shades.view
@@ -248,19 +245,19 @@ class _Part:
 
 
 def _find(
-    trial: Experiment, label: str, own: Sequence[_Background], hosts: Sequence[_Background], side: float
+    experiment: Experiment, label: str, own: Sequence[_Background], hosts: Sequence[_Background], side: float
 ) -> Shortcut | None:
     """Search parts of one size; None if those that raise the class most on some backgrounds do not do so on others."""
     chosen_on, tested_on = hosts[::2], [host.tensor for host in hosts[1::2]]
-    parts = _with_rises(trial, label, _parts(own, side), chosen_on)
+    parts = _with_rises(experiment, label, _parts(own, side), chosen_on)
     best = _best_of_each_group(parts)[:CROPS]
     if not best or not tested_on:
         return None
 
     def named_with(look: Look) -> Bool[Tensor, "part host"]:
-        return torch.stack([_named(trial, label, [part.on(host, look) for host in tested_on]) for part in best])
+        return torch.stack([_named(experiment, label, [part.on(host, look) for host in tested_on]) for part in best])
 
-    before, after = torch.stack([_named(trial, label, tested_on)] * len(best)), named_with("")
+    before, after = torch.stack([_named(experiment, label, tested_on)] * len(best)), named_with("")
     change = (after.float() - before.float()).mean(0)  # of each background
     higher, lower = int((change > 0).sum()), int((change < 0).sum())
     if not higher or binomtest(higher, higher + lower, alternative="greater").pvalue > _SIGNIFICANT:
@@ -296,11 +293,13 @@ def _starts(length: int, side: int) -> list[int]:
     return [round(number * (length - side) / steps) for number in range(steps + 1)]
 
 
-def _with_rises(trial: Experiment, label: str, parts: Sequence[_Part], hosts: Sequence[_Background]) -> list[_Part]:
+def _with_rises(
+    experiment: Experiment, label: str, parts: Sequence[_Part], hosts: Sequence[_Background]
+) -> list[_Part]:
     """Paste each part onto one background, and note by how much that raises the class's margin."""
-    alone = _margins(trial, label, [host.tensor for host in hosts])
+    alone = _margins(experiment, label, [host.tensor for host in hosts])
     on = [number % len(hosts) for number in range(len(parts))]
-    pasted = _margins(trial, label, [part.on(hosts[host].tensor) for part, host in zip(parts, on, strict=True)])
+    pasted = _margins(experiment, label, [part.on(hosts[host].tensor) for part, host in zip(parts, on, strict=True)])
     return [replace(part, rise=margin - alone[host]) for part, host, margin in zip(parts, on, pasted, strict=True)]
 
 
@@ -313,15 +312,15 @@ def _best_of_each_group(parts: Sequence[_Part]) -> list[_Part]:
     return list(best.values())
 
 
-def _margins(trial: Experiment, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> list[float]:
+def _margins(experiment: Experiment, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> list[float]:
     """Return the class's best logit minus the best other logit, for each picture."""
-    return [answer.margin for answer in trial.answers(pictures, label)]
+    return [answer.margin for answer in experiment.answers(pictures, label)]
 
 
-def _named(trial: Experiment, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> Bool[Tensor, " n"]:
+def _named(experiment: Experiment, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> Bool[Tensor, " n"]:
     """Return whether the model names the class, for each picture."""
-    outputs = trial.plan.matched.indices[label]
-    return torch.tensor([answer.output in outputs for answer in trial.answers(pictures, label)])
+    outputs = experiment.plan.matched.indices[label]
+    return torch.tensor([answer.output in outputs for answer in experiment.answers(pictures, label)])
 
 
 def _place(parts: Sequence[_Part]) -> str:

@@ -14,9 +14,6 @@ from camkit.errors import printable
 
 _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan"}
 
-_MAX_REASONS = 10
-"""Reasons printed; the rest are in the report."""
-
 
 def data_summary(plan: Plan) -> Text:
     """Return what was found: pictures, regions, classes, and what is left out."""
@@ -38,10 +35,10 @@ def cost_notice(plan: Plan, seconds: float) -> Text:
 def verdict(result: CheckResult) -> Text:
     """Return the verdict, the reasons, and the path of the report."""
     text = Text.assemble((result.verdict, _STYLES[result.verdict]), f": {printable(words.sentence(result))}\n")
-    for reason in result.reasons[:_MAX_REASONS]:
+    for reason in result.reasons[: words.MOST_REASONS]:
         text.append(f"  {printable(reason)}\n")
-    if len(result.reasons) > _MAX_REASONS:
-        text.append(f"  and {len(result.reasons) - _MAX_REASONS} more\n")
+    if len(result.reasons) > words.MOST_REASONS:
+        text.append(f"  and {len(result.reasons) - words.MOST_REASONS} more\n")
     for warning in (*result.warnings, *result.sanity.remarks):
         text.append(f"  note: {printable(warning)}\n", "yellow")
     if result.failures:

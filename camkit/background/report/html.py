@@ -23,14 +23,8 @@ from camkit.kit.pages import templates
 from camkit.kit.statistics import Estimate
 from camkit.types import Pixels
 
-_MAX_REASONS = 8
-"""Reasons at the top of the page; the others follow below the table."""
-
-_MAX_FAILURES = 50
-"""Unusable pictures that are listed, to keep the page readable."""
-
-_MAX_EXPLAINED = 100
-"""Classes whose reasons are listed, to keep the page readable."""
+_MOST_LISTED = 100
+"""Classes whose reasons are listed, and unusable pictures, to keep the page readable."""
 
 _VERDICT_ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, "WARN": 2, "PASS": 3}
 
@@ -105,15 +99,15 @@ def render(result: CheckResult) -> str:
         model=plan.model.name,
         data=plan.data.root.name,
         sentence=words.sentence(result),
-        reasons=result.reasons[:_MAX_REASONS],
-        more_reasons=result.reasons[_MAX_REASONS:],
+        reasons=result.reasons[: words.MOST_REASONS],
+        more_reasons=result.reasons[words.MOST_REASONS :],
         change=words.change_since_baseline(result),
         outlined=plan.with_regions,
         reasons_by_class=[
             (name, [reason.text for reason in judgement.reasons])
             for name, judgement in result.judged.items()
             if name != OVERALL and judgement.verdict != "PASS"
-        ][:_MAX_EXPLAINED],
+        ][:_MOST_LISTED],
         thumbnails=_panels(showcase.thumbnails()),
         facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *plan.data.left_out_in_words],
         warnings=[*result.warnings, *result.sanity.remarks],
@@ -140,8 +134,8 @@ def render(result: CheckResult) -> str:
         references=words.REFERENCES,
         caveat=words.CAVEAT,
         details=_details(result),
-        failures=list(result.failures.items())[:_MAX_FAILURES],
-        failures_left=max(0, len(result.failures) - _MAX_FAILURES),
+        failures=list(result.failures.items())[:_MOST_LISTED],
+        failures_left=max(0, len(result.failures) - _MOST_LISTED),
     )
     return page
 

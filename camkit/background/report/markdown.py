@@ -11,16 +11,13 @@ from camkit.kit.wording import number
 
 _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
 
-_MAX_REASONS = 10
-"""Reasons in the summary; the rest are in the HTML report."""
-
 
 def render(result: CheckResult) -> str:
     """Return the summary: the verdict, the reasons, and a table with a row per class."""
     lines = [f"## {_SIGNS[result.verdict]} {result.verdict}: {as_markdown(words.sentence(result))}", ""]
-    lines += [f"- {as_markdown(reason)}" for reason in result.reasons[:_MAX_REASONS]]
-    if len(result.reasons) > _MAX_REASONS:
-        lines.append(f"- and {len(result.reasons) - _MAX_REASONS} more, in {words.PAGE}")
+    lines += [f"- {as_markdown(reason)}" for reason in result.reasons[: words.MOST_REASONS]]
+    if len(result.reasons) > words.MOST_REASONS:
+        lines.append(f"- and {len(result.reasons) - words.MOST_REASONS} more, in {words.PAGE}")
     lines += [f"- {as_markdown(text)}" for finding in result.findings.values() for text in finding.sentences]
     lines += [f"- {as_markdown(change)}"] if (change := words.change_since_baseline(result)) else []
     lines += [

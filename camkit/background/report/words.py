@@ -17,6 +17,9 @@ from camkit.kit.wording import NONE, VERSION, first_of, listed, number, share
 PAGE = "report.html"
 """The file name of the report that people open."""
 
+MOST_REASONS = 10
+"""Reasons at the top of a report; the page lists the others below."""
+
 _MAX_CLASSES = 5
 """Failing classes that the headline lists."""
 
