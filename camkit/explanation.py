@@ -689,6 +689,7 @@ def explanations(
     """
     size = tuple(pictures[0].tensor.shape[1:])
     placements = tuple(maps.placement for maps in captured.features)
+    placement = placements[heat.finest([maps.activations.shape[2:] for maps in captured.features])]
     names = "+".join(map(str, layers))
     reason = max((layer.reason for layer in layers), key=len)
     pairs = zip(maps_by_target, captured.scores, strict=True)
@@ -722,7 +723,7 @@ def explanations(
                 shown=shown[place],
                 source=picture.source,
                 detection=_detection(scores, place, picture, size),
-                placement=placements[heat.finest([part.shape[1:] for part in of_target.raws])],
+                placement=placement,
                 quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
                 smooth=smooth,
                 references=compared,

@@ -98,6 +98,12 @@ class Pass:
     references: ReferencesFor | None = None
     kept_references: KeptReferences = field(default_factory=KeptReferences)
 
+    def quiet(
+        self, model: nn.Module, device: torch.device, precision: Precision | None = None
+    ) -> AbstractContextManager[None]:
+        """Prepare one pass that leaves the model as it was; ``quiet_pass`` explains it."""
+        return quiet_pass(model, device, precision or self.precision, self.record, users_code=self.users_code)
+
     def resizing(self, model: nn.Module) -> AbstractContextManager[Resized]:
         """Detect a submodule that resizes and pads images into a batch, and returns an image list as torchvision's."""
         return _resizing(model) if self.may_resize else nullcontext(Resized())
@@ -150,7 +156,7 @@ def _capture(
     """
     scores: list[Scores] = []
     with (
-        quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
+        options.quiet(model, inputs.device),
         torch.set_grad_enabled(trunk_graph),
         cut(options.modules, whole=trunk_graph) as tape,
         options.resizing(model) as resized,
@@ -160,8 +166,7 @@ def _capture(
             inputs.clone().requires_grad_() if trunk_graph else inputs
         )  # the input needs a gradient in case all parameters are frozen
         output = model(images.clone(memory_format=options.memory_format))
-        check_all_ran(tape, options.modules)
-        layouts = read_layouts(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
+        layouts = layouts_of(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
         for ref, layout in layouts.items():
             tape.layers[ref].images = int(layout.kind == "sequence_first")
         expanded = expand(targets, output, len(inputs))
@@ -196,19 +201,15 @@ def expand(targets: Sequence[Target], output: Any, batch: int) -> list[Target]:
     ]
 
 
-def check_all_ran(tape: Tape, modules: Mapping[LayerRef, nn.Module]) -> None:
-    """Refuse a layer that did not run."""
-    missing = [str(ref) for ref in modules if ref not in tape.layers]
-    if missing:
-        raise NotRunError(f"layer {missing[0]!r} did not run in this pass; choose another ({listing_layers()})")
-
-
-def read_layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> dict[LayerRef, Layout]:
+def layouts_of(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> dict[LayerRef, Layout]:
     """Return the layout of each layer's output.
 
     Raises:
-        LayerError: an output has no spatial extent.
+        LayerError: a layer did not run, or its output has no spatial extent.
     """
+    missing = [str(ref) for ref in options.modules if ref not in tape.layers]
+    if missing:
+        raise NotRunError(f"layer {missing[0]!r} did not run in this pass; choose another ({listing_layers()})")
     layouts: dict[LayerRef, Layout] = {}
     for ref in options.modules:
         shape = tuple(tape.layers[ref].output.shape)
@@ -254,16 +255,15 @@ def capture_for_cam(
         module: note for module in model.modules() if isinstance(module, nn.Linear)
     }
     with (
-        quiet_pass(model, inputs.device, options.precision, options.record),
+        options.quiet(model, inputs.device),
         cut(options.modules, gradients=False) as tape,
         forward_hooks(linears),
         interruptible(),
     ):
         output = model(inputs.clone(memory_format=options.memory_format))
-        check_all_ran(tape, options.modules)
         scores = tuple(target(output, len(inputs)) for target in expand(targets, output, len(inputs)))
         heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
-        layouts = read_layouts(tape, options, len(inputs), tuple(inputs.shape[2:]))
+        layouts = layouts_of(tape, options, len(inputs), tuple(inputs.shape[2:]))
         features = tuple(
             _cam_features(ref, features_of(tape.layers[ref], layout), heads, scores) for ref, layout in layouts.items()
         )
@@ -290,14 +290,13 @@ def _capture_activations(
     model: nn.Module, inputs: Tensor, targets: Sequence[Target], options: Pass, *, graph: bool
 ) -> Capture:
     with (
-        quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
+        options.quiet(model, inputs.device),
         cut(options.modules, gradients=graph) as tape,
         options.resizing(model) as resized,
         interruptible(),
     ):
         output = model(inputs.clone(memory_format=options.memory_format))
-        check_all_ran(tape, options.modules)
-        layouts = read_layouts(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
+        layouts = layouts_of(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
         scores = plain_scores(expand(targets, output, len(inputs)), output, len(inputs))
         features = tuple(features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items())
     return Capture(features, scores, tuple(layouts.values()), bool(resized.padded))

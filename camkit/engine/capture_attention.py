@@ -14,10 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.attach import contiguous_gradients, hooked
-from camkit.engine.attention import AttentionRecorder
+from camkit.engine.attention import AttentionRecorder, Block, after_blocks, are_chained, noting_blocks
 from camkit.engine.batches import unlike
-from camkit.engine.blocks import Block, after_blocks, are_chained, noting_blocks
-from camkit.engine.capture import Pass, check_all_ran, expand, features_of, is_absent, plain_scores, read_layouts
+from camkit.engine.capture import Pass, expand, features_of, is_absent, layouts_of, plain_scores
 from camkit.engine.cut import Saved, Tape, cut
 from camkit.engine.features import Capture, Weigh
 from camkit.engine.interrupts import interruptible
@@ -130,7 +129,7 @@ def capture_attention(
     by_layer = reads == "layers"
     nothing: AbstractContextManager[dict[int, Block]] = nullcontext({})
     with (
-        quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
+        options.quiet(model, inputs.device),
         torch.enable_grad(),  # from the start: the end of a no_grad block of the model restores this mode
         AttentionRecorder(len(inputs)) as attention,
         interruptible(),
@@ -141,8 +140,7 @@ def capture_attention(
         ):
             output = model(inputs.clone(memory_format=options.memory_format))
         attention.recording = False
-        check_all_ran(tape, options.modules)
-        ((ref, layout),) = read_layouts(tape, options, len(inputs), tuple(inputs.shape[2:])).items()
+        ((ref, layout),) = layouts_of(tape, options, len(inputs), tuple(inputs.shape[2:])).items()
         tokens = _count(tape.layers[ref].output, layout)
         expanded = expand(targets, output, len(inputs))
         run = _Run(

@@ -14,17 +14,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from camkit.engine.capture import (
     Pass,
-    check_all_ran,
     expand,
     features_of,
     is_absent,
+    layouts_of,
     plain_scores,
-    read_layouts,
 )
 from camkit.engine.cut import cut
 from camkit.engine.features import Capture, Weigh, to_grid
 from camkit.engine.interrupts import interruptible
-from camkit.engine.passes import is_out_of_memory, quiet_pass
+from camkit.engine.passes import is_out_of_memory
 from camkit.errors import MethodError
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Target
@@ -55,15 +54,14 @@ def capture_curvature(
             "fuse several"
         )
     with (
-        quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
+        options.quiet(model, inputs.device),
         cut(options.modules) as tape,
         options.resizing(model) as resized,
         sdpa_kernel(SDPBackend.MATH),  # the faster kernels have no second derivative
         interruptible(),
     ):
         output = model(inputs.clone(memory_format=options.memory_format))
-        check_all_ran(tape, options.modules)
-        layouts = read_layouts(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
+        layouts = layouts_of(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
         single = expand(targets, output, len(inputs))
         ((ref, layout),) = layouts.items()
         saved = tape.layers[ref]

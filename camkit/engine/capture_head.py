@@ -14,18 +14,16 @@ from torch import Tensor, nn
 
 from camkit.engine.capture import (
     Pass,
-    check_all_ran,
     expand,
     features_of,
     is_absent,
+    layouts_of,
     plain_scores,
-    read_layouts,
 )
 from camkit.engine.cut import cut
 from camkit.engine.features import Capture, Features, Weigh
 from camkit.engine.head import Head, Score, recording
 from camkit.engine.interrupts import interruptible
-from camkit.engine.passes import quiet_pass
 from camkit.errors import MethodError
 from camkit.targets.confidence import fixed_target
 from camkit.targets.scores import Scores, Target
@@ -105,8 +103,7 @@ def first_pass(
         recorded = {ref: recordings.enter_context(recording(model, ref)) for ref in options.modules}
         with cut(options.modules, whole=True) as tape, interruptible():
             output = model(image.clone())
-        check_all_ran(tape, options.modules)
-        layouts = read_layouts(tape, options, 1, tuple(image.shape[2:]))
+        layouts = layouts_of(tape, options, 1, tuple(image.shape[2:]))
         single = expand(targets, output, 1)
         scores = plain_scores(single, output, 1)
         fixed = tuple(_fixed(*pair, output) for pair in zip(single, scores, strict=True))
@@ -123,7 +120,7 @@ def each_pass_of(
     model: nn.Module, image: Float[Tensor, "1 c *size"], options: Pass
 ) -> Callable[[], AbstractContextManager[None]]:
     """Return the context in which one pass is run: in fp32, and each as if it were the first."""
-    return functools.partial(quiet_pass, model, image.device, "fp32", options.record, users_code=options.users_code)
+    return functools.partial(options.quiet, model, image.device, "fp32")
 
 
 def _fixed(target: Target, scored: Scores, output: Any) -> Target:

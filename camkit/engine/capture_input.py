@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from camkit.engine.biases import NotedBiases, is_spectral
-from camkit.engine.capture import Pass, check_all_ran, expand, features_of, is_absent, read_layouts
+from camkit.engine.capture import Pass, expand, features_of, is_absent, layouts_of
 from camkit.engine.cut import Saved, Tape, cut
 from camkit.engine.features import Capture, Features, Weigh
 from camkit.engine.heatmap import enlarge
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import precise
-from camkit.engine.passes import quiet_pass
 from camkit.errors import LayerError, MethodError
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Scores, Target
@@ -97,8 +96,7 @@ def capture_guided(
     ):
         with interruptible():
             output = model(images.clone(memory_format=options.memory_format))
-        check_all_ran(tape, options.modules)
-        layouts = read_layouts(tape, options, len(inputs), resized.padded or size)
+        layouts = layouts_of(tape, options, len(inputs), resized.padded or size)
         for ref, layout in layouts.items():
             tape.layers[ref].images = int(layout.kind == "sequence_first")
         single = expand(targets, output, len(inputs))
@@ -128,7 +126,7 @@ def capture_guided(
 def _whole_pass(model: nn.Module, inputs: Tensor, options: Pass) -> Iterator[Tensor]:
     """Prepare a pass with a graph from the input on; yields a copy of the input, which is the graph's leaf."""
     with (
-        quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
+        options.quiet(model, inputs.device),
         torch.enable_grad(),
     ):
         yield inputs.detach().clone().requires_grad_()

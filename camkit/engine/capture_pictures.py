@@ -14,19 +14,18 @@ from torch import Tensor, nn
 
 from camkit.engine.capture import (
     Pass,
-    check_all_ran,
     expand,
     features_of,
     is_absent,
+    layouts_of,
     plain_scores,
-    read_layouts,
     whole_graph,
 )
 from camkit.engine.cut import cut
 from camkit.engine.features import Capture, Features, Weigh
 from camkit.engine.heatmap import enlarge, upsample
 from camkit.engine.interrupts import interruptible
-from camkit.engine.passes import in_parts, quiet_pass
+from camkit.engine.passes import in_parts
 from camkit.errors import MethodError
 from camkit.targets.confidence import ConfidenceTarget, fixed_target, given_by
 from camkit.targets.scores import Scores, Target
@@ -53,9 +52,7 @@ def capture_with_pictures(
         LayerError, TargetError: as for ``capture``.
         MethodError: a target is a box, which changed pictures would move, or a row of weights is missing.
     """
-    each_pass = functools.partial(
-        quiet_pass, model, image.device, options.precision, options.record, users_code=options.users_code
-    )
+    each_pass = functools.partial(options.quiet, model, image.device)
     with (
         each_pass(),
         cut(options.modules, gradients=False) as tape,
@@ -64,8 +61,7 @@ def capture_with_pictures(
         interruptible(),
     ):
         output = model(copy)
-        check_all_ran(tape, options.modules)
-        layouts = read_layouts(tape, options, 1, resized.padded or tuple(image.shape[2:]))
+        layouts = layouts_of(tape, options, 1, resized.padded or tuple(image.shape[2:]))
         single = expand(targets, output, 1)
         given = [given_by(target(output, 1)) for target in single]
         scores = plain_scores(single, output, 1)

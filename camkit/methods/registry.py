@@ -406,30 +406,3 @@ def variant(method: MethodLike, **options: Any) -> Method:
         if name in found.values and value not in found.values[name]:
             raise MethodError(f"method {found.name!r}: {name} must be {found.values[name]}, not {value!r}")
     return changed(found, weights=functools.partial(found.weights, **options))
-
-
-def check_weights(method: Method, weights: Any, activations: Tensor) -> None:
-    """Check that what a method returned can weight the activations; looks at shapes and types, not at values.
-
-    Raises:
-        MethodError: the weights are no floating-point tensor, or do not broadcast against the activations.
-    """
-    import torch  # noqa: PLC0415 - see the module's docstring
-
-    if not isinstance(weights, torch.Tensor):
-        raise MethodError(f"method {method.name!r} must return a tensor of weights, not {type(weights).__name__}")
-    if not weights.is_floating_point() or weights.device != activations.device:
-        raise MethodError(
-            f"method {method.name!r} must return floating-point weights on {activations.device}, "
-            f"not {weights.dtype} on {weights.device}"
-        )
-    expected, given = tuple(activations.shape), tuple(weights.shape)
-    if given == (expected[0], *expected[2:]):  # the signed map itself
-        return
-    if len(given) != len(expected) or any(size not in (1, full) for size, full in zip(given, expected, strict=True)):
-        per_channel = (*expected[:2], *[1] * (len(expected) - 2))
-        raise MethodError(
-            f"method {method.name!r} returned weights of shape {given} for activations of shape {expected}; return "
-            f"{per_channel} (one per channel: keepdim=True keeps the axes), {expected} (one per cell), or the map "
-            f"itself, {(expected[0], *expected[2:])}"
-        )

@@ -19,8 +19,8 @@ from camkit.engine.heatmap import moved_to, resample, weighted_sum
 from camkit.errors import LayerError, MethodError, advice, listing_layers
 from camkit.methods.activations import first_component
 from camkit.methods.gradient import gradcam, gradcam_elementwise
-from camkit.methods.registry import Method, check_weights
-from camkit.methods.runs import weigh
+from camkit.methods.registry import Method
+from camkit.methods.runs import check_weights, weigh
 from camkit.targets.scores import Scores
 from camkit.types import Placement, Smoothing
 

@@ -36,7 +36,8 @@ from camkit.comparison.recommendation import REFERENCES
 from camkit.demo.scenes import scene_paths
 from camkit.engine.heatmap import to_heatmap, weighted_sum
 from camkit.errors import MethodError
-from camkit.methods import METHODS, WEIGHTED, check_weights, find_method
+from camkit.methods import METHODS, WEIGHTED, find_method
+from camkit.methods.runs import check_weights
 
 NAMES = tuple(ORACLES)
 GRADIENT_NAMES = tuple(name for name in NAMES if name != "cam")
@@ -320,6 +321,10 @@ class TestScale:
         assert np.abs(small - large).max() > 0.1
 
 
+FACTORS = st.floats(-10, 10).filter(lambda factor: factor == 0 or abs(factor) > 1e-30)
+"""Products with smaller numbers have no digits left in float32."""
+
+
 class TestProperties:
     """What the formulas promise for any input."""
 
@@ -367,7 +372,7 @@ class TestProperties:
         assert (found - plain).abs().max() <= 1e-5 * size
 
     @pytest.mark.parametrize("name", ["cam", "gradcam", "hirescam", "xgradcam"])
-    @given(shape=shapes, seed=seeds, factors=st.tuples(st.floats(-10, 10), st.floats(-10, 10)))
+    @given(shape=shapes, seed=seeds, factors=st.tuples(FACTORS, FACTORS))
     @PROPERTY
     def test_map_is_linear_in_what_it_is_weighted_by(
         self, name: str, shape: tuple[int, ...], seed: int, factors: tuple[float, float]
