@@ -556,11 +556,12 @@ class Explainer:
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
             raise InputError(f"batch_size must be a whole number from 1, not {batch_size!r}")
         targets = as_targets(target, self._loaded.labels, self._loaded.activation)
-        return _Request(tuple(map(self._completed, targets)), (self._choices.method,), int(batch_size))
+        completed = [self._completed(each) if isinstance(each, SimilarTarget) else each for each in targets]
+        return _Request(tuple(completed), (self._choices.method,), int(batch_size))
 
-    def _completed(self, target: Target) -> Target:
-        """Return a target whose reference picture, if it has one, has been run through the model."""
-        if not isinstance(target, SimilarTarget) or target.embedding is not None:
+    def _completed(self, target: SimilarTarget) -> SimilarTarget:
+        """Return a target whose reference picture has been run through the model."""
+        if target.embedding is not None:
             return target
         module, device = self.model, device_of(self.model)
         prepared = prepare(target.reference, self._loaded.preprocess, "the reference picture", self._rank)

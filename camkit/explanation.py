@@ -722,7 +722,7 @@ def explanations(
                 reduction=picture.reduction,
                 shown=shown[place],
                 source=picture.source,
-                detection=_detection(scores, place, picture, size),
+                detection=None if scores.boxes is None else _detection(scores.boxes[place], picture, size),
                 placement=placement,
                 quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
                 smooth=smooth,
@@ -788,9 +788,8 @@ def shown_pictures(
     ]
 
 
-def _detection(scores: Scores, number: int, item: Prepared, size: tuple[int, ...]) -> Box | None:
+def _detection(corners: tuple[float, ...] | None, item: Prepared, size: tuple[int, ...]) -> Box | None:
     """Return a detection's box in pixels of the picture that is shown."""
-    corners = None if scores.boxes is None else scores.boxes[number]
     if corners is None or len(size) != 2:
         return None
     shown = item.box if item.picture is not None and item.box is not None else Box(0, 0, size[1], size[0])

@@ -68,16 +68,18 @@ def _of_python() -> bool:
     return any(thread.ident == current for thread in threads)
 
 
+@dataclass(eq=False)
 class _Hook:
     """Wraps a function as a hook that is not copied or saved with its module: in a copy it does nothing."""
 
-    def __init__(self, function: Callable[..., Any], acts: Callable[[], bool] | None) -> None:
-        self._function, self._acts, self._thread = function, acts, threading.get_ident()
+    function: Callable[..., Any]
+    acts: Callable[[], bool] | None
+    thread: int = field(default_factory=threading.get_ident)
 
     def __call__(self, *given: Any) -> Any:
         # Another thread may call the hook without keyword arguments, while this thread is removing it.
-        acts = threading.get_ident() == self._thread if self._acts is None else self._acts()
-        return self._function(*given) if acts else None
+        acts = threading.get_ident() == self.thread if self.acts is None else self.acts()
+        return self.function(*given) if acts else None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return getattr, (nullcontext(), "__exit__")  # accepts any arguments, does nothing, and loads without camkit

@@ -100,7 +100,7 @@ class View:
         )
         predicted = _coarse_colours(picture, inside, (len(used_columns), len(used_rows))) @ np.array(self.weights)
         black, contrast = self.black[cells], self.white[cells] - self.black[cells]
-        levels = _grey(tensor)
+        levels = np.asarray(tensor.detach().float().mean(0).cpu())
         means, squares = (_coarse(values, self.black.shape)[cells] for values in (levels, np.square(levels)))
         error = np.mean(np.square((means - black) / contrast - predicted))
         # Resizing without a filter picks single pixels: the more they differ in a cell, the more their mean varies.
@@ -130,11 +130,6 @@ _SPREADS = 2
 def _cells(shown: float, length: int, side: int) -> int:
     """Return the number of cells along a side of the input if it shows ``shown`` of the picture's ``length`` pixels."""
     return max(_FEWEST_CELLS, min(_CELLS, side // _CELL_SIDE, round(_CELLS * shown / length)))
-
-
-def _grey(tensor: Float[Tensor, "c h w"]) -> Float[np.ndarray, "h w"]:
-    """Return the mean of the channels."""
-    return np.asarray(tensor.detach().float().mean(0).cpu())
 
 
 def _coarse(levels: Float[np.ndarray, "h w"], shape: tuple[int, int]) -> Float[np.ndarray, "rows columns"]:

@@ -15,7 +15,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ImageError, advice
 from camkit.images.crop import CropBoxes
-from camkit.images.read import from_array, open_draft, open_picture, upright
+from camkit.images.read import from_array, open_draft, upright
 from camkit.models.modules import CLIPS
 from camkit.types import Box, ImageLike, Preprocess
 
@@ -58,10 +58,7 @@ def prepare(
     reduction = 1.0
     if isinstance(image, (str, Path)):
         side = _resized_side(preprocess, at_once=True) if draft and preprocess is not None else None
-        if side is None:
-            picture = open_picture(image)
-        else:
-            picture, reduction = open_draft(image, DRAFT_MARGIN * side)
+        picture, reduction = open_draft(image, None if side is None else DRAFT_MARGIN * side)
     elif isinstance(image, Image.Image):
         picture = upright(image, source)
     elif isinstance(image, np.ndarray):
