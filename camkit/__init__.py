@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from camkit.explainer import Explainer, explain, explain_many
     from camkit.explanation import Explanation
     from camkit.methods import METHODS, register_method
-    from camkit.models import load_model
+    from camkit.models import black_box, load_model
     from camkit.types import Failure, TargetLayer
 
 __version__ = "0.1.0"
@@ -46,6 +46,7 @@ __all__ = [
     "MethodJudgement",
     "TargetLayer",
     "__version__",
+    "black_box",
     "check",
     "compare",
     "diagnose",
@@ -78,6 +79,7 @@ _HOMES = {
     "Failure": "types",
     "MethodJudgement": "comparison.judge",
     "TargetLayer": "types",
+    "black_box": "models",
     "check": "background.check",
     "compare": "comparison.compare",
     "diagnose": "diagnosis",

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, ca
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
@@ -72,6 +73,7 @@ from camkit.methods.signed_maps import (
     takes_component,
 )
 from camkit.models import (
+    BlackBox,
     Labels,
     about_channels,
     about_failure,
@@ -85,7 +87,7 @@ from camkit.models import (
     usual_batch_size,
 )
 from camkit.models.labels import as_labels
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.classes import of_changed_picture
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
@@ -161,6 +163,23 @@ _CHOICES = ("method", "precision", "fuse", "smooth", "spread", "progress", "refe
 """The options of a call that become its choices."""
 
 
+def _for_model(method: Method, module: nn.Module) -> Method:
+    """Return the method; "auto" is "occlusion" for a black box.
+
+    Raises:
+        MethodError: the method needs layers or gradients, and the model is a black box.
+    """
+    if not isinstance(module, BlackBox):
+        return method
+    if method.automatic:
+        return find_method("occlusion")
+    if method.layer or not method.need.pictures:
+        raise MethodError(
+            f"method {method.name!r} needs layers or gradients, and a black box has neither; use 'occlusion' or 'rise'"
+        )
+    return method
+
+
 @dataclass(frozen=True, eq=False)
 class _Request:
     """What is to be explained; the arguments are checked."""
@@ -224,7 +243,7 @@ class Explainer:
 
     def __init__(
         self,
-        model: nn.Module | str | LoadedModel | None = None,
+        model: Loadable | None = None,
         target_layer: Layers | None = None,
         *,
         method: MethodLike | None = None,
@@ -263,7 +282,8 @@ class Explainer:
         references = choices.references
         if not isinstance(references, References):  # else those of the Explainer that this one shares them with
             references = References(references, loaded.preprocess, self._rank)
-        self._choices = choices = replace(choices, precision=precision, references=references)
+        method = _for_model(choices.method, loaded.module)
+        self._choices = choices = replace(choices, method=method, precision=precision, references=references)
         self._averages, self._takes_component = averages(choices.smooth), takes_component(choices.smooth)
         self._runs = LayerPasses(
             loaded.module,
@@ -836,7 +856,7 @@ def _settings(config: Config) -> Settings:
     return as_settings(config)
 
 
-def _configured_model(model: Any, settings: Settings, device: Any) -> nn.Module | LoadedModel:
+def _configured_model(model: Any, settings: Settings, device: Any) -> nn.Module | LoadedModel | ExportedProgram:
     from camkit.config.model import configured_model  # noqa: PLC0415 - few calls have a config
 
     return configured_model(model, settings.model, device=device)
@@ -873,7 +893,7 @@ class _Shell:
     def explainer(
         self,
         function: Callable[..., Any],
-        model: nn.Module | str | LoadedModel | None,
+        model: Loadable | None,
         target_layer: Layers | None,
         options: Options,
     ) -> Explainer:
@@ -894,9 +914,7 @@ class _Shell:
         if memory is not None:
             memory.start_over()
 
-    def _load(
-        self, model: nn.Module | str | LoadedModel | None, settings: Settings | None, options: Options
-    ) -> LoadedModel:
+    def _load(self, model: Loadable | None, settings: Settings | None, options: Options) -> LoadedModel:
         """Return the model of a call; the last ones that were loaded by name are kept."""
         device, preprocess, labels = options.get("device"), options.get("preprocess"), options.get("labels")
         if model is None and settings is not None:
@@ -924,7 +942,7 @@ _SHELL = _Shell()
 
 
 def explain(
-    model: nn.Module | str | LoadedModel | None,
+    model: Loadable | None,
     img: ImageLike | Sequence[ImageLike],
     target_layer: Layers | None = None,
     **options: Unpack[Options],
@@ -971,7 +989,7 @@ def explain(
 
 @overload
 def explain_many(
-    model: nn.Module | str | LoadedModel | None,
+    model: Loadable | None,
     images: Iterable[ImageLike],
     target_layer: Layers | None = None,
     *,
@@ -984,7 +1002,7 @@ def explain_many(
 
 @overload
 def explain_many(
-    model: nn.Module | str | LoadedModel | None,
+    model: Loadable | None,
     images: Iterable[ImageLike],
     target_layer: Layers | None = None,
     *,
@@ -996,7 +1014,7 @@ def explain_many(
 
 
 def explain_many(
-    model: nn.Module | str | LoadedModel | None,
+    model: Loadable | None,
     images: Iterable[ImageLike],
     target_layer: Layers | None = None,
     *,

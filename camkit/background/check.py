@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import torch
-from torch import nn
 
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
 from camkit.background.classes import ClassMap, match_classes, parse_class_map, question_order, read_class_map
@@ -42,7 +41,7 @@ from camkit.images.files import set_aside, write_file
 from camkit.kit import wording
 from camkit.kit.fingerprint import CODE, digest_of_code
 from camkit.models import Labels, as_model, device_of
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import Loadable
 from camkit.types import Preprocess
 
 Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]
@@ -78,7 +77,7 @@ class PlanOptions(TypedDict, total=False):
 
 @refusing_exit()
 def check(
-    model: nn.Module | str | LoadedModel | None = None,
+    model: Loadable | None = None,
     data: str | Path | None = None,
     *,
     out: str | Path | None = None,
@@ -159,7 +158,7 @@ def _silent(stage: Stage, done: int, of: int) -> None:
 
 
 def plan_check(
-    model: nn.Module | str | LoadedModel | None = None,
+    model: Loadable | None = None,
     data: str | Path | None = None,
     *,
     skip: Path | None = None,

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from jaxtyping import Float
 
+from camkit.background.heat import NO_HEAT
 from camkit.background.pictures import ImageRow
 from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import (
@@ -496,7 +497,7 @@ def _measure(
         pictures=len(rows),
         tested=sum(bool(row.same) for row in rows),
         accuracy=Estimate(right / len(rows), low, high, len({row.group for row in rows})),
-        empty=float(np.mean([row.status != "ok" for row in rows])),
+        empty=float(np.mean([row.status not in ("ok", NO_HEAT) for row in rows])),
         energy=_mean([row.energy for row in skilled]),
         shuffled=_mean([row.shuffled for row in skilled]),
         ceiling=_mean([row.ceiling for row in skilled]),

@@ -28,6 +28,7 @@ from camkit.errors import CamkitError, InputError
 from camkit.explanation import Explanation
 from camkit.images.crop import CropBoxes, check_crop
 from camkit.images.filling import POINTING_TOLERANCE, dilated
+from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
 from camkit.images.regions import preprocess_region
 from camkit.kit.store import packed, unpacked
@@ -143,6 +144,9 @@ def headroom(within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray,
     return gain
 
 
+NO_HEAT = "no_heat"
+"""The status of a picture that was not explained, because the model is a black box."""
+
 _PATCH = 8
 """Rows and columns to which the pixels behind a cell are resized before they are compared."""
 
@@ -193,22 +197,41 @@ class Heat:
 
     def rows(self, items: Sequence[Item]) -> Iterator[Row]:
         """Explain pictures, compare each map with its region, and yield a row for each picture, in order."""
+        if not self.plan.draws_heat:
+            yield from self._rows_without_heat(items)
+            return
         target = _RecordingTarget([self.plan.matched.indices[item.label] for item in items])
         explanations = self.plan.explain(items, target=target)
         for number, (item, explanation) in enumerate(zip(items, explanations, strict=True), start=1):
             yield self._row(item, explanation, target.answers.get(number))
 
+    def _rows_without_heat(self, items: Sequence[Item]) -> Iterator[Row]:
+        """Ask the model about pictures, and yield a row for each, in order."""
+        for start in range(0, len(items), self.plan.batch_size):
+            rows: dict[Item, Row] = {}
+            by_shape: dict[tuple[int, ...], dict[Item, Tensor]] = defaultdict(dict)
+            part = items[start : start + self.plan.batch_size]
+            for item in part:
+                try:
+                    tensor = prepare(item.path, self.plan.preprocess, item.name).tensor
+                    by_shape[tuple(tensor.shape)][item] = tensor
+                except CamkitError as error:
+                    rows[item] = _row_of_error(item, error)
+            for inputs in by_shape.values():
+                answers = self.plan.answer(torch.stack(list(inputs.values())), [item.label for item in inputs])
+                rows |= {item: _answered(item, answer) for item, answer in zip(inputs, answers, strict=True)}
+            for item in part:
+                without = {"status": NO_HEAT, "layer": "no layer", "layer_reason": "no heat: the model is a black box"}
+                yield rows[item] if "error" in rows[item] else rows[item] | without
+
     def _row(self, item: Item, explanation: Explanation | Failure, answer: Answer | None) -> Row:
-        row: Row = {"kind": HEAT, "name": item.name}
         try:
             if isinstance(explanation, Failure):
                 raise explanation.error
-            if answer is None or answer.output == NO_ANSWER:
-                return {**row, "error": f"{item.name}: the model's output holds NaN or infinity", "broken": True}
+            row = _answered(item, answer)
+            if "error" in row:
+                return row
             row |= {
-                "answer": answer.output,
-                "probability": answer.share,
-                "margin": answer.margin,
                 "status": explanation.status,
                 "layer": explanation.layer,
                 "layer_reason": explanation.layer_reason,
@@ -219,8 +242,7 @@ class Heat:
                 return row
             return row | _ring_measures(explanation, self.plan.settings.check.ring)
         except CamkitError as error:
-            text = str(error).replace(str(item.path), item.name)  # the report must not depend on where the data lies
-            return {"kind": HEAT, "name": item.name, "error": text if item.name in text else f"{item.name}: {text}"}
+            return _row_of_error(item, error)
 
     def _region_measures(self, item: Item, explanation: Explanation) -> Row:
         """Compare a map with its picture's region.
@@ -254,6 +276,20 @@ class Heat:
             "cells": packed(np.maximum(explanation.raw, 0)),
             "within": packed(within),
         }
+
+
+def _answered(item: Item, answer: Answer | None) -> Row:
+    """Return the row of a picture with the model's answer."""
+    row: Row = {"kind": HEAT, "name": item.name}
+    if answer is None or answer.output == NO_ANSWER:
+        return row | {"error": f"{item.name}: the model's output holds NaN or infinity", "broken": True}
+    return row | {"answer": answer.output, "probability": answer.share, "margin": answer.margin}
+
+
+def _row_of_error(item: Item, error: CamkitError) -> Row:
+    """Return the row of a picture that cannot be used."""
+    text = str(error).replace(str(item.path), item.name)  # the report must not depend on where the data lies
+    return {"kind": HEAT, "name": item.name, "error": text if item.name in text else f"{item.name}: {text}"}
 
 
 def _ring_measures(explanation: Explanation, share: float) -> Row:

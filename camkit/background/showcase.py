@@ -143,7 +143,7 @@ class Showcase:
         return ""
 
     def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:
-        (explanation,) = self._plan.explain([item])
+        explanation = next(self._plan.explain([item])) if self._plan.draws_heat else None
         if not isinstance(explanation, Explanation):
             return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
         drawn = overlay.render(_pixels(picture, picture.tensor), explanation.heatmap, None)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from camkit.errors import InputError, MethodError
 from camkit.explainer import Explainer
 from camkit.layers.names import Layers, find_layers, named_layers
@@ -15,10 +13,10 @@ from camkit.methods.registry import NAMES_OF_REFERENCES
 
 if TYPE_CHECKING:
     from camkit.explainer import MethodLike
-    from camkit.models.loaded import LoadedModel
+    from camkit.models.loaded import Loadable
 
 
-def chosen_explainer(model: Explainer | nn.Module | str | LoadedModel, options: Mapping[str, Any]) -> Explainer:
+def chosen_explainer(model: Explainer | Loadable, options: Mapping[str, Any]) -> Explainer:
     """Return the Explainer to use: the model itself if it is one, else a new one with these options.
 
     Raises:

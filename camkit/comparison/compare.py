@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
 from camkit.comparison.sheet import MapPanel, SheetRow, draw_sheet, least_height
@@ -31,7 +31,7 @@ from camkit.types import ImageLike, Pixels
 
 if TYPE_CHECKING:
     from camkit.explainer import MethodLike
-    from camkit.models.loaded import LoadedModel
+    from camkit.models.loaded import Loadable
     from camkit.targets import TargetLike
 
 DEFAULTS = (
@@ -237,7 +237,7 @@ class Comparison:
 
 
 def compare(
-    model: Explainer | nn.Module | str | LoadedModel,
+    model: Explainer | Loadable,
     images: ImageLike | Sequence[ImageLike],
     methods: MethodLike | Iterable[MethodLike] | None = None,
     *,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
-from torch import nn
 
 from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
 from camkit.comparison.compare import DEFAULTS
@@ -34,7 +33,7 @@ from camkit.metrics.metric_values import UndefinedError
 
 if TYPE_CHECKING:
     from camkit.explainer import MethodLike
-    from camkit.models.loaded import LoadedModel
+    from camkit.models.loaded import Loadable
     from camkit.targets import TargetLike
     from camkit.types import ImageLike, Progress
 
@@ -54,7 +53,7 @@ tenth. Many methods take more; see ``_fewest``."""
 
 
 def judge(
-    model: Explainer | nn.Module | str | LoadedModel,
+    model: Explainer | Loadable,
     images: str | Path | Sequence[ImageLike],
     methods: MethodLike | Iterable[MethodLike] | None = None,
     *,

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from camkit.concepts.concepts import Concepts
 from camkit.concepts.naming import class_probabilities
@@ -18,7 +18,7 @@ from camkit.images.prepare import prepare, unbatched
 from camkit.layers.names import Selector
 from camkit.methods import Method
 from camkit.models import Labels, as_model, device_of, dtype_of, spatial_rank
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import Loadable
 from camkit.targets.scores import Scores, Target
 from camkit.types import ImageLike, Preprocess, TargetLayer
 
@@ -48,7 +48,7 @@ class _NoTarget(Target):
 
 
 def factorise(
-    model: nn.Module | str | LoadedModel,
+    model: Loadable,
     images: ImageLike | Sequence[ImageLike],
     concepts: int = 5,
     target_layer: Selector | None = None,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from camkit.config.settings import ModelSection
 from camkit.errors import InputError, advice
 from camkit.models import load_model, read_labels
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import Loadable, LoadedModel
 
 
 def configured_model(
-    model: nn.Module | str | LoadedModel | None,
+    model: Loadable | None,
     section: ModelSection,
     *,
     device: str | torch.device | None = None,
     trainable: bool = False,
-) -> nn.Module | LoadedModel:
+) -> nn.Module | LoadedModel | ExportedProgram:
     """Return a model, loaded as the config says if it is given by name; None stands for the config's own model.
 
     The config's other settings apply to the model that it names, and to every model if it names none.
@@ -25,7 +26,7 @@ def configured_model(
     Raises:
         InputError: neither the call nor the config names a model, or the model cannot be loaded.
     """
-    if isinstance(model, (nn.Module, LoadedModel)):
+    if isinstance(model, (nn.Module, LoadedModel, ExportedProgram)):
         return model
     name = section.name if model is None else model
     if name is None:

@@ -23,7 +23,7 @@ from camkit.errors import InputError, ModelError, advice
 from camkit.explanation import finite_or_none
 from camkit.kit.wording import counted
 from camkit.models import about_channels, as_model, spatial_rank
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import Loadable, LoadedModel
 from camkit.types import Pixels, Precision, Preprocess
 
 
@@ -114,7 +114,7 @@ class Diagnosis:
 
 
 def diagnose(
-    model: nn.Module | str | LoadedModel | None,
+    model: Loadable | None,
     batch: BatchLike,
     loss: Loss | None = None,
     *,

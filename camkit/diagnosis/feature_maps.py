@@ -29,7 +29,7 @@ from camkit.layers.choose import decide
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import Selector, find_layers
 from camkit.models import as_model, device_of, dtype_of, spatial_rank
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import Loadable
 from camkit.types import ImageLike, LayerRef, Pixels, Preprocess, TargetLayer
 
 MapScale: TypeAlias = Literal["each", "together"]
@@ -126,7 +126,7 @@ class FeatureMaps:
 
 
 def feature_maps(
-    model: nn.Module | str | LoadedModel,
+    model: Loadable,
     img: ImageLike,
     layer: Selector | None = None,
     *,

@@ -8,9 +8,10 @@ for most preprocessings is the mean colour of the training pictures.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Integer
 
 from camkit.methods.registry import Between, Whole, register_method
 
@@ -166,6 +167,94 @@ def rise(
         part = range(start, min(start + _MASKS_AT_ONCE, masks))
         total += torch.tensordot(changes[:, part.start : part.stop], made(part), 1)
     return total / (masks * kept)
+
+
+@register_method(
+    "occlusion",
+    title="Occlusion",
+    summary="what the score loses if a window covers a part of the picture; needs neither layers nor gradients",
+    paper="Zeiler & Fergus 2014, Visualizing and Understanding Convolutional Networks, arXiv:1311.2901",
+    needs="pictures",
+    cost="1, and 1 for each place of the window: 169",
+    layer=False,
+    unit="Loss of the score where the pixel is covered",
+    values={"window": Whole(1), "stride": Whole(1), "segments": Whole(2)},
+)
+def occlusion(
+    image: Float[Tensor, "1 c *size"],
+    scores: ScoresOfPictures,
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    segments: int | None = None,
+) -> Float[Tensor, "t *size"]:
+    """Give pixel x the mean of S(X) - S(X_i) over the places i of a window that covers x, where X_i is X covered there.
+
+    The window has ``window`` pixels along each axis, by default a seventh of the shorter side, and moves by ``stride``
+    pixels, by default half a window; the last places are cut off at the edge. With ``segments``, about this many
+    regions of similar colour are covered one by one in its place (watershed from a regular grid).
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    size = image.shape[2:]
+    if segments is not None:
+        regions = _segments(image, segments)
+        masks = torch.stack([regions == number for number in range(int(regions.max()) + 1)])
+
+        def covers(part: range) -> Bool[Tensor, "m *size"]:
+            return masks[part.start : part.stop]
+
+        count = len(masks)
+    else:
+        length = window or max(1, round(min(size) / 7))
+        step = stride or max(1, length // 2)
+        starts = [range(0, max(side - length, 0) + step, step) for side in size]
+        corners = list(itertools.product(*starts))
+
+        def covers(part: range) -> Bool[Tensor, "m *size"]:
+            made = torch.zeros(len(part), *size, dtype=torch.bool, device=image.device)
+            for mask, number in zip(made, part, strict=True):
+                mask[tuple(_slice(corner, length) for corner in corners[number])] = True
+            return made
+
+        count = len(corners)
+
+    plain = scores(1, lambda _: image.clone())
+    lost = plain - scores(count, lambda part: image * ~covers(part)[:, None])
+    total, times = torch.zeros(len(lost), *size, device=image.device), torch.zeros(size, device=image.device)
+    for start in range(0, count, _MASKS_AT_ONCE):
+        part = range(start, min(start + _MASKS_AT_ONCE, count))
+        covered = covers(part).float()
+        total += torch.tensordot(lost[:, part.start : part.stop], covered, 1)
+        times += covered.sum(0)
+    return total / times.clamp(min=1)
+
+
+def _segments(image: Float[Tensor, "1 c h w"], count: int) -> Integer[Tensor, "h w"]:
+    """Divide a picture into about ``count`` regions of similar colour, numbered from 0."""
+    import cv2  # noqa: PLC0415 - only this method needs it
+    import numpy as np  # noqa: PLC0415
+    import torch  # noqa: PLC0415 - as above
+
+    pixels = image[0].float().mean(0) if image.shape[1] not in (1, 3) else image[0].float()
+    low, high = pixels.amin(), pixels.amax()
+    levels = ((pixels - low) * (255 / (high - low).clamp(min=1e-12))).byte().reshape(-1, *image.shape[2:])
+    colours = levels.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()
+    height, width = colours.shape[:2]
+    side = (height * width / count) ** 0.5
+    rows, columns = (np.arange(side / 2, length, side).astype(int) for length in (height, width))
+    seeds = np.zeros((height, width), np.int32)
+    seeds[np.ix_(rows, columns)] = np.arange(1, len(rows) * len(columns) + 1).reshape(len(rows), -1)
+    found = cv2.watershed(np.ascontiguousarray(colours), seeds)
+    while (found < 1).any():  # a pixel on the line between regions belongs to the neighbour of the nearest colour
+        labels, shades = np.pad(found, 1), np.pad(colours.astype(np.float32), ((1, 1), (1, 1), (0, 0)), mode="edge")
+        shifts = [np.s_[row : row + height, column : column + width] for row in range(3) for column in range(3)]
+        beside = np.stack([labels[shift] for shift in shifts])
+        differs = np.stack([np.abs(shades[shift] - colours).sum(2) for shift in shifts])
+        nearest = np.where(beside < 1, np.inf, differs).argmin(0)
+        found = np.where(found < 1, np.take_along_axis(beside, nearest[None], 0)[0], found)
+    _, numbers = np.unique(found, return_inverse=True)
+    return torch.from_numpy(numbers.reshape(height, width)).to(image.device)
 
 
 _MASKS_AT_ONCE = 64

@@ -322,7 +322,6 @@ PUBLISHED = {
     "integratedgradients": "integrated gradients",
     "lime": "LIME",
     "lrp": "layer-wise relevance propagation",
-    "occlusion": "occlusion",
     "opticam": "Opti-CAM",
     "polycam": "Poly-CAM",
     "relevancecam": "Relevance-CAM",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from camkit.errors import InputError
 from camkit.explainer import Explainer
@@ -29,11 +29,11 @@ from camkit.types import ImageLike
 
 if TYPE_CHECKING:
     from camkit.metrics.heat import MapLike
-    from camkit.models.loaded import LoadedModel
+    from camkit.models.loaded import Loadable
     from camkit.targets import Target, TargetLike
     from camkit.types import TargetLayer
 
-ModelLike: TypeAlias = "Explainer | nn.Module | str | LoadedModel"
+ModelLike: TypeAlias = "Explainer | Loadable"
 
 STEPS = 20
 """Steps of a curve: 5 % of the picture each. On photos, areas differ from those of 224 steps by less than 0.01."""

@@ -14,15 +14,16 @@ from torch import nn
 
 from camkit.errors import InputError, ModelError, did_you_mean
 from camkit.models import from_torchvision
+from camkit.models.black_box import BlackBox, black_box
+from camkit.models.from_file import KINDS
 from camkit.models.labels import Labels, as_labels, read_labels
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import Loadable, LoadedModel
 from camkit.models.modules import (
     about_channels,
     about_failure,
     check_tensors,
     device_of,
     dtype_of,
-    refuse_exported,
     spatial_rank,
     unwrapped,
     usual_batch_size,
@@ -36,10 +37,12 @@ from camkit.types import Preprocess
 
 __all__ = [
     "DEMO_MODELS",
+    "BlackBox",
     "Labels",
     "about_channels",
     "about_failure",
     "as_model",
+    "black_box",
     "changed_at",
     "check_preprocess",
     "device_of",
@@ -55,8 +58,12 @@ __all__ = [
 
 DEMO_MODELS = ("demo-biased", "demo-fair")
 
-_PACKAGES = {"from_timm": "timm", "from_huggingface": "transformers"}
-"""The optional package that each source of models needs."""
+_EXTRAS = {
+    "timm": "timm",
+    "transformers": "transformers",
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxslim", "onnx2pytorch"), "onnx"),
+}
+"""The extra of camkit that installs each optional package."""
 
 
 def model_names() -> list[str]:
@@ -103,7 +110,8 @@ def load_model(
     Args:
         name: a torchvision network, ``demo-biased`` or ``demo-fair``; ``timm:NAME``; ``hf:NAME`` or the folder of a
             Hugging Face model; ``package.module:factory`` or ``file.py:factory``, which returns a module, or a module
-            and the function that prepares a picture for it.
+            and the function that prepares a picture for it; or an exported file: torch.export (``.pt2``), ONNX
+            (``.onnx``) or TorchScript (``.pt``, ``.ts``).
         weights: a state dict (``.pth``, ``.pt`` or ``.safetensors``), or the name of torchvision weights, for example
             ``IMAGENET1K_V1``; None loads the published weights and downloads them the first time.
         device: where to put the model; None picks CUDA, MPS or the CPU.
@@ -162,16 +170,17 @@ def _load(request: Request) -> LoadedModel:
     source = _source(name)
     if source is None:
         hint = did_you_mean(name, model_names()) or (
-            "; choose a torchvision network, timm:NAME, hf:NAME, file.py:factory, demo-biased or demo-fair"
+            "; choose a torchvision network, timm:NAME, hf:NAME, file.py:factory, an exported file such as model.onnx, "
+            "demo-biased or demo-fair"
         )
         raise ModelError(f"unknown model {name!r}{hint}")
     try:
         loader = importlib.import_module(f"camkit.models.{source}")
     except ModuleNotFoundError as error:
-        package = _PACKAGES.get(source)
-        if package is None or error.name is None or error.name.partition(".")[0] != package:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
             raise
-        raise ModelError(f"{name} needs the package {package}: pip install 'camkit[{package}]'") from error
+        raise ModelError(f"{name} needs the package {package}: pip install 'camkit[{_EXTRAS[package]}]'") from error
     loaded: LoadedModel = loader.load(request)
     return loaded
 
@@ -182,6 +191,8 @@ def _source(name: str) -> str | None:
         return "from_timm"
     if name.startswith("hf:") or is_file(Path(name) / "config.json"):
         return "from_huggingface"
+    if Path(name).suffix.lower() in KINDS:
+        return KINDS[Path(name).suffix.lower()]
     return "from_python" if name.partition(":")[2] else None
 
 
@@ -208,7 +219,7 @@ def changed_at(name: str) -> int:
 
 
 def as_model(
-    model: nn.Module | str | LoadedModel | None,
+    model: Loadable | None,
     *,
     preprocess: Preprocess | None = None,
     labels: Labels | None = None,
@@ -229,7 +240,10 @@ def as_model(
     if isinstance(model, LoadedModel):
         _check_device(model.module, device)
         return replace(model, preprocess=preprocess or model.preprocess, labels=names or model.labels)
-    refuse_exported(model)
+    if isinstance(model, torch.export.ExportedProgram):
+        from camkit.models.from_export import as_module  # noqa: PLC0415 - few models are programs
+
+        model = as_module(model, "the program")
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
     module = unwrapped(model)

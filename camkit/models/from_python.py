@@ -14,10 +14,11 @@ from types import ModuleType
 from typing import Any
 
 from torch import nn
+from torch.export import ExportedProgram
 
 from camkit.errors import ModelError, advice, did_you_mean
+from camkit.models.from_export import as_module
 from camkit.models.loaded import LoadedModel
-from camkit.models.modules import refuse_exported
 from camkit.models.request import Request, is_file, preset
 from camkit.models.weights import read_weights
 from camkit.types import Preprocess
@@ -51,7 +52,8 @@ def _as_loaded(result: Any, request: Request) -> LoadedModel:
         return replace(result, preprocess=_prepared(request, result.preprocess))
     is_pair = isinstance(result, tuple) and len(result) == 2 and callable(result[1])
     module, preprocess = result if is_pair else (result, None)
-    refuse_exported(module)
+    if isinstance(module, ExportedProgram):
+        module = as_module(module, name)
     if not isinstance(module, nn.Module):
         raise ModelError(
             f"{name} returned {type(module).__name__}; a factory must return a torch.nn.Module, or a module and the "

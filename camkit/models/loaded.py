@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
+from torch import nn
+from torch.export import ExportedProgram
 
 from camkit.types import Activation, Preprocess
 
@@ -35,3 +38,7 @@ class LoadedModel:
         """Return one line; the module's own text has a line for each layer."""
         classes = "" if self.labels is None else f", {len(self.labels)} labels"
         return f"<LoadedModel {self.name!r}: {type(self.module).__name__}{classes}>"
+
+
+Loadable: TypeAlias = nn.Module | str | LoadedModel | ExportedProgram
+"""What ``model=`` takes: a module, a name as ``camkit.load_model`` takes it, what that returned, or a program."""

@@ -17,16 +17,6 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized", "torch.nn.intrinsic.q")
 
 
-def refuse_exported(model: object) -> None:
-    """Refuse an exported program.
-
-    Raises:
-        ModelError: ``model`` is an exported program.
-    """
-    if isinstance(model, torch.export.ExportedProgram):
-        raise ModelError("an exported program has no layers for hooks; pass the Python module it was exported from")
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module inside wrappers: DataParallel, torch.compile, Lightning's Fabric.
 

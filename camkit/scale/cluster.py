@@ -34,7 +34,7 @@ from camkit.images.read import open_picture
 from camkit.kit.fingerprint import Fingerprint, differences, digest, fingerprint
 from camkit.layers.names import Layers
 from camkit.models import as_model, device_of, load_model, usual_batch_size
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import Loadable, LoadedModel
 from camkit.scale.schema import row_of, row_of_failure
 from camkit.scale.table import arrow_schema, arrow_table
 from camkit.types import Failure, Progress
@@ -63,7 +63,7 @@ _SAME_ON_ALL_NODES = ("version of camkit", "network", "weights", "labels")
 """The parts of a fingerprint that must be the same on every node. A preprocessing may round differently on another
 processor."""
 
-Source: TypeAlias = nn.Module | str | LoadedModel | Callable[[], Any]
+Source: TypeAlias = Loadable | Callable[[], Any]
 """What ``explain_dataset`` accepts as a model: a module, a name, or a function that makes a module."""
 Make: TypeAlias = Callable[..., LoadedModel]
 """Makes the model; its argument ``device`` says where."""

@@ -42,7 +42,7 @@ from camkit.targets import ClassTarget, Target
 from camkit.targets.scores import Scores
 
 METHODS = tuple(name for name, method in camkit.METHODS.items() if not method.need.attention)
-SLOW = ("scorecam", "sscam", "iscam", "rise", "ablationcam", "feature-scorecam")
+SLOW = ("scorecam", "sscam", "iscam", "rise", "ablationcam", "feature-scorecam", "occlusion")
 """The methods with the most passes: the default tier tries them on fewer models."""
 REFUSED = {("cam", "vgg11"), *((name, "vit") for name in ("cam", "fullgrad", "guidedbackprop", "guidedgradcam"))}
 SIZE = 64

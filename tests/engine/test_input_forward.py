@@ -1,4 +1,4 @@
-"""Score-CAM, SS-CAM, IS-CAM and RISE: the formulas, planted truth, targets, memory, and how many passes they take."""
+"""Score-CAM, SS-CAM, IS-CAM, RISE, occlusion: the formulas, planted truth, targets, memory, the number of passes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ from camkit.methods import METHODS, Between, Method, Whole, variant
 from camkit.targets import above, box, contrast, segment, top
 
 AS_PUBLISHED = dict(METHODS)
-SAMPLES, STEPS, MASKS, CELLS, KEPT = 3, 4, 50, 3, 0.4
+SAMPLES, STEPS, MASKS, CELLS, KEPT, WINDOW, STRIDE = 3, 4, 50, 3, 0.4, 5, 3
 FEW: dict[str, Method] = {
     "scorecam": METHODS["scorecam"],
     "sscam": variant("sscam", samples=SAMPLES, sigma=0.5),
     "iscam": variant("iscam", steps=STEPS),
     "rise": variant("rise", masks=MASKS, cells=CELLS, kept=KEPT),
+    "occlusion": variant("occlusion", window=WINDOW, stride=STRIDE),
 }
+PLACES = 4 * 5
+"""How many places the window has on a picture of ``SIZE``; the last ones are cut off."""
 CHANNELS, SIZE = 5, (12, 16)
 
 
@@ -89,6 +92,8 @@ def expected_map(name: str, model: nn.Module, image: Tensor, index: int) -> np.n
             sides = [-(-side // CELLS) for side in SIZE]
             corners.append(tuple(int(torch.randint(side, (), generator=generator)) for side in sides))
         return oracles.rise(probability, array, grids, corners, KEPT)
+    if name == "occlusion":
+        return oracles.occlusion(logit, array, WINDOW, STRIDE)
     if name == "sscam":
 
         def noise(number: int) -> np.ndarray:
@@ -121,13 +126,14 @@ def test_the_published_parameters_are_the_defaults() -> None:
             for option in inspect.signature(AS_PUBLISHED[name].weights).parameters.values()
             if option.kind is inspect.Parameter.KEYWORD_ONLY
         }
-        for name in ("scorecam", "sscam", "iscam", "rise")
+        for name in ("scorecam", "sscam", "iscam", "rise", "occlusion")
     }
     assert defaults == {
         "scorecam": {},
         "sscam": {"samples": 35, "sigma": 2.0},
         "iscam": {"steps": 10},
         "rise": {"masks": 4000, "cells": 7, "kept": 0.5},
+        "occlusion": {"window": None, "stride": None, "segments": None},
     }
 
 
@@ -174,7 +180,7 @@ class Exp(nn.Module):
 # --- planted truth
 
 
-@pytest.mark.parametrize("name", ["scorecam", "sscam", "iscam", "rise"])
+@pytest.mark.parametrize("name", ["scorecam", "sscam", "iscam", "rise", "occlusion"])
 @pytest.mark.parametrize("places", [[A], [A, B]], ids=["one place", "two places"])
 def test_the_heat_is_where_the_decision_is_made(places: list[tuple[int, int, int]], name: str) -> None:
     method = variant("rise", masks=600, cells=8) if name == "rise" else AS_PUBLISHED[name]
@@ -198,6 +204,7 @@ def test_several_targets_share_the_passes(name: str) -> None:
     batches.clear()
     together = camkit.explain(model, image, layer_of(name), method=FEW[name], target=[0, 3])
     passes = {"scorecam": CHANNELS, "sscam": SAMPLES * CHANNELS, "iscam": (STEPS - 1) * CHANNELS, "rise": MASKS}
+    passes["occlusion"] = 1 + PLACES
     assert sum(batches) == 1 + passes[name]
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_allclose(one.raw, other.raw, rtol=1e-4, atol=1e-6)
@@ -394,6 +401,25 @@ def test_a_terminal_gets_a_bar_and_a_pipe_none(
 
 
 # --- wrong calls
+
+
+def test_occlusion_covers_regions_of_similar_colour() -> None:
+    image = torch.zeros(3, 32, 32)
+    image[0, 4:12, 4:14], image[1, 18:28, 15:29] = 1, 1  # two rectangles, of which the model reads one
+    model = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3 * 16 * 16, 2)).eval()
+    with torch.no_grad():
+        model[2].weight.zero_()
+        model[2].weight[1, : 16 * 16] = 1
+    found = camkit.explain(model, image, method=variant("occlusion", segments=16), target=1)
+    read = image[0].numpy() > 0
+    hot = found.raw > 0.1 * found.raw.max()
+    assert (hot == read).mean() > 0.98  # a few pixels at corners belong to the region beside them
+
+
+def test_occlusion_of_a_clip_covers_windows_of_several_frames() -> None:
+    model = nn.Sequential(nn.Conv3d(1, 2, 1), nn.AdaptiveAvgPool3d(1), nn.Flatten()).eval()
+    found = camkit.explain(model, torch.rand(1, 4, 8, 8), method=variant("occlusion", window=4), target=1)
+    assert found.raw.shape == (4, 8, 8)
 
 
 def test_rise_reads_no_layer() -> None:

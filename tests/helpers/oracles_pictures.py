@@ -91,6 +91,19 @@ def rise(probability: Score, image: Array, grids: list[Array], corners: list[tup
     return total / (len(masks) * kept)
 
 
+def occlusion(score: Score, image: Array, window: int, stride: int) -> Array:
+    """Occlusion, Zeiler & Fergus 2014: the mean loss of the score over the places of the window that cover a pixel."""
+    height, width = image.shape[1:]
+    total, times = np.zeros((height, width)), np.zeros((height, width))
+    for top in range(0, height - window + stride, stride):
+        for left in range(0, width - window + stride, stride):
+            covered = image.copy()
+            covered[:, top : top + window, left : left + window] = 0
+            total[top : top + window, left : left + window] += score(image) - score(covered)
+            times[top : top + window, left : left + window] += 1
+    return total / times
+
+
 @dataclass
 class Network:
     """3x3 convolutions with zeros around the picture, each with batch norm and ReLU, then a mean and a linear layer.
@@ -204,6 +217,7 @@ OF_PICTURES = {
     "sscam": sscam,
     "iscam": iscam,
     "rise": rise,
+    "occlusion": occlusion,
     "fullgrad": Network.fullgrad,
     "guidedbackprop": Network.guided_backpropagation,
     "guidedgradcam": Network.guided_gradcam,

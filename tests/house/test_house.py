@@ -49,6 +49,7 @@ def test_public_names_are_pinned() -> None:
         "MethodJudgement",
         "TargetLayer",
         "__version__",
+        "black_box",
         "check",
         "compare",
         "diagnose",

@@ -527,7 +527,7 @@ READ, NOT_READ = (1, 1), (2, 4)
 
 LOCAL = (
     *("hirescam", "layercam", "gradcam-elementwise", "eigengradcam", "reciprocam", "expected"),
-    *("rise", "fullgrad", "guidedbackprop", "guidedgradcam"),
+    *("rise", "occlusion", "fullgrad", "guidedbackprop", "guidedgradcam"),
 )
 WHOLE_CHANNELS = (
     *("gradcam", "gradcam++", "xgradcam", "finercam", "shapleycam", "refinecam", "ablationcam"),

@@ -1,0 +1,108 @@
+"""A function from pictures to scores as a model: a server, an engine for inference, another framework."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from camkit.errors import ModelError
+from camkit.models.labels import Labels, as_labels
+from camkit.models.loaded import LoadedModel
+from camkit.types import Preprocess
+
+Scores: TypeAlias = Callable[[Tensor], Any]
+"""Takes pictures (N, C, H, W), float32 and on the CPU, and returns one row of scores (N, classes) for each of them, as
+a tensor or as anything that NumPy makes an array of."""
+
+
+class BlackBox(nn.Module):
+    """A module without layers and gradients that calls a function.
+
+    Args:
+        function: returns the scores of pictures.
+        batch: how many pictures the function takes at a time; None for any number. The last pictures are filled up
+            with copies.
+        content: the bytes of the file that the function runs. Their checksum is a buffer, so that the results of
+            another file are never taken for those of this one.
+    """
+
+    def __init__(self, function: Scores, batch: int | None = None, content: bytes = b"") -> None:
+        super().__init__()
+        self._function, self._batch = function, batch
+        checksum = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
+        self.register_buffer("checksum", torch.from_numpy(checksum.copy()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the scores of pictures (N, C, H, W), on the same device.
+
+        Raises:
+            ModelError: the function returned something other than a row of numbers for each picture.
+        """
+        pictures = images.detach().float().cpu()
+        if self._batch is None:
+            rows = self._rows(pictures)
+        else:
+            parts = list(pictures.split(self._batch))
+            missing = self._batch - len(parts[-1])
+            parts[-1] = torch.cat([parts[-1], parts[-1][-1:].expand(missing, *parts[-1].shape[1:])])
+            rows = torch.cat([self._rows(part) for part in parts])[: len(pictures)]
+        return rows.to(images.device)
+
+    def _rows(self, pictures: Tensor) -> Tensor:
+        scores = self._function(pictures)
+        try:
+            rows = scores.detach() if isinstance(scores, Tensor) else torch.from_numpy(np.array(scores, np.float32))
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"the function returned {type(scores).__name__}, not an array of scores") from error
+        if rows.dim() != 2 or len(rows) != len(pictures):
+            raise ModelError(
+                f"the function returned scores of shape {tuple(rows.shape)} for {len(pictures)} pictures; it must "
+                "return a row of scores for each picture"
+            )
+        return rows.float().cpu()
+
+
+def black_box(
+    function: Scores,
+    *,
+    labels: Labels | None = None,
+    preprocess: Preprocess | None = None,
+    name: str | None = None,
+    batch: int | None = None,
+) -> LoadedModel:
+    """Return a function as a model, for ``camkit.explain``, ``camkit.check`` and everything else that takes models.
+
+    camkit then knows only the scores. Methods that need layers or gradients are refused; "occlusion", the default, and
+    "rise" run the function on changed pictures.
+
+    Args:
+        function: takes pictures (N, C, H, W) as a float32 tensor on the CPU, prepared by ``preprocess``, and returns
+            their scores (N, classes): logits, or probabilities that add up to 1. What it raises passes through.
+        labels: the names of the classes.
+        preprocess: prepares a PIL picture for the function.
+        name: what reports call the model; the function's name if not given.
+        batch: how many pictures the function takes at a time; None for any number.
+
+    Raises:
+        ModelError: ``function`` cannot be called, or ``batch`` is below 1.
+
+    Examples:
+        >>> import camkit
+        >>> brightness = camkit.black_box(lambda pictures: pictures.flatten(2).mean(2), labels=["red", "green", "blue"])
+        >>> picture = camkit.scenes.scene_paths()["plane-sky"]
+        >>> explanation = camkit.explain(brightness, picture, preprocess=camkit.load_model("demo-fair").preprocess)
+        >>> explanation.method
+        'occlusion'
+    """
+    if not callable(function):
+        raise ModelError(f"a black box is a function from pictures to scores, not {function!r}")
+    if batch is not None and batch < 1:
+        raise ModelError(f"batch must be at least 1, not {batch}")
+    module = BlackBox(function, batch).eval()
+    named = name or str(getattr(function, "__name__", type(function).__name__))
+    return LoadedModel(module, named, preprocess, as_labels(labels))

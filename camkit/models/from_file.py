@@ -1,0 +1,137 @@
+"""What exported files of all kinds have in common: how they are found, and how pictures are prepared for them."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from camkit.errors import ModelError, refuse_pipe
+from camkit.models.labels import as_labels
+from camkit.models.loaded import LoadedModel
+from camkit.models.request import Request, is_file, preset
+
+KINDS = {
+    ".pt2": "from_export",
+    ".onnx": "from_onnx",
+    ".pt": "from_torchscript",
+    ".ts": "from_torchscript",
+    ".torchscript": "from_torchscript",
+}
+"""The module of this package that loads files with this suffix."""
+
+Shape = Sequence[int | None]
+"""The shape (N, C, H, W) of the input that a file takes; None for a length that may vary."""
+
+_COLOURS = 3
+
+_MOST_UNPACKED = 256 << 20
+"""The most bytes that the compressed parts of an archive may unpack to."""
+
+_NAMES = ("labels", "names", "classes")
+"""The keys under which metadata holds the names of the classes."""
+
+
+def file_to_read(request: Request) -> Path:
+    """Return the file that is named.
+
+    Raises:
+        ModelError: it does not exist, is a pipe, or text or weights were named too.
+    """
+    request.refuse_text()
+    path = Path(request.name)
+    if request.weights is not None:
+        raise ModelError(f"{path} holds its own weights; leave out weights")
+    if not is_file(path):
+        raise ModelError(f"there is no file {path}")
+    refuse_pipe(path, ModelError)
+    return path
+
+
+def refuse_bomb(archive: zipfile.ZipFile, path: Path) -> None:
+    """Refuse an archive whose compressed parts unpack to very much; PyTorch compresses the code only.
+
+    Raises:
+        ModelError: they do.
+    """
+    parts = (entry.file_size for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED)
+    if sum(parts) > _MOST_UNPACKED:
+        raise ModelError(f"{path} is compressed and unpacks to more than {_MOST_UNPACKED >> 20} MiB; export it again")
+
+
+def described(
+    module: nn.Module, request: Request, shape: Shape, kind: str, metadata: Mapping[str, str] | None = None
+) -> LoadedModel:
+    """Return a module from a file with the preprocessing that the call or the file's metadata names.
+
+    Args:
+        module: the module.
+        request: what the caller asked for.
+        shape: the shape of its input.
+        kind: what the file is, such as "torch.export".
+        metadata: texts by name that the file holds.
+
+    Raises:
+        ModelError: the model takes something other than a picture, or another size than the caller asked for.
+    """
+    if len(shape) != 4:
+        raise ModelError(f"{request.name} takes an input of {len(shape)} axes, not a picture (N, C, H, W)")
+    known = _facts(metadata or {})
+    fixed = tuple(shape[2:])
+    size: tuple[int, int] | None = request.size or known.get("size")
+    if request.size and any(length not in (None, asked) for length, asked in zip(fixed, request.size, strict=True)):
+        sides = " and ".join(f"{name} {side}" for name, side in zip(("height", "width"), fixed, strict=True) if side)
+        raise ModelError(f"{request.name} takes pictures of {sides} only; pass another size, or none")
+    if isinstance(fixed[0], int) and isinstance(fixed[1], int):
+        size = fixed[0], fixed[1]
+    mean: tuple[float, ...] | None = request.mean or known.get("mean")
+    std: tuple[float, ...] | None = request.std or known.get("std")
+    missing = [name for name, value in (("size", size), ("mean", mean), ("std", std)) if value is None]
+    if request.changes and missing:
+        raise ModelError(f"{request.name} does not say how its pictures are prepared; name {' and '.join(missing)} too")
+    if shape[1] not in (None, _COLOURS):
+        if request.changes:
+            raise ModelError(f"{request.name} takes {shape[1]} channels; size, mean and std are for pictures in colour")
+        size = None
+    preprocess = None if size is None or mean is None or std is None else preset(size, mean, std)
+    checksum = hashlib.sha256(Path(request.name).read_bytes()).hexdigest()
+    note = f"{kind}, SHA-256 {checksum[:12]}"
+    if preprocess is not None and not request.changes:
+        note += "; pictures are prepared as the file's metadata says"
+    return LoadedModel(module, request.name, preprocess, known.get("labels"), note)
+
+
+def _facts(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the size, mean, std and labels that metadata names; exports of ultralytics' classifiers have them all."""
+    facts: dict[str, Any] = {}
+    values = {key.lower(): _value(text) for key, text in metadata.items()}
+    named = next((values[key] for key in _NAMES if isinstance(values.get(key), (list, tuple, dict))), None)
+    if named is not None:
+        facts["labels"] = as_labels(named)
+    for name in ("mean", "std"):
+        numbers = values.get(name)
+        if isinstance(numbers, (list, tuple)) and len(numbers) in (1, 3) and all(map(_is_number, numbers)):
+            facts[name] = tuple(map(float, numbers))
+    size = values.get("imgsz")
+    if isinstance(size, (list, tuple)) and len(size) == 2 and all(isinstance(side, int) for side in size):
+        facts["size"] = tuple(size)
+    if metadata.get("author") == "Ultralytics" and metadata.get("task") == "classify":
+        facts |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    return facts
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _value(text: str) -> Any:
+    """Return the list, dictionary or number that a text spells out; the text itself if it spells none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text

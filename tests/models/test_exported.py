@@ -1,0 +1,454 @@
+"""Exported models: programs of torch.export, ONNX and TorchScript files, and functions as black boxes."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch import Tensor, nn
+
+import camkit
+from camkit.cli import main
+from camkit.errors import ImageError, MethodError, ModelError
+from camkit.methods import variant
+
+SCENE = camkit.scenes.scene_paths()["plane-sky"]
+PREPARED = {"mean": 0.5, "std": 0.5}
+SIDE = 32
+FEW = variant("rise", masks=20)
+
+
+class Small(nn.Module):
+    """A block inside a block, a skip connection and batch norm; the head is a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, 1, 1))
+        self.down = nn.MaxPool2d(2)
+        self.last = nn.ReLU()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.stem(images)
+        return self.head(self.last(self.block(maps) + self.down(maps)).mean((2, 3)))
+
+
+def small() -> nn.Module:
+    torch.manual_seed(3)
+    return Small().eval()
+
+
+def picture(seed: int = 0) -> Tensor:
+    return torch.randn(3, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
+
+
+def exported(model: nn.Module, *, batch: int | None = None) -> torch.export.ExportedProgram:
+    example = torch.randn(batch or 2, 3, SIDE, SIDE)
+    shapes = None if batch else ({0: torch.export.Dim("N")},)
+    return torch.export.export(model, (example,), dynamic_shapes=shapes)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("program") / "small.pt2"
+    torch.export.save(exported(small()), file)
+    return file
+
+
+def onnx_file(file: Path, model: nn.Module, *, dynamo: bool = False, batch: int | None = None) -> Path:
+    """Export a model with PyTorch's newer or older exporter."""
+    example = torch.randn(batch or 2, 3, SIDE, SIDE)
+    if dynamo:
+        shapes = None if batch else ({0: "N"},)
+        torch.onnx.export(
+            model, (example,), file, dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False
+        )
+    else:
+        axes = {} if batch else {"images": {0: "N"}}
+        torch.onnx.export(
+            model, (example,), file, dynamo=False, opset_version=17, input_names=["images"], dynamic_axes=axes
+        )
+    return file
+
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the exporters of PyTorch warn of what they deprecate
+
+
+# --- torch.export
+
+
+def test_a_program_has_the_layers_and_the_maps_of_its_model(program: Path) -> None:
+    loaded, model = camkit.load_model(str(program), **PREPARED), small()
+    assert {name for name, _ in loaded.module.named_modules()} <= {name for name, _ in model.named_modules()}
+    found, expected = camkit.explain(loaded, picture(), target=1), camkit.explain(model, picture(), target=1)
+    assert (found.layer, found.method, found.layer_reason) == (expected.layer, expected.method, expected.layer_reason)
+    np.testing.assert_array_equal(found.raw, expected.raw)
+    np.testing.assert_array_equal(found.heatmap, expected.heatmap)
+    named = [camkit.explain(each, picture(), "stem", method="hirescam", target=1).raw for each in (loaded, model)]
+    np.testing.assert_array_equal(*named)
+
+
+def test_a_program_for_one_picture_explains_any_number(tmp_path: Path) -> None:
+    torch.export.save(exported(small(), batch=1), tmp_path / "m.pt2")
+    loaded, pictures = camkit.load_model(str(tmp_path / "m.pt2")), [picture(seed) for seed in range(4)]
+    rows = list(camkit.explain_many(loaded, pictures, target=2, batch_size=4))
+    for row, image in zip(rows, pictures, strict=True):
+        np.testing.assert_allclose(row.raw, camkit.explain(small(), image, target=2).raw, atol=1e-6)
+
+
+def test_a_program_for_three_pictures_is_refused() -> None:
+    with pytest.raises(ModelError, match="takes exactly 3 pictures; export it for one, or with dynamic_shapes"):
+        camkit.explain(exported(small(), batch=3), picture())
+
+
+def test_a_program_is_a_model_in_python() -> None:
+    found = camkit.explain(exported(small()), picture(), target=0)
+    np.testing.assert_array_equal(found.raw, camkit.explain(small(), picture(), target=0).raw)
+
+
+def test_a_program_that_takes_two_inputs_is_refused() -> None:
+    class Two(nn.Module):
+        def forward(self, images: Tensor, other: Tensor) -> Tensor:
+            return images.mean((2, 3)) + other
+
+    program = torch.export.export(Two(), (torch.randn(2, 3, 8, 8), torch.randn(2, 3)))
+    with pytest.raises(ModelError, match="takes 2 inputs; camkit explains programs whose only input is the picture"):
+        camkit.explain(program, torch.randn(3, 8, 8))
+
+
+def changed(file: Path, out: Path, change: Callable[[str, bytes], bytes]) -> Path:
+    """Write a copy of an archive whose parts were changed."""
+    with zipfile.ZipFile(file) as before, zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as after:
+        for name in before.namelist():
+            after.writestr(name, change(name, before.read(name)))
+    return out
+
+
+def ran(folder: Path) -> Any:
+    """Return an object whose unpickling leaves a file in a folder."""
+
+    class Runs:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (folder / "ran",))
+
+    return Runs()
+
+
+HOSTILE = {
+    "a pickled weight": (
+        "weights_config.json",
+        lambda data: data.replace(b'"use_pickle": false', b'"use_pickle": true', 1),
+        "holds Python objects beside its weights",
+    ),
+    "a formula": (
+        "models/",
+        lambda data: data.replace(b"Symbol('", b"__import__('os').system('touch ran') or Symbol('", 1),
+        "holds a formula that camkit does not read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_program_runs_no_code(
+    name: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    part, change, said = HOSTILE[name]
+    file = changed(program, tmp_path / "m.pt2", lambda each, data: change(data) if part in each else data)
+    assert file.read_bytes() != program.read_bytes()
+    with pytest.raises(ModelError, match=said):
+        camkit.load_model(str(file))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickle_among_the_example_inputs_is_not_run(program: Path, tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    torch.save((((torch.zeros(1, 3, 8, 8), ran(tmp_path)),), {}), stream)
+    file = changed(
+        program, tmp_path / "m.pt2", lambda name, data: stream.getvalue() if "sample_inputs" in name else data
+    )
+    with pytest.raises(ModelError, match=r"m\.pt2 cannot be read as a program of torch\.export"):
+        camkit.load_model(str(file))
+    assert not (tmp_path / "ran").exists()
+
+
+# --- ONNX
+
+
+@pytest.mark.parametrize("dynamo", [False, True], ids=["older exporter", "newer exporter"])
+@pytest.mark.parametrize("batch", [None, 1], ids=["any batch", "one picture"])
+def test_an_onnx_file_has_the_maps_of_its_model(tmp_path: Path, dynamo: bool, batch: int | None) -> None:
+    file = onnx_file(tmp_path / "m.onnx", small(), dynamo=dynamo, batch=batch)
+    loaded = camkit.load_model(str(file), **PREPARED)
+    assert "run as a PyTorch module" in (loaded.note or "")
+    for method in ("gradcam", "hirescam", "auto"):
+        rows = camkit.explain_many(loaded, [picture(0), picture(1)], method=method, target=1)
+        for row, image in zip(rows, (picture(0), picture(1)), strict=True):
+            expected = camkit.explain(small(), image, method=method, target=1)
+            np.testing.assert_allclose(row.raw, expected.raw, atol=1e-4 * np.abs(expected.raw).max())
+            np.testing.assert_allclose(row.heatmap, expected.heatmap, atol=1e-4)
+
+
+def graph_file(file: Path, nodes: list[Any], *, shape: tuple[Any, ...] = ("N", 3, SIDE, SIDE), **values: Any) -> Path:
+    """Write a graph from "images" to "scores" with the given nodes and constants."""
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), file)
+    return file
+
+
+def resized(file: Path) -> Path:
+    """Write a graph that enlarges linearly and asymmetrically, which the converter gets wrong without an error."""
+    weights = np.random.default_rng(0).standard_normal((4, 3, 4, 4)).astype(np.float32)
+    return graph_file(
+        file,
+        [
+            helper.make_node("AveragePool", ["images"], ["small"], kernel_shape=[8, 8], strides=[8, 8]),
+            helper.make_node(
+                "Resize", ["small", "", "scales"], ["large"], mode="linear", coordinate_transformation_mode="asymmetric"
+            ),
+            helper.make_node("Conv", ["large", "weights"], ["maps"], strides=[4, 4]),
+            helper.make_node("GlobalAveragePool", ["maps"], ["pooled"]),
+            helper.make_node("Flatten", ["pooled"], ["scores"]),
+        ],
+        scales=np.array([1, 1, 3, 3], np.float32),
+        weights=weights,
+    )
+
+
+def test_a_graph_that_is_converted_wrongly_is_noticed_and_run_without_gradients(tmp_path: Path) -> None:
+    loaded = camkit.load_model(str(resized(tmp_path / "m.onnx")), **PREPARED)
+    assert "run by onnxruntime without gradients (converted to PyTorch, its outputs differ by" in (loaded.note or "")
+    found = camkit.explain(loaded, picture(), target=1)
+    assert (found.method, found.status) == ("occlusion", "ok")
+    with pytest.raises(MethodError, match="'gradcam' needs layers or gradients, and a black box has neither"):
+        camkit.explain(loaded, picture(), method="gradcam")
+
+
+def test_pictures_with_their_colours_last_are_passed_so(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).standard_normal((4, 3, 4, 4)).astype(np.float32)
+    nodes = [
+        helper.make_node("Transpose", ["images"], ["first"], perm=[0, 3, 1, 2]),
+        helper.make_node("Conv", ["first", "weights"], ["maps"], strides=[4, 4]),
+        helper.make_node("Relu", ["maps"], ["active"]),
+        helper.make_node("GlobalAveragePool", ["active"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["scores"]),
+    ]
+    loaded = camkit.load_model(
+        str(graph_file(tmp_path / "m.onnx", nodes, shape=("N", SIDE, SIDE, 3), weights=weights)), **PREPARED
+    )
+    plain = nn.Sequential(nn.Conv2d(3, 4, 4, 4, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    plain[0].weight.data = torch.from_numpy(weights)
+    expected = camkit.explain(plain, picture(), method="gradcam", target=1)
+    np.testing.assert_allclose(
+        camkit.explain(loaded, picture(), method="gradcam", target=1).raw, expected.raw, rtol=1e-4
+    )
+
+
+def test_metadata_says_how_pictures_are_prepared_and_what_the_classes_are(tmp_path: Path) -> None:
+    file = onnx_file(tmp_path / "m.onnx", small(), batch=1)
+    graph = onnx.load(file)
+    facts = {"names": "{0: 'plane', 1: 'ship', 2: 'car', 3: 'bird'}", "mean": "[0.5]", "std": "[0.25]"}
+    for key, value in facts.items():
+        graph.metadata_props.add(key=key, value=value)
+    onnx.save(graph, file)
+    loaded = camkit.load_model(str(file))
+    assert loaded.labels == ("plane", "ship", "car", "bird")
+    assert loaded.preprocess is not None
+    assert "prepared as the file's metadata says" in (loaded.note or "")
+    assert camkit.explain(loaded, SCENE, target="ship").label == "ship"
+    with pytest.raises(
+        ModelError, match=f"takes pictures of height {SIDE} and width {SIDE} only; pass another size, or none"
+    ):
+        camkit.load_model(str(file), size=64)
+
+
+def test_without_metadata_the_call_says_how_pictures_are_prepared(tmp_path: Path) -> None:
+    file = onnx_file(tmp_path / "m.onnx", small())
+    with pytest.raises(ImageError, match="camkit does not know how to prepare pictures for this model"):
+        camkit.explain(camkit.load_model(str(file)), SCENE)
+    with pytest.raises(ModelError, match=r"m\.onnx does not say how its pictures are prepared; name std too"):
+        camkit.load_model(str(file), mean=0.5)
+    assert camkit.explain(camkit.load_model(str(file), **PREPARED), SCENE).status == "ok"
+
+
+def outside(folder: Path) -> Path:
+    """Write a graph whose weights lie in another folder."""
+    (folder / "secret").write_bytes(bytes(4 * 4 * 3))
+    tensor = TensorProto(name="weights", data_type=TensorProto.FLOAT, dims=[4, 3], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="../secret")
+    inner = folder / "inner"
+    inner.mkdir()
+    file = graph_file(inner / "m.onnx", [helper.make_node("Flatten", ["images"], ["scores"])])
+    graph = onnx.load(file)
+    graph.graph.initializer.append(tensor)
+    file.write_bytes(graph.SerializeToString())
+    return file
+
+
+def cyclic(folder: Path) -> Path:
+    nodes = [helper.make_node("Add", ["images", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    return graph_file(folder / "m.onnx", [*nodes, helper.make_node("Flatten", ["a"], ["scores"])])
+
+
+def of_unknown_operators(folder: Path) -> Path:
+    node = helper.make_node("Secret", ["images"], ["scores"], domain="nobody.knows")
+    return graph_file(folder / "m.onnx", [node])
+
+
+def written(name: str, data: bytes) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    return write
+
+
+def state_dict(folder: Path) -> Path:
+    torch.save(small().state_dict(), folder / "m.pt")
+    return folder / "m.pt"
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "weights in another folder": (outside, "names weights in other folders"),
+    "a cycle": (cyclic, "cannot be run by onnxruntime"),
+    "unknown operators": (of_unknown_operators, "cannot be run by onnxruntime"),
+    "not an ONNX file": (written("m.onnx", b"words" * 100), "cannot be read as an ONNX file|cannot be run"),
+    "an empty ONNX file": (written("m.onnx", b""), "cannot be read as an ONNX file|cannot be run"),
+    "not a program": (written("m.pt2", b"words" * 100), r"cannot be read as a program of torch\.export"),
+    "an empty program": (written("m.pt2", b""), r"cannot be read as a program of torch\.export"),
+    "not TorchScript": (written("m.ts", b"words"), "is not a TorchScript file"),
+    "a state dict": (state_dict, "if it holds a state dict, name the network and pass the file as its weights"),
+    "no file": (lambda folder: folder / "gone.onnx", "there is no file"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_files_that_cannot_be_read_are_one_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, said = REFUSED[name]
+    file = make(tmp_path)
+    with pytest.raises(ModelError, match=said):
+        camkit.load_model(str(file))
+    assert main([str(SCENE), "--model", str(file), "--out", str(tmp_path / "out.png")]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert str(file) in captured.err
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx", ".ts"])
+def test_damaged_files_are_one_sentence(suffix: str, program: Path, tmp_path: Path) -> None:
+    whole = program
+    if suffix != ".pt2":
+        whole = tmp_path / f"whole{suffix}"
+        if suffix == ".onnx":
+            onnx_file(whole, small())
+        else:
+            torch.jit.trace(small(), torch.randn(1, 3, SIDE, SIDE)).save(whole)
+    data, numbers = bytearray(whole.read_bytes()), np.random.default_rng(0)
+    for number in range(12):
+        file = tmp_path / f"{number}{suffix}"
+        broken = bytearray(data)
+        if number % 2:
+            broken = broken[: int(numbers.integers(len(broken)))]
+        else:
+            for place in numbers.integers(0, 2000, 20):
+                broken[place] = int(numbers.integers(256))
+        file.write_bytes(broken)
+        try:
+            camkit.load_model(str(file))
+        except ModelError as error:
+            assert "\n" not in str(error)
+
+
+# --- TorchScript and functions
+
+
+@pytest.mark.parametrize(
+    "make", [lambda model: torch.jit.trace(model, torch.randn(2, 3, SIDE, SIDE)), torch.jit.script]
+)
+def test_torchscript_is_a_black_box(make: Callable[[nn.Module], Any], tmp_path: Path) -> None:
+    make(small()).save(tmp_path / "m.ts")
+    loaded = camkit.load_model(str(tmp_path / "m.ts"), size=SIDE, **PREPARED)
+    for method in ("occlusion", FEW):
+        found, expected = (camkit.explain(each, picture(), method=method, target=1) for each in (loaded, small()))
+        np.testing.assert_allclose(found.raw, expected.raw, atol=1e-5 * np.abs(expected.raw).max())
+
+
+def as_function(pictures: Tensor) -> np.ndarray:
+    assert (pictures.device.type, pictures.dtype, pictures.requires_grad) == ("cpu", torch.float32, False)
+    with torch.no_grad():
+        return small()(pictures).numpy()
+
+
+def test_a_function_is_explained_as_the_model_that_it_calls() -> None:
+    box = camkit.black_box(as_function, labels=["a", "b", "c", "d"])
+    found, expected = camkit.explain(box, picture()), camkit.explain(small(), picture(), method="occlusion")
+    assert (found.method, found.label) == ("occlusion", "abcd"[int(small()(picture()[None]).argmax())])
+    np.testing.assert_allclose(found.raw, expected.raw, atol=1e-5)
+    rows = list(camkit.explain_many(box, [picture(seed) for seed in range(3)], method=FEW, batch_size=2))
+    assert [row.status for row in rows] == ["ok"] * 3
+
+
+def test_a_function_may_take_a_fixed_number_of_pictures() -> None:
+    sizes = []
+
+    def takes_four(pictures: Tensor) -> list[list[float]]:
+        sizes.append(len(pictures))
+        return as_function(pictures).tolist()
+
+    box = camkit.black_box(takes_four, batch=4)
+    found = camkit.explain(box, picture(), target=1)
+    np.testing.assert_allclose(
+        found.raw, camkit.explain(small(), picture(), method="occlusion", target=1).raw, atol=1e-5
+    )
+    assert set(sizes) == {4}
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda _: np.zeros(4), r"returned scores of shape \(4,\) for 1 pictures"),
+        (lambda pictures: np.zeros((len(pictures) + 1, 4)), r"returned scores of shape \(2, 4\) for 1 pictures"),
+        (lambda _: "cat", "the function returned str, not an array of scores"),
+        (lambda _: None, "the function returned NoneType|the function returned scores of shape"),
+    ],
+)
+def test_a_function_that_returns_something_else_is_one_sentence(function: Any, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        camkit.explain(camkit.black_box(function), picture())
+
+
+def test_what_a_function_raises_passes_through() -> None:
+    def fails(_: Tensor) -> Tensor:
+        raise TimeoutError("no answer from the server")
+
+    with pytest.raises(TimeoutError, match="no answer from the server"):
+        camkit.explain(camkit.black_box(fails), picture())
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: camkit.black_box(as_function, batch=0), "batch must be at least 1, not 0"),
+        (lambda: camkit.load_model("m.onnx", weights="w.pth"), r"m\.onnx holds its own weights; leave out weights"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        call()
