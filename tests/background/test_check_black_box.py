@@ -83,8 +83,10 @@ def test_an_exported_file_is_checked_as_its_model(
     )
     for file in ("m.ts", "m.pt2"):
         again = camkit.load_model(str(tmp_path / file))
-        found = camkit.check(again, scenes, config=CONFIG, preprocess=loaded.preprocess, labels=loaded.labels)
+        out = tmp_path / "out"
+        found = camkit.check(again, scenes, config=CONFIG, out=out, preprocess=loaded.preprocess, labels=loaded.labels)
         assert_same_figures(found, of_the_model)
+        assert again.note in (out / "report.html").read_text("utf-8")
 
 
 class Served(http.server.BaseHTTPRequestHandler):

@@ -146,7 +146,9 @@ def provenance(result: CheckResult) -> list[tuple[str, str]]:
     """Return what a reader needs to repeat the check: the date, the command, the weights and the versions."""
     run, hashes = result.run, result.hashes
     weights = result.plan.model.weights
-    named = [] if weights is None else [("weights", _weights(weights, result.plan))]
+    note = result.plan.model.note
+    named = [] if note is None else [("how the model was loaded", note)]
+    named += [] if weights is None else [("weights", _weights(weights, result.plan))]
     return [
         ("date", "unknown" if run is None else f"{run.started:%Y-%m-%d %H:%M} UTC, {run.seconds:.0f} s"),
         ("command", (run.command if run else "") or "camkit.check(...), called from Python"),
