@@ -55,7 +55,7 @@ from camkit.explanation import (
     sharing_scale,
     shown_pictures,
 )
-from camkit.images.ahead import MOST_BYTES, Batch, Reader, bytes_of_batch, in_rounds, leaves_room
+from camkit.images.ahead import MOST_BYTES, Batch, Reader, Unread, bytes_of_batch, in_rounds, leaves_room
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, source_of, stacked
 from camkit.images.references import References
@@ -189,6 +189,20 @@ class _Request:
     batch_size: int
     draft: bool = False
     on_pass: Callable[[], None] | None = None
+    large_later: bool = False
+
+
+@dataclass(frozen=True)
+class Later:
+    """A large photo that is still to be read and explained.
+
+    Attributes:
+        source: its name.
+        rows: reads and explains it, in any thread.
+    """
+
+    source: str
+    rows: Callable[[], list[Explanation | Failure]]
 
 
 class Explainer:
@@ -588,8 +602,11 @@ class Explainer:
         with quiet_pass(module, device, "fp32", self._current_memory().record), interruptible():
             return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
 
-    def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
-        for rows in self._passes(request, self._batches(request, images), self._passes_at_once(request)):
+    def _stream(
+        self, request: _Request, images: Iterable[ImageLike], on_error: str
+    ) -> Iterator[Explanation | Failure | Later]:
+        at_once = self._passes_at_once(request)
+        for rows in self._passes(request, self._batches(request, images, at_once), at_once):
             if request.on_pass is not None:
                 request.on_pass()
             rows.reverse()
@@ -617,6 +634,9 @@ class Explainer:
 
         def task(batch: Batch, together: bool) -> Task[list[Any]]:
             rows = functools.partial(self._rows, request, batch)
+            if isinstance(batch, Unread):
+                later = Later(str(batch.file), rows)
+                return Task(lambda: [later], in_thread=False)
             return Task(rows, in_thread=together and leaves_room(batch), size=bytes_of_batch(batch))
 
         together = in_rounds(batches, at_once) if request.on_pass is None else zip(batches, itertools.repeat(True))
@@ -633,17 +653,21 @@ class Explainer:
 
     def _rows(self, request: _Request, batch: Batch) -> list[Explanation | Failure]:
         """Explain a batch, and empty its list, so that only the rows hold the pictures, each until it is consumed."""
+        if isinstance(batch, Unread):
+            batch = Reader(self._loaded.preprocess, self._rank, self._boxes).read_large(batch)
         if isinstance(batch, Failure):
             return [batch]
         rows = self._explain_batch(request, batch)
         batch.clear()
         return rows
 
-    def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[Batch]:
+    def _batches(self, request: _Request, images: Iterable[ImageLike], at_once: int) -> Iterator[Batch]:
         """Read the pictures, and join them into batches of one size."""
+        in_threads = at_once > 1 and self._boxes.keeps(self._loaded.preprocess)
+        large_later = request.large_later and not request.draft and in_threads
         pictures = 0
         reader = Reader(self._loaded.preprocess, self._rank, self._boxes)
-        for batch in reader.batches(images, request.batch_size, draft=request.draft):
+        for batch in reader.batches(images, request.batch_size, draft=request.draft, large_later=large_later):
             pictures += len(batch) if isinstance(batch, list) else 1
             yield batch
             del batch
@@ -1044,3 +1068,22 @@ def explain_many(
     """
     explainer = _SHELL.explainer(explain_many, model, target_layer, options)
     return explainer._checked_stream(images, options.get("target"), None, on_error, draft=draft, on_pass=on_pass)
+
+
+def explain_many_or_later(
+    model: LoadedModel,
+    images: Iterable[ImageLike],
+    target_layer: Layers | None = None,
+    *,
+    draft: bool = False,
+    on_pass: Callable[[], None] | None = None,
+    **options: Unpack[Options],
+) -> Iterator[Explanation | Failure | Later]:
+    """Explain pictures as ``explain_many(..., on_error="yield")`` does, but leave large photos to the caller's threads.
+
+    A ``Later`` comes in the place of a large photo. A thread that calls it reads and explains the photo, and can then
+    draw it, so that no photo waits in memory for another thread. Each of these threads uses ``cores_of_a_pass()``.
+    """
+    explainer = _SHELL.explainer(explain_many, model, target_layer, options)
+    more = {"draft": draft, "on_pass": on_pass, "large_later": True}
+    return explainer._checked_stream(images, options.get("target"), None, "yield", **more)

@@ -21,8 +21,8 @@ from camkit.drawing.pixels import bytes_of
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, RunError
-from camkit.explainer import explain_many
-from camkit.explanation import ColourScale, Explanation
+from camkit.explainer import Later, explain_many, explain_many_or_later
+from camkit.explanation import Explanation
 from camkit.images.listing import Found, Pictures
 from camkit.images.video import is_video
 from camkit.models import device_of, usual_batch_size
@@ -35,14 +35,15 @@ from camkit.scale.video import FRAMES_PER_PASS, WrittenVideo, draw_video
 from camkit.types import Failure
 
 _WRITERS = max(2, min(4, os.cpu_count() or 1))
-"""Threads that draw and write."""
+"""Threads that draw and write; for large photos, they read and explain too."""
 _MOST_UNWRITTEN = 64
 _MOST_UNWRITTEN_BYTES = 72 * 2**20
 """The most explanations that may wait to be drawn, and the most bytes of their pictures, so that memory stays bounded.
 The bytes suffice for small pictures, or for a photo of 12 megapixels."""
 
-Stream: TypeAlias = Callable[..., Iterator[Explanation | Failure]]
-"""Explains picture files; its argument ``on_pass`` is called before the rows of each pass."""
+Stream: TypeAlias = Callable[..., Iterator[Any]]
+"""Explains picture files, and yields Explanations, Failures and Laters; its argument ``on_pass`` is called before the
+rows of each pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +117,13 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
         table = Table(job.table, job.fingerprint(model), resume=job.resume, overwrite=job.overwrite and not job.resume)
     stills = Stills(job.pictures, table)
     files = DrawingFiles(job, model.name)
-    explained = _explained(here if elsewhere is None else functools.partial(elsewhere, **options), stills, job)
+    stream = functools.partial(elsewhere or functools.partial(explain_many_or_later, model), **options)
+
+    def find_scales() -> Scales:
+        measured: Stream = here if elsewhere is None else stream  # its rows are needed, so no photo comes later
+        return Scales(measured(stills.all()) if job.drawing.one_scale and job.out is not None else ())
+
+    explained = _explained(stream, stills, find_scales)
     written = _written(explained, job, files, ahead=max(_MOST_UNWRITTEN, 2 * size))
     rows = (row for row, _ in written) if table is None else _tabled(written, table)
     of_frames = functools.partial(here, batch_size=min(size, FRAMES_PER_PASS))
@@ -196,26 +203,26 @@ class Stills:
 
 
 class _Explained(NamedTuple):
-    """An explanation, or why there is none.
+    """An explanation, why there is none, or a large photo that the thread that draws it explains.
 
     Attributes:
-        row: the explanation or the failure.
+        row: the explanation, the failure or the photo.
         found: its picture.
         rank: its place among the rows of its picture, from 1.
         number: the number of its pass.
-        scale: the scale that all pictures share, if they do.
+        scales: the scales that all pictures share; empty if each has its own.
     """
 
-    row: Explanation | Failure
+    row: Explanation | Failure | Later
     found: Found
     rank: int
     number: int
-    scale: ColourScale | None
+    scales: Scales
 
 
-def _explained(stream: Stream, stills: Stills, job: Job) -> Iterator[_Explained]:
+def _explained(stream: Stream, stills: Stills, find_scales: Callable[[], Scales]) -> Iterator[_Explained]:
     """Explain the pictures that are not finished."""
-    scales = Scales(stream(stills.all()) if job.drawing.one_scale and job.out is not None else ())
+    scales = find_scales()
     rank, source, number = 0, "", 0
 
     def on_pass() -> None:
@@ -224,8 +231,7 @@ def _explained(stream: Stream, stills: Stills, job: Job) -> Iterator[_Explained]
 
     for row in stream(stills.paths(), on_pass=on_pass):
         rank, source = 1 if row.source != source else rank + 1, row.source
-        scale = scales.of(row.layer, row.method) if isinstance(row, Explanation) else None
-        yield _Explained(row, stills.of(source), rank, number, scale)
+        yield _Explained(row, stills.of(source), rank, number, scales)
 
 
 def _written(
@@ -233,35 +239,43 @@ def _written(
 ) -> Iterator[tuple[Written | Failure, int]]:
     """Draw explanations into files, in other threads, and yield each row with the number of its pass."""
 
-    def tasks() -> Iterator[Task[tuple[Written | Failure, int]]]:
+    def tasks() -> Iterator[Task[list[tuple[Written | Failure, int]]]]:
         for item in explained:
-            shown = None if isinstance(item.row, Failure) or item.rank > 1 else item.row.shown
+            shown = item.row.shown if isinstance(item.row, Explanation) and item.rank == 1 else None
             size = bytes_of(shown) if isinstance(shown, Image.Image) else 0
             yield Task(functools.partial(_drawn, item, job, files), in_thread=True, size=size)
 
     most, cores = _MOST_UNWRITTEN_BYTES, cores_of_a_pass()
-    return in_order(tasks(), workers=_WRITERS, ahead=ahead, prompt=True, most=most, cores=cores)
+    for rows in in_order(tasks(), workers=_WRITERS, ahead=ahead, prompt=True, most=most, cores=cores):
+        yield from rows
 
 
-def _drawn(item: _Explained, job: Job, files: DrawingFiles) -> tuple[Written | Failure, int]:
-    """Write the drawing of an explanation, and return its row and the number of its pass."""
-    explanation, file = item.row, None
-    if isinstance(explanation, Failure):
-        return explanation, item.number
-    drawing = job.drawing if item.scale is None else replace(job.drawing, scale=item.scale)
+def _drawn(item: _Explained, job: Job, files: DrawingFiles) -> list[tuple[Written | Failure, int]]:
+    """Draw a row, or all rows of a large photo, and return what was written, with the number of the pass."""
+    rows = enumerate(item.row.rows(), start=1) if isinstance(item.row, Later) else [(item.rank, item.row)]
+    return [
+        (row if isinstance(row, Failure) else _one_drawn(row, rank, item, job, files), item.number)
+        for rank, row in rows
+    ]
+
+
+def _one_drawn(
+    explanation: Explanation, rank: int, item: _Explained, job: Job, files: DrawingFiles
+) -> Written | Failure:
+    scale, file = item.scales.of(explanation.layer, explanation.method), None
+    drawing = job.drawing if scale is None else replace(job.drawing, scale=scale)
     try:
         if job.out is not None:
             suffix = drawing.suffix_for(explanation.source)
-            file, shows = files.file_for(explanation, item.found, item.rank, suffix)
+            file, shows = files.file_for(explanation, item.found, rank, suffix)
             write_drawing(file, explanation.overlay(**drawing.options()), shows)
         row = None if job.table is None else row_of(explanation, file)
     except CamkitError as error:
-        return _Undrawn(explanation.source, error), item.number
+        return _Undrawn(explanation.source, error)
     except Exception as error:
-        problem = RunError(f"it could not be drawn: {type(error).__name__}: {error}")
-        return _Undrawn(explanation.source, problem), item.number
+        return _Undrawn(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
     is_reduced = file is not None and drawing.reduces(explanation)
-    return Written(explanation.released(item.found.path), file, drawing, row, is_reduced), item.number
+    return Written(explanation.released(item.found.path), file, drawing, row, is_reduced)
 
 
 def _tabled(written: Iterator[tuple[Written | Failure, int]], table: Table) -> Iterator[Written | Failure]:

@@ -38,6 +38,7 @@ from camkit.drawing.encode import encode
 from camkit.engine.streams import Task, in_order, using_cores
 from camkit.errors import InputError, OutputError, as_cell, from_cell
 from camkit.images import listing
+from camkit.images.ahead import Reader
 from camkit.images.listing import Pictures, find_pictures
 from camkit.kit.fingerprint import describe, differences, fingerprint
 from camkit.models.loaded import LoadedModel
@@ -1048,7 +1049,7 @@ def test_a_result_larger_than_all_room_still_comes(most: int):
 
 
 def write_photos(folder: Path) -> list[Path]:
-    """Write photos of which some are large, one is turned by its EXIF data, and one is damaged."""
+    """Write photos of which some are so large that one thread does everything for each, with others between them."""
     folder.mkdir()
     generator, files = np.random.default_rng(0), []
     orientation = Image.Exif()
@@ -1063,8 +1064,12 @@ def write_photos(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("with_box", [True, False])
-def test_large_photos_are_explained_and_drawn_as_others_are(tmp_path, tiny, with_box):
-    files = write_photos(tmp_path / "in")
+def test_large_photos_are_explained_and_drawn_as_others_are(tmp_path, tiny, monkeypatch, with_box):
+    files, later = write_photos(tmp_path / "in"), []
+    read_large = Reader.read_large
+    monkeypatch.setattr(
+        Reader, "read_large", lambda self, photo: later.append(str(photo.file)) or read_large(self, photo)
+    )
     if with_box:  # its crop is known from the start; that of any other preprocessing is measured
         tiny = replace(tiny, preprocess=ImageClassification(crop_size=SIDE, resize_size=SIDE))
     options: dict[str, Any] = {"target": [0, 2], "batch_size": 1}
@@ -1075,6 +1080,7 @@ def test_large_photos_are_explained_and_drawn_as_others_are(tmp_path, tiny, with
         run = run_folder(tiny, [tmp_path / "in"], tmp_path / "out", drawing, layers=["0"], targets=[0, 2], batch_size=1)
         rows = list(run)
 
+    assert sorted(later) == [str(file) for file in files if file.stem in "123457"]
     assert len(rows) == len(expected) == 15
     for row, other in zip(rows, expected, strict=True):
         if isinstance(other, camkit.Failure):
