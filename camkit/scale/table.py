@@ -354,8 +354,16 @@ def _values_of(name: str, column: Any) -> Iterable[Any]:
     return (cell.as_py() for cell in column)
 
 
-def _check_part(file: Any, columns: Sequence[str]) -> None:
-    """Refuse a part that lacks columns, or has texts in others than those of texts.
+_UNPACKED = 256
+"""The most bytes that a byte of a part unpacks to; so small a file as 1 MiB counts as that. Maps without evidence, of
+zeros alone, are all that is packed as well."""
+
+_ROW = 4096
+"""The bytes of an Explanation, besides its map."""
+
+
+def _check_part(file: Any, size: int, columns: Sequence[str]) -> None:
+    """Refuse a part that lacks columns, has texts in others than those of texts, or unpacks to far more than its size.
 
     Raises:
         ValueError: it is such a part.
@@ -370,7 +378,20 @@ def _check_part(file: Any, columns: Sequence[str]) -> None:
         held, wanted, has_text = schema.field(name).type, expected.field(name).type, leaf.physical_type == "BYTE_ARRAY"
         if held != "null" and (has_text != (wanted == "string") or (has_text and within)):
             raise ValueError(f"the column {name!r} holds {held}, not {wanted}")
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    _check_unpacked(sum(group.total_byte_size for group in groups), size)
     file.scan_contents(list(columns))  # raises an error for damaged chunks, where column() ends the process
+    unpacked = 0
+    for group in groups:
+        chunks = map(group.column, leaves)
+        unpacked += sum(max(chunk.total_uncompressed_size, 4 * chunk.num_values) for chunk in chunks)
+        unpacked += _ROW * group.num_rows
+    _check_unpacked(unpacked, size)
+
+
+def _check_unpacked(unpacked: int, size: int) -> None:
+    if unpacked > _UNPACKED * max(size, 2**20):
+        raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,}, more than a table of camkit does")
 
 
 class _Parquet:
@@ -463,7 +484,7 @@ class _Parquet:
         texts = [name for name, kind in COLUMNS.items() if kind == "text"]
         try:
             with self._pq.ParquetFile(part) as file:
-                _check_part(file, list(COLUMNS))
+                _check_part(file, part.stat().st_size, list(COLUMNS))
             with self._pq.ParquetFile(part, read_dictionary=texts, page_checksum_verification=True) as file:
                 table = file.read(list(COLUMNS))
             return [_values_of(name, table.column(name)) for name in COLUMNS]
