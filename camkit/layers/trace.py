@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.export.unflatten import InterpreterModule
 from torch.nn import functional
 
 from camkit.engine.attach import forward_hooks, starts
@@ -492,11 +493,16 @@ def _live(
     return LivePass(model, leaf, output, trace, tensors, returned, target)
 
 
+_LINEAR = (nn.Linear, *CONVOLUTIONS, InterpreterModule)
+"""The types of modules that may score classes; an exported program has its own type for all modules."""
+
+
 def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecorder) -> Call:
     """Return the record of a finished call; ``number`` gives its tensors their numbers."""
     module, output = call.module, call.output
-    weight = getattr(module, "weight", None) if isinstance(module, (nn.Linear, *CONVOLUTIONS)) else None
-    classes = weight.shape[0] if isinstance(weight, Tensor) and weight.shape[2:].numel() == 1 else None
+    weight = getattr(module, "weight", None) if isinstance(module, _LINEAR) else None
+    is_matrix = isinstance(weight, Tensor) and weight.dim() > 1 and weight.shape[2:].numel() == 1
+    classes = weight.shape[0] if isinstance(weight, Tensor) and is_matrix else None
     return Call(
         module=call.place,
         name=call.name,

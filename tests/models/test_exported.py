@@ -97,6 +97,14 @@ def test_a_program_has_the_layers_and_the_maps_of_its_model(program: Path) -> No
     np.testing.assert_array_equal(*named)
 
 
+def test_a_program_whose_last_convolution_scores_the_classes_is_explained_before_it() -> None:
+    torch.manual_seed(0)
+    scoring = [nn.Conv2d(8, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU()), nn.Sequential(*scoring)).eval()
+    found, expected = (camkit.explain(each, picture(), method="gradcam") for each in (exported(model), model))
+    assert found.layer == expected.layer == "0"
+
+
 def test_a_program_for_one_picture_explains_any_number(tmp_path: Path) -> None:
     torch.export.save(exported(small(), batch=1), tmp_path / "m.pt2")
     loaded, pictures = camkit.load_model(str(tmp_path / "m.pt2")), [picture(seed) for seed in range(4)]
