@@ -26,7 +26,7 @@ from camkit.images.files import write_file
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
 from camkit.layers.choose import UNSURE
-from camkit.methods import WEIGHTED, known_method
+from camkit.methods import SHARPENED, WEIGHTED, known_method
 from camkit.methods.signed_maps import CHANGES, SignedMaps
 from camkit.targets.scores import Scores
 from camkit.types import (
@@ -424,8 +424,12 @@ class Explanation:
         known = known_method(self.method)
         method = self.method if known is None else known.title
         cells = "x".join(map(str, self.raw.shape))
-        layers = self.layer.replace("+", " and ")
-        where = f"layers {layers}, fused" if "+" in self.layer else f"layer {layers}, {cells} cells"
+        *others, layer = self.layer.split("+")
+        where = f"layer {layer}, {cells} cells"
+        if self.method == SHARPENED.name:
+            method, where = "Grad-CAM", f"layer {layer}, sharpened by {others[0]}, {cells} cells"
+        elif others:
+            where = f"layers {' and '.join([*others, layer])}, fused"
         if self.layer == str(WHOLE_MODEL):
             where = f"no single layer, {cells} cells"
         given = self.quantity == "logit" and self.probability == self.score

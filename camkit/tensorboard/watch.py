@@ -36,7 +36,7 @@ from camkit.hooks import Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
 from camkit.layers.names import WHOLE_MODEL, Layers, Selector, find_layers, modules_by_name, parameters_by_name
-from camkit.methods import MethodLike, find_method
+from camkit.methods import SHARPENED, MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.labels import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
@@ -244,6 +244,8 @@ class TrainingWatch:
         explanations = result if isinstance(result, list) else [result]
         drawn = {"heat": self._heat_sheet(explanations, step)}
         layer = explanations[0].layer
+        if explanations[0].method == SHARPENED.name:
+            layer = layer.rpartition("+")[2]  # the deepest one
         if "+" not in layer:
             first, preprocess = self._images[0], self._explain_options["preprocess"]
             maps = feature_maps(self._model, first, layer, top=_MOST_MAPS, preprocess=preprocess)

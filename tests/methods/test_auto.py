@@ -110,6 +110,7 @@ def test_the_layer_is_the_deepest_one_and_the_reason_names_both() -> None:
     assert [layer.name for layer in explainer.layers] == ["layer3", "layer4"]
     assert "deepest 7x7 grid" in found.layer_reason
     assert "sharpened by layer3: the deepest 14x14 grid" in found.layer_reason
+    assert found.caption().lines[0] == "Grad-CAM at layer layer4, sharpened by layer3, 14x14 cells"
 
 
 def test_tiny_scores_are_sharpened_as_well() -> None:

@@ -168,6 +168,18 @@ def test_dead_channels_are_counted(tmp_path, kind):
     assert read(tmp_path).Scalars("dead_share/5")[0].value == pytest.approx(3 / 12)
 
 
+def test_the_maps_of_the_deepest_layer_are_drawn_if_a_finer_one_sharpens_the_heat(tmp_path):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, 1), nn.ReLU()]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    pictures = torch.rand(2, 3, 24, 24)
+    assert camkit.explain(net, pictures[0]).layer == "1+3"
+    with TrainingWatch(net, pictures, tmp_path, every=1) as watch:
+        train(net, 1, watch)
+
+    assert "features/3" in read(tmp_path).Tags()["images"]
+
+
 def test_pictures_are_a_grid_of_the_heat_and_a_sheet_of_maps(watched):
     events = read(watched[0])
     heat, maps = (Image.open(io.BytesIO(events.Images(tag)[-1].encoded_image_string)) for tag in ("heat", "features/5"))
