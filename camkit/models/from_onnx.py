@@ -82,6 +82,17 @@ class Session:
         return self.outputs(pictures)[0]
 
 
+class _Concat(nn.Module):
+    """Concatenates tensors; the converter does so in a function, which has no hooks."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        return torch.cat(parts, self.dim)
+
+
 class _ChannelsLast(nn.Module):
     """Passes pictures (N, C, H, W) to a model that takes (N, H, W, C)."""
 
@@ -123,6 +134,9 @@ def _converted(graph: onnx.ModelProto, session: Session, picture: Tensor) -> tup
                 for attribute in [each for each in node.attribute if each.name == "training_mode"]:
                     node.attribute.remove(attribute)
             module: nn.Module = ConvertModel(simple, experimental=True).eval()
+            joined = {name: part for name, part in vars(module).items() if getattr(part, "func", None) is torch.cat}
+            for name, part in joined.items():
+                setattr(module, name, _Concat(part.keywords["dim"]))
             module = _ChannelsLast(module) if session.channels_last else module
             with torch.no_grad():
                 outputs: Any = module(picture)

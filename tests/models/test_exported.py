@@ -219,6 +219,26 @@ def graph_file(file: Path, nodes: list[Any], *, shape: tuple[Any, ...] = ("N", 3
     return file
 
 
+def test_branches_that_are_concatenated_are_explained_behind_the_joint(tmp_path: Path) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU())
+            self.left = nn.Sequential(nn.Conv2d(8, 4, 1), nn.ReLU())
+            self.right = nn.Sequential(nn.Conv2d(8, 4, 3, 1, 1), nn.ReLU())
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            maps = self.stem(images)
+            return self.head(torch.cat([self.left(maps), self.right(maps)], 1).mean((2, 3)))
+
+    torch.manual_seed(0)
+    model = Branches().eval()
+    found = camkit.explain(camkit.load_model(str(onnx_file(tmp_path / "m.onnx", model))), picture(), method="gradcam")
+    assert found.layer.startswith("Concat")
+    assert found.status == "ok"
+
+
 def resized(file: Path) -> Path:
     """Write a graph that enlarges linearly and asymmetrically, which the converter gets wrong without an error."""
     weights = np.random.default_rng(0).standard_normal((4, 3, 4, 4)).astype(np.float32)
