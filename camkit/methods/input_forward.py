@@ -242,7 +242,11 @@ def _segments(image: Float[Tensor, "1 c h w"], count: int) -> Integer[Tensor, "h
     colours = levels.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()
     height, width = colours.shape[:2]
     side = (height * width / count) ** 0.5
-    rows, columns = (np.arange(side / 2, length, side).astype(int) for length in (height, width))
+    numbers_of = [max(1, round(length / side)) for length in (height, width)]
+    rows, columns = (
+        ((np.arange(number) + 0.5) * length / number).astype(int)
+        for number, length in zip(numbers_of, (height, width), strict=True)
+    )
     seeds = np.zeros((height, width), np.int32)
     seeds[np.ix_(rows, columns)] = np.arange(1, len(rows) * len(columns) + 1).reshape(len(rows), -1)
     found = cv2.watershed(np.ascontiguousarray(colours), seeds)

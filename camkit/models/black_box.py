@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -20,6 +19,12 @@ Scores: TypeAlias = Callable[[Tensor], Any]
 a tensor or as anything that NumPy makes an array of."""
 
 
+class _Seen:
+    """What is known of a function; a pass does not restore it, as it restores the attributes of modules."""
+
+    classes: int | None = None
+
+
 class BlackBox(nn.Module):
     """A module without layers and gradients that calls a function.
 
@@ -27,15 +32,15 @@ class BlackBox(nn.Module):
         function: returns the scores of pictures.
         batch: how many pictures the function takes at a time; None for any number. The last pictures are filled up
             with copies.
-        content: the bytes of the file that the function runs. Their checksum is a buffer, so that the results of
-            another file are never taken for those of this one.
+
+    Attributes:
+        function: the function.
     """
 
-    def __init__(self, function: Scores, batch: int | None = None, content: bytes = b"") -> None:
+    def __init__(self, function: Scores, batch: int | None = None) -> None:
         super().__init__()
-        self._function, self._batch = function, batch
-        checksum = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
-        self.register_buffer("checksum", torch.from_numpy(checksum.copy()))
+        self.function, self._batch = function, batch
+        self._seen = _Seen()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the scores of pictures (N, C, H, W), on the same device.
@@ -54,17 +59,22 @@ class BlackBox(nn.Module):
         return rows.to(images.device)
 
     def _rows(self, pictures: Tensor) -> Tensor:
-        scores = self._function(pictures)
+        scores = self.function(pictures.clone())  # which the function may write to
         try:
             rows = scores.detach() if isinstance(scores, Tensor) else torch.from_numpy(np.array(scores, np.float32))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ModelError(f"the function returned {type(scores).__name__}, not an array of scores") from error
+        if rows.is_complex() or rows.is_meta or rows.layout is not torch.strided:
+            raise ModelError(f"the function returned {rows.layout} {rows.dtype} on {rows.device}, not plain scores")
         if rows.dim() != 2 or len(rows) != len(pictures):
             raise ModelError(
                 f"the function returned scores of shape {tuple(rows.shape)} for {len(pictures)} pictures; it must "
                 "return a row of scores for each picture"
             )
-        return rows.float().cpu()
+        if self._seen.classes not in (None, rows.shape[1]):
+            raise ModelError(f"the function returned {rows.shape[1]} scores, and {self._seen.classes} the first time")
+        self._seen.classes = rows.shape[1]
+        return rows.to("cpu", torch.float32, copy=True)  # the function may use its array again
 
 
 def black_box(
@@ -101,8 +111,8 @@ def black_box(
     """
     if not callable(function):
         raise ModelError(f"a black box is a function from pictures to scores, not {function!r}")
-    if batch is not None and batch < 1:
-        raise ModelError(f"batch must be at least 1, not {batch}")
+    if batch is not None and (type(batch) is not int or batch < 1):
+        raise ModelError(f"batch must be a whole number from 1, not {batch!r}")
     module = BlackBox(function, batch).eval()
     named = name or str(getattr(function, "__name__", type(function).__name__))
     return LoadedModel(module, named, preprocess, as_labels(labels))

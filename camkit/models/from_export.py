@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,8 +22,17 @@ from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line
 
+_LOAD = threading.Lock()
+"""One thread at a time loads a program, because the variable that forbids pickles belongs to the process."""
+
+_NAME = re.compile(r"[\w.]*")
+"""A name in a program: PyTorch writes names into the code that it generates."""
+
+_CONTAINERS = {None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"}
+"""The containers that a program may take or return; for others, PyTorch imports modules that the file names."""
+
 _SYMBOL = re.compile(r"Symbol\('[a-z]+\d*'(?:, \w+=(?:True|False))*\)")
-_FORMULA = re.compile(r"(?:\b(?:Add|FloorDiv|Integer|Max|Min|Mod|Mul|Pow)\b|[-+*/(), \d])*")
+_FORMULA = re.compile(r"(?:\b(?:Add|FloorDiv|Integer|Max|Min|Mod|Mul)\b|\*(?!\*)|[-+/(), ]|\b\d{1,9}\b)*")
 """A length that depends on the input, as the program stores it: PyTorch reads it with a function that runs code."""
 
 
@@ -40,11 +51,20 @@ def as_module(program: ExportedProgram, name: str) -> nn.Module:
         ModelError: the program does not take one picture, or was exported without the names of its modules.
     """
     _picture_shape(program, name)
+    if any(map(_trains, program.graph.nodes)):
+        raise ModelError(f"{name} was exported in training mode; call model.eval() and export it again")
     try:
         module: nn.Module = torch.export.unflatten(program)
     except Exception as error:  # of programs that were changed after the export
         raise ModelError(f"the layers of {name} cannot be found ({first_line(error)})") from error
     return module
+
+
+def _trains(node: torch.fx.Node) -> bool:
+    """Tell whether a node is a dropout or a batch norm in training mode."""
+    operation = str(node.target)
+    place = 2 if "aten.dropout" in operation else 5 if "aten.batch_norm" in operation else None
+    return place is not None and len(node.args) > place and node.args[place] is True
 
 
 def _picture_shape(program: ExportedProgram, name: str) -> tuple[int | None, ...]:
@@ -65,7 +85,7 @@ def _read(path: Path) -> ExportedProgram:
     try:
         _refuse_code(path)
         # Where PyTorch would read a pickle, it reads only tensors.
-        with mock.patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
+        with _LOAD, mock.patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
             return torch.export.load(path)
     except ModelError:
         raise
@@ -82,6 +102,8 @@ def _refuse_code(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         refuse_bomb(archive, path)
         names = archive.namelist()
+        if len(set(names)) != len(names):
+            raise ModelError(f"{path} holds two parts of one name")
         if any("/data/aotinductor/" in name for name in names):
             raise ModelError(f"{path} is compiled and has no layers; pass the program that it was compiled from")
         texts = [archive.read(name).decode() for name in names if name.endswith(".json")]
@@ -89,9 +111,30 @@ def _refuse_code(path: Path) -> None:
         for value in _values(json.loads(text)):
             if value.get("use_pickle") or str(value.get("path_name", "")).startswith(("custom_obj", "opaque_obj")):
                 raise ModelError(f"{path} holds Python objects beside its weights, which camkit does not read")
+            if not all(_NAME.fullmatch(name) for name in _names_in(value)):
+                raise ModelError(f"{path} holds a name that camkit does not read")
+            if not all(kind in _CONTAINERS for kind in _containers_in(value)):
+                raise ModelError(f"{path} takes or returns containers of a type that camkit does not read")
             formula = value.get("expr_str")
             if formula is not None and not _FORMULA.fullmatch(_SYMBOL.sub("", formula)):
                 raise ModelError(f"{path} holds a formula that camkit does not read: {first_line(ValueError(formula))}")
+
+
+def _names_in(value: Mapping[str, Any]) -> list[str]:
+    """Return the names of tensors, modules and parameters in one dictionary of a program."""
+    named = [text for key, text in value.items() if key in ("fqn", "name") or key.endswith("_name")]
+    named += value.get("forward_arg_names") or []
+    named += value["config"] if isinstance(value.get("config"), dict) else []
+    stack = (value.get("metadata") or {}).get("nn_module_stack") or "" if "target" in value else ""
+    named += [part for entry in stack.split(";") for part in entry.split(",")[1:2]]
+    return [str(name) for name in named if name is not None]
+
+
+def _containers_in(value: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the types of the containers that a program takes and returns."""
+    for key in ("in_spec", "out_spec"):
+        if isinstance(value.get(key), str):
+            yield from (part["type"] for part in _values(json.loads(value[key])) if "type" in part)
 
 
 def _values(value: Any) -> list[dict[str, Any]]:

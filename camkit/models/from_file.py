@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from camkit.errors import ModelError, refuse_pipe
+from camkit.errors import InputError, ModelError, refuse_pipe
 from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, is_file, preset
@@ -65,7 +68,12 @@ def refuse_bomb(archive: zipfile.ZipFile, path: Path) -> None:
 
 
 def described(
-    module: nn.Module, request: Request, shape: Shape, kind: str, metadata: Mapping[str, str] | None = None
+    module: nn.Module,
+    request: Request,
+    shape: Shape,
+    kind: str,
+    metadata: Mapping[str, str] | None = None,
+    beside: Sequence[Path] = (),
 ) -> LoadedModel:
     """Return a module from a file with the preprocessing that the call or the file's metadata names.
 
@@ -75,6 +83,8 @@ def described(
         shape: the shape of its input.
         kind: what the file is, such as "torch.export".
         metadata: texts by name that the file holds.
+        beside: files that hold a part of the model. The checksum of all files is a buffer of the module, so that the
+            results of another file are never taken for those of this one.
 
     Raises:
         ModelError: the model takes something other than a picture, or another size than the caller asked for.
@@ -99,8 +109,11 @@ def described(
             raise ModelError(f"{request.name} takes {shape[1]} channels; size, mean and std are for pictures in colour")
         size = None
     preprocess = None if size is None or mean is None or std is None else preset(size, mean, std)
-    checksum = hashlib.sha256(Path(request.name).read_bytes()).hexdigest()
-    note = f"{kind}, SHA-256 {checksum[:12]}"
+    checksum = hashlib.sha256()
+    for file in (Path(request.name), *beside):
+        checksum.update(file.read_bytes())
+    module.register_buffer("checksum_of_file", torch.tensor(list(checksum.digest()), dtype=torch.uint8))
+    note = f"{kind}, SHA-256 {checksum.hexdigest()[:12]}"
     if preprocess is not None and not request.changes:
         note += "; pictures are prepared as the file's metadata says"
     return LoadedModel(module, request.name, preprocess, known.get("labels"), note)
@@ -112,13 +125,16 @@ def _facts(metadata: Mapping[str, str]) -> dict[str, Any]:
     values = {key.lower(): _value(text) for key, text in metadata.items()}
     named = next((values[key] for key in _NAMES if isinstance(values.get(key), (list, tuple, dict))), None)
     if named is not None:
-        facts["labels"] = as_labels(named)
+        with contextlib.suppress(InputError):  # they are no names of classes then
+            facts["labels"] = as_labels(named)
     for name in ("mean", "std"):
         numbers = values.get(name)
         if isinstance(numbers, (list, tuple)) and len(numbers) in (1, 3) and all(map(_is_number, numbers)):
-            facts[name] = tuple(map(float, numbers))
+            values_of = tuple(map(float, numbers))
+            if all(map(math.isfinite, values_of)) and (name == "mean" or min(values_of) > 0):
+                facts[name] = values_of
     size = values.get("imgsz")
-    if isinstance(size, (list, tuple)) and len(size) == 2 and all(isinstance(side, int) for side in size):
+    if isinstance(size, (list, tuple)) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size):
         facts["size"] = tuple(size)
     if metadata.get("author") == "Ultralytics" and metadata.get("task") == "classify":
         facts |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}

@@ -6,7 +6,9 @@ Some graphs are converted wrongly without an error, so each module is compared w
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,19 @@ from camkit.errors import ModelError, brief
 from camkit.models.black_box import BlackBox
 from camkit.models.from_file import described, file_to_read
 from camkit.models.loaded import LoadedModel
+from camkit.models.modules import dtype_of
 from camkit.models.request import Request
 
 TOLERANCE = 1e-4
 """How far a converted module's outputs may be from onnxruntime's, as a share of the largest output."""
+
+_TOLERANCE_FP16 = 1e-2
+"""The same for files of half precision, whose numbers have three digits."""
+
+_TYPES = ("tensor(float)", "tensor(float16)")
+
+_MOST_VALUES = 1 << 28
+"""The most values that the pictures may have with which the outputs are compared."""
 
 _COLOURS = 3
 
@@ -39,9 +50,11 @@ def load(request: Request) -> LoadedModel:
     graph = _read(path)
     session = _session(path)
     inputs = session.get_inputs()
-    if len(inputs) != 1 or len(inputs[0].shape) != 4:
-        shapes = ", ".join(f"{each.name} {each.shape}" for each in inputs)
-        raise ModelError(f"{path} takes the inputs {shapes}; camkit explains files whose only input is the picture")
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
+        shapes = ", ".join(f"{each.name} {each.shape} of {each.type}" for each in inputs)
+        raise ModelError(
+            f"{path} takes the inputs {shapes}; camkit explains files whose only input is a picture in floating point"
+        )
     shape = tuple(length if isinstance(length, int) else None for length in inputs[0].shape)
     is_last = shape[3] == _COLOURS and shape[1] != _COLOURS
     if is_last:
@@ -49,13 +62,18 @@ def load(request: Request) -> LoadedModel:
     opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.opset_import}
     size = request.size or (_SIDE, _SIDE)
     filled = [given or usual for given, usual in zip(shape, (2, 3, *size), strict=True)]
-    picture = torch.randn(filled, generator=torch.Generator().manual_seed(0))
+    if not 0 < math.prod(filled) < _MOST_VALUES:
+        raise ModelError(f"{path} takes pictures of shape {filled}")
+    noise = torch.randn(filled, generator=torch.Generator().manual_seed(0))
     runs = Session(session, channels_last=is_last)
-    module, reason = _converted(graph, runs, picture)
+    # Networks take pictures that are normalised, or have values of 0 to 1 or 0 to 255.
+    module, reason = _converted(graph, runs, [noise, noise.abs() / noise.abs().max(), noise.abs().clamp(max=2.5) * 100])
     kind = f"an ONNX file of opset {opsets.get('ai.onnx', '?')}"
     kind += ", run as a PyTorch module" if reason is None else f", run by onnxruntime without gradients ({reason})"
-    box = module or BlackBox(runs.scores, shape[0], path.read_bytes())
-    return described(box, request, shape, kind, session.get_modelmeta().custom_metadata_map)
+    if module is None:
+        runs.choose_scores(noise, f"{path}")
+    box = module or BlackBox(runs.scores, shape[0])
+    return described(box, request, shape, kind, session.get_modelmeta().custom_metadata_map, _beside(path))
 
 
 class Session:
@@ -68,6 +86,7 @@ class Session:
 
     def __init__(self, session: onnxruntime.InferenceSession, *, channels_last: bool = False) -> None:
         self._session, self.channels_last = session, channels_last
+        self._scores = 0
         (self._input,) = session.get_inputs()
 
     def outputs(self, pictures: Tensor) -> list[np.ndarray]:
@@ -77,9 +96,26 @@ class Session:
         found: list[np.ndarray] = self._session.run(None, {self._input.name: numbers})
         return found
 
+    def choose_scores(self, pictures: Tensor, name: str) -> None:
+        """Find the output that has a row of scores for each picture.
+
+        Raises:
+            ModelError: none has, or several have.
+        """
+        outputs = self.outputs(pictures)
+        rows = [
+            number
+            for number, output in enumerate(outputs)
+            if output.ndim == 2 and len(output) == len(pictures) and np.issubdtype(output.dtype, np.floating)
+        ]
+        if len(rows) != 1:
+            shapes = ", ".join(str(output.shape) for output in outputs)
+            raise ModelError(f"{name} returns {shapes} for {len(pictures)} pictures, not one row of scores for each")
+        (self._scores,) = rows
+
     def scores(self, pictures: Tensor) -> np.ndarray:
-        """Return the first output for pictures: their scores."""
-        return self.outputs(pictures)[0]
+        """Return the scores of pictures."""
+        return self.outputs(pictures)[self._scores]
 
 
 class _Concat(nn.Module):
@@ -104,11 +140,47 @@ class _ChannelsLast(nn.Module):
         return self.model(images.movedim(1, -1))
 
 
+class _Converted(ConvertModel):  # type: ignore[misc]
+    """A converted graph that refuses pictures of a size that the file does not take, as onnxruntime does.
+
+    The names of its layers have no dots, which would mean layers inside layers, and its concatenations are layers too.
+    """
+
+    def __init__(self, graph: onnx.ModelProto, shape: Sequence[int | None]) -> None:
+        super().__init__(graph, experimental=True)
+        self._shape = tuple(shape)
+        joined = {name: part for name, part in vars(self).items() if getattr(part, "func", None) is torch.cat}
+        for name, part in joined.items():
+            setattr(self, name, _Concat(part.keywords["dim"]))
+        parts = dict(self._modules)
+        self._modules.clear()
+        for name, part in parts.items():
+            self._modules[name.replace(".", "_")] = part
+        self.mapping: dict[str, str] = {output: name.replace(".", "_") for output, name in self.mapping.items()}
+
+    def forward(self, images: Tensor) -> Any:
+        """Return the outputs for pictures.
+
+        Raises:
+            ModelError: they have another size than the file takes.
+        """
+        if any(wanted not in (None, length) for wanted, length in zip(self._shape[1:], images.shape[1:], strict=True)):
+            raise ModelError(f"the file takes pictures of shape {self._shape[1:]}, not {tuple(images.shape[1:])}")
+        return super().forward(images)
+
+
+def _beside(path: Path) -> list[Path]:
+    """Return the files beside an ONNX file that hold its weights."""
+    graph = onnx.load(path, load_external_data=False)
+    entries = (entry for tensor in graph.graph.initializer for entry in tensor.external_data)
+    return sorted({path.parent / entry.value for entry in entries if entry.key == "location"})
+
+
 def _read(path: Path) -> onnx.ModelProto:
     try:
         graph = onnx.load(path, load_external_data=False)
-        named = [entry.value for tensor in graph.graph.initializer for entry in tensor.external_data]
-        if all(Path(name).name == name for name in named):
+        entries = [entry for tensor in graph.graph.initializer for entry in tensor.external_data]
+        if all(Path(entry.value).name == entry.value for entry in entries if entry.key == "location"):
             return onnx.load(path)
     except Exception as error:  # a damaged file can make the parser raise anything
         raise ModelError(f"{path} cannot be read as an ONNX file ({brief(error)})") from error
@@ -124,7 +196,9 @@ def _session(path: Path) -> onnxruntime.InferenceSession:
         raise ModelError(f"{path} cannot be run by onnxruntime ({brief(error)})") from error
 
 
-def _converted(graph: onnx.ModelProto, session: Session, picture: Tensor) -> tuple[nn.Module | None, str | None]:
+def _converted(
+    graph: onnx.ModelProto, session: Session, pictures: Sequence[Tensor]
+) -> tuple[nn.Module | None, str | None]:
     """Return the graph as a module, or None and why not."""
     try:
         with warnings.catch_warnings():
@@ -133,21 +207,29 @@ def _converted(graph: onnx.ModelProto, session: Session, picture: Tensor) -> tup
             for node in simple.graph.node:
                 for attribute in [each for each in node.attribute if each.name == "training_mode"]:
                     node.attribute.remove(attribute)
-            module: nn.Module = ConvertModel(simple, experimental=True).eval()
-            joined = {name: part for name, part in vars(module).items() if getattr(part, "func", None) is torch.cat}
-            for name, part in joined.items():
-                setattr(module, name, _Concat(part.keywords["dim"]))
+            shape = [axis.dim_value or None for axis in simple.graph.input[0].type.tensor_type.shape.dim]
+            module: nn.Module = _Converted(simple, shape).eval()
             module = _ChannelsLast(module) if session.channels_last else module
-            with torch.no_grad():
-                outputs: Any = module(picture)
+            for picture in pictures:
+                reason = _difference(module, session, picture)
+                if reason:
+                    return None, reason
     except Exception as error:  # noqa: BLE001 - the converter raises anything on operators that it lacks
         return None, f"it cannot be converted to PyTorch: {brief(error)}"
-    expected = session.outputs(picture)
-    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    largest = max(float(np.abs(right).max()) for right in expected)
-    if [tuple(output.shape) for output in outputs] != [right.shape for right in expected]:
-        return None, "converted to PyTorch, it returns other shapes"
-    differs = max(float(np.abs(one.numpy() - right).max()) for one, right in zip(outputs, expected, strict=True))
-    if not differs <= TOLERANCE * max(largest, 1.0):
-        return None, f"converted to PyTorch, its outputs differ by {differs:.2g}"
     return module, None
+
+
+def _difference(module: nn.Module, session: Session, picture: Tensor) -> str:
+    """Return how a module's outputs for a picture differ from onnxruntime's; empty if they are the same."""
+    with torch.no_grad():
+        found: Any = module(picture.to(dtype_of(module)))
+    outputs, expected = [found] if isinstance(found, Tensor) else list(found), session.outputs(picture)
+    if [tuple(output.shape) for output in outputs] != [right.shape for right in expected]:
+        return "converted to PyTorch, it returns other shapes"
+    for output, right in zip(outputs, expected, strict=True):
+        exact = right.astype(np.float64)
+        differs = np.abs(output.double().numpy() - exact).max(initial=0)
+        tolerance = TOLERANCE if right.dtype != np.float16 else _TOLERANCE_FP16
+        if not differs <= tolerance * np.abs(exact).max(initial=0):
+            return f"converted to PyTorch, its outputs differ by {differs:.2g}"
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 import zipfile
 from pathlib import Path
@@ -15,6 +16,9 @@ from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line
 
+_WRITES = re.compile(rb"\b(?:torch|aten)\.(?:save|from_file)\b")
+"""What a script could harm the machine with; everything else in TorchScript computes."""
+
 
 def load(request: Request) -> LoadedModel:
     """Load a TorchScript file, which camkit can run but not look into."""
@@ -27,8 +31,7 @@ def load(request: Request) -> LoadedModel:
     except Exception as error:  # a damaged file can make PyTorch raise anything
         raise ModelError(f"{path} cannot be read as a TorchScript file ({first_line(error)})") from error
     kind = "a TorchScript file, run without gradients"
-    box = BlackBox(torch.no_grad()(script.forward), content=path.read_bytes())
-    return described(box, request, (None, 3, None, None), kind)
+    return described(BlackBox(torch.no_grad()(script.forward)), request, (None, 3, None, None), kind)
 
 
 def _refuse_others(path: Path) -> None:
@@ -43,6 +46,9 @@ def _refuse_others(path: Path) -> None:
             with zipfile.ZipFile(file) as archive:
                 refuse_bomb(archive, path)
                 names = [name.partition("/")[2] for name in archive.namelist()]
+                code = [archive.read(name) for name in archive.namelist() if name.endswith(".py")]
+                if any(_WRITES.search(text) for text in code):
+                    raise ModelError(f"{path} writes to files while it runs, which camkit does not allow")
     if "constants.pkl" not in names:
         raise ModelError(
             f"{path} is not a TorchScript file; if it holds a state dict, name the network and pass the file as its "

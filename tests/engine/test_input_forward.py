@@ -416,6 +416,11 @@ def test_occlusion_covers_regions_of_similar_colour() -> None:
     assert (hot == read).mean() > 0.98  # a few pixels at corners belong to the region beside them
 
 
+def test_thin_pictures_have_regions_too() -> None:
+    found = camkit.explain(small(), torch.randn(3, 64, 4), method=variant("occlusion", segments=2), target=1)
+    assert found.raw.shape == (64, 4)
+
+
 def test_occlusion_of_a_clip_covers_windows_of_several_frames() -> None:
     model = nn.Sequential(nn.Conv3d(1, 2, 1), nn.AdaptiveAvgPool3d(1), nn.Flatten()).eval()
     found = camkit.explain(model, torch.rand(1, 4, 8, 8), method=variant("occlusion", window=4), target=1)

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 import camkit
 from camkit.cli import main
 from camkit.errors import ImageError, MethodError, ModelError
+from camkit.kit.fingerprint import digest_of_weights
 from camkit.methods import variant
+from camkit.models.code import code_files
 
 SCENE = camkit.scenes.scene_paths()["plane-sky"]
 PREPARED = {"mean": 0.5, "std": 0.5}
@@ -64,9 +66,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def onnx_file(file: Path, model: nn.Module, *, dynamo: bool = False, batch: int | None = None) -> Path:
+def onnx_file(
+    file: Path, model: nn.Module, *, dynamo: bool = False, batch: int | None = None, dtype: torch.dtype = torch.float32
+) -> Path:
     """Export a model with PyTorch's newer or older exporter."""
-    example = torch.randn(batch or 2, 3, SIDE, SIDE)
+    example = torch.randn(batch or 2, 3, SIDE, SIDE, dtype=dtype)
     if dynamo:
         shapes = None if batch else ({0: "N"},)
         torch.onnx.export(
@@ -162,6 +166,21 @@ HOSTILE = {
         lambda data: data.replace(b"Symbol('", b"__import__('os').system('touch ran') or Symbol('", 1),
         "holds a formula that camkit does not read",
     ),
+    "code in a name": (
+        "models/",
+        lambda data: data.replace(b'"images"', b'"images=print(1)"'),
+        "holds a name that camkit does not read",
+    ),
+    "a container of another module": (
+        "models/",
+        lambda data: data.replace(b"builtins.tuple", b"this.something"),
+        "takes or returns containers of a type that camkit does not read",
+    ),
+    "an endless formula": (
+        "models/",
+        lambda data: data.replace(b"Symbol('", b"9**9**9**9 + Symbol('", 1),
+        "holds a formula that camkit does not read",
+    ),
 }
 
 
@@ -176,6 +195,24 @@ def test_a_hostile_program_runs_no_code(
     with pytest.raises(ModelError, match=said):
         camkit.load_model(str(file))
     assert not (tmp_path / "ran").exists()
+
+
+def twice(file: Path, out: Path) -> Path:
+    """Write a copy that has one part twice."""
+    with zipfile.ZipFile(file) as before, zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as after:
+        for name in (*before.namelist(), next(name for name in before.namelist() if "models/" in name)):
+            after.writestr(name, before.read(name))
+    return out
+
+
+def test_a_program_with_two_parts_of_one_name_is_refused(program: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="holds two parts of one name"):
+        camkit.load_model(str(twice(program, tmp_path / "m.pt2")))
+
+
+def test_a_program_exported_in_training_mode_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"was exported in training mode; call model\.eval\(\)"):
+        camkit.explain(exported(small().train()), picture())
 
 
 def test_a_pickle_among_the_example_inputs_is_not_run(program: Path, tmp_path: Path) -> None:
@@ -265,6 +302,45 @@ def test_a_graph_that_is_converted_wrongly_is_noticed_and_run_without_gradients(
     assert (found.method, found.status) == ("occlusion", "ok")
     with pytest.raises(MethodError, match="'gradcam' needs layers or gradients, and a black box has neither"):
         camkit.explain(loaded, picture(), method="gradcam")
+
+
+def test_a_large_second_output_hides_no_wrong_scores(tmp_path: Path) -> None:
+    file = resized(tmp_path / "m.onnx")
+    graph = onnx.load(file)
+    graph.graph.node.append(helper.make_node("Mul", ["images", "large_number"], ["boxes"]))
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1e6, np.float32), "large_number"))
+    graph.graph.output.append(helper.make_tensor_value_info("boxes", TensorProto.FLOAT, None))
+    onnx.save(graph, file)
+    assert "run by onnxruntime" in (camkit.load_model(str(file)).note or "")
+
+
+def test_a_picture_of_another_size_than_the_file_takes_is_refused(tmp_path: Path) -> None:
+    loaded = camkit.load_model(str(onnx_file(tmp_path / "m.onnx", small())))
+    with pytest.raises(ModelError, match=r"the file takes pictures of shape \(3, 32, 32\), not \(3, 64, 64\)"):
+        camkit.explain(loaded, torch.randn(3, 64, 64))
+
+
+def test_half_precision_is_converted(tmp_path: Path) -> None:
+    file = onnx_file(tmp_path / "m.onnx", small().half(), dtype=torch.float16)
+    loaded = camkit.load_model(str(file))
+    assert "run as a PyTorch module" in (loaded.note or "")
+    found, expected = (camkit.explain(each, picture(), method="gradcam", target=1).raw for each in (loaded, small()))
+    np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
+
+
+def test_of_several_outputs_the_row_of_scores_is_explained_or_none(tmp_path: Path) -> None:
+    file = resized(tmp_path / "m.onnx")
+    graph = onnx.load(file)
+    del graph.graph.output[:]
+    graph.graph.output.append(helper.make_tensor_value_info("maps", TensorProto.FLOAT, None))
+    graph.graph.output.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, None))
+    onnx.save(graph, file)
+    assert camkit.explain(camkit.load_model(str(file)), picture(), target=3).status == "ok"
+    graph.graph.node.append(helper.make_node("Neg", ["scores"], ["others"]))
+    graph.graph.output.append(helper.make_tensor_value_info("others", TensorProto.FLOAT, None))
+    onnx.save(graph, file)
+    with pytest.raises(ModelError, match="not one row of scores for each"):
+        camkit.load_model(str(file))
 
 
 def test_pictures_with_their_colours_last_are_passed_so(tmp_path: Path) -> None:
@@ -462,6 +538,58 @@ def test_a_function_that_returns_something_else_is_one_sentence(function: Any, s
         camkit.explain(camkit.black_box(function), picture())
 
 
+def test_a_function_may_use_its_array_again() -> None:
+    held: dict[int, Tensor] = {}
+
+    def again(pictures: Tensor) -> Tensor:
+        scores = held.setdefault(len(pictures), torch.empty(len(pictures), 4))
+        return scores.copy_(torch.from_numpy(as_function(pictures)))
+
+    found, expected = (
+        camkit.explain(camkit.black_box(each, batch=4), picture(), target=1) for each in (again, as_function)
+    )
+    np.testing.assert_allclose(found.raw, expected.raw, atol=1e-6)
+
+
+def test_a_function_whose_number_of_classes_changes_is_refused() -> None:
+    sizes = iter([4, 4, *[3] * 1000])
+    box = camkit.black_box(lambda pictures: np.ones((len(pictures), next(sizes)), np.float32))
+    with pytest.raises(ModelError, match="the function returned 3 scores, and 4 the first time"):
+        camkit.explain(box, picture())
+
+
+def test_a_script_that_writes_files_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "written"
+
+    class Writes(nn.Module):
+        def __init__(self, path: str) -> None:
+            super().__init__()
+            self.path = path
+
+        def forward(self, images: Tensor) -> Tensor:
+            torch.save(images, self.path)
+            return images.mean((2, 3))
+
+    torch.jit.script(Writes(str(file))).save(tmp_path / "m.ts")
+    with pytest.raises(ModelError, match="writes to files while it runs"):
+        camkit.load_model(str(tmp_path / "m.ts"))
+    assert not file.exists()
+
+
+def test_files_with_the_same_weights_and_other_code_have_fingerprints_of_their_own(tmp_path: Path) -> None:
+    prints = []
+    for number, last in enumerate((nn.ReLU(), nn.Hardswish())):
+        model = small()
+        model.last = last
+        torch.export.save(exported(model), tmp_path / f"{number}.pt2")
+        prints.append(digest_of_weights(camkit.load_model(str(tmp_path / f"{number}.pt2")).module))
+    assert prints[0] != prints[1]
+
+
+def test_the_file_of_a_function_is_code_of_its_black_box() -> None:
+    assert Path(__file__) in code_files(camkit.black_box(as_function))
+
+
 def test_what_a_function_raises_passes_through() -> None:
     def fails(_: Tensor) -> Tensor:
         raise TimeoutError("no answer from the server")
@@ -473,7 +601,7 @@ def test_what_a_function_raises_passes_through() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: camkit.black_box(as_function, batch=0), "batch must be at least 1, not 0"),
+        (lambda: camkit.black_box(as_function, batch=0), "batch must be a whole number from 1, not 0"),
         (lambda: camkit.load_model("m.onnx", weights="w.pth"), r"m\.onnx holds its own weights; leave out weights"),
     ],
 )
