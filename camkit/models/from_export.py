@@ -25,7 +25,7 @@ from camkit.models.weights import first_line
 _LOAD = threading.Lock()
 """One thread at a time loads a program, because the variable that forbids pickles belongs to the process."""
 
-_NAME = re.compile(r"[\w.]*")
+_NAME = re.compile(r"[\w.-]*")
 """A name in a program: PyTorch writes names into the code that it generates."""
 
 _CONTAINERS = {None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"}
