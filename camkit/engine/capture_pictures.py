@@ -152,9 +152,7 @@ class Pictures:
         count = len(pictures)
         targets = self._targets if probabilities else [target.of for target in self._targets]
         with self._each_pass(), interruptible():
-            inputs = pictures.to(self.image.dtype)
-            if self._options.memory_format is not torch.preserve_format:
-                inputs = inputs.contiguous(memory_format=self._options.memory_format)
+            inputs = pictures.to(self.image.dtype, memory_format=self._options.memory_format)
             # Tensors of the caller's inference mode cannot be written to in this pass, and the model may do so.
             output = self._model(inputs.clone() if inputs.is_inference() else inputs)
             rows = [target(output, count).values.detach().float() for target in targets]

@@ -8,7 +8,9 @@ for most preprocessings is the mean colour of the training pictures.
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Bool, Float, Integer
@@ -161,12 +163,7 @@ def rise(
         return torch.stack([whole[tuple(map(_slice, corner, size))] for whole, corner in crops])
 
     found = scores(masks, lambda part: image * made(part)[:, None], probabilities=True)
-    total = torch.zeros(len(found), *size, device=image.device)
-    changes = found - found.mean(1, keepdim=True)
-    for start in range(0, masks, _MASKS_AT_ONCE):
-        part = range(start, min(start + _MASKS_AT_ONCE, masks))
-        total += torch.tensordot(changes[:, part.start : part.stop], made(part), 1)
-    return total / (masks * kept)
+    return _summed(found - found.mean(1, keepdim=True), made) / (masks * kept)
 
 
 @register_method(
@@ -221,13 +218,8 @@ def occlusion(
 
     plain = scores(1, lambda _: image.clone())
     lost = plain - scores(count, lambda part: image * ~covers(part)[:, None])
-    total, times = torch.zeros(len(lost), *size, device=image.device), torch.zeros(size, device=image.device)
-    for start in range(0, count, _MASKS_AT_ONCE):
-        part = range(start, min(start + _MASKS_AT_ONCE, count))
-        covered = covers(part).float()
-        total += torch.tensordot(lost[:, part.start : part.stop], covered, 1)
-        times += covered.sum(0)
-    return total / times.clamp(min=1)
+    sums = _summed(torch.cat([lost, torch.ones_like(lost[:1])]), lambda part: covers(part).float())
+    return sums[:-1] / sums[-1].clamp(min=1)
 
 
 def _segments(image: Float[Tensor, "1 c h w"], count: int) -> Integer[Tensor, "h w"]:
@@ -259,6 +251,17 @@ def _segments(image: Float[Tensor, "1 c h w"], count: int) -> Integer[Tensor, "h
         found = np.where(found < 1, np.take_along_axis(beside, nearest[None], 0)[0], found)
     _, numbers = np.unique(found, return_inverse=True)
     return torch.from_numpy(numbers.reshape(height, width)).to(image.device)
+
+
+def _summed(values: Float[Tensor, "t m"], made: Callable[[range], Tensor]) -> Float[Tensor, "t *size"]:
+    """Return the sum of M masks, times T values of each; ``made(part)`` makes those with the numbers in ``part``."""
+    import torch  # noqa: PLC0415 - as above
+
+    count = values.shape[1]
+    parts = [range(start, min(start + _MASKS_AT_ONCE, count)) for start in range(0, count, _MASKS_AT_ONCE)]
+    sums = (torch.tensordot(values[:, part.start : part.stop], made(part), 1) for part in parts)
+    total: Tensor = functools.reduce(torch.add, sums)
+    return total
 
 
 _MASKS_AT_ONCE = 64

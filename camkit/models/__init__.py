@@ -191,9 +191,7 @@ def _source(name: str) -> str | None:
         return "from_timm"
     if name.startswith("hf:") or is_file(Path(name) / "config.json"):
         return "from_huggingface"
-    if Path(name).suffix.lower() in KINDS:
-        return KINDS[Path(name).suffix.lower()]
-    return "from_python" if name.partition(":")[2] else None
+    return KINDS.get(Path(name).suffix.lower()) or ("from_python" if name.partition(":")[2] else None)
 
 
 def runs_code(name: str) -> bool:

@@ -40,8 +40,8 @@ def load(request: Request) -> LoadedModel:
     """Load a program of ``torch.export`` without running code from its file."""
     path = file_to_read(request)
     program = _read(path)
-    shape = _picture_shape(program, f"{path}")
-    return described(as_module(program, f"{path}"), request, shape, "a program of torch.export")
+    shape = _picture_shape(program, str(path))
+    return described(as_module(program, str(path)), request, shape, "a program of torch.export")
 
 
 def as_module(program: ExportedProgram, name: str) -> nn.Module:

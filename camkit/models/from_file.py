@@ -31,7 +31,8 @@ KINDS = {
 Shape = Sequence[int | None]
 """The shape (N, C, H, W) of the input that a file takes; None for a length that may vary."""
 
-_COLOURS = 3
+COLOURS = 3
+"""The channels of the pictures that size, mean and std are for."""
 
 _MOST_UNPACKED = 256 << 20
 """The most bytes that the compressed parts of an archive may unpack to."""
@@ -104,7 +105,7 @@ def described(
     missing = [name for name, value in (("size", size), ("mean", mean), ("std", std)) if value is None]
     if request.changes and missing:
         raise ModelError(f"{request.name} does not say how its pictures are prepared; name {' and '.join(missing)} too")
-    if shape[1] not in (None, _COLOURS):
+    if shape[1] not in (None, COLOURS):
         if request.changes:
             raise ModelError(f"{request.name} takes {shape[1]} channels; size, mean and std are for pictures in colour")
         size = None

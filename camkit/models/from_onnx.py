@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from camkit.errors import ModelError, brief
 from camkit.models.black_box import BlackBox
-from camkit.models.from_file import described, file_to_read
+from camkit.models.from_file import COLOURS, described, file_to_read
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import dtype_of
 from camkit.models.request import Request
@@ -42,8 +42,6 @@ _TYPES = ("tensor(float)", "tensor(float16)")
 _MOST_VALUES = 1 << 28
 """The most values that the pictures may have with which the outputs are compared."""
 
-_COLOURS = 3
-
 _SIDE = 224
 """Height and width of the picture that the two are compared with, if the file takes any size."""
 
@@ -51,7 +49,7 @@ _SIDE = 224
 def load(request: Request) -> LoadedModel:
     """Load an ONNX file."""
     path = file_to_read(request)
-    graph = _read(path)
+    graph, beside = _read(path)
     session = _session(path)
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
@@ -60,12 +58,12 @@ def load(request: Request) -> LoadedModel:
             f"{path} takes the inputs {shapes}; camkit explains files whose only input is a picture in floating point"
         )
     shape = tuple(length if isinstance(length, int) else None for length in inputs[0].shape)
-    is_last = shape[3] == _COLOURS and shape[1] != _COLOURS
+    is_last = shape[3] == COLOURS and shape[1] != COLOURS
     if is_last:
         shape = (shape[0], shape[3], *shape[1:3])
     opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.opset_import}
     size = request.size or (_SIDE, _SIDE)
-    filled = [given or usual for given, usual in zip(shape, (2, 3, *size), strict=True)]
+    filled = [given or usual for given, usual in zip(shape, (2, COLOURS, *size), strict=True)]
     if not 0 < math.prod(filled) < _MOST_VALUES:
         raise ModelError(f"{path} takes pictures of shape {filled}")
     noise = torch.randn(filled, generator=torch.Generator().manual_seed(0))
@@ -76,9 +74,9 @@ def load(request: Request) -> LoadedModel:
     kind = f"an ONNX file of opset {opsets.get('ai.onnx', '?')}"
     kind += ", run as a PyTorch module" if reason is None else f", run by onnxruntime without gradients ({reason})"
     if module is None:
-        runs.choose_scores(noise, f"{path}", reason or "")
+        runs.choose_scores(noise, str(path), reason or "")
     box = module or BlackBox(runs.scores, shape[0])
-    return described(box, request, shape, kind, session.get_modelmeta().custom_metadata_map, _beside(path))
+    return described(box, request, shape, kind, session.get_modelmeta().custom_metadata_map, beside)
 
 
 class Session:
@@ -180,19 +178,15 @@ class _Converted(ConvertModel):  # type: ignore[misc]
         return super().forward(images)
 
 
-def _beside(path: Path) -> list[Path]:
-    """Return the files beside an ONNX file that hold its weights."""
-    graph = onnx.load(path, load_external_data=False)
-    entries = (entry for tensor in graph.graph.initializer for entry in tensor.external_data)
-    return sorted({path.parent / entry.value for entry in entries if entry.key == "location"})
-
-
-def _read(path: Path) -> onnx.ModelProto:
+def _read(path: Path) -> tuple[onnx.ModelProto, list[Path]]:
+    """Return the graph with its weights, and the files beside it that hold some of them."""
     try:
         graph = onnx.load(path, load_external_data=False)
-        entries = [entry for tensor in graph.graph.initializer for entry in tensor.external_data]
-        if all(Path(entry.value).name == entry.value for entry in entries if entry.key == "location"):
-            return onnx.load(path)
+        entries = (entry for tensor in graph.graph.initializer for entry in tensor.external_data)
+        named = sorted({entry.value for entry in entries if entry.key == "location"})
+        if all(Path(name).name == name for name in named):
+            onnx.load_external_data_for_model(graph, str(path.parent))
+            return graph, [path.parent / name for name in named]
     except Exception as error:  # a damaged file can make the parser raise anything
         raise ModelError(f"{path} cannot be read as an ONNX file ({brief(error)})") from error
     raise ModelError(f"{path} names weights in other folders; they must lie beside it")

@@ -11,10 +11,10 @@ import torch
 
 from camkit.errors import ModelError
 from camkit.models.black_box import BlackBox
-from camkit.models.from_file import described, file_to_read, refuse_bomb
+from camkit.models.from_file import COLOURS, described, file_to_read, refuse_bomb
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
-from camkit.models.weights import first_line
+from camkit.models.weights import first_line, is_torchscript
 
 _WRITES = re.compile(rb"\b(?:torch|aten)\.(?:save|from_file)\b")
 """What a script could harm the machine with; everything else in TorchScript computes."""
@@ -23,33 +23,34 @@ _WRITES = re.compile(rb"\b(?:torch|aten)\.(?:save|from_file)\b")
 def load(request: Request) -> LoadedModel:
     """Load a TorchScript file, which camkit can run but not look into."""
     path = file_to_read(request)
-    _refuse_others(path)
     try:
+        _refuse_others(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated
             script = torch.jit.load(path, map_location="cpu").eval()
+    except ModelError:
+        raise
     except Exception as error:  # a damaged file can make PyTorch raise anything
         raise ModelError(f"{path} cannot be read as a TorchScript file ({first_line(error)})") from error
     kind = "a TorchScript file, run without gradients"
-    return described(BlackBox(torch.no_grad()(script.forward)), request, (None, 3, None, None), kind)
+    return described(BlackBox(torch.no_grad()(script.forward)), request, (None, COLOURS, None, None), kind)
 
 
 def _refuse_others(path: Path) -> None:
-    """Refuse what is not TorchScript: state dicts and pickled modules have the same suffix.
+    """Refuse what is not TorchScript, since state dicts and pickled modules have the same suffix, and what writes.
 
     Raises:
-        ModelError: the file is something else.
+        ModelError: the file is something else, or writes to files.
     """
-    with path.open("rb") as file:
-        names = []
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
-                refuse_bomb(archive, path)
-                names = [name.partition("/")[2] for name in archive.namelist()]
-                code = [archive.read(name) for name in archive.namelist() if name.endswith(".py")]
-                if any(_WRITES.search(text) for text in code):
-                    raise ModelError(f"{path} writes to files while it runs, which camkit does not allow")
-    if "constants.pkl" not in names:
+    is_script, code = False, list[bytes]()
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            refuse_bomb(archive, path)
+            is_script = is_torchscript(archive)
+            code = [archive.read(name) for name in archive.namelist() if name.endswith(".py")]
+    if any(map(_WRITES.search, code)):
+        raise ModelError(f"{path} writes to files while it runs, which camkit does not allow")
+    if not is_script:
         raise ModelError(
             f"{path} is not a TorchScript file; if it holds a state dict, name the network and pass the file as its "
             "weights"

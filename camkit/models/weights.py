@@ -139,11 +139,16 @@ def _content(path: Path) -> Any:
         raise ModelError(f"{path} cannot be read as weights ({type(error).__name__}: {first_line(error)})") from error
 
 
+def is_torchscript(archive: zipfile.ZipFile) -> bool:
+    """Return whether an archive is TorchScript, by a part that all TorchScript has."""
+    return any(name.partition("/")[2] == "constants.pkl" for name in archive.namelist())
+
+
 def _refuse_other_archives(path: Path, file: IO[bytes]) -> None:
     """Refuse TorchScript, and compressed archives: a small file may unpack to more than the memory holds."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
-            if any(name.partition("/")[2] == "constants.pkl" for name in archive.namelist()):
+            if is_torchscript(archive):
                 raise ModelError(
                     f"{path} is a TorchScript archive; save the weights of its Python module with "
                     "torch.save(model.state_dict(), ...)"
