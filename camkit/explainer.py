@@ -139,10 +139,12 @@ class _Choices:
         asked: dict[str, Any] = {"target_layer": target_layer, **{name: given.get(name) for name in _CHOICES}}
         usual: dict[str, Any] = {}
         if settings is not None:
-            names = ("method", "precision", "fuse", "smooth", "batch_size")
+            names = ("method", "precision", "fuse", "smooth", "batch_size", "references")
             usual = {name: getattr(settings.explain, name) for name in names} | {"target_layer": settings.explain.layer}
         merged = {name: value for options in (usual, asked) for name, value in options.items() if value is not None}
         method = find_method(merged.pop("method", AUTO))
+        if asked["references"] is None and not method.need.references:
+            merged.pop("references", None)
         return cls(method, **({"fuse": "product"} if method.stages else {}) | merged)
 
     def __post_init__(self) -> None:
@@ -238,8 +240,8 @@ class Explainer:
             networks look; "even", as in other toolkits, which is the same if whole strides fill the picture; "centres"
             draws each cell at the centre of the kernels that compute it.
         config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` names a model, and says how to load a
-            model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion, smoothing and
-            batch size if they are None here.
+            model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion, smoothing,
+            references and batch size if they are None here.
         progress: called as ``progress(done, of)`` while a method runs the model on many pictures, such as Score-CAM.
         references: the pictures with which "expected" compares a picture: a folder, a list, or a batch (N, C, H, W). 8
             to 16 are enough; of more, 16 at equal distances are used. None is smooth noise that camkit makes.

@@ -344,6 +344,7 @@ def _run(experiment: Experiment, journal: Journal, progress: Progress, rows_of: 
         failures={name: row["error"] for name, row in all_heat.items() if "error" in row},
         plan=plan,
         sanity=sanity,
+        method=first["method"],
         layer=first["layer"],
         layer_reason=first["layer_reason"],
         warnings=_warnings(plan, all_heat, answers, measures[OVERALL].room),

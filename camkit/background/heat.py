@@ -147,6 +147,13 @@ def headroom(within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray,
 NO_HEAT = "no_heat"
 """The status of a picture that was not explained, because the model is a black box."""
 
+_WITHOUT_HEAT: Row = {
+    "status": NO_HEAT,
+    "method": "none",
+    "layer": "no layer",
+    "layer_reason": "no heat: the model is a black box",
+}
+
 _PATCH = 8
 """Rows and columns to which the pixels behind a cell are resized before they are compared."""
 
@@ -221,8 +228,7 @@ class Heat:
                 answers = self.plan.answer(torch.stack(list(inputs.values())), [item.label for item in inputs])
                 rows |= {item: _answered(item, answer) for item, answer in zip(inputs, answers, strict=True)}
             for item in part:
-                without = {"status": NO_HEAT, "layer": "no layer", "layer_reason": "no heat: the model is a black box"}
-                yield rows[item] if "error" in rows[item] else rows[item] | without
+                yield rows[item] if "error" in rows[item] else rows[item] | _WITHOUT_HEAT
 
     def _row(self, item: Item, explanation: Explanation | Failure, answer: Answer | None) -> Row:
         try:
@@ -233,6 +239,7 @@ class Heat:
                 return row
             row |= {
                 "status": explanation.status,
+                "method": explanation.method,
                 "layer": explanation.layer,
                 "layer_reason": explanation.layer_reason,
             }

@@ -52,7 +52,7 @@ class CheckResult:
         failures: pictures that could not be used, and why.
         plan: what was checked, and how.
         sanity: whether the heat can be trusted.
-        layer, layer_reason: the layer of the heat, and why it was chosen.
+        method, layer, layer_reason: the method and the layer of the heat, and why camkit chose the layer.
         hashes: hashes of the weights, the settings and the pictures.
         warnings: what the reader should know about the data and the config.
         change: the change since the baseline; None without a baseline.
@@ -70,6 +70,7 @@ class CheckResult:
     failures: dict[str, str]
     plan: Plan
     sanity: Sanity
+    method: str
     layer: str
     layer_reason: str
     warnings: tuple[str, ...] = ()

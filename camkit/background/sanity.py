@@ -86,9 +86,7 @@ def check_sanity(plan: Plan, items: Sequence[Item]) -> Sanity:
     agreement, randomised = _median_correlation(maps, hirescam_maps), _median_correlation(maps, random_maps)
     problems: list[str] = []
     if agreement is not None and agreement < MIN_AGREEMENT:
-        remarks.append(
-            f"{check.method_name} and hirescam disagree: the median correlation of their maps is {agreement:.2f}"
-        )
+        remarks.append(f"the maps and hirescam's disagree: their median correlation is {agreement:.2f}")
     if randomised is not None and randomised > MAX_RANDOM_CORRELATION:
         problems.append(
             f"with random weights the maps are nearly the same (correlation {randomised:.2f}), so the heat says little "
@@ -108,9 +106,9 @@ def _mirroring(model: LoadedModel) -> LoadedModel:
 
 
 def _maps(explanations: Iterable[Explanation | Failure]) -> list[np.ndarray | None]:
-    """Return the positive part of each picture's map; None if the picture cannot be explained or its map is empty."""
+    """Return each picture's map at its size, since methods may differ in their grids; None if there is no heat."""
     return [
-        np.maximum(explanation.raw, 0) if isinstance(explanation, Explanation) and explanation.status == "ok" else None
+        np.asarray(explanation.heatmap) if isinstance(explanation, Explanation) and explanation.status == "ok" else None
         for explanation in explanations
     ]
 
@@ -155,5 +153,5 @@ def compare_mirrored(before: Sequence[np.ndarray | None], after: Sequence[np.nda
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the correlation of two maps of one grid, cell by cell."""
+    """Return the correlation of two maps of one size, value by value."""
     return float(np.corrcoef(first.ravel(), second.ravel())[0, 1])

@@ -29,12 +29,14 @@ class ComparedOptions:
             class.
         method: A method; repeat the option for several. "camkit methods" lists all. Default: about a dozen of them.
         layer: A layer; repeat the option for several. Default: camkit chooses.
+        references: The pictures with which the method expected compares each picture. Default: smooth noise.
         precision: The number format of the computation, as for explaining pictures.
     """
 
     target: Annotated[str | None, Parameter(alias="-t", group=TARGET, metavar="CLASS")] = None
     method: Annotated[list[str] | None, Parameter(negative=(), metavar="NAME")] = None
     layer: Annotated[list[str] | None, Parameter(alias="-l", negative=(), metavar="NAME")] = None
+    references: Annotated[Path | None, Parameter(metavar="FOLDER")] = None
     precision: PrecisionName = "fp32"
 
     def arguments(self) -> dict[str, Any]:
@@ -43,6 +45,7 @@ class ComparedOptions:
             "methods": self.method,
             "target_layer": self.layer,
             "target": self.target,
+            "references": self.references,
             "precision": self.precision,
         }
 

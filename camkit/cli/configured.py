@@ -47,6 +47,12 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
         values |= {"model" if name == "name" else name: value for name, value in _values(settings.model).items()}
     if commands in _TABLES:
         values |= _values(getattr(settings, _TABLES[commands]))
+    if "references" in values:
+        from camkit.methods import METHODS
+
+        methods = [token.value for token in options["--method"].tokens] or [str(values.get("method"))]
+        if not any(name in METHODS and METHODS[name].need.references for name in methods):
+            del values["references"]  # the config gives them for the methods that use them
     given = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
     known = {name: value for name, value in given.items() if f"--{name}" in options}
     # cyclopts' own class for this leaves out options that are called like a command, such as scale.

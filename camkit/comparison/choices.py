@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from camkit.errors import InputError, MethodError
 from camkit.explainer import Explainer
 from camkit.layers.names import Layers, find_layers, named_layers
-from camkit.methods import METHODS, Method, find_method
+from camkit.methods import Method, find_method, known_method
 from camkit.methods.registry import NAMES_OF_REFERENCES
 
 if TYPE_CHECKING:
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from camkit.models.loaded import Loadable
 
 
-def chosen_explainer(model: Explainer | Loadable, options: Mapping[str, Any]) -> Explainer:
-    """Return the Explainer to use: the model itself if it is one, else a new one with these options.
+def chosen_explainer(model: Explainer | Loadable, methods: Sequence[Method], options: Mapping[str, Any]) -> Explainer:
+    """Return the Explainer to use for these methods: the model itself if it is one, else a new one with these options.
 
     Raises:
         InputError: the model is an Explainer, which has options of its own; or an option is wrong.
     """
     if not isinstance(model, Explainer):
-        return Explainer(model, **options)
+        # Reference pictures are refused with a method that uses none, so one of those that use them takes them.
+        uses = next((method for method in methods if method.need.references), None)
+        return Explainer(model, method=None if options.get("references") is None else uses, **options)
     if options:
         raise InputError(f"the Explainer has its {', '.join(options)} already; pass the model instead")
     return model
@@ -37,7 +39,7 @@ def chosen_methods(methods: MethodLike | Iterable[MethodLike] | None, usual: Seq
         MethodError: a method is unknown, or two different ones have the same name, such as two variants of "rise".
     """
     if methods is None:
-        return [METHODS[name] for name in usual if name in METHODS]
+        return [method for name in usual if (method := known_method(name)) is not None]
     several: Iterable[Any] = (
         [methods] if isinstance(methods, (str, Method)) or not isinstance(methods, Iterable) else methods
     )

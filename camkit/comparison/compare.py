@@ -23,7 +23,7 @@ from camkit.images.files import check_folder, write_file
 from camkit.images.read import open_picture
 from camkit.kit.wording import counted
 from camkit.layers.names import Layers
-from camkit.methods import METHODS, Method
+from camkit.methods import Method, known_method
 from camkit.metrics import METRICS, Evaluator, Metric, Value
 from camkit.metrics.registry import find_metric
 from camkit.targets.names import label_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from camkit.targets import TargetLike
 
 DEFAULTS = (
+    "auto",
     "gradcam",
     "gradcam++",
     "hirescam",
@@ -48,11 +49,10 @@ DEFAULTS = (
     "eigencam",
     "eigengradcam",
     "fem",
-    "kpcacam",
 )
 """The default methods of a comparison. Methods that do not work on a model are left out, such as LeGrad without
 attention. Together with the metric's values, they take fewer than 30 plain passes on MobileNetV2, because most methods
-share one. FullGrad and Ablation-CAM are not among them: each alone takes 4 to 9."""
+share one. Ablation-CAM, FullGrad and KPCA-CAM are not among them, since they are too slow."""
 
 REFERENCE_TITLES = {"random": "random map", "centre": "centred blob", "colour": "best colour"}
 """The names of the reference maps as people read them."""
@@ -85,8 +85,11 @@ class ComparedMap:
 
     @property
     def title(self) -> str:
-        """The method's name as people write it."""
-        return METHODS[self.method].title if self.method in METHODS else self.method
+        """The method's name as people write it, with the method that "auto" took."""
+        taken = self.method if self.explanation is None else self.explanation.method
+        known = known_method(taken)
+        title = taken if known is None else known.title
+        return title if taken == self.method else f"{self.method}: {title}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +262,7 @@ def compare(
         target_layer: one layer or a list; each picture gets a row for each of them. None lets camkit choose the layer.
         target: None for each picture's best class, or one target for all.
         metric: a name from ``camkit.metrics.METRICS``, of a metric that needs no region.
-        **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
+        **options: ``preprocess``, ``labels``, ``device``, ``precision`` and ``references`` as for ``Explainer``.
 
     Raises:
         InputError: an argument or the model is wrong, or no picture can be read.
@@ -269,7 +272,8 @@ def compare(
         >>> camkit.compare("demo-fair", camkit.scenes.scene_paths()["plane-sky"], ["gradcam", "hirescam"])
         <Comparison of 2 methods on 1 picture>
     """
-    explainer = chosen_explainer(model, options)
+    chosen = chosen_methods(methods, DEFAULTS)
+    explainer = chosen_explainer(model, chosen, options)
     pictures: list[Any] = list(images) if isinstance(images, (list, tuple)) else [images]
     if not pictures:
         raise InputError("the list of pictures is empty")
@@ -279,7 +283,6 @@ def compare(
             f"metric {metric!r} needs the region of an object, and a comparison has none; choose another metric, or "
             "judge single maps in Python with camkit.metrics.Evaluator(model, picture, region=...)"
         )
-    chosen = chosen_methods(methods, DEFAULTS)
     layers = chosen_layers(explainer, target_layer)
     rows: list[ComparedPicture] = []
     unreadable: dict[str, str] = {}

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from camkit.targets import TargetLike
     from camkit.types import ImageLike, Progress
 
-USUAL = (*DEFAULTS, "ablationcam", "fullgrad")
-"""The default methods of a judgement: the defaults of a comparison, and two methods that are too slow for one."""
+USUAL = (*DEFAULTS, "kpcacam", "ablationcam", "fullgrad")
+"""The default methods of a judgement: the defaults of a comparison, and three methods that are too slow for one."""
 
 _MEASURED = (*DECIDING, *SHOWN)
 """The columns."""
@@ -80,7 +80,7 @@ def judge(
         pictures: the most pictures to use; if there are more, camkit draws a random sample. 14 methods take at least 9.
         seed: the seed of the sample and of all draws, from 0.
         progress: ``progress(done, of)`` is called before the first picture and after each.
-        **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
+        **options: ``preprocess``, ``labels``, ``device``, ``precision`` and ``references`` as for ``Explainer``.
 
     Raises:
         InputError: an argument or the model is wrong, camkit does not know how to prepare pictures for it, or fewer
@@ -97,7 +97,7 @@ def judge(
         raise InputError(f"pictures must be a whole number from {_FEWEST}, not {pictures!r}")
     check_seed(seed)
     chosen = chosen_methods(methods, USUAL)
-    explainer = chosen_explainer(model, options)
+    explainer = chosen_explainer(model, chosen, options)
     sample = _sample(images, pictures, seed)
     study = _Study(explainer, chosen, chosen_layers(explainer, target_layer), target, seed)
     if len(sample) < _fewest(study.rows):

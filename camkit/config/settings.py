@@ -57,13 +57,15 @@ class ExplainSection(_Section):
     """How pictures are explained; the keys mean what the command-line options of the same name mean.
 
     ``out``, ``style``, ``colormap``, ``alpha``, ``scale``, ``max_side`` and ``format`` say how the command draws, and
-    ``draft`` says how it reads files, so they change nothing in Python.
+    ``draft`` says how it reads files, so they change nothing in Python. ``references`` hold for the methods that use
+    reference pictures; other methods ignore them here.
     """
 
     method: str | None = None
     layer: str | list[str] | None = None
     fuse: Fusion | None = None
     smooth: Smoothing | None = None
+    references: Path | None = None
     precision: Precision | None = None
     batch_size: Annotated[int, Field(ge=1)] | None = None
     out: Path | None = None
@@ -109,7 +111,7 @@ class CheckSection(_Section):
         layer: the layer whose heat is measured; None lets camkit choose.
         method: the method that computes the heat: a name or, if the settings are a mapping, a function
             ``(activations, gradients) -> weights`` or an entry of ``METHODS``. Reports and the hash of the settings
-            identify a function by its name.
+            identify a function by its name. "auto" chooses it with the layer, as ``camkit.explain`` does.
         precision: the floating-point precision of the model.
         ring: width of the outer ring, as a share of the picture's sides.
         ring_is_background: without regions, whether exchanging the ring can fail a model instead of only warn.
@@ -123,7 +125,7 @@ class CheckSection(_Section):
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     batch_size: Annotated[int, Field(ge=1)] | None = None
     layer: str | None = None
-    method: str | InstanceOf[Method] | Callable[..., Any] = "gradcam"
+    method: str | InstanceOf[Method] | Callable[..., Any] = "auto"
     precision: Precision = "fp32"
     ring: float = Field(default=0.15, gt=0, lt=0.5)
     ring_is_background: bool = False

@@ -7,6 +7,7 @@ import datetime as dt
 import inspect
 import json
 import re
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -413,6 +414,21 @@ def test_python_uses_the_same_config(project: Path) -> None:
     assert camkit.explain("demo-fair", "photo.jpg").label in ("plane", "ship", "car", "bird"), "no config is searched"
     with pytest.raises(InputError, match="no model is named"):
         camkit.explain(None, "photo.jpg", config={"check": {"seed": 1}})
+
+
+def test_reference_pictures_of_a_config_hold_for_the_methods_that_use_them(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "others").mkdir()
+    for name in ("ship-sea", "bird-wood"):
+        shutil.copy(camkit.scenes.scene_paths()[name], project / "others")
+    (project / "camkit.toml").write_text('[model]\nname = "demo-fair"\n[explain]\nreferences = "others"\n')
+    typed = explained(capsys, "--method", "expected")
+    assert typed["references"]["pictures"] == "2 pictures of others"
+    assert explained(capsys)["references"] is None
+    python = camkit.explain(None, "photo.jpg", method="expected", config="camkit.toml")
+    assert python.references.mean == pytest.approx(typed["references"]["mean"], rel=1e-4)
+    assert camkit.explain(None, "photo.jpg", config="camkit.toml").references is None
 
 
 def test_a_module_of_the_callers_is_not_replaced_by_the_configs_model(project: Path) -> None:

@@ -1,3 +1,4 @@
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -356,3 +357,28 @@ def test_a_gap_shows_on_objects_whose_boxes_fill_the_picture(tmp_path):
     assert all(gap.effect.value > 0.9 for gap in result.overall.gap.by_fill.values())
     assert not result.overall.sufficiency.by_fill, "without the boxes nothing is left of the pictures"
     assert result.verdict == "FAIL"
+
+
+def test_the_heat_is_that_of_the_default_method(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(8, 8, 4, 4), nn.ReLU()),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 2),
+    ).eval()
+    preprocess = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    pictures = write_crosses(tmp_path)
+
+    result = camkit.check(
+        model, pictures, preprocess=preprocess, labels=["blue", "red"], out=tmp_path / "report", config={}
+    )
+
+    shown = next(row for row in result.images if row.status == "ok")
+    alone = camkit.explain(model, pictures / shown.name, preprocess=preprocess, target=int(shown.label == "red"))
+    region = np.asarray(Image.open(tmp_path / "masks" / shown.name)) > 0
+    assert (result.method, result.layer) == (alone.method, alone.layer) == ("gradcam-sharpened", "0+1")
+    assert shown.energy == pytest.approx(alone.heatmap[region].sum() / alone.heatmap.sum(), abs=1e-5)
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["method"] == "gradcam-sharpened"
+    assert result.sanity.agreement is not None, "the grids of both methods differ, and their maps are compared"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections import OrderedDict
@@ -55,7 +56,7 @@ def passes_of(model: nn.Module) -> list[int]:
 
 
 def test_methods_that_weight_the_same_feature_maps_share_a_pass() -> None:
-    sharing = [name for name in DEFAULTS if METHODS[name].shares_pass]
+    sharing = [name for name in DEFAULTS if name in METHODS and METHODS[name].shares_pass]
     assert len(sharing) >= 7
     loaded = camkit.load_model("demo-fair")
     explainer = camkit.Explainer(loaded, method="eigencam")
@@ -562,3 +563,28 @@ def test_a_layer_with_a_plus_in_its_name_is_found_by_every_metric_that_remakes_m
     for metric in ("deletion", "coherency", "max-sensitivity"):
         found = camkit.compare(model, picture, ["gradcam"], target_layer="a+b", metric=metric)
         assert len(found.rows) == 1
+
+
+def test_reference_pictures_go_to_the_method_that_uses_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    for name in ("ship-sea", "bird-wood"):
+        shutil.copy(scene_paths()[name], others)
+    found = camkit.compare("demo-fair", PLANE, ["gradcam", "expected"], references=others)
+    alone = camkit.explain("demo-fair", PLANE, method="expected", references=others)
+    gradcam, expected = (compared.explanation for compared in found.rows[0].maps)
+    assert gradcam is not None and gradcam.references is None
+    assert expected is not None and expected.references == alone.references
+    np.testing.assert_allclose(expected.raw, alone.raw, rtol=1e-4, atol=1e-6)
+    arguments = [str(PLANE), "-m", "demo-fair", "--references", str(others), "-o", str(tmp_path / "sheet.png")]
+    assert main(["compare", *arguments, "--method", "expected", "--json"]) == 0
+    assert main(["compare", *arguments, "--method", "gradcam", "--overwrite"]) == 2
+    assert "uses no reference pictures" in capsys.readouterr().err
+
+
+def test_the_default_method_is_compared_and_names_what_it_takes() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 8, 4, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    found = camkit.compare(camkit.Explainer(model.eval()), torch.rand(3, 64, 64))
+    assert found.rows[0].maps[0].title == "auto: Grad-CAM, sharpened"

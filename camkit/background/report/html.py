@@ -290,7 +290,7 @@ def _details(result: CheckResult) -> list[tuple[str, str]]:
     return [
         *words.provenance(result),
         ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
-        ("method", check.method_name),
+        ("method", result.method),
         ("pictures shown to the model", f"{heat} for the heat, up to {edits} for the experiment"),
         ("correlation with HiResCAM's maps", wording.number(sanity.agreement)),
         ("correlation with random weights' maps", wording.number(sanity.randomised)),

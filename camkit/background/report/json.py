@@ -45,6 +45,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "reasons": list(result.reasons),
         "worst": result.worst,
         "model": plan.model.name,
+        "method": result.method,
         "layer": result.layer,
         "grids": result.grids,
         "hashes": result.hashes,
