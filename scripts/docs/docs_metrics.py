@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from camkit.metrics import METRICS, Metric
+from scripts.docs.docs_methods import cited
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -25,7 +26,7 @@ def _row(metric: Metric) -> str:
         metric.space + (", faithful" if metric.faithful else ""),
         metric.fill or "-",
         metric.cost,
-        metric.paper,
+        cited(metric.paper),
     )
     return f"| {' | '.join(cells)} |"
 

@@ -11,6 +11,7 @@ import pytest
 import camkit
 from camkit.cli import main
 from camkit.demo.scenes import scene_paths
+from scripts.docs.docs_methods import cited
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -20,7 +21,18 @@ MODELS, TARGETS, METHODS = ((ROOT / f"docs/{page}.md").read_text("utf-8") for pa
 
 def test_the_table_of_methods_is_the_table() -> None:
     rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", METHODS, re.MULTILINE)
-    assert rows == [(method.name, method.summary, method.cost, method.paper) for method in camkit.METHODS.values()]
+    known = [(method.name, method.summary, method.cost, cited(method.paper)) for method in camkit.METHODS.values()]
+    assert rows == known
+
+
+def test_a_cited_paper_is_a_link() -> None:
+    paper = "after Wang et al. 2020, Score-CAM, arXiv:1910.01279, which multiplies the picture instead"
+    link = "[Wang et al. 2020](https://arxiv.org/abs/1910.01279)"
+    assert cited(paper) == f"after {link}, which multiplies the picture instead"
+    assert cited("Zeiler & Fergus 2014, Visualizing, arXiv:1311.2901") == (
+        "[Zeiler & Fergus 2014](https://arxiv.org/abs/1311.2901)"
+    )
+    assert cited("Desai and Ramaswamy 2020, Ablation-CAM, WACV") == "Desai and Ramaswamy 2020, Ablation-CAM, WACV"
 
 
 @pytest.mark.parametrize("name", ["demo", "test"])
