@@ -22,7 +22,7 @@ def _row(metric: Metric) -> str:
     cells = (
         f"`{metric.name}`",
         metric.summary,
-        f"{metric.better} is better",
+        metric.better,
         metric.space + (", faithful" if metric.faithful else ""),
         metric.fill or "-",
         metric.cost,
@@ -33,7 +33,7 @@ def _row(metric: Metric) -> str:
 
 def table() -> str:
     """Return the table as Markdown."""
-    head = ["| name | what it says | direction | space | fill | cost | paper |", "|---|---|---|---|---|---|---|"]
+    head = ["| name | what it says | better | space | fill | cost | paper |", "|---|---|---|---|---|---|---|"]
     return "\n".join([*head, *map(_row, METRICS.values()), ""])
 
 

@@ -537,21 +537,12 @@ def test_pyproject_serves_all_commands_too(project: Path, capsys: pytest.Capture
 PAGE = (Path(__file__).parents[2] / "docs" / "command.md").read_text("utf-8")
 
 
-def test_the_config_and_the_options_of_the_docs_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_keys_of_the_config_in_the_docs_exist() -> None:
     block = re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     assert block
     assert settings_from(tomllib.loads(block[1]), "docs/command.md").explain.method == "layercam"
     for key in re.findall(r"further keys: (.*)", block[1]):
         assert set(key.split(", ")) <= {name for field in Settings.model_fields.values() for name in keys_of(field)}
-    known = ""
-    for command in ("", "check", "check init", "layers", "diagnose", "features", "concepts"):
-        assert main([*command.split(), "--help"]) == 0
-        known += capsys.readouterr().out
-    rows = re.findall(r"^\| (`-\w`.*?) \| (`--.*?) \|", PAGE, re.MULTILINE)
-    assert len(rows) > 5
-    for short, long in rows:
-        for pair in zip(re.findall(r"-\w", short), re.findall(r"--[\w-]+", long), strict=True):
-            assert " ".join(reversed(pair)) in known, pair
 
 
 def keys_of(field: Any) -> list[str]:
