@@ -7,6 +7,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -21,6 +22,7 @@ from camkit.kit.statistics import (
     Estimate,
     added_variance,
     bootstrap_sums,
+    effective_groups,
     group_numbers,
     interval,
     p_above,
@@ -37,26 +39,42 @@ EffectName: TypeAlias = Literal["gap", "sufficiency", "attraction"] | CueName
 WHOLE_PICTURE = "whole picture"
 """Stands in place of a fill's name for statistics of the whole picture, which fill nothing."""
 
-Level: TypeAlias = Literal["fail", "warn", "excluded", "open"]
+OVERALL = ""
+"""The key of the measures of all classes together."""
+
+Scope: TypeAlias = Literal["all classes", "one class", "sufficiency"]
+"""What decides an effect's level: the gap and the cues of all classes together, the gap and the attraction of one
+class, and the sufficiency each have rules of their own."""
+
+Level: TypeAlias = Literal["fail", "excluded", "warn", "open"]
 
 _MOST_TIMES = 10
 """If an effect needs more than this many times the pictures at hand, no number is predicted. At ten times, the estimate
 lies 0.62 standard errors below its limit, so the true effect exceeds the limit in more than a quarter of such cases."""
 
+_LIKELY = 2.0
+"""How many times as many pictures exclude an effect in 80% of checks as exclude it in half of them: the interval's end
+must then lie below the limit by another 0.84 standard errors, and ((1.96 + 0.84) / 1.96)^2 = 2.0."""
+
+
+_Z, _ROUNDING = 1.96, 1e-9
+
 
 @dataclass(frozen=True)
 class MeasuredEffect:
-    """An effect measured with one fill: a difference of two shares.
+    """An effect measured with one fill, or the mean of the fills: a difference of two shares.
 
     Attributes:
         effect: the difference and its interval.
         p: the p-value of "the effect is not above its limit".
+        p_zero: the p-value of "the effect is not above 0".
         accuracies: the two shares.
         pictures: the pictures behind it.
     """
 
     effect: Estimate
     p: float
+    p_zero: float
     accuracies: tuple[float, float]
     pictures: int
 
@@ -69,12 +87,14 @@ class Effect:
         name: gap, sufficiency or attraction; or a statistic of the whole picture, such as sharpness.
         by_fill: the effect measured with each way of filling the holes; empty if it could not be measured.
         limit: the largest effect that may ship.
-        p: the p-value of "with at least one fill, the effect is not above the limit", after the correction for the
-            number of tests; None if the effect was not tested.
-        significant: whether the effect is significantly above the limit with every fill.
-        overruled: whether the effect only warns, although it is significant: it is a sufficiency, and no other effect
-            of all classes together is estimated above its limit with every fill. Such a model knows backgrounds, but
-            uses them little while it sees the object.
+        mean: the mean of the fills, picture by picture, which is what is tested; None if nothing was measured.
+        label: the class; OVERALL for all classes together.
+        p: the p-value of "the effect is not above the limit", after the correction for the number of tests; None if the
+            effect was not tested.
+        significant: whether the effect is significantly above the limit.
+        present: whether the effect is significantly above 0.
+        counts: whether the effect counts. A sufficiency counts only while a gap of all classes is not excluded: a model
+            may recognise a place without relying on it.
         least_groups: how many groups of pictures the effect needs to be significant, if it has too few for that
             whatever the answers; otherwise the fewest groups that give an interval.
     """
@@ -82,100 +102,90 @@ class Effect:
     name: EffectName
     by_fill: Mapping[str, MeasuredEffect]
     limit: float
+    mean: MeasuredEffect | None = None
+    label: str = OVERALL
     p: float | None = None
     significant: bool = False
-    overruled: bool = False
+    present: bool = False
+    counts: bool = True
     least_groups: int = MIN_GROUPS
+
+    @property
+    def scope(self) -> Scope:
+        """Which rules decide the level."""
+        if self.name == "sufficiency":
+            return "sufficiency"
+        return "all classes" if self.label == OVERALL else "one class"
 
     @property
     def level(self) -> Level:
         """The level of the first row of ``LEVELS`` that applies."""
-        return next(rule.level for rule in LEVELS if rule.applies(self))
+        return next(rule.level for rule in LEVELS[self.scope] if rule.applies(self))
+
+    @property
+    def value(self) -> float:
+        """The estimate: the mean of the fills; NaN if nothing was measured."""
+        return math.nan if self.mean is None else self.mean.effect.value
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval; NaN if there is none."""
+        return math.nan if self.mean is None else self.mean.effect.low
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval; NaN if there is none."""
+        return math.nan if self.mean is None else self.mean.effect.high
 
     @property
     def above_with_every_fill(self) -> bool:
         """Whether it was measured, and its estimate is above the limit with every fill."""
-        return bool(self.by_fill) and all(_value(measured) > self.limit for measured in self.by_fill.values())
+        return bool(self.by_fill) and all(of_fill.effect.value > self.limit for of_fill in self.by_fill.values())
 
     @property
     def groups(self) -> int:
-        """The number of groups of pictures, for the fill that has the fewest."""
-        return min((measured.effect.groups for measured in self.by_fill.values()), default=0)
+        """The effective number of groups of pictures."""
+        return 0 if self.mean is None else self.mean.effect.groups
 
     @property
     def lacks_groups(self) -> bool:
         """Whether the effect has too few groups to be tested.
 
         A gap has too few if they give no interval. With a few more, an effect can be excluded but never significant, so
-        it counts as untested if it warns. The warning of a sufficiency counts in any case.
+        it counts as untested if it would warn otherwise.
         """
-        if not self.by_fill or self.groups >= self.least_groups:
+        if self.mean is None or self.name == "sufficiency" or self.groups >= self.least_groups:
             return False
         if self.groups < MIN_GROUPS:
             return self.name == "gap"
-        return self.level == "warn" and self.name != "sufficiency"
-
-    def level_with(self, fill: str) -> Level:
-        """Return the level if this fill were the only one, and the effect had not been tested for significance."""
-        return replace(self, by_fill={fill: self.by_fill[fill]}, significant=False).level
-
-    @property
-    def weakest(self) -> MeasuredEffect | None:
-        """The fill with the smallest effect; None if nothing was measured."""
-        return min(self.by_fill.values(), key=_value, default=None)
-
-    @property
-    def decisive(self) -> MeasuredEffect | None:
-        """The fill that decides: the weakest one for "fail", otherwise the strongest; None if nothing was measured."""
-        if self.level == "fail":
-            return self.weakest
-        deciding = [measured for fill, measured in self.by_fill.items() if self.level_with(fill) == self.level]
-        return max(deciding, key=_value if self.level == "warn" else _upper_end, default=None)
+        return self.above_with_every_fill if self.scope == "one class" else self.value > self.limit or self.low > 0
 
     @property
     def excluded_above(self) -> float | None:
-        """The upper end of the interval, with every fill: a larger effect is excluded. None if there is no interval."""
-        highest = max(map(_upper_end, self.by_fill.values()), default=math.inf)
-        return max(0.0, highest) if math.isfinite(highest) else None
+        """The upper end of the interval, and at least 0: a larger effect is excluded. None if there is no interval."""
+        return max(0.0, self.high) if math.isfinite(self.high) else None
 
     @property
-    def more_pictures(self) -> int | None:
+    def more_pictures(self) -> tuple[int, int] | None:
         """About how many more pictures would exclude an effect above the limit; None if no number would.
 
-        This assumes that the interval narrows with the square root of the number of pictures, and that the estimate
-        stays.
+        The first number does so in about half of the checks, and the second in four of five, if the true effect is the
+        estimate. The interval narrows with the square root of the number of pictures, or as Wilson's does if it reaches
+        no further than that. (0, 0) if the effect is excluded already.
         """
         if self.level == "excluded":
-            return 0
-        if self.level == "fail":
+            return 0, 0
+        distance, reach = self.limit - self.value, self.high - self.value
+        if self.mean is None or self.level == "fail" or not distance > 0 or not math.isfinite(reach):
             return None
-        more = [
-            _more_pictures(measured, self.limit)
-            for fill, measured in self.by_fill.items()
-            if self.level_with(fill) != "excluded"
-        ]
-        known = [number for number in more if number is not None]
-        return max(known) if known and len(known) == len(more) else None
-
-
-def _value(measured: MeasuredEffect) -> float:
-    return measured.effect.value
-
-
-def _upper_end(measured: MeasuredEffect) -> float:
-    """Return the interval's upper end; infinity if there are too few groups for an interval."""
-    high = measured.effect.high
-    return math.inf if math.isnan(high) else high
-
-
-def _more_pictures(measured: MeasuredEffect, limit: float) -> int | None:
-    estimate, pictures = measured.effect, measured.pictures
-    distance = limit - estimate.value
-    reach = estimate.high - estimate.value
-    if not distance > 0 or not math.isfinite(reach):
-        return None
-    times = (reach / distance) ** 2
-    return None if times > _MOST_TIMES else _rounded_up(pictures * times - pictures)
+        if reach > wilson(0, self.groups)[1] + _ROUNDING:
+            times = (reach / distance) ** 2
+        else:
+            times = _Z**2 * (1 - distance) / distance / self.groups
+        if times > _MOST_TIMES:
+            return None
+        fewest, most = (self.mean.pictures * (factor * times - 1) for factor in (1, _LIKELY))
+        return _rounded_up(fewest), _rounded_up(most)
 
 
 def _rounded_up(number: float) -> int:
@@ -189,40 +199,58 @@ def _rounded_up(number: float) -> int:
 
 
 class LevelRule(NamedTuple):
-    """A row of the table of levels."""
+    """A row of the table of levels, for one scope."""
 
     level: Level
     when: str
     applies: Callable[[Effect], bool]
 
 
-LEVELS = (
-    LevelRule(
-        "fail",
-        "it is significantly above the limit with every fill. A sufficiency also needs another effect of all classes "
-        "together whose estimate is above its limit with every fill, unless no other effect could be measured",
-        lambda effect: effect.significant and not effect.overruled,
-    ),
-    LevelRule(
-        "warn",
-        "its estimate is above the limit with any fill; or the interval is above 0 and ends above the limit",
-        lambda effect: any(
-            measured.effect.value > effect.limit or (measured.effect.low > 0 and measured.effect.high > effect.limit)
-            for measured in effect.by_fill.values()
-        ),
-    ),
-    LevelRule(
-        "excluded",
-        "its interval ends below the limit with every fill",
-        lambda effect: (
-            bool(effect.by_fill) and all(measured.effect.high < effect.limit for measured in effect.by_fill.values())
-        ),
-    ),
-    LevelRule("open", "otherwise", lambda _: True),
-)
+_EXCLUDED = LevelRule("excluded", "its interval ends below the limit", lambda effect: effect.high < effect.limit)
+_OPEN = LevelRule("open", "otherwise", lambda _: True)
 
-OVERALL = ""
-"""The key of the measures of all classes together."""
+LEVELS: Mapping[Scope, tuple[LevelRule, ...]] = MappingProxyType(
+    {
+        "all classes": (
+            LevelRule(
+                "fail",
+                "it is significantly above the limit, and its estimate with each fill is above the limit",
+                lambda effect: effect.significant and effect.above_with_every_fill,
+            ),
+            _EXCLUDED,
+            LevelRule(
+                "warn",
+                "its interval lies above 0, or its estimate is above the limit",
+                lambda effect: (effect.low > 0 or effect.value > effect.limit) and not effect.lacks_groups,
+            ),
+            _OPEN,
+        ),
+        "one class": (
+            LevelRule(
+                "fail",
+                "it is significantly above the limit, and its estimate with each fill is above the limit",
+                lambda effect: effect.significant and effect.above_with_every_fill,
+            ),
+            _EXCLUDED,
+            LevelRule(
+                "warn",
+                "it is significantly above 0, and its estimate with each fill is above the limit",
+                lambda effect: effect.present and effect.above_with_every_fill and not effect.lacks_groups,
+            ),
+            _OPEN,
+        ),
+        "sufficiency": (
+            _EXCLUDED,
+            LevelRule(
+                "warn",
+                "its interval lies above the limit, and the gap of all classes is not excluded",
+                lambda effect: effect.counts and effect.low > effect.limit,
+            ),
+            _OPEN,
+        ),
+    }
+)
+"""The levels of an effect by its scope; the first row that applies decides."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +308,8 @@ class Measures:
     @property
     def cues(self) -> dict[EffectName, MeasuredEffect]:
         """The effects of the statistics of the whole picture that were measured."""
-        return {name: self.effects[name].by_fill[WHOLE_PICTURE] for name in sorted(CUE_NAMES) if name in self.effects}
+        measured = {name: self.effects[name].mean for name in sorted(CUE_NAMES) if name in self.effects}
+        return {name: effect for name, effect in measured.items() if effect is not None}
 
     @property
     def counting(self) -> list[Effect]:
@@ -333,7 +362,7 @@ def measure_all(
     for name, class_rows in sorted(by_class.items()):
         chances = {fill: [shares[name]] * len(class_rows) for fill, shares in false_shares.items() if name in shares}
         own = _measure(name, class_rows, limits, seed, chances, resamples)
-        attraction = Effect("attraction", attractions.get(name, {}), limits.attraction)
+        attraction = _effect("attraction", attractions.get(name, {}), name, limits)
         measures[name] = replace(own, effects={**own.effects, "attraction": attraction})
     chances = {}
     for fill in fills:
@@ -341,6 +370,23 @@ def measure_all(
         chances[fill] = [shares.get(row.named.get(fill, ""), 0.0) for row in counted]
     measures[OVERALL] = _measure(OVERALL, counted, limits, seed, chances, resamples)
     return measures
+
+
+ALL_FILLS = "all fills"
+"""Stands in place of a fill's name for the mean of the fills, if there are several."""
+
+
+def _effect(name: EffectName, measured: Mapping[str, MeasuredEffect], label: str, limits: LimitsSection) -> Effect:
+    """Return an effect from its measurements with each fill and, if there are several fills, with all of them."""
+    by_fill = {fill: of_fill for fill, of_fill in measured.items() if fill != ALL_FILLS}
+    mean = measured.get(ALL_FILLS) or next(iter(by_fill.values()), None)
+    return Effect(name, by_fill, limit_of(name, limits), mean, label)
+
+
+def _with_all(fills: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return the sets of fills to measure with, by name: each alone and, if there are several, all of them."""
+    sets: dict[str, Sequence[str]] = {fill: [fill] for fill in fills}
+    return {**sets, ALL_FILLS: fills} if len(fills) > 1 else sets
 
 
 Chances = Mapping[str, Sequence[float]]
@@ -388,34 +434,38 @@ def _attractions(
     The rate on other backgrounds is taken as exact, because it rests on many more pictures.
     """
     attractions: dict[str, dict[str, MeasuredEffect]] = defaultdict(dict)
-    for fill in sorted({fill for row in rows for fill in row.pasted}):
+    for key, fills in _with_all(sorted({fill for row in rows for fill in row.pasted})).items():
         pairs_on: dict[str, list[_Pair]] = defaultdict(list)
         involving, named_elsewhere = Counter[str](), Counter[str]()  # pairs whose object or background is of the class
         total = 0
-        for row in rows:
-            for background, background_group, answer in row.pasted.get(fill, ()):
-                if background != row.label:
-                    pairs_on[background].append(_Pair(row.name, row.group, background_group, answer == background))
-                total += 1
-                involving.update({background, row.label})
-                named_elsewhere.update({answer} - {background, row.label})
+        shown = ((row, pair) for row in rows for fill in fills for pair in row.pasted.get(fill, ()))
+        for row, (background, background_group, answer) in shown:
+            if background != row.label:
+                pairs_on[background].append(_Pair(row.name, row.group, background_group, answer == background))
+            total += 1
+            involving.update({background, row.label})
+            named_elsewhere.update({answer} - {background, row.label})
         for name, pairs in pairs_on.items():
             elsewhere = total - involving[name]
             if elsewhere:
                 rate_elsewhere = named_elsewhere[name] / elsewhere
-                attractions[name][fill] = _attraction(name, pairs, rate_elsewhere, limit, seed, resamples)
+                lenders = effective_groups([row.group for row in rows if row.label == name]) or len(pairs)
+                attractions[name][key] = _attraction(name, pairs, rate_elsewhere, lenders, limit, seed, resamples)
     return attractions
 
 
 def _attraction(
-    name: str, pairs: Sequence[_Pair], rate_elsewhere: float, limit: float, seed: int, resamples: int
+    name: str, pairs: Sequence[_Pair], rate_elsewhere: float, lenders: int, limit: float, seed: int, resamples: int
 ) -> MeasuredEffect:
-    """Test the attraction of one class, over the groups of the objects and over those of its backgrounds."""
+    """Test the attraction of one class, over the groups of the objects and over those of its backgrounds.
+
+    ``lenders`` is the effective number of groups of the class's own pictures, which lend the backgrounds.
+    """
     terms = np.array([(float(pair.attracted), rate_elsewhere, 1.0) for pair in pairs])
     objects, backgrounds = [pair.group for pair in pairs], [pair.background_group for pair in pairs]
     sums = bootstrap_sums(terms, group_numbers(objects), [seed, _seed_of(name)], resamples)
     attracted = terms[:, 0]
-    shown = _Shown(attracted - attracted.mean(), objects, backgrounds, len(set(backgrounds)))
+    shown = _Shown(attracted - attracted.mean(), objects, backgrounds, min(len(set(backgrounds)), lenders))
     return replace(_measured_effect(sums, terms, objects, limit, shown), pictures=len({pair.picture for pair in pairs}))
 
 
@@ -443,8 +493,8 @@ class _Shown(NamedTuple):
         return added_variance(self.residuals, group_numbers(self.objects), group_numbers(self.backgrounds))
 
 
-def _shown(rows: Sequence[ImageRow], fill: str) -> _Shown | None:
-    """Return the answers behind a gap; None if the backgrounds are not known.
+def _shown(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Shown | None:
+    """Return the answers behind a gap, the mean of some fills; None if the backgrounds are not known.
 
     An object is shown on both kinds of backgrounds, so its answers form a pair: what they have in common, such as an
     object that is hard to recognise, cancels in the difference. The same holds for a background that serves objects of
@@ -452,14 +502,13 @@ def _shown(rows: Sequence[ImageRow], fill: str) -> _Shown | None:
     """
     answers: dict[tuple[str, bool], list[tuple[float, float, str, str]]] = defaultdict(list)
     for row in rows:
-        pasted = row.pasted.get(fill, ())
-        own = sum(background == row.label for background, _, _ in pasted)
-        if not 0 < own < len(pasted):
-            continue
-        for background, group, answer in pasted:
-            same = background == row.label
-            weight = 1 / own if same else -1 / (len(pasted) - own)
-            answers[row.label, same].append((float(answer == row.label), weight, row.group, group))
+        of_fills = [pasted for fill in fills if _has_both(row, pasted := row.pasted.get(fill, ()))]
+        for pasted in of_fills:
+            own = sum(background == row.label for background, _, _ in pasted)
+            for background, group, answer in pasted:
+                same = background == row.label
+                weight = (1 / own if same else -1 / (len(pasted) - own)) / len(of_fills)
+                answers[row.label, same].append((float(answer == row.label), weight, row.group, group))
     if not answers:
         return None
     residuals: list[float] = []
@@ -471,8 +520,16 @@ def _shown(rows: Sequence[ImageRow], fill: str) -> _Shown | None:
         {group for (_, same), kind in answers.items() if same is which for *_, group in kind} for which in (True, False)
     ]
     return _Shown(
-        np.array(residuals), [group for *_, group, _ in listed], [group for *_, group in listed], min(map(len, by_kind))
+        np.array(residuals),
+        [group for *_, group, _ in listed],
+        [group for *_, group in listed],
+        min(map(len, by_kind)),
     )
+
+
+def _has_both(row: ImageRow, pasted: Sequence[tuple[str, str, str]]) -> bool:
+    """Return whether an object was shown on backgrounds of its own class and of others."""
+    return 0 < sum(background == row.label for background, _, _ in pasted) < len(pasted)
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
@@ -486,7 +543,7 @@ def _measure(
 ) -> Measures:
     """Measure everything but the attraction."""
     skill, by_name = _effects(name, rows, limits, seed, chances, resamples)
-    effects = {effect: Effect(effect, by_fill, limit_of(effect, limits)) for effect, by_fill in by_name.items()}
+    effects = {effect: _effect(effect, measured, name, limits) for effect, measured in by_name.items()}
     if not rows:
         return Measures(name, 0, 0, Estimate(math.nan, math.nan, math.nan, 0), 0.0, effects=effects)
     right = sum(row.right for row in rows)
@@ -519,13 +576,14 @@ _NOTHING: _Terms = (0.0, 0.0, 0.0)
 def _effects(
     name: str, rows: Sequence[ImageRow], limits: LimitsSection, seed: int, chances: Chances, resamples: int
 ) -> tuple[Estimate | None, dict[EffectName, dict[str, MeasuredEffect]]]:
-    """Measure the skill, and by fill the gap, the sufficiency and the exchanged statistics, on the same resamples.
+    """Measure the skill, and the gap, the sufficiency and the exchanged statistics by fill, on the same resamples.
 
     Each is a ratio of sums over the pictures that have it, so each adds three columns of terms to one resampling.
     """
     skill: Estimate | None = None
     effects: dict[EffectName, dict[str, MeasuredEffect]] = {"gap": {}, "sufficiency": {}, "attraction": {}}
-    terms = {key: columns for key, columns in _terms(rows, chances).items() if columns.any()}
+    sets = _with_all(sorted({fill for row in rows for fill in row.same.keys() & row.other.keys()}))
+    terms = {key: columns for key, columns in _terms(rows, sets, chances).items() if columns.any()}
     if not terms:
         return skill, effects
     groups_of_rows = group_numbers([row.group for row in rows])
@@ -539,22 +597,25 @@ def _effects(
         if effect == "skill":
             skill = _skill(sums, columns, groups)
         else:
-            shown = _shown(rows, fill) if effect == "gap" else None
+            shown = _shown(rows, sets[fill]) if effect == "gap" else None
             measured = _measured_effect(sums, columns, groups, limit_of(effect, limits), shown)
             effects.setdefault(effect, {})[fill] = measured
     return skill, effects
 
 
 def _terms(
-    rows: Sequence[ImageRow], chances: Chances
+    rows: Sequence[ImageRow], sets: Mapping[str, Sequence[str]], chances: Chances
 ) -> dict[tuple[EffectName | Literal["skill"], str], Float[np.ndarray, "n 3"]]:
-    """Return each picture's terms, by effect and fill."""
+    """Return each picture's terms, by effect and fill. ``sets`` has the fills of the gap."""
     terms: dict[tuple[EffectName | Literal["skill"], str], list[_Terms]] = {}
-    for fill in sorted({fill for row in rows for fill in row.same.keys() & row.other.keys()}):
-        terms["gap", fill] = [_pair(row.same.get(fill), row.other.get(fill)) for row in rows]
-    for fill, of_rows in chances.items():
-        terms["sufficiency", fill] = [
-            _pair(row.removed.get(fill), chance) for row, chance in zip(rows, of_rows, strict=True)
+    for key, fills in sets.items():
+        terms["gap", key] = [
+            _mean_of([_pair(row.same.get(fill), row.other.get(fill)) for fill in fills]) for row in rows
+        ]
+    for key, fills in _with_all(sorted(chances)).items():
+        terms["sufficiency", key] = [
+            _mean_of([_pair(row.removed.get(fill), chances[fill][number]) for fill in fills])
+            for number, row in enumerate(rows)
         ]
     for cue in sorted(CUE_NAMES):
         terms[cue, WHOLE_PICTURE] = [_pair(row.same_cue.get(cue), row.other_cue.get(cue)) for row in rows]
@@ -570,6 +631,15 @@ def _terms(
 def _pair(first: float | bool | None, second: float | bool | None) -> _Terms:
     """Return the terms of two shares, if a picture has both."""
     return _NOTHING if first is None or second is None else (float(first), float(second), 1.0)
+
+
+def _mean_of(of_fills: Sequence[_Terms]) -> _Terms:
+    """Return the mean of a picture's terms, over the fills that it has."""
+    counted = [terms for terms in of_fills if terms != _NOTHING]
+    if not counted:
+        return _NOTHING
+    first, second, _ = (sum(column) / len(counted) for column in zip(*counted, strict=True))
+    return first, second, 1.0
 
 
 def _skill(sums: Float[np.ndarray, "b 3"], terms: Float[np.ndarray, "n 3"], groups: Sequence[str]) -> Estimate:
@@ -603,12 +673,12 @@ def _measured_effect(
     total = terms.sum(0)
     draws = (first - second) / np.where(count > 0, count, np.nan)
     shares = (float(total[0] / total[2]), float(total[1] / total[2]))
-    value, group_count = shares[0] - shares[1], len(set(groups))
+    value, group_count = shares[0] - shares[1], effective_groups(groups)
     if shown is not None:
         deviation = shown.added_variance**0.5 / float(total[2])
         numbers = np.random.default_rng(_ADDED_SEED).standard_normal(len(draws))
         draws = draws + deviation * numbers
         group_count = min(group_count, shown.background_groups)
     pictures = int(np.count_nonzero(terms[:, 2]))
-    effect = widened(interval(draws, value, group_count))
-    return MeasuredEffect(effect, p_above(draws, limit, group_count), shares, pictures)
+    p, p_zero = (p_above(draws, threshold, group_count) for threshold in (limit, 0.0))
+    return MeasuredEffect(widened(interval(draws, value, group_count)), p, p_zero, shares, pictures)

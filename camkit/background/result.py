@@ -124,8 +124,9 @@ class CheckResult:
         """Do nothing if the model may ship, and raise otherwise; for tests.
 
         Raises:
-            AssertionError: the verdict is FAIL, or it is INCONCLUSIVE and ``inconclusive`` (None: the result's own
-                setting) is "fail". The message names the worst class, its numbers and the report.
+            AssertionError: the exit code is not 0: the verdict is FAIL, or something could not be decided and
+                ``inconclusive`` (None: the result's own setting) is "fail". The message names the worst class, its
+                numbers and the report.
         """
         if self.exit_code(inconclusive):
             why = "; ".join(reason.text for reason in self.judged[self.worst].reasons)
@@ -134,13 +135,14 @@ class CheckResult:
             raise AssertionError(f"{self.verdict}: {worst}{why}{report}")
 
     def exit_code(self, inconclusive: Inconclusive | None = None) -> int:
-        """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE.
+        """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE, or WARN if a class could not be tested.
 
-        INCONCLUSIVE gives 0 if ``inconclusive`` is "pass"; None stands for the result's own setting.
+        0 stands for 3 if ``inconclusive`` is "pass"; None stands for the result's own setting.
         """
-        undecided = 3 if (inconclusive or self.inconclusive) == "fail" else 0
-        codes = {"PASS": 0, "WARN": 0, "FAIL": 1, "INCONCLUSIVE": undecided}
-        return codes[self.verdict]
+        if self.verdict == "FAIL":
+            return 1
+        undecided = self.verdict == "INCONCLUSIVE" or self.judged[OVERALL].findings.untested
+        return 3 if undecided and (inconclusive or self.inconclusive) == "fail" else 0
 
     def table(self) -> list[dict[str, Any]]:
         """Return one flat row per picture: ``pandas.DataFrame(result.table())``."""

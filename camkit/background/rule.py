@@ -2,16 +2,14 @@
 
 ``LEVELS`` in ``effects.py`` and ``VERDICTS`` here are the whole rule: in both, the first row that applies decides.
 
-- Heat alone never fails a model. The experiment does, and only if every way of filling the holes shows an effect that
-  is significantly above its limit.
-- Half of the significance level goes to the effects of all classes together and half to the effects of the classes,
-  each with Holm's correction. So a clear effect on the whole model is not diluted by the number of classes.
-- The statistics of the whole picture count for all classes together only, with the limit of the gap.
-- Sufficiency counts for all classes together only. For one class it also rises if a model that sees no object names the
-  class that the bare background resembles.
-- Sufficiency alone only warns: it fails a model only if the gap or a statistic of the whole picture is estimated above
-  its limit too. A model that sees no object often names the class whose objects usually stand there, but hardly uses
-  the background while the object is in the picture.
+- Heat alone never fails a model. The experiment does, and only if the mean of the fills is significantly above its
+  limit and the estimate with each fill is above it too.
+- The significance level is divided among the gap of all classes, the statistics of the whole picture, and the effects
+  of the classes; the last two have Holm's correction. So a clear effect on the whole model is not diluted by the number
+  of classes.
+- Sufficiency counts for all classes together only, and only while their gap is not excluded. A model that sees no
+  object often names the class whose objects usually stand there, but hardly uses the background while the object is in
+  the picture.
 - A class's attraction counts beside its gap: a mark on one class of many changes the answers to each other class only a
   little.
 - The heat warns only for all classes together. A clean network often names one class if it sees nothing else, and the
@@ -30,7 +28,14 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 from camkit.background.effects import OVERALL, Effect, EffectName, Level, Measures
-from camkit.background.reasons import WITH_ARTICLE, Reason, reason_of, reason_of_few_groups
+from camkit.background.reasons import (
+    WITH_ARTICLE,
+    Reason,
+    reason_of,
+    reason_of_doubt,
+    reason_of_few_groups,
+    reason_of_knowledge,
+)
 from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import MIN_GROUPS, holm, smallest_p, wilson
 
@@ -90,12 +95,6 @@ VERDICTS = (
         lambda findings: findings.has("fail"),
     ),
     VerdictRule(
-        "INCONCLUSIVE",
-        "a class, or all classes together, could not be tested, for example because an effect that would warn has too "
-        "few groups to ever be significant",
-        lambda findings: findings.untested,
-    ),
-    VerdictRule(
         "WARN",
         "an effect is at level warn; or a class is significantly less accurate on one of the places that the data "
         "names, by more than the limit of the gap; or, over all classes together, a smaller share of the heat lies on "
@@ -104,8 +103,9 @@ VERDICTS = (
     ),
     VerdictRule(
         "PASS",
-        "all effects of all classes together are excluded (with --strict: those of each class too)",
-        lambda findings: all(level == "excluded" for level in findings.required),
+        "the gap and the cues of all classes are excluded (with --strict: the effects of each class too), and every "
+        "class could be tested",
+        lambda findings: not findings.untested and all(level == "excluded" for level in findings.required),
     ),
     VerdictRule("INCONCLUSIVE", "otherwise", lambda _: True),
 )
@@ -113,8 +113,12 @@ VERDICTS = (
 _MAX_LISTED = 5
 """At most this many classes with the same kind of reason are listed one by one; more are counted, to keep it short."""
 
-_FAMILIES = 2
-"""The families of tests that share the significance level equally: all classes together, and the single classes."""
+SHARES: Mapping[str, float] = MappingProxyType({"gap": 0.6, "cues": 0.1, "classes": 0.3})
+"""The parts of the significance level: for the gap of all classes, for the cues, and for the effects of the classes.
+Most models that read the background do so for many classes, and then the gap of all classes finds it first."""
+
+_PRESENT = 2.0
+"""An effect of a class counts as above 0 at this many times the significance level, 10% by default: it only warns."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,7 @@ class Judgement:
     @property
     def largest_effect(self) -> float:
         """The largest of the effects; -1, less than any difference of shares, if none was measured."""
-        measured = [effect.decisive for effect in self.effects.values()]
-        return max((fill.effect.value for fill in measured if fill is not None), default=-1.0)
+        return max((effect.value for effect in self.effects.values() if effect.mean is not None), default=-1.0)
 
     def p(self, effect: EffectName) -> float | None:
         """Return the p-value of an effect after the correction for the number of tests; None if it was not tested."""
@@ -198,51 +201,48 @@ def _tested_effects(
 ) -> dict[str, list[Effect]]:
     """Return the effects with their corrected p-values. An effect that rests on too few pictures is not tested."""
     tested = {name: list(own) for name, own in effects.items()}
-    for names in ([name for name in effects if name == OVERALL], [name for name in effects if name != OVERALL]):
-        family = [
-            (name, number)
-            for name in names
-            for number, effect in enumerate(effects[name])
-            if _pictures(effect) >= _min_pictures(effect.name, limits)
-        ]
-        of_family = [effects[name][number] for name, number in family]
-        corrected = _corrected([max(measured.p for measured in effect.by_fill.values()) for effect in of_family])
-        floors = _corrected([smallest_p(effect.groups) for effect in of_family])
-        least = _least_groups(len(family), limits.alpha) if family and may_fail else MIN_GROUPS
-        for (name, number), p, floor in zip(family, corrected, floors, strict=True):
+    families: dict[str, list[tuple[str, int]]] = {family: [] for family in SHARES}
+    for name, own in effects.items():
+        for number, effect in enumerate(own):
+            family = "classes" if name != OVERALL else "gap" if effect.name == "gap" else "cues"
+            if effect.name != "sufficiency" and _pictures(effect) >= _min_pictures(effect.name, limits):
+                families[family].append((name, number))
+    for family, members in families.items():
+        means = [mean for name, number in members if (mean := effects[name][number].mean) is not None]
+        corrected = _corrected([mean.p for mean in means], family)
+        floors = _corrected([smallest_p(mean.effect.groups) for mean in means], family)
+        present = holm([mean.p_zero for mean in means])
+        least = _least_groups(len(members), family, limits.alpha) if members and may_fail else MIN_GROUPS
+        for (name, number), p, floor, p_zero in zip(members, corrected, floors, present, strict=True):
             tested[name][number] = replace(
                 tested[name][number],
                 p=p,
                 significant=may_fail and p <= limits.alpha,
+                present=p_zero <= _PRESENT * limits.alpha,
                 least_groups=least if floor > limits.alpha else MIN_GROUPS,
             )
-    tested[OVERALL] = _without_lone_sufficiency(tested[OVERALL])
+    gap_excluded = any(effect.name == "gap" and effect.level == "excluded" for effect in tested[OVERALL])
+    tested[OVERALL] = [
+        replace(effect, counts=not gap_excluded) if effect.name == "sufficiency" else effect
+        for effect in tested[OVERALL]
+    ]
     return tested
 
 
-def _corrected(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values of a family, corrected for its number of tests and for the number of families."""
-    return [min(1.0, _FAMILIES * p) for p in holm(p_values)]
+def _corrected(p_values: Sequence[float], family: str) -> list[float]:
+    """Return the p-values of a family, corrected for its number of tests and for its part of the level."""
+    return [min(1.0, p / SHARES[family]) for p in holm(p_values)]
 
 
-def _least_groups(tests: int, alpha: float) -> int:
+def _least_groups(tests: int, family: str, alpha: float) -> int:
     """Return the fewest groups with which every effect of a family of this many tests could be significant."""
     return next(
-        groups for groups in itertools.count(MIN_GROUPS) if _corrected([smallest_p(groups)] * tests)[0] <= alpha
+        groups for groups in itertools.count(MIN_GROUPS) if _corrected([smallest_p(groups)] * tests, family)[0] <= alpha
     )
 
 
-def _without_lone_sufficiency(effects: Sequence[Effect]) -> list[Effect]:
-    """Overrule the sufficiency of all classes together if others were measured, and none is above its limit."""
-    others = [effect for effect in effects if effect.name != "sufficiency" and effect.by_fill]
-    if not others or any(effect.above_with_every_fill for effect in others):
-        return list(effects)
-    return [replace(effect, overruled=effect.significant) for effect in effects]
-
-
 def _pictures(effect: Effect) -> int:
-    """Return the pictures behind the fill with the fewest."""
-    return min((measured.pictures for measured in effect.by_fill.values()), default=0)
+    return 0 if effect.mean is None else effect.mean.pictures
 
 
 def _min_pictures(effect: EffectName, limits: LimitsSection) -> int:
@@ -264,32 +264,38 @@ def _judge_alone(
 ) -> Judgement:
     """Judge a class, or all classes together, without looking at the others.
 
-    ``required`` says whether a PASS needs its effects to be excluded. The reasons explain the verdict; beside a FAIL or
-    INCONCLUSIVE, they include all warnings.
+    ``required`` says whether a PASS needs its effects to be excluded. The reasons explain the verdict, with all
+    warnings beside a FAIL, and with what could not be tested beside a WARN.
     """
-    levels = [effect.level for effect in effects]
     findings = Findings(
-        required=levels if required else (),
-        others=() if required else levels,
+        required=[effect.level for effect in effects if required and effect.name != "sufficiency"],
+        others=[effect.level for effect in effects if not required or effect.name == "sufficiency"],
         untested=bool(obstacles),
         warned=bool(other_warnings),
     )
     of_level = {
-        level: [reason_of(effect) for effect in effects if effect.level == level]
-        for level in ("fail", "warn", "open", "excluded")
+        level: [reason_of(effect) for effect in effects if effect.level == level and not _only_reported(effect)]
+        for level in ("fail", "excluded", "warn", "open")
     }
+    known = [reason_of_knowledge(effect) for effect in effects if not effect.counts and effect.low > effect.limit]
     warnings = [*of_level["warn"], *other_warnings]
+    reasons: list[Reason]
     match findings.verdict:
         case "FAIL":
             reasons = [*of_level["fail"], *warnings]
         case "INCONCLUSIVE":
-            reasons = [*obstacles, *warnings] if obstacles else of_level["open"]
+            reasons = [*obstacles] or of_level["open"]
         case "WARN":
-            reasons = warnings
+            reasons = [*warnings, *obstacles]
         case "PASS":
-            reasons = [*of_level["excluded"], *of_level["open"]]
+            reasons = [*of_level["excluded"], *of_level["open"], *known]
     by_name = {effect.name: effect for effect in effects}
     return Judgement(findings.verdict, tuple(reasons), by_name, findings, waived)
+
+
+def _only_reported(effect: Effect) -> bool:
+    """Return whether an effect decides nothing: a sufficiency that does not warn."""
+    return effect.name == "sufficiency" and effect.level == "open"
 
 
 def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) -> Judgement:
@@ -301,15 +307,20 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     findings = Findings.joined([judgement.findings for judgement in counted.values()])
     verdict = findings.verdict
     if verdict == "PASS":
-        return replace(overall, verdict=verdict, reasons=(*overall.reasons, *_excluded_for_classes(counted)))
+        reasons = [*overall.reasons, *_excluded_for_classes(counted)]
+        return replace(overall, verdict=verdict, reasons=tuple(reasons), findings=findings)
     of_all = [reason._replace(text=f"all classes together: {reason.text}") for reason in overall.reasons]
-    deciding = {name: own for name, own in counted.items() if name != OVERALL and own.verdict == verdict}
+    named = {name for name, own in counted.items() if own.verdict == verdict}
+    if verdict == "WARN":
+        named |= {name for name, own in counted.items() if own.findings.untested}
+    deciding = {name: own for name, own in counted.items() if name in named - {OVERALL}}
     of_classes = _summarised(worst_first(deciding), classes=len(judged) - 1)
-    if overall.verdict == verdict:  # first, because reports show only the first reasons at the top
+    if OVERALL in named:  # first, because reports show only the first reasons at the top
         reasons = [*of_all, *of_classes]
     else:  # a finding for all classes together is reported in any case
         reasons = [*of_classes, *(of_all if overall.verdict != "PASS" else [])]
-    return replace(overall, verdict=verdict, reasons=tuple(sorted(reasons, key=lambda reason: not reason.fails)))
+    reasons.sort(key=lambda reason: not reason.fails)
+    return replace(overall, verdict=verdict, reasons=tuple(reasons), findings=findings)
 
 
 def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
@@ -332,18 +343,19 @@ def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
             "be excluded; --strict asks for that too"
         )
         reasons.append(Reason(kind, f"{text}{_outlook(not_excluded)}"))
-    return reasons
+    above = [effect for own in of_classes.values() for effect in own.effects.values() if effect.value > effect.limit]
+    return [*reasons, *_listed([(effect.label, reason_of_doubt(effect)) for effect in above], len(of_classes))]
 
 
 def _outlook(judgements: Sequence[Judgement]) -> str:
     """Say how many more pictures of a class would exclude its effects, if a number would."""
     more = [effect.more_pictures for judgement in judgements for effect in judgement.effects.values()]
-    known = [count for count in more if count]
+    known = [numbers for numbers in more if numbers is not None and any(numbers)]
     if not known:
         return ""
-    most = "" if len(known) == 1 else "up to "
+    fewest, most = min(numbers[0] for numbers in known), max(numbers[1] for numbers in known)
     exception = "; the estimates of some are too near the limit" if None in more else ""
-    return f", which takes {most}about {max(known)} more pictures of a class{exception}"
+    return f", which takes about {fewest} to {most} more pictures of a class{exception}"
 
 
 def worst_first(judged: Mapping[str, Judgement]) -> dict[str, Judgement]:
@@ -353,14 +365,14 @@ def worst_first(judged: Mapping[str, Judgement]) -> dict[str, Judgement]:
 
 def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]:
     """Return the reasons of the classes that decide, kind by kind; a kind of many classes becomes one count."""
+    return _listed([(name, reason) for name, own in deciding.items() for reason in own.reasons], classes)
+
+
+def _listed(reasons: Sequence[tuple[str, Reason]], classes: int) -> list[Reason]:
+    """Return reasons of classes with the class's name, kind by kind; a kind of many classes becomes one count."""
     summary: list[Reason] = []
-    for kind in dict.fromkeys(reason.kind for judgement in deciding.values() for reason in judgement.reasons):
-        named = [
-            (name, reason)
-            for name, judgement in deciding.items()
-            for reason in judgement.reasons
-            if reason.kind == kind
-        ]
+    for kind in dict.fromkeys(reason.kind for _, reason in reasons):
+        named = [(name, reason) for name, reason in reasons if reason.kind == kind]
         if len(named) > _MAX_LISTED:
             summary.append(named[0][1]._replace(text=f"{len(named)} of {classes} classes: {kind}"))
         else:
@@ -389,40 +401,49 @@ def _obstacles(
     with_regions: bool,
 ) -> list[Reason]:
     """Return why a class, or all classes together, could not be tested."""
+    of = "" if measures.name == OVERALL else f" of {measures.name}"
     if not measures.pictures:
-        return [Reason("no picture could be used", "no picture could be used")]
+        text = "no picture could be used"
+        return [Reason(text, text, step=f"see in the report why no picture{of} could be used")]
     reasons = [reason_of_few_groups(effect) for effect in effects if effect.lacks_groups]
     reasons += _accuracy_obstacles(measures, limits, chance)
     if not measures.tested and measures.sufficiency.by_fill:
         kind = "there is no background to show the objects on"
         needed = "the check needs pictures of other groups, with regions, of the same class and of other classes"
-        reasons.append(Reason(kind, f"{kind}: {needed}"))
+        reasons.append(Reason(kind, f"{kind}: {needed}", step=f"add pictures{of} of other groups, with regions"))
     elif measures.tested < limits.least_pictures:
         kind = f"fewer than {limits.least_pictures} pictures could be tested"
         text = f"only {measures.tested} pictures could be tested; the check needs {limits.least_pictures}"
-        reasons.append(Reason(kind, text))
+        step = f"add at least {limits.least_pictures - measures.tested} pictures{of} with regions"
+        reasons.append(Reason(kind, text, step=step))
     needed_objects = _min_pictures("attraction", limits)
-    shown = min((measured.pictures for measured in measures.attraction.by_fill.values()), default=0)
+    shown = _pictures(measures.attraction)
     if measures.attraction.by_fill and measures.tested >= limits.least_pictures and shown < needed_objects:
         kind = "too few objects of other classes were shown on its backgrounds"
-        reasons.append(Reason(kind, f"{kind}: {shown}; the check needs {needed_objects}"))
+        step = f"add pictures{of} and of the other classes, with regions"
+        reasons.append(Reason(kind, f"{kind}: {shown}; the check needs {needed_objects}", step=step))
     if with_regions and measures.empty > limits.most_empty:
         text = f"{measures.empty:.0%} of the maps are empty; the limit is {limits.most_empty:.0%}"
-        reasons.append(Reason("too many maps are empty", text))
-    return reasons + [Reason("the heat cannot be trusted", problem) for problem in heat_problems]
+        reasons.append(Reason("too many maps are empty", text, step=_OTHER_HEAT))
+    return reasons + [Reason("the heat cannot be trusted", problem, step=_OTHER_HEAT) for problem in heat_problems]
+
+
+_OTHER_HEAT = "try another --method or --layer for the heat"
 
 
 def _accuracy_obstacles(measures: Measures, limits: LimitsSection, chance: float) -> list[Reason]:
     """Return an obstacle if there are too few right answers for a gap to be measurable."""
-    if not measures.gap.by_fill:
+    gap = measures.gap.mean
+    if gap is None:
         return []
-    reasons = []
-    accuracy = min(measured.accuracies[0] for measured in measures.gap.by_fill.values())
-    if wilson(round(accuracy * measures.tested), measures.tested)[0] <= max(limits.gap, chance):
-        kind = "accuracy on pasted objects is too close to chance for a gap to be measurable"
-        text = (
-            f"accuracy {accuracy:.0%} on backgrounds of the object's own class ({measures.tested} pictures), too close "
-            "to chance for a gap to be measurable"
-        )
-        reasons.append(Reason(kind, text))
-    return reasons
+    accuracy = gap.accuracies[0]
+    if wilson(round(accuracy * measures.tested), measures.tested)[0] > max(limits.gap, chance):
+        return []
+    kind = "accuracy on pasted objects is too close to chance for a gap to be measurable"
+    text = (
+        f"accuracy {accuracy:.0%} on backgrounds of the object's own class ({measures.tested} pictures), too close to "
+        "chance for a gap to be measurable"
+    )
+    which = "the model" if measures.name == OVERALL else f"the class {measures.name}"
+    step = f"check labels and preprocessing; if they are right, train the model until it knows {which} better"
+    return [Reason(kind, text, step=step)]

@@ -155,8 +155,8 @@ def check(
 ) -> int:
     """Check whether a classifier may ship, or reads the background.
 
-    Exit codes: 0 the model may ship; 1 FAIL; 2 the call, the config or the data is wrong; 3 INCONCLUSIVE; 4 the model
-    or the program failed.
+    Exit codes: 0 the model may ship; 1 FAIL; 2 the call, the config or the data is wrong; 3 INCONCLUSIVE, or WARN if a
+    class could not be tested; 4 the model or the program failed.
 
     Args:
         data: A folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose

@@ -6,6 +6,7 @@ Every function depends on its arguments and a seed alone, never on the number of
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,19 @@ def group_numbers(groups: Sequence[str]) -> Int[np.ndarray, " n"]:
     """
     numbers = {name: number for number, name in enumerate(sorted(set(groups)))}
     return np.array([numbers[name] for name in groups], dtype=int)
+
+
+def effective_groups(groups: Sequence[str]) -> int:
+    """Return how many groups of equal size say as much as the given ones, one entry for each picture.
+
+    This is (sum n)^2 / sum n^2, where n is the number of pictures of a group (Kish 1965): the mean over pictures whose
+    groups are alike inside varies as much as the mean over that many groups of one size.
+
+    >>> effective_groups(["a", "b", "b", "c"]), effective_groups(["a"] * 9 + ["b"])
+    (3, 1)
+    """
+    sizes = Counter(groups).values()
+    return round(sum(sizes) ** 2 / sum(size**2 for size in sizes)) if sizes else 0
 
 
 @functools.cache

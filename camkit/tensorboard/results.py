@@ -103,7 +103,7 @@ def _events(writer: SummaryWriter | str | Path) -> Iterator[SummaryWriter]:
 def _figures(measures: Measures) -> dict[str, float]:
     figures = {"accuracy": measures.accuracy.value}
     for name in ("gap", "attraction", "sufficiency"):
-        measured = measures.effects[name].weakest if name in measures.effects else None
+        measured = measures.effects[name].mean if name in measures.effects else None
         if measured is not None:
             figures[name] = measured.effect.value
     if measures.skill is not None:

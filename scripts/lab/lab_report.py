@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from camkit.background.effects import WHOLE_PICTURE, Effect, EffectName, MeasuredEffect, Measures, limit_of
+from camkit.background.effects import OVERALL, measure_all
+from camkit.background.pictures import ImageRow
+from camkit.background.report.json import plain
 from camkit.background.rule import judge
 from camkit.config.settings import LimitsSection
-from camkit.kit.statistics import Estimate
 
 Row = dict[str, Any]
 Rules = Mapping[str, tuple[Callable[[Row], float], float | None]]
@@ -96,32 +98,21 @@ there is one."""
 
 
 def judge_again(row: Row, limits: LimitsSection) -> Row:
-    """Return a model's row with the verdict of today's rule on its stored measures."""
-    measures = {name: _measures(stored, limits) for name, stored in (*row["classes"].items(), ("", row["overall"]))}
+    """Return a model's row with the verdict of today's rule on its pictures; a row without them keeps its verdict."""
+    if "images" not in row:
+        return row
+    measures = measure_all([ImageRow(**image) for image in row["images"]], limits, 0, (), row["classes"])
     judged = judge(measures, limits, exempt={}, waived={}, heat_problems=row["sanity"]["problems"])
-    return {**row, "verdict": judged[""].verdict, "reasons": [reason.text for reason in judged[""].reasons]}
-
-
-def _measures(stored: Row, limits: LimitsSection) -> Measures:
-    """Return the measures that a row stores."""
-    values = {name: value for name, value in stored.items() if name != "verdict"}
-    values["accuracy"] = Estimate(**values["accuracy"])
-    values["skill"] = values["skill"] and Estimate(**values["skill"])
-    of_background: tuple[EffectName, ...] = ("gap", "sufficiency", "attraction")
-    by_name: dict[EffectName, Row] = {name: values.pop(name) for name in of_background}
-    by_name |= {cue: {WHOLE_PICTURE: effect} for cue, effect in values.pop("cues", {}).items()}
-    effects = {
-        name: Effect(
-            name, {fill: _measured_effect(of_fill) for fill, of_fill in by_fill.items()}, limit_of(name, limits)
-        )
-        for name, by_fill in by_name.items()
+    overall, *classes = (
+        json.loads(json.dumps({"name": name, **plain(measures[name])})) for name in (OVERALL, *row["classes"])
+    )
+    return {
+        **row,
+        "verdict": judged[OVERALL].verdict,
+        "reasons": [reason.text for reason in judged[OVERALL].reasons],
+        "overall": overall,
+        "classes": {of_class["name"]: of_class for of_class in classes},
     }
-    return Measures(**values, effects=effects)
-
-
-def _measured_effect(stored: Row) -> MeasuredEffect:
-    shares = tuple(stored["accuracies"])
-    return MeasuredEffect(Estimate(**stored["effect"]), stored["p"], shares, stored["pictures"])
 
 
 def auroc(biased: Sequence[float], clean: Sequence[float]) -> float:

@@ -86,7 +86,10 @@ def run_models(
 
 
 def row_of(result: CheckResult) -> Row:
-    """Return what a model's row stores of its check: the verdict, and the measures it is judged on again later."""
+    """Return what a model's row stores of its check: the verdict, the measures, and what was measured on each picture.
+
+    From the pictures, another rule can be judged later without a network.
+    """
     return {
         "verdict": result.verdict,
         "reasons": list(result.reasons),
@@ -96,6 +99,7 @@ def row_of(result: CheckResult) -> Row:
             for name, measures in result.classes.items()
         },
         "sanity": asdict(result.sanity),
+        "images": [asdict(image) for image in result.images],
     }
 
 

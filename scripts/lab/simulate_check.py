@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -59,7 +60,8 @@ class Scenario:
         objects, backgrounds, uneven: deviations of the numbers of an object, of a background, and of how an object
             takes the backgrounds of other classes, where that of an edit is 1.
         filled: the most that is filled of a background; the least is nothing.
-        together: pictures of a group, such as a patient's, which share all their numbers but those of the edits.
+        together: the pictures of each group in turn, such as a patient's, which share all their numbers but those of
+            the edits.
     """
 
     name: str
@@ -74,7 +76,7 @@ class Scenario:
     backgrounds: float = 0.5
     uneven: float = 0.3
     filled: float = 0.0
-    together: int = 1
+    together: Sequence[int] = (1,)
 
     def lost_on(self, background: int) -> float:
         """Return the accuracy lost on backgrounds of a class."""
@@ -94,7 +96,7 @@ class Scenario:
 SCENARIOS = (
     Scenario("no effect"),
     Scenario("at the limit", gap=0.10, sufficiency=0.10),
-    Scenario("at the limit, groups of 5 pictures", gap=0.10, sufficiency=0.10, together=5),
+    Scenario("at the limit, groups of 5 pictures", gap=0.10, sufficiency=0.10, together=(5,)),
     Scenario("at the limit, backgrounds differ much", gap=0.10, sufficiency=0.10, backgrounds=1.5),
     Scenario("at the limit, objects differ in their gap", gap=0.10, sufficiency=0.10, uneven=1.5),
     Scenario("at the limit, accuracy 98%", gap=0.10, sufficiency=0.10, accuracy=0.98),
@@ -112,6 +114,25 @@ SCENARIOS = (
     Scenario("no effect, 100 pictures of each class", per_class=100),
     Scenario("at the limit, 100 pictures of each class", gap=0.10, sufficiency=0.10, per_class=100),
 )
+
+UNEVEN = (1, 1, 2, 4, 7, 15)
+"""Pictures of each group in turn: 5 on average, but 60 groups are worth only 30 of the same size."""
+
+WORLDS = (
+    Scenario("gap 0", per_class=75),
+    Scenario("gap 0.02", gap=0.02, per_class=75),
+    Scenario("gap 0.02, sufficiency 0.15", gap=0.02, sufficiency=0.15, per_class=75),
+    Scenario("gap 0.05", gap=0.05, per_class=75),
+    Scenario("gap 0.10, sufficiency 0.25", gap=0.10, sufficiency=0.25, per_class=75),
+    Scenario("gap 0.15", gap=0.15, per_class=75),
+    Scenario("gap 0.20", gap=0.20, per_class=75),
+    Scenario("gap 0.20, sufficiency 0.25", gap=0.20, sufficiency=0.25, per_class=75),
+    Scenario("one class of four at 0.20", marked=0.20, per_class=75),
+    Scenario("gap 0, uneven groups", per_class=75, together=UNEVEN),
+    Scenario("gap 0.10, uneven groups", gap=0.10, per_class=75, together=UNEVEN),
+    Scenario("gap 0.20, uneven groups", gap=0.20, per_class=75, together=UNEVEN),
+)
+"""The worlds on which two rules are compared."""
 
 
 def _label(number: int) -> str:
@@ -139,8 +160,10 @@ class Design:
 @functools.cache
 def design_of(scenario: Scenario) -> Design:
     """Draw the partners of every object as the check does."""
+    sizes = itertools.cycle(scenario.together)
+    group_of = [group for group in range(scenario.per_class) for _ in range(next(sizes))]
     items = tuple(
-        Item(f"{label}/{number}", Path(), label, f"{label}/{number // scenario.together}")
+        Item(f"{label}/{number}", Path(), label, f"{label}/{group_of[number]}")
         for label in map(_label, range(scenario.classes))
         for number in range(scenario.per_class)
     )

@@ -51,7 +51,7 @@ class KindScenario:
 SCENARIOS = (
     KindScenario("no pair is worse"),
     KindScenario("no pair is worse, kinds do not go with classes", tie=0.0),
-    KindScenario("no pair is worse, groups of 4 pictures", experiment=Scenario("", per_class=75, together=4)),
+    KindScenario("no pair is worse, groups of 4 pictures", experiment=Scenario("", per_class=75, together=(4,))),
     KindScenario("no pair is worse, backgrounds differ much", experiment=Scenario("", per_class=75, backgrounds=1.5)),
     KindScenario("no pair is worse, accuracy 98%", experiment=Scenario("", per_class=75, accuracy=0.98)),
     KindScenario("no pair is worse, accuracy 60%", experiment=Scenario("", per_class=75, accuracy=0.60)),

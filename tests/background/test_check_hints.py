@@ -113,7 +113,7 @@ def test_a_network_that_reads_a_mark_in_the_corner_gets_every_hint(marked):
     assert "100% of the heat lies in the outer ring" in reasons
     assert all(f"{label}: in 30 of 30 pictures" in reasons for label in ("red", "blue"))
     assert "stays put" in reasons
-    assert "with outer rings of the object's own class and 0% with outer rings of other classes" in reasons
+    assert "of the pictures with outer rings of their own class and 0% with outer rings of other classes" in reasons
 
 
 @pytest.mark.extended

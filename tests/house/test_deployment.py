@@ -119,4 +119,4 @@ def test_the_example_stops_the_biased_network_only(network, failing, tmp_path):
     assert len(cases) == 3, done.stdout
     assert [case.get("name") for case in cases if case.find("failure") is not None] == failing
     assert done.returncode == bool(failing)
-    assert ("reads the background" in done.stdout or "FAIL: class" in done.stdout) == bool(failing)
+    assert ("relies on the background" in done.stdout or "FAIL: " in done.stdout) == bool(failing)

@@ -35,6 +35,8 @@ def cost_notice(plan: Plan, seconds: float) -> Text:
 def verdict(result: CheckResult) -> Text:
     """Return the verdict, the reasons, and the path of the report."""
     text = Text.assemble((result.verdict, _STYLES[result.verdict]), f": {printable(words.sentence(result))}\n")
+    for step in words.next_steps(result):
+        text.append(f"  next: {printable(step)}\n", "bold")
     for reason in result.reasons[: words.MOST_REASONS]:
         text.append(f"  {printable(reason)}\n")
     if len(result.reasons) > words.MOST_REASONS:
@@ -66,6 +68,6 @@ def table(result: CheckResult) -> Table:
             Text(verdict, _STYLES[result.judged[name].verdict]),
             str(measures.pictures),
             *numbers,
-            more.removeprefix("about "),
+            more,
         )
     return columns

@@ -12,10 +12,10 @@ from typing import Any
 from markupsafe import Markup
 
 from camkit.background.deep.kinds import Kinds, Pair
-from camkit.background.effects import LEVELS, OVERALL, EffectName, Measures
+from camkit.background.effects import LEVELS, OVERALL, EffectName, Level, Measures
 from camkit.background.report import words
 from camkit.background.result import CheckResult
-from camkit.background.rule import VERDICTS, Judgement
+from camkit.background.rule import SHARES, VERDICTS, Judgement
 from camkit.background.showcase import Panel, Showcase, Strip
 from camkit.drawing.encode import encode
 from camkit.kit import wording
@@ -42,9 +42,8 @@ _COLUMNS = (
     (
         "background gap",
         "Accuracy on backgrounds of the object's own class minus accuracy on backgrounds of other classes. Below, as "
-        "for all effects that count: the 95% interval and the level. If the data has regions, the experiment fills "
-        "holes in two ways. The table shows the effect that decides: for the level fail the smaller one, otherwise the "
-        "larger one.",
+        "for all effects: the estimate with each way of filling holes, whose mean counts, the 95% interval and, if the "
+        "effect counts, the level.",
     ),
     ("own / other", "The two accuracies behind the gap: on backgrounds of the own class, and of other classes."),
     (
@@ -118,7 +117,7 @@ def render(result: CheckResult) -> str:
         exclusions=_exclusions(result),
         cues=_cues(result),
         exclusions_help=words.EXCLUSIONS,
-        levels=LEVELS,
+        levels=_levels(),
         verdicts=VERDICTS,
         limits=_limits(result),
         shortcuts=[
@@ -138,6 +137,12 @@ def render(result: CheckResult) -> str:
         failures_left=max(0, len(result.failures) - _MOST_LISTED),
     )
     return page
+
+
+def _levels() -> list[tuple[Level, list[str]]]:
+    """Return the rows of the table of levels: when each applies, by scope."""
+    when = [{rule.level: rule.when for rule in rules} for rules in LEVELS.values()]
+    return [(level, [of_scope.get(level, "never") for of_scope in when]) for level in when[0]]
 
 
 def _embedded(pixels: Pixels) -> str:
@@ -161,7 +166,7 @@ def _strip(strip: Strip) -> dict[str, Any]:
 
 
 def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
-    gap = words.shown("gap", measures, judgement)
+    gap = measures.gap.mean
     verdict = judgement.verdict
     accuracies = wording.NONE if gap is None else " / ".join(wording.share(share) for share in gap.accuracies)
     skill, energy = measures.skill, measures.energy
@@ -249,12 +254,14 @@ def _exclusions(result: CheckResult) -> list[tuple[str, ...]]:
 
 def _effect(name: EffectName, measures: Measures, judgement: Judgement) -> _Cell:
     """Return an effect with its interval and, if it counts for the verdict, its level."""
-    measured = words.shown(name, measures, judgement)
-    if measured is None:
+    effect = measures.effects.get(name)
+    if effect is None or effect.mean is None:
         return _Cell(wording.NONE, _SORTS_FIRST)
     level = (judgement.effects[name].level,) if name in judgement.effects else ()
-    value = measured.effect.value
-    return _Cell(wording.number(value), _sort_key(value), (*_interval(measured.effect), *level))
+    fills = " / ".join(wording.number(of_fill.effect.value) for of_fill in effect.by_fill.values())
+    several = (fills,) if len(effect.by_fill) > 1 else ()
+    lines = (*several, *_interval(effect.mean.effect), *level)
+    return _Cell(wording.number(effect.value), _sort_key(effect.value), lines)
 
 
 def _sort_key(value: float) -> float:
@@ -276,8 +283,9 @@ def _limits(result: CheckResult) -> str:
     strict = "this check was strict" if limits.strict else "this check was not strict"
     text = (
         f"The limits: gap {limits.gap:g}, attraction {limits.attraction:g}, sufficiency {limits.sufficiency:g}. "
-        f"The significance level is {limits.alpha:.0%}: half for the effects of all classes together and half for the "
-        f"effects of the classes, each with Holm's correction. The heat alone never fails a model; {strict}."
+        f"The significance level is {limits.alpha:.0%}: {SHARES['gap']:.0%} of it for the gap of all classes, "
+        f"{SHARES['cues']:.0%} for the cues and {SHARES['classes']:.0%} for the effects of the classes, the last two "
+        f"with Holm's correction. The heat alone never fails a model; {strict}."
     )
     if with_regions or settings.check.ring_is_background:
         return text

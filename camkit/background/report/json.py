@@ -43,6 +43,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "verdict": result.verdict,
         "sentence": words.sentence(result),
         "reasons": list(result.reasons),
+        "next_steps": words.next_steps(result),
         "worst": result.worst,
         "model": plan.model.name,
         "method": result.method,
@@ -89,12 +90,13 @@ def plain(measures: Measures) -> dict[str, Any]:
     figures = asdict(replace(measures, effects={}))
     of_background = {name: effect.by_fill for name, effect in measures.effects.items() if name in _OF_BACKGROUND}
     figures |= {name: _as_dicts(of_background.get(name, {})) for name in _OF_BACKGROUND}
+    figures["mean"] = _as_dicts({name: measures.effects[name].mean for name in of_background})
     figures["cues"] = _as_dicts(measures.cues)
     return {name: value for name, value in figures.items() if name not in ("name", "effects")}
 
 
-def _as_dicts(measured: Mapping[Any, MeasuredEffect]) -> dict[Any, dict[str, Any]]:
-    return {name: asdict(effect) for name, effect in measured.items()}
+def _as_dicts(measured: Mapping[Any, MeasuredEffect | None]) -> dict[Any, dict[str, Any]]:
+    return {name: asdict(effect) for name, effect in measured.items() if effect is not None}
 
 
 def _found(result: CheckResult, analysis: str) -> Any:

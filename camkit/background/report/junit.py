@@ -13,10 +13,10 @@ from camkit.errors import printable
 def render(result: CheckResult) -> str:
     """Return the XML. WARN passes, with its reasons as output. Waived classes are skipped.
 
-    INCONCLUSIVE of a class fails, or is skipped if ``result.inconclusive`` is "pass". INCONCLUSIVE of all classes
-    together is always skipped: nothing was found, and the exit code says that the model may not ship. The time of a
-    class is its share of the check's duration, by the number of its pictures: the pictures of all classes pass through
-    the model together.
+    INCONCLUSIVE of a class, or a WARN of one that could not be tested, fails, or is skipped if ``result.inconclusive``
+    is "pass". INCONCLUSIVE of all classes together is always skipped: nothing was found, and the exit code says that
+    the model may not ship. The time of a class is its share of the check's duration, by the number of its pictures: the
+    pictures of all classes pass through the model together.
     """
     suite = TestSuite(printable(f"camkit check of {result.plan.model.name}"))
     seconds = 0.0 if result.run is None else result.run.seconds
@@ -43,11 +43,12 @@ def _case(name: str, judgement: Judgement, inconclusive: Inconclusive) -> TestCa
     case = TestCase(printable(name), "background")
     verdict = judgement.verdict
     why = printable("; ".join(reason.text for reason in judgement.reasons))
-    if verdict in ("FAIL", "INCONCLUSIVE") and judgement.waived:
+    undecided = verdict == "INCONCLUSIVE" or (verdict == "WARN" and judgement.findings.untested)
+    if (verdict == "FAIL" or undecided) and judgement.waived:
         case.result = [Skipped(printable(f"waived: {judgement.waived}: {why}"))]
-    elif verdict == "FAIL" or (verdict == "INCONCLUSIVE" and inconclusive == "fail"):
+    elif verdict == "FAIL" or (undecided and inconclusive == "fail"):
         case.result = [Failure(why, "background")]
-    elif verdict == "INCONCLUSIVE":
+    elif undecided:
         case.result = [Skipped(why)]
     case.system_out = f"{verdict}: {why}"
     return case

@@ -15,6 +15,7 @@ _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
 def render(result: CheckResult) -> str:
     """Return the summary: the verdict, the reasons, and a table with a row per class."""
     lines = [f"## {_SIGNS[result.verdict]} {result.verdict}: {as_markdown(words.sentence(result))}", ""]
+    lines += [f"- **Next:** {as_markdown(step)}" for step in words.next_steps(result)]
     lines += [f"- {as_markdown(reason)}" for reason in result.reasons[: words.MOST_REASONS]]
     if len(result.reasons) > words.MOST_REASONS:
         lines.append(f"- and {len(result.reasons) - words.MOST_REASONS} more, in {words.PAGE}")
@@ -42,8 +43,8 @@ def render(result: CheckResult) -> str:
 
 def _row(measures: Measures, judgement: Judgement) -> str:
     title, verdict, accuracy, gap, *others = words.figures(measures, judgement).values()
-    if (shown := words.shown("gap", measures, judgement)) is not None:
-        gap += f" [{number(shown.effect.low)}, {number(shown.effect.high)}]"
+    if measures.gap.mean is not None:
+        gap += f" [{number(measures.gap.low)}, {number(measures.gap.high)}]"
     pictures = f"{measures.pictures} ({measures.tested} tested)"
     return f"| {' | '.join((as_markdown(title), verdict, pictures, accuracy, gap, *others))} |"
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from camkit.background.effects import CUE_NAMES, OVERALL, EffectName, MeasuredEffect, Measures
+from camkit.background.effects import CUE_NAMES, OVERALL, EffectName, Level, Measures
 from camkit.background.plan import Plan
-from camkit.background.reasons import WITH_ARTICLE
+from camkit.background.reasons import in_words
 from camkit.background.result import CheckResult
 from camkit.background.rule import Judgement, worst_first
 from camkit.kit.statistics import Estimate
-from camkit.kit.wording import NONE, VERSION, first_of, listed, number, share
+from camkit.kit.wording import NONE, VERSION, first_of, number, share
 
 PAGE = "report.html"
 """The file name of the report that people open."""
@@ -21,7 +23,10 @@ MOST_REASONS = 10
 """Reasons at the top of a report; the page lists the others below."""
 
 _MAX_CLASSES = 5
-"""Failing classes that the headline lists."""
+"""Classes that the headline lists."""
+
+MOST_STEPS = 3
+"""Next steps that a report gives."""
 
 CAVEAT = (
     "A pass does not prove the absence of shortcuts. It says that, on these pictures, the answers did not depend on "
@@ -32,7 +37,8 @@ CAVEAT = (
 EXCLUSIONS = (
     "Excluded above: every effect that counts for this row is at most this large, at 95% for each effect. More "
     "pictures: about how many more pictures the experiment needs to exclude all these effects above their limits, if "
-    "the estimates stay as they are; 0 if they are excluded already, and a dash if no number of pictures would do."
+    "the true effects are as estimated; the first number does so in about half of the checks, and the second in four "
+    "of five; 0 if they are excluded already, and a dash if no number of pictures would do."
 )
 
 REFERENCES = (
@@ -44,39 +50,66 @@ REFERENCES = (
 
 
 def sentence(result: CheckResult) -> str:
-    """Return the verdict as a sentence, without the word itself."""
-    model, worst = result.plan.model.name, result.worst
-    failing = [
-        name
-        for name, judgement in worst_first(result.judged).items()
-        if judgement.verdict == "FAIL" and name != OVERALL and not judgement.waived
-    ]
-    if result.verdict == "FAIL" and failing:
-        return f"{model} reads the background for {first_of(failing, _MAX_CLASSES)}"
+    """Return the verdict as a sentence for somebody who has never heard of the check, without the word itself."""
+    model, judged = result.plan.model.name, result.judged
     if result.verdict == "FAIL":
-        read = [name for name, effect in result.judged[OVERALL].effects.items() if effect.level == "fail"]
-        cues = [name for name in read if name in CUE_NAMES]
-        if cues and len(cues) == len(read):
-            return f"{model} reads the {' and the '.join(cues)} of the whole picture"
-        return f"{model} reads the background"
+        return f"{model} relies on {_what(result, 'fail')}: {_evidence(result, 'fail')}"
     if result.verdict == "WARN":
-        return f"{model} may ship, but look at {'the reasons' if worst == OVERALL else f'class {worst}'} first"
+        untested = [name for name, own in judged.items() if own.findings.untested and not own.waived]
+        named = first_of([name for name in untested if name != OVERALL], _MAX_CLASSES)
+        beside = "" if not untested else f"; {named or 'a part of it'} could not be tested"
+        evidence = _evidence(result, "warn") or judged[OVERALL].reasons[0].text
+        return f"{model} may rely on {_what(result, 'warn')}: {evidence}{beside}"
     if result.verdict == "PASS":
-        return _pass_sentence(model, result.judged[OVERALL])
-    return f"the check could not tell whether {model} reads the background"
+        return _pass_sentence(model, judged)
+    return f"these pictures do not show whether {model} relies on the background"
 
 
-def _pass_sentence(model: str, judgement: Judgement) -> str:
-    """Say how large the effects of all classes together can be."""
-    upper_ends = [
-        f"{WITH_ARTICLE[name]} above {effect.excluded_above:.2f}"
-        for name, effect in judgement.effects.items()
-        if effect.excluded_above is not None
-    ]
-    if not upper_ends:
+def _what(result: CheckResult, level: Level) -> str:
+    """Return what the model relies on, by the effects at a level."""
+    effects = [effect for own in result.judged.values() for effect in own.effects.values() if effect.level == level]
+    cues = [effect.name for effect in effects if effect.name in CUE_NAMES]
+    if cues and len(cues) == len(effects):
+        return f"the {' and the '.join(cues)} of the whole picture"
+    return "the background"
+
+
+def _evidence(result: CheckResult, level: Level) -> str:
+    """Return the finding at a level that says most, in words: the gap of all classes, or the largest of a class."""
+    counted = [own for own in result.judged.values() if not own.waived]
+    of_all = [effect for effect in result.judged[OVERALL].effects.values() if effect.level == level]
+    found = of_all or [effect for own in counted for effect in own.effects.values() if effect.level == level]
+    largest = max(found, key=lambda effect: effect.value, default=None)
+    return "" if largest is None else in_words(of_all[0] if of_all else largest)
+
+
+def _pass_sentence(model: str, judged: Mapping[str, Judgement]) -> str:
+    """Say how little the answers depend on the background, and which estimates lie above their limits nevertheless."""
+    gap = judged[OVERALL].effects.get("gap")
+    if gap is None or gap.mean is None:
         return f"{model} was not tested, because every class is waived or exempt"
-    are = "is" if len(upper_ends) == 1 else "are"
-    return f"{model} depends on the background less than the limits allow: {listed(upper_ends)} {are} excluded at 95%"
+    above = [
+        name
+        for name, own in worst_first(judged).items()
+        if not own.waived and any(effect.value > effect.limit for effect in own.effects.values())
+    ]
+    if above:
+        named = first_of(["all classes together" if name == OVERALL else name for name in above], _MAX_CLASSES)
+        return f"{model} as a whole does not rely on the background; what was measured for {named} is uncertain"
+    return f"no sign that {model} relies on the background: {in_words(gap)}"
+
+
+def next_steps(result: CheckResult) -> list[str]:
+    """Return what to do if something could not be decided; nothing if everything was."""
+    if result.verdict != "INCONCLUSIVE" and not result.judged[OVERALL].findings.untested:
+        return []
+    steps = list(dict.fromkeys(reason.step for reason in result.judged[OVERALL].reasons if reason.step))
+    plan = result.plan
+    left = sum(bool(item.objects) for item in plan.data.items) - len(plan.sample)
+    if left > 0 and any(step.startswith("add ") for step in steps):
+        size = max(Counter(item.label for item in plan.data.items).values())
+        steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
+    return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
 
 
 def excluded_above(name: EffectName, judgement: Judgement) -> str:
@@ -92,28 +125,22 @@ def all_excluded_above(judgement: Judgement) -> str:
 
 
 def more_pictures(judgement: Judgement) -> str:
-    """Return how many more pictures would exclude all effects above their limits, such as "0" or "about 43".
+    """Return how many more pictures would exclude all effects above their limits, such as "0" or "43 to 240".
 
-    A dash stands for effects that no number of pictures would exclude.
+    A dash stands for effects that no number of pictures would exclude, and for a class that could not be tested.
     """
-    more = [effect.more_pictures for effect in judgement.effects.values()]
-    known = [count for count in more if count is not None]
-    if not more or len(known) < len(more):
+    more = [effect.more_pictures for effect in judgement.effects.values() if effect.name != "sufficiency"]
+    known = [numbers for numbers in more if numbers is not None]
+    if not more or len(known) < len(more) or judgement.findings.untested:
         return NONE
-    return f"about {max(known)}" if max(known) else "0"
-
-
-def shown(name: EffectName, measures: Measures, judgement: Judgement) -> MeasuredEffect | None:
-    """Return an effect as tables show it: with the fill that decides, or with the weakest if none decides."""
-    if name in judgement.effects:
-        return judgement.effects[name].decisive
-    return measures.effects[name].weakest if name in measures.effects else None
+    fewest, most = map(max, zip(*known, strict=True))
+    return f"{fewest} to {most}" if most else "0"
 
 
 def figures(measures: Measures, judgement: Judgement) -> dict[str, str]:
     """Return the figures of a class, or of all classes together, as the tables in text show them."""
     effects: tuple[EffectName, ...] = ("gap", "attraction", "sufficiency")
-    effect_of = {name: shown(name, measures, judgement) for name in effects}
+    effect_of = {name: measures.effects[name].mean if name in measures.effects else None for name in effects}
     return {
         "class": measures.name or "all classes",
         "verdict": judgement.verdict + (" (waived)" if judgement.waived else ""),
