@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from camkit.errors import CamkitError
     from camkit.explainer import Explainer, explain, explain_many
     from camkit.explanation import Explanation
+    from camkit.mending import MendResult, mend
     from camkit.methods import METHODS, register_method
     from camkit.models import black_box, load_model
     from camkit.types import Failure, TargetLayer
@@ -43,6 +44,7 @@ __all__ = [
     "Explainer",
     "Explanation",
     "Failure",
+    "MendResult",
     "MethodJudgement",
     "TargetLayer",
     "__version__",
@@ -58,6 +60,7 @@ __all__ = [
     "hooks",
     "judge",
     "load_model",
+    "mend",
     "methods",
     "metrics",
     "register_method",
@@ -77,6 +80,7 @@ _HOMES = {
     "Explainer": "explainer",
     "Explanation": "explanation",
     "Failure": "types",
+    "MendResult": "mending",
     "MethodJudgement": "comparison.judge",
     "TargetLayer": "types",
     "black_box": "models",
@@ -89,6 +93,7 @@ _HOMES = {
     "feature_maps": "diagnosis.feature_maps",
     "judge": "comparison.judge",
     "load_model": "models",
+    "mend": "mending",
     "register_method": "methods",
 }
 

@@ -124,7 +124,7 @@ class Showcase:
         shown = {title: make() for edit, make in edits.items() if (title := self._title(edit))}
         answers = self._plan.answer(torch.stack(list(shown.values())), [item.label] * len(shown))
         edited = [
-            Panel(title, _pixels(picture, tensor), answer.share, self._plan.name_of(answer.output))
+            Panel(title, in_levels(picture, tensor), answer.share, self._plan.name_of(answer.output))
             for (title, tensor), answer in zip(shown.items(), answers, strict=True)
         ]
         unedited = Panel("picture and region", _with_outline(picture), row.probability, row.answer)
@@ -146,7 +146,7 @@ class Showcase:
         explanation = next(self._plan.explain([item])) if self._plan.draws_heat else None
         if not isinstance(explanation, Explanation):
             return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
-        drawn = overlay.render(_pixels(picture, picture.tensor), explanation.heatmap, None)
+        drawn = overlay.render(in_levels(picture, picture.tensor), explanation.heatmap, None)
         title = f"heat for {item.label}" + ("" if explanation.status == "ok" else ": no evidence")
         return Panel(title, drawn)
 
@@ -178,7 +178,7 @@ def _with_frame(picture: PreparedPicture, box: Box) -> Pixels:
     return pixels
 
 
-def _pixels(picture: PreparedPicture, tensor: Float[Tensor, "c h w"]) -> Pixels:
+def in_levels(picture: PreparedPicture, tensor: Float[Tensor, "c h w"]) -> Pixels:
     """Return a model's input as a picture."""
     levels = (picture.shades.pixels(tensor) * 255).round().to(torch.uint8)
     colours = levels[:3] if len(levels) >= 3 else levels[:1].expand(3, -1, -1)
@@ -200,6 +200,6 @@ def _with_outline(picture: PreparedPicture) -> Pixels:
 
 def _enlarged(picture: PreparedPicture) -> tuple[Pixels, int]:
     """Return a picture as the model sees it, a small one enlarged, and the factor."""
-    pixels = _pixels(picture, picture.tensor)
+    pixels = in_levels(picture, picture.tensor)
     factor = max(1, round(_SIDE / max(pixels.shape[:2])))
     return np.asarray(cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)), factor

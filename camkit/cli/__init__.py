@@ -20,6 +20,7 @@ from camkit.cli.configured import fill_in
 from camkit.cli.diagnose import diagnose, features
 from camkit.cli.explain import explain
 from camkit.cli.layers import layers
+from camkit.cli.mend import mend
 from camkit.cli.options import refuse_fractions
 from camkit.cli.terminal import (
     TALK,
@@ -53,7 +54,7 @@ app = App(
 
 
 app.default(explain)
-for command in (checks, compare, concepts, diagnose, features, judge, layers):
+for command in (checks, compare, concepts, diagnose, features, judge, layers, mend):
     app.command(command)
 
 

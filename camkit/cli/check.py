@@ -70,7 +70,7 @@ class ExperimentOptions:
         seed: The seed of the sample, the backgrounds and the bootstrap. Default: 0.
         batch_size: Pictures in one forward pass. Default: 32 on a GPU, 4 on a CPU.
         layer: The layer whose heat is measured. Default: camkit chooses.
-        method: The method that computes the heat. Default: gradcam.
+        method: The method that computes the heat. Default: auto.
         precision: The number format of the computation. Default: fp32.
         ring: The width of the outer ring, as a share of the picture's sides. Default: 0.15.
         ring_is_background: Without regions, let the exchange of the outer ring fail a model; otherwise it only warns.
@@ -180,7 +180,7 @@ def check(
     from camkit.images.files import check_folder, refuse_address, refuse_input
 
     common.begin()
-    settings = _settings(common.config, data, pictures, check=experiment, limits=limits, run=run)
+    settings = settings_of(common.config, data, pictures, check=experiment, limits=limits, run=run)
     if settings.data.path is not None:
         refuse_address(str(settings.data.path))
     out, resume, tensorboard = settings.run.out or Path("camkit-check"), settings.run.resume, settings.run.tensorboard
@@ -224,7 +224,7 @@ def check(
     return result.exit_code()
 
 
-def _settings(config: Path | None, data: Path | None, pictures: DataOptions, **tables: Any) -> Settings:
+def settings_of(config: Path | None, data: Path | None, pictures: DataOptions, **tables: Any) -> Settings:
     """Return the config's settings, or the defaults, with those that the options set.
 
     Raises:
@@ -283,8 +283,8 @@ def init(
         )
     if file.exists() and not overwrite:
         raise InputError(f"{file} exists already; name another file with --file, or pass --overwrite")
-    model = source.as_settings()
-    settings = _settings(common.config, data, pictures, check=experiment, limits=limits, run=run, model=model)
+    model = source.assettings_of()
+    settings = settings_of(common.config, data, pictures, check=experiment, limits=limits, run=run, model=model)
     data_files = [settings.data.path, settings.data.regions, settings.data.class_map, settings.model.labels]
     refuse_input(file, [common.config, *data_files])
     if settings.data.path is None:

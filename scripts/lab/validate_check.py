@@ -101,9 +101,9 @@ def train_and_check(spec: ModelSpec, state: str) -> Row:
     parts = load_parts(Path(state), 1)
     start = time.perf_counter()
     recipe = Recipe(spec.shortcut, spec.correlation, spec.layout)
-    network = _network(spec, recipe, parts, Path(state))
+    network = network_of(spec, recipe, parts, Path(state))
     trained = time.perf_counter()
-    matched, redrawn = _truth(network, parts, spec)
+    matched, redrawn = truth_of(network, parts, spec)
     result = _check(network, parts, spec)
     return {
         **asdict(spec),
@@ -115,7 +115,7 @@ def train_and_check(spec: ModelSpec, state: str) -> Row:
     }
 
 
-def _network(spec: ModelSpec, recipe: Recipe, parts: Parts, state: Path) -> torch.nn.Module:
+def network_of(spec: ModelSpec, recipe: Recipe, parts: Parts, state: Path) -> torch.nn.Module:
     """Return the trained network. It is trained only once, so that another rule is judged on the same networks."""
     training = (spec.architecture, spec.shortcut, spec.correlation, spec.layout, spec.seed)
     file = state / "networks" / f"{'_'.join(map(str, training))}.pt"
@@ -135,11 +135,11 @@ def train_one(spec: ModelSpec, state: str) -> str:
     """Train one network, save it, and return its name."""
     torch.set_num_threads(1)
     recipe = Recipe(spec.shortcut, spec.correlation, spec.layout)
-    _network(spec, recipe, load_parts(Path(state), 1), Path(state))
+    network_of(spec, recipe, load_parts(Path(state), 1), Path(state))
     return spec.name
 
 
-def _truth(network: torch.nn.Module, parts: Parts, spec: ModelSpec) -> tuple[float, float]:
+def truth_of(network: torch.nn.Module, parts: Parts, spec: ModelSpec) -> tuple[float, float]:
     """Return the accuracy on pictures like those of the folder, and on pictures whose shortcut is redrawn."""
     accuracies = []
     for correlation in (spec.folder_correlation, 0.0):

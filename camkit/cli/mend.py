@@ -1,0 +1,103 @@
+"""``camkit mend``: train the last linear layer of a refused model anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from camkit.cli.check import DataOptions, ExperimentOptions, settings_of
+from camkit.cli.options import DATA, OUTPUT, Common, Source
+from camkit.cli.terminal import emit, say
+from camkit.errors import InputError, printable
+
+if TYPE_CHECKING:
+    from camkit.mending import MendResult, Pair
+
+_NOTHING_GAINED = 1
+"""The exit code if the weights are not written because the mended model is no better."""
+
+
+def mend(
+    data: Annotated[Path | None, Parameter(group=DATA)] = None,
+    *,
+    source: Source,
+    pictures: DataOptions = DataOptions(),
+    experiment: ExperimentOptions = ExperimentOptions(),
+    out: Annotated[Path | None, Parameter(alias="-o", group=OUTPUT, metavar="FILE")] = None,
+    export: Annotated[Path | None, Parameter(group=OUTPUT, metavar="FOLDER")] = None,
+    overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    force: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    common: Common = Common(),
+) -> int:
+    """Train the last linear layer of a classifier anew, so that it relies less on the background.
+
+    Half of the groups of pictures mend, and the other half are checked before and after. Exit codes: 0 the weights are
+    written; 1 nothing was gained, and no weights are written; 2 the call or the data is wrong; 4 the model or the
+    program failed.
+
+    Args:
+        data: The pictures with the regions of their objects, as for the check.
+        source: The model.
+        pictures: The regions, groups and classes of the pictures.
+        experiment: How the pictures are pasted, and how the model is checked.
+        out: The file for the mended weights, a state dict such as --weights takes. Default: mended.pth.
+        export: Instead of mending, write the pasted pictures into this folder, to train the model on them.
+        overwrite: Replace the file if it exists.
+        force: Write the weights even if nothing was gained.
+        common: The config, and how much is printed.
+    """
+    from camkit.background.check import plan_check
+    from camkit.cli.bars import stages
+    from camkit.images.files import check_folder, refuse_input
+    from camkit.mending import export_composites, mended
+
+    common.begin()
+    file = Path("mended.pth") if out is None else out
+    target = file if export is None else export / "labels.csv"
+    if export is not None and out is not None:
+        raise InputError("--export writes pictures and no weights; leave out --out")
+    if target.exists() and not overwrite:
+        raise InputError(f"{target} exists already; name another place, or pass --overwrite")
+    check_folder(target.parent)
+    settings = settings_of(common.config, data, pictures, check=experiment)
+    refuse_input(target, [settings.data.regions, settings.data.class_map, *source.files()])
+    plan = plan_check(source.load(), config=settings, skip=export)
+    with stages() as progress:
+        if export is not None:
+            count = export_composites(plan, export, progress)
+        else:
+            found = mended(plan, progress)
+    if export is not None:
+        say(f"wrote {count} pictures and their table, {printable(str(target))}")
+        return 0
+    _print(found)
+    if found.problem and not force:
+        say(f"no weights are written: {found.problem}; --force writes them, and --export writes pictures to train on")
+        return _NOTHING_GAINED
+    found.save(file)
+    say(f"wrote {printable(str(file))}")
+    return 0
+
+
+def _print(found: MendResult) -> None:
+    before, after = found.before, found.after
+    emit(f"{'':<12}{'before':<34}after")
+    emit(f"{'verdict':<12}{before.verdict:<34}{after.verdict}")
+    rows = {
+        "accuracy": [f"{result.overall.accuracy.value:.1%}" for result in (before, after)],
+        "gap": [_number(gap) for gap in found.gaps],
+        "worst pair": [_pair(found.worst_before), _pair(found.worst_after)],
+    }
+    for name, (first, second) in rows.items():
+        emit(printable(f"{name:<12}{first:<34}{second}"))
+    emit(printable(f"layer {found.layer}, trained on {len(found.mended_on)} pictures; the figures are from the others"))
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.2f}"
+
+
+def _pair(pair: Pair | None) -> str:
+    return "not measured" if pair is None else f"{pair.accuracy:.0%} ({pair.label} on {pair.background})"

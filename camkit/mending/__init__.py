@@ -1,0 +1,240 @@
+"""``mend()``: train the last linear layer of a model anew, so that it relies less on the background.
+
+Half of the groups of pictures mend: their objects are pasted on the backgrounds of all classes, the inputs of the last
+linear layer are computed once, and the layer is trained on them. The other half prove: they are checked before and
+after, and never used for mending. Retraining the last layer on data without the shortcut is often enough, since the
+features before it know the object as well (Kirichenko et al. 2023, Last Layer Re-Training is Sufficient for Robustness
+to Spurious Correlations, ICLR 2023).
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, Unpack
+
+import numpy as np
+import torch
+from torch import nn
+
+from camkit.background.check import PlanOptions, finish_check, plan_check
+from camkit.background.data import Item
+from camkit.background.plan import Plan, make_plan
+from camkit.background.result import CheckResult
+from camkit.errors import InputError, refuse_unknown_options, refusing_exit
+from camkit.images.files import write_file
+from camkit.mending.composites import Composite, composites, export
+from camkit.mending.head import LastLinear, choose_strength, find_last_linear, fit, inputs_of
+from camkit.models.loaded import Loadable
+
+__all__ = ["MendResult", "Pair", "mend"]
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with the stage, the number of finished steps and the number of all steps."""
+
+_LEAST_IN_PAIR = 5
+"""Pasted objects that a pair of class and background needs, to count as the worst."""
+
+_MOST_LOST = 0.01
+"""The accuracy on unedited pictures that a mended model may lose."""
+
+
+class Pair(NamedTuple):
+    """Objects of one class on backgrounds of another, how many, and the share of them that the model recognises."""
+
+    label: str
+    background: str
+    accuracy: float
+    pictures: int
+
+
+@dataclass(frozen=True, eq=False)
+class MendResult:
+    """A mended model, with its check before and after.
+
+    Attributes:
+        model: a copy of the model whose last linear layer is trained anew.
+        layer: the name of that layer.
+        before, after: the checks of the old and the new model, on pictures that mending did not use.
+        mended_on: the names of the pictures that mending used.
+        strength: how strongly the layer was pulled towards its old weights.
+    """
+
+    model: nn.Module
+    layer: str
+    before: CheckResult
+    after: CheckResult
+    mended_on: tuple[str, ...] = field(repr=False)
+    strength: float
+
+    @property
+    def gaps(self) -> tuple[float | None, float | None]:
+        """The gap of all classes together before and after: the mean over the fills; None if it was not measured."""
+        return gap_of(self.before), gap_of(self.after)
+
+    @property
+    def worst_before(self) -> Pair | None:
+        """The class and background with the least accuracy before; None if no pair has enough pictures."""
+        return worst_pair(self.before)
+
+    @property
+    def worst_after(self) -> Pair | None:
+        """The class and background with the least accuracy after; None if no pair has enough pictures."""
+        return worst_pair(self.after)
+
+    @property
+    def problem(self) -> str:
+        """Why the mended model is no better than the old one; empty if it is."""
+        if self.before.verdict == "PASS":
+            return "the model passes the check already"
+        lost = self.before.overall.accuracy.value - self.after.overall.accuracy.value
+        if lost > _MOST_LOST:
+            return f"the accuracy on unedited pictures falls by {lost:.1%}"
+        (gap_before, gap_after), worst_before, worst_after = self.gaps, self.worst_before, self.worst_after
+        gains = gap_before is not None and gap_after is not None and gap_after < gap_before
+        if worst_before is not None and worst_after is not None:
+            gains = gains and worst_after.accuracy >= worst_before.accuracy
+        return "" if gains else "neither the gap nor the worst pair of class and background gets better"
+
+    def save(self, path: str | Path) -> None:
+        """Write the mended weights: a state dict with the keys of the model's own.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        buffer = io.BytesIO()
+        torch.save({name: tensor.cpu() for name, tensor in self.model.state_dict().items()}, buffer)
+        write_file(Path(path), buffer.getvalue())
+
+    def __repr__(self) -> str:
+        """Return a line with the verdicts before and after."""
+        return f"<MendResult of {self.before.plan.model.name}: {self.before.verdict} -> {self.after.verdict}>"
+
+
+@refusing_exit()
+def mend(
+    model: Loadable | None = None,
+    data: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[PlanOptions],
+) -> MendResult:
+    """Train the last linear layer of a classifier anew, so that it relies less on the background.
+
+    The model itself stays as it is. Half of the groups of pictures are used for mending, and the other half for the
+    checks before and after.
+
+    Args:
+        model, data: as for ``camkit.check``.
+        progress: called with the stage, the number of steps done, and the number of steps in all.
+        **options: as for ``camkit.check``.
+
+    Returns:
+        The mended copy, and both checks. ``problem`` says whether anything was gained.
+
+    Raises:
+        InputError: the call or the data is wrong, the data has no regions, or the model has no last linear layer.
+
+    Examples:
+        >>> import camkit  # doctest: +SKIP
+        >>> mended = camkit.mend("mine.py:build", "validation/")  # doctest: +SKIP
+        >>> mended.problem or mended.save("mended.pth")  # doctest: +SKIP
+    """
+    refuse_unknown_options(mend, options, PlanOptions.__annotations__)
+    return mended(plan_check(model, data, **options), progress or _silent)
+
+
+def _silent(stage: str, done: int, of: int) -> None:
+    pass
+
+
+def mended(plan: Plan, progress: Progress) -> MendResult:
+    """Mend the model of a planned check. The errors are those of ``mend``."""
+    linear = find_last_linear(plan)
+    to_mend, to_prove = halves(plan)
+    before = finish_check(to_prove, None, progress=_named("before", progress))
+    pasted = list(composites(to_mend, lambda done, of: progress("pasting", done, of)))
+    weights = _train(to_mend, linear, pasted, progress)
+    module = copy.deepcopy(plan.model.module)
+    linear.write(module, weights.tensors)
+    of_mended = replace(to_prove, model=replace(plan.model, module=module))
+    after = finish_check(of_mended, None, progress=_named("after", progress))
+    names = tuple(item.name for item in to_mend.data.items)
+    return MendResult(module, linear.name, before, after, names, weights.strength)
+
+
+def export_composites(plan: Plan, folder: Path, progress: Progress) -> int:
+    """Write the pictures that would mend the model of a planned check, and return how many there are.
+
+    Raises:
+        InputError, OutputError: as for ``mend``, or a file cannot be written.
+    """
+    return export(halves(plan)[0], folder, lambda done, of: progress("pasting", done, of))
+
+
+def _named(when: str, progress: Progress) -> Callable[[str, int, int], None]:
+    return lambda stage, done, of: progress(f"{when}: {stage}", done, of)
+
+
+class _Trained(NamedTuple):
+    tensors: tuple[torch.Tensor, torch.Tensor]
+    strength: float
+
+
+def _train(plan: Plan, linear: LastLinear, pasted: Sequence[Composite], progress: Progress) -> _Trained:
+    examples = inputs_of(plan, linear, pasted, lambda done, of: progress("features", done, of))
+    progress("training", 0, 1)
+    strength = choose_strength(examples)
+    tensors = fit(examples, strength)
+    progress("training", 1, 1)
+    return _Trained(tensors, strength)
+
+
+def halves(plan: Plan) -> tuple[Plan, Plan]:
+    """Divide the pictures of each class by their groups, for mending and for proving; no group is in both.
+
+    Raises:
+        InputError: the data has no regions, or a class has fewer than two groups.
+    """
+    if not plan.with_regions:
+        raise InputError("mending pastes objects on other backgrounds, and this data has no regions of objects")
+    groups: dict[str, list[str]] = defaultdict(list)
+    labels = Counter((item.group, item.label) for item in plan.data.items)
+    for group in dict.fromkeys(item.group for item in plan.data.items):
+        usual = max((label for name, label in labels if name == group), key=lambda label: labels[group, label])
+        groups[usual].append(group)
+    few = next((label for label in plan.data.classes if len(groups[label]) < 2), None)
+    if few is not None:
+        raise InputError(f"class {few!r} has fewer than two groups of pictures; one must mend and another prove")
+    rng = np.random.default_rng(plan.settings.check.seed)
+    chosen = {name for label in sorted(groups) for name in rng.permutation(groups[label])[::2].tolist()}
+    parts = [[item for item in plan.data.items if (item.group in chosen) == is_chosen] for is_chosen in (True, False)]
+    return _with_items(plan, parts[0]), _with_items(plan, parts[1])
+
+
+def _with_items(plan: Plan, items: Sequence[Item]) -> Plan:
+    """Return the plan for some of the pictures, without the search for shortcuts, which changes no measure."""
+    data = replace(plan.data, items=tuple(items))
+    check = plan.settings.check.model_copy(update={"shortcuts": 0})
+    return make_plan(plan.model, data, plan.matched, plan.settings.model_copy(update={"check": check}), plan.today)
+
+
+def gap_of(result: CheckResult) -> float | None:
+    """Return the gap of all classes together, the mean over the fills; None if it was not measured."""
+    measured = result.overall.gap.by_fill.values() if "gap" in result.overall.effects else ()
+    return float(np.mean([gap.effect.value for gap in measured])) if measured else None
+
+
+def worst_pair(result: CheckResult) -> Pair | None:
+    """Return the class and background with the least accuracy; None if no pair has enough pasted objects."""
+    right: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for row in result.images:
+        for of_fill in row.pasted.values():
+            for background, _, named in of_fill:
+                right[row.label, background].append(named == row.label)
+    pairs = [Pair(*key, float(np.mean(of)), len(of)) for key, of in right.items() if len(of) >= _LEAST_IN_PAIR]
+    return min(pairs, key=lambda pair: pair.accuracy, default=None)

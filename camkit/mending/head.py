@@ -1,0 +1,268 @@
+"""The last linear layer: find it, compute its inputs once, and train it anew, pulled towards its old weights."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from camkit.background.plan import Plan
+from camkit.engine.attach import forward_hooks
+from camkit.engine.interrupts import interruptible
+from camkit.engine.passes import quiet_pass
+from camkit.errors import InputError
+from camkit.images.prepare import prepare
+from camkit.mending.composites import ORIGINAL, Composite
+from camkit.models import device_of, dtype_of
+from camkit.targets import logits_of
+
+_STRENGTHS = tuple(10.0**power for power in (1, 0, -1, -2, -3, -4, -5))
+"""The strengths of the pull that are tried, the strongest first."""
+
+_FOLDS = 4
+"""Parts of the groups; each is predicted by a layer that was trained on the others."""
+
+_LEAST_IN_PAIR = 5
+"""Pictures that a pair of class and background needs, to count as the worst."""
+
+_ABOUT_EQUAL = 0.02
+"""Of strengths whose worst pairs differ by less, the strongest is taken."""
+
+_MOST_LOST = 0.01
+"""The accuracy on unedited pictures that a strength may lose."""
+
+_STEPS = 200
+"""Steps of L-BFGS at most."""
+
+_SAME = 1e-4
+"""How far a layer's output may differ from the model's, as a share of the largest."""
+
+
+@dataclass(frozen=True, eq=False)
+class LastLinear:
+    """The linear layer whose output is the model's.
+
+    Attributes:
+        name: its name.
+        trained: the outputs that the data has classes for. Their weights are trained; the others stay.
+    """
+
+    name: str
+    trained: tuple[int, ...]
+
+    def of(self, module: nn.Module) -> nn.Linear:
+        """Return the layer of a model, or of a copy of it."""
+        layer = module.get_submodule(self.name)
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    def write(self, module: nn.Module, tensors: tuple[Tensor, Tensor]) -> None:
+        """Replace the trained rows of the layer's weights (k, d) and biases (k,)."""
+        layer, rows = self.of(module), list(self.trained)
+        with torch.no_grad():
+            layer.weight[rows] = tensors[0].to(layer.weight)
+            if layer.bias is not None:
+                layer.bias[rows] = tensors[1].to(layer.bias)
+
+
+def find_last_linear(plan: Plan) -> LastLinear:
+    """Run the model on one picture, and return the linear layer whose output is the model's.
+
+    Raises:
+        InputError: there is none.
+    """
+    module, device = plan.model.module, device_of(plan.model.module)
+    first = plan.data.items[0]
+    picture = prepare(first.path, plan.preprocess, first.name).tensor[None].to(device, dtype_of(module))
+    names: dict[nn.Module, str] = {
+        layer: name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)
+    }
+    calls: defaultdict[str, list[Tensor]] = defaultdict(list)
+
+    def note(layer: nn.Module, _: Any, output: Any) -> None:
+        calls[names[layer]].append(output.detach())
+
+    with quiet_pass(module, device, "fp32"), interruptible(), forward_hooks(dict.fromkeys(names, note)):
+        logits = logits_of(module(picture), 1)
+    for name, outputs in calls.items():
+        if len(outputs) == 1 and outputs[0].shape == logits.shape and _alike(outputs[0], logits):
+            rows = sorted({output for indices in plan.matched.indices.values() for output in indices})
+            return LastLinear(name, tuple(rows))
+    raise InputError(
+        "the output of this model is not that of a linear layer, so it cannot be mended; write the pasted pictures "
+        "with --export, and train the model on them"
+    )
+
+
+def _alike(output: Tensor, logits: Tensor) -> bool:
+    return bool((output - logits).abs().max() <= _SAME * logits.abs().max())
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """What the layer is trained on.
+
+    Attributes:
+        features: the inputs of the layer.
+        own: which of the trained outputs are those of the example's class.
+        rest: the logsumexp of the other outputs' logits, which stay as they are; -inf if there are none.
+        highest: the largest of them.
+        weights: of each example in the loss; they sum to 1.
+        pairs: the example's class and the class of its background.
+        original: whether the picture is unedited.
+        folds: the part of the groups that the example belongs to.
+        before: the trained rows of the layer's weights and biases.
+    """
+
+    features: Float[Tensor, "n d"]
+    own: Bool[Tensor, "n k"]
+    rest: Float[Tensor, " n"]
+    highest: Float[Tensor, " n"]
+    weights: Float[Tensor, " n"]
+    pairs: Sequence[tuple[str, str]]
+    original: Bool[Tensor, " n"]
+    folds: Float[Tensor, " n"]
+    before: tuple[Float[Tensor, "k d"], Float[Tensor, " k"]]
+
+    def part(self, chosen: Bool[Tensor, " n"]) -> Examples:
+        """Return some of the examples."""
+        rows = chosen.nonzero()[:, 0].tolist()
+        weights = self.weights[chosen]
+        return replace(
+            self,
+            features=self.features[chosen],
+            own=self.own[chosen],
+            rest=self.rest[chosen],
+            highest=self.highest[chosen],
+            weights=weights / weights.sum(),
+            pairs=[self.pairs[row] for row in rows],
+            original=self.original[chosen],
+            folds=self.folds[chosen],
+        )
+
+    def right(self, tensors: tuple[Tensor, Tensor]) -> Bool[Tensor, " n"]:
+        """Return which examples a layer with these trained rows classifies rightly."""
+        logits = self.features @ tensors[0].T + tensors[1]
+        best = logits.masked_fill(~self.own, float("-inf")).amax(1)
+        others = logits.masked_fill(self.own, float("-inf")).amax(1)
+        return best > torch.maximum(others, self.highest)
+
+
+def inputs_of(
+    plan: Plan, linear: LastLinear, pasted: Sequence[Composite], progress: Callable[[int, int], None]
+) -> Examples:
+    """Run the model once on each picture, and return the inputs of its last linear layer."""
+    module, device = plan.model.module, device_of(plan.model.module)
+    layer, found = linear.of(module), list[Tensor]()
+
+    def note(_: nn.Module, inputs: Any, __: Any) -> None:
+        found.append(inputs[0].detach())
+
+    with forward_hooks({layer: note}):
+        for start in range(0, len(pasted), plan.batch_size):
+            progress(start, len(pasted))
+            batch = torch.stack([composite.tensor for composite in pasted[start : start + plan.batch_size]])
+            with quiet_pass(module, device, "fp32"), interruptible():
+                module(batch.to(device, dtype_of(module)))
+    features = torch.cat(found).double().cpu()
+    weight = layer.weight.detach().double().cpu()
+    bias = torch.zeros(len(weight)).double() if layer.bias is None else layer.bias.detach().double().cpu()
+    fixed = [row for row in range(len(weight)) if row not in linear.trained]
+    others = features @ weight[fixed].T + bias[fixed]
+    nothing = torch.full((len(features),), float("-inf"), dtype=torch.float64)
+    indices = plan.matched.indices
+    own = torch.tensor([[row in indices[composite.label] for row in linear.trained] for composite in pasted])
+    pairs = [(composite.label, composite.background) for composite in pasted]
+    seed = plan.settings.check.seed
+    folds = [zlib.crc32(f"{seed} {composite.group}".encode(errors="surrogateescape")) % _FOLDS for composite in pasted]
+    rows = list(linear.trained)
+    return Examples(
+        features,
+        own,
+        others.logsumexp(1) if fixed else nothing,
+        others.amax(1) if fixed else nothing,
+        _weights(pairs),
+        pairs,
+        torch.tensor([composite.fill == ORIGINAL for composite in pasted]),
+        torch.tensor(folds),
+        (weight[rows], bias[rows]),
+    )
+
+
+def _weights(pairs: Sequence[tuple[str, str]]) -> Float[Tensor, " n"]:
+    """Give each class the same weight, and in it each background."""
+    count = defaultdict[tuple[str, str], int](int)
+    for pair in pairs:
+        count[pair] += 1
+    backgrounds = defaultdict[str, int](int)
+    for label, _ in count:
+        backgrounds[label] += 1
+    weights = torch.tensor([1 / (count[pair] * backgrounds[pair[0]]) for pair in pairs], dtype=torch.float64)
+    return weights / weights.sum()
+
+
+def fit(examples: Examples, strength: float) -> tuple[Float[Tensor, "k d"], Float[Tensor, " k"]]:
+    """Train the rows of a layer anew by cross-entropy, and return their weights and biases.
+
+    The loss is the weighted mean of -log p(own class), plus ``strength`` times the mean squared change of the logits
+    that the change of each weight alone makes, summed over the weights of an output.
+    """
+    old_weight, old_bias = examples.before
+    scale = examples.features.square().mean(0).sqrt()
+    change, shift = torch.zeros_like(old_weight).requires_grad_(), torch.zeros_like(old_bias).requires_grad_()
+    # In units of the features' own scale, the pull is the same for all weights, and L-BFGS needs fewer steps.
+    scaled = examples.features / scale.clamp_min(1e-12) * (scale > 0)
+    before = examples.features @ old_weight.T + old_bias
+    optimiser = torch.optim.LBFGS([change, shift], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        logits = before + scaled @ change.T + shift
+        own = logits.masked_fill(~examples.own, float("-inf")).logsumexp(1)
+        everything = torch.logaddexp(logits.logsumexp(1), examples.rest)
+        pull = strength * (change.square().sum() + shift.square().sum()) / len(change)
+        value: Tensor = ((everything - own) * examples.weights).sum() + pull
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        optimiser.step(loss)
+    new = old_weight + change.detach() / scale.clamp_min(1e-12) * (scale > 0)
+    return new, old_bias + shift.detach()
+
+
+def choose_strength(examples: Examples) -> float:
+    """Return the strength whose worst pair of class and background is best for groups that training did not see.
+
+    Strengths with which the unedited pictures lose too much count only if all do.
+    """
+    unchanged = examples.right(examples.before)
+    found: list[tuple[bool, float, float]] = []
+    for strength in _STRENGTHS:
+        right = torch.zeros(len(examples.pairs), dtype=torch.bool)
+        for fold in examples.folds.unique().tolist():
+            held_out = examples.folds == fold
+            right[held_out] = examples.part(held_out).right(fit(examples.part(~held_out), strength))
+        keeps = _share(right[examples.original]) >= _share(unchanged[examples.original]) - _MOST_LOST
+        found.append((keeps, _worst(right, examples.pairs), strength))
+    keeping = [entry for entry in found if entry[0]] or found
+    best = max(worst for _, worst, _ in keeping)
+    return max(strength for _, worst, strength in keeping if worst >= best - _ABOUT_EQUAL)
+
+
+def _share(right: Bool[Tensor, " n"]) -> float:
+    return float(right.double().mean()) if len(right) else 1.0
+
+
+def _worst(right: Bool[Tensor, " n"], pairs: Sequence[tuple[str, str]]) -> float:
+    by_pair: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for pair, is_right in zip(pairs, right.tolist(), strict=True):
+        by_pair[pair].append(is_right)
+    return min((float(np.mean(of)) for of in by_pair.values() if len(of) >= _LEAST_IN_PAIR), default=0.0)
