@@ -4,7 +4,7 @@ Half of the groups of pictures mend: their objects are pasted on the backgrounds
 linear layer are computed once, and the layer is trained on them. The other half prove: they are checked before and
 after, and never used for mending. Retraining the last layer on data without the shortcut is often enough, since the
 features before it know the object as well (Kirichenko et al. 2023, Last Layer Re-Training is Sufficient for Robustness
-to Spurious Correlations, ICLR 2023).
+to Spurious Correlations, arXiv:2204.02937).
 """
 
 from __future__ import annotations

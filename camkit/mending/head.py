@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from camkit.background.plan import Plan
@@ -128,7 +128,7 @@ class Examples:
     weights: Float[Tensor, " n"]
     pairs: Sequence[tuple[str, str]]
     original: Bool[Tensor, " n"]
-    folds: Float[Tensor, " n"]
+    folds: Int[Tensor, " n"]
     before: tuple[Float[Tensor, "k d"], Float[Tensor, " k"]]
 
     def part(self, chosen: Bool[Tensor, " n"]) -> Examples:

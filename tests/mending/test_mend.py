@@ -1,0 +1,280 @@
+"""Mending, on networks whose features know the object and whose last layer reads the background."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.transforms import v2
+
+import camkit
+from camkit.cli import main
+from camkit.errors import InputError
+from camkit.mending.head import Examples, fit
+
+CONFIG = {"limits": {"least_pictures": 8}, "check": {"pastes": 1}}
+PER_CLASS = 20
+PREPROCESS = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+MODULE = """
+from test_mend import PREPROCESS, reads_background
+
+def build():
+    return reads_background(), PREPROCESS
+"""
+
+
+class Reader(nn.Module):
+    """Sees white, black, red and blue, each where it is, and answers by a linear layer over their amounts."""
+
+    def __init__(self, outputs: int = 2) -> None:
+        super().__init__()
+        self.sees = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+        self.head = nn.Linear(4, outputs)
+        with torch.no_grad():
+            rows = [[1, 1, 1], [-1, -1, -1], [1, 0, -1], [-1, 0, 1]]
+            self.sees[0].weight.copy_(torch.tensor(rows, dtype=torch.float32)[..., None, None])
+            self.sees[0].bias.copy_(torch.tensor([-2.2, 0.6, -0.3, -0.3]))
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        return self.head(self.sees(pictures).mean((2, 3)))
+
+
+def reads_background(outputs: int = 2) -> Reader:
+    """Return a network that answers "light" on red and "dark" on blue, whatever the object."""
+    torch.manual_seed(0)
+    model = Reader(outputs).eval()
+    with torch.no_grad():
+        model.head.weight[:2] = torch.tensor([[0.0, 0, -20, 20], [0, 0, 20, -20]])
+        model.head.bias.zero_()
+        if outputs > 2:
+            model.head.bias[2:] = -30
+    return model
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with black discs on blue and white discs on red, and their masks."""
+    folder, rng = tmp_path_factory.mktemp("discs"), np.random.default_rng(0)
+    rows, columns = np.indices((48, 48))
+    for name, disc, behind in (("dark", 10, (40, 40, 210)), ("light", 245, (210, 40, 40))):
+        for number in range(PER_CLASS):
+            top, left = rng.integers(14, 34, 2)
+            inside = (rows - top) ** 2 + (columns - left) ** 2 < 100
+            picture = np.clip(behind + rng.normal(0, 12, (48, 48, 3)), 0, 255)
+            picture[inside] = disc
+            for kind, pixels in (("pictures", picture), ("masks", 255 * inside)):
+                file = folder / kind / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels.astype(np.uint8)).save(file)
+    return folder / "pictures"
+
+
+def mend(model: Any, pictures: Path, labels: list[str] | None = None, **options: Any) -> camkit.MendResult:
+    labels = labels or ["dark", "light"]
+    return camkit.mend(model, pictures, preprocess=PREPROCESS, labels=labels, **{"config": CONFIG, **options})
+
+
+@pytest.fixture(scope="module")
+def found(pictures: Path) -> camkit.MendResult:
+    """Return the mended network, whose data has classes for two of its five outputs."""
+    return mend(reads_background(5), pictures, ["dark", "light", "x", "y", "z"])
+
+
+def test_a_network_whose_features_know_the_object_is_mended(found: camkit.MendResult, tmp_path: Path) -> None:
+    model, weights = found.before.plan.model.module, reads_background(5).state_dict()
+    gap_before, gap_after = found.gaps
+    assert gap_before == pytest.approx(1.0, abs=0.05)
+    assert gap_after == pytest.approx(0.0, abs=0.05)
+    assert (found.before.verdict, found.layer, found.problem) == ("FAIL", "head", "")
+    assert found.worst_before is not None and found.worst_before.accuracy < 0.05
+    assert found.worst_after is not None and found.worst_after.accuracy > 0.95
+    assert found.after.overall.accuracy.value == found.before.overall.accuracy.value == 1
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items()), "the model stays"
+
+    found.save(tmp_path / "mended.pth")
+    saved = torch.load(tmp_path / "mended.pth", weights_only=True)
+    assert list(saved) == list(weights)
+    changed = {name for name, tensor in saved.items() if not torch.equal(tensor, weights[name])}
+    assert changed == {"head.weight", "head.bias"}
+    again = reads_background(5)
+    again.load_state_dict(saved)
+    swapped = torch.full((1, 3, 48, 48), 0.1)
+    swapped[:, 0] = 0.8  # red
+    swapped[:, :, 14:34, 14:34] = 0.04  # a black object, which the old network calls light
+    assert (int(model(swapped).argmax()), int(again(swapped).argmax())) == (1, 0)
+
+
+def test_no_group_mends_and_proves(found: camkit.MendResult) -> None:
+    proved = {row.name for row in found.after.images}
+    assert proved == {row.name for row in found.before.images}
+    assert len(proved) == len(found.mended_on) == PER_CLASS
+    assert not proved & set(found.mended_on)
+
+
+def test_outputs_without_a_class_in_the_data_keep_their_weights(found: camkit.MendResult) -> None:
+    head, before = found.model.get_submodule("head"), reads_background(5).head
+    assert not torch.equal(head.weight[:2], before.weight[:2])
+    assert torch.equal(head.weight[2:], before.weight[2:])
+    assert torch.equal(head.bias[2:], before.bias[2:])
+
+
+def test_a_network_that_passes_is_not_mended(pictures: Path) -> None:
+    model = reads_background()
+    with torch.no_grad():
+        model.head.weight.copy_(torch.tensor([[-50.0, 50, 0, 0], [50, -50, 0, 0]]))
+    found = mend(model, pictures, config={**CONFIG, "limits": {"least_pictures": 8, "gap": 0.4, "sufficiency": 0.5}})
+    assert found.before.verdict == "PASS"
+    assert found.problem == "the model passes the check already"
+
+
+def test_a_network_without_the_feature_gains_nothing(pictures: Path) -> None:
+    model = reads_background()
+    with torch.no_grad():
+        model.sees[0].weight[:2] = 0  # it sees neither white nor black
+    found = mend(model, pictures)
+    assert found.problem.startswith(("neither the gap nor the worst pair", "the accuracy on unedited pictures falls"))
+
+
+def examples(count: int = 60, features: int = 4, outputs: int = 3) -> Examples:
+    rng = torch.Generator().manual_seed(0)
+    own = torch.nn.functional.one_hot(torch.randint(outputs, (count,), generator=rng), outputs).bool()
+    rest, weights = torch.randn((2, count), generator=rng, dtype=torch.float64)
+    weights = weights.abs() / weights.abs().sum()
+    inputs = torch.randn((count, features), generator=rng, dtype=torch.float64) + own.double() @ torch.randn(
+        (outputs, features), generator=rng, dtype=torch.float64
+    )
+    before = (
+        torch.randn((outputs, features), generator=rng, dtype=torch.float64),
+        torch.randn(outputs, generator=rng, dtype=torch.float64),
+    )
+    unused = torch.zeros(count)
+    return Examples(inputs, own, rest, rest, weights, [("a", "b")] * count, unused.bool(), unused.long(), before)
+
+
+def slow_loss(given: Examples, weight: np.ndarray, bias: np.ndarray, strength: float) -> float:
+    """Return the loss from its definition, in loops."""
+    features, own, rest = given.features.numpy(), given.own.numpy(), given.rest.numpy()
+    total = 0.0
+    for row in range(len(features)):
+        powers = [float(np.exp(weight[k] @ features[row] + bias[k])) for k in range(len(weight))]
+        right = sum(power for power, is_own in zip(powers, own[row], strict=True) if is_own)
+        total -= float(given.weights[row]) * float(np.log(right / (sum(powers) + np.exp(rest[row]))))
+    old_weight, old_bias = (tensor.numpy() for tensor in given.before)
+    pull = 0.0
+    for k in range(len(weight)):
+        for d in range(features.shape[1]):
+            pull += (weight[k, d] - old_weight[k, d]) ** 2 * float(np.mean(features[:, d] ** 2))
+        pull += (bias[k] - old_bias[k]) ** 2
+    return total + strength * pull / len(weight)
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.01])
+def test_the_layer_minimises_the_loss_of_the_definition(strength: float) -> None:
+    given = examples()
+    weight, bias = (tensor.numpy() for tensor in fit(given, strength))
+    least = slow_loss(given, weight, bias, strength)
+    old_weight, old_bias = (tensor.numpy() for tensor in given.before)
+    assert least < slow_loss(given, old_weight, old_bias, strength)
+    rng = np.random.default_rng(1)
+    for _ in range(40):  # the loss is convex, so a point that is no minimum has a lower neighbour
+        direction, shift = rng.normal(size=weight.shape), rng.normal(size=bias.shape)
+        for step in (1e-3, -1e-3):
+            assert slow_loss(given, weight + step * direction, bias + step * shift, strength) > least
+
+
+def test_a_strong_pull_keeps_the_weights() -> None:
+    given = examples()
+    for new, old in zip(fit(given, 1e6), given.before, strict=True):
+        torch.testing.assert_close(new, old, atol=1e-5, rtol=0)
+
+
+class _Softmax(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = reads_background()
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        return self.net(pictures).softmax(1)
+
+
+def test_what_cannot_be_mended_is_refused_in_one_sentence(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"not that of a linear layer.*--export"):
+        mend(_Softmax().eval(), pictures)
+    alone = tmp_path / "alone"
+    for name in ("dark", "light"):
+        (alone / name).mkdir(parents=True)
+        for number in range(3 if name == "dark" else 1):
+            (alone / name / f"{number}.png").write_bytes((pictures / name / f"{number}.png").read_bytes())
+    with pytest.raises(InputError, match="no regions of objects"):
+        mend(reads_background(), alone)
+    with pytest.raises(InputError, match="'light' has fewer than two groups"):
+        mend(reads_background(), alone, regions=pictures.parent / "masks")
+    with pytest.raises(TypeError, match="did you mean 'preprocess'"):
+        camkit.mend(reads_background(), pictures, preprocesing=PREPROCESS)
+
+
+@pytest.fixture
+def command(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(MODULE)
+    (tmp_path / "labels.txt").write_text("dark\nlight\n")
+    return ["mend", str(pictures), "-m", "net.py:build", "--labels", "labels.txt"]
+
+
+def test_the_command_writes_weights_that_the_command_can_load(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].split() == ["verdict", "INCONCLUSIVE", "INCONCLUSIVE"], "there are fewer than 30 pictures"
+    assert printed[3].split()[0] == "gap"
+    assert float(printed[3].split()[1]) > 0.9
+    assert float(printed[3].split()[2]) < 0.1
+    assert main(command) == 2
+    assert "mended.pth exists already" in capsys.readouterr().err
+    loaded = camkit.load_model("net.py:build", weights="mended.pth")
+    assert not torch.equal(loaded.module.head.weight, reads_background().head.weight)
+
+
+def test_nothing_is_written_if_nothing_is_gained(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(MODULE.replace("return reads_background()", "return blind()") + BLIND)
+    assert main(command) == 1
+    assert "no weights are written" in capsys.readouterr().err
+    assert not (tmp_path / "mended.pth").exists()
+    assert main([*command, "--force", "--out", "forced.pth"]) == 0
+    assert (tmp_path / "forced.pth").exists()
+
+
+BLIND = """
+def blind():
+    import torch
+    model = reads_background()
+    with torch.no_grad():
+        model.sees[0].weight[:2] = 0
+    return model
+"""
+
+
+def test_the_pasted_pictures_can_be_written(command: list[str], tmp_path: Path) -> None:
+    assert main([*command, "--export", "pasted"]) == 0
+    rows = list(csv.DictReader((tmp_path / "pasted" / "labels.csv").read_text().splitlines()))
+    assert {row["label"] for row in rows} == {row["background"] for row in rows} == {"dark", "light"}
+    assert len({row["group"] for row in rows}) == PER_CLASS
+    for row in rows[:: len(rows) // 15]:
+        picture = np.asarray(Image.open(tmp_path / "pasted" / row["path"])).astype(int)
+        red_behind = picture[0, 0, 0] > picture[0, 0, 2]
+        assert red_behind == (row["background"] == "light")
+        assert (picture.min(-1) > 235).any() == (row["label"] == "light")
+    assert not list(tmp_path.glob("*.pth"))
+    assert main([*command, "--export", "pasted"]) == 2
+    assert main([*command, "--export", "other", "--out", "weights.pth"]) == 2
