@@ -283,7 +283,7 @@ def init(
         )
     if file.exists() and not overwrite:
         raise InputError(f"{file} exists already; name another file with --file, or pass --overwrite")
-    model = source.assettings_of()
+    model = source.as_settings()
     settings = settings_of(common.config, data, pictures, check=experiment, limits=limits, run=run, model=model)
     data_files = [settings.data.path, settings.data.regions, settings.data.class_map, settings.model.labels]
     refuse_input(file, [common.config, *data_files])
