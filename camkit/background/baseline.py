@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from camkit.background.pictures import ImageRow
 from camkit.errors import InputError, refuse_pipe
 from camkit.kit.fingerprint import digest
-from camkit.kit.statistics import Estimate, bootstrap_sums, group_numbers, interval
+from camkit.kit.statistics import MIN_GROUPS, Estimate, bootstrap_sums, group_numbers, holm, interval, p_above
 
 BASELINE_FILE = "report.json"
 """The file name of the report that later runs can be compared with."""
@@ -23,24 +25,79 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
+class Flip:
+    """A picture that the earlier model recognised and this one does not, with the class that each names."""
+
+    name: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True)
+class PairChange:
+    """The accuracy of the objects of one class on the backgrounds of another, and its change.
+
+    ``p`` is the p-value of a fall above the limit, with Holm's correction over all pairs.
+    """
+
+    label: str
+    background: str
+    now: float
+    change: Estimate
+    p: float
+
+
+@dataclass(frozen=True)
 class Change:
-    """How the background gap and the skill changed since an earlier run, on the pictures that both runs measured."""
+    """What changed since an earlier run, on the pictures that both runs measured.
+
+    Attributes:
+        pictures: how many these are.
+        gap: the change of the background gap, the mean over the fills.
+        skill: the change of the skill of the heat.
+        accuracy: the change of the accuracy on unedited pictures.
+        pair: the class and background whose accuracy fell most.
+        flips: the pictures that were recognised before and are not now.
+        limit: how much worse than the baseline a measure may be.
+    """
 
     pictures: int
     gap: Estimate | None
     skill: Estimate | None
+    accuracy: Estimate | None = None
+    pair: PairChange | None = None
+    flips: tuple[Flip, ...] = ()
+    limit: float = 0.0
 
     @property
     def worse(self) -> list[str]:
-        """What got worse by more than chance, in words."""
-        sentences = []
-        if self.gap is not None and self.gap.low > 0:
-            sentences.append(
-                f"the background gap grew by {self.gap.value:.2f} (at least {self.gap.low:.2f}) since the baseline"
+        """What got worse by more than the limit and by more than chance, in words; the accuracy comes first."""
+        fallen = {
+            "the accuracy on unedited pictures fell": self.accuracy,
+            "the background gap grew": None if self.gap is None else _turned(self.gap),
+            "the skill of the heat fell": self.skill,
+        }
+        sentences = {
+            text: f"{text} by {-estimate.value:.2f} (at least {-estimate.high:.2f}) since the baseline"
+            for text, estimate in fallen.items()
+            if estimate is not None and estimate.high < 0 and -estimate.value > self.limit
+        }
+        skill = sentences.pop("the skill of the heat fell", None)
+        pair = self.pair
+        if pair is not None and pair.p <= _ALPHA:
+            sentences["pair"] = (
+                f"the accuracy of {pair.label} on backgrounds of {pair.background} fell by {-pair.change.value:.2f} to "
+                f"{pair.now:.2f} since the baseline"
             )
-        if self.skill is not None and self.skill.high < 0:
-            sentences.append(f"the skill of the heat fell by {-self.skill.value:.2f} (at least {-self.skill.high:.2f})")
-        return sentences
+        return [*sentences.values(), *([] if skill is None else [skill])]
+
+
+_ALPHA = 0.05
+"""The significance level of the fall of a pair."""
+
+
+def _turned(estimate: Estimate) -> Estimate:
+    return Estimate(-estimate.value, -estimate.high, -estimate.low, estimate.groups)
 
 
 def read_baseline(file: Path) -> dict[str, Any]:
@@ -71,15 +128,35 @@ def checksum(report: Mapping[str, Any]) -> str:
     return digest(json.dumps(contents, sort_keys=True))
 
 
-def check_comparable(baseline: Mapping[str, Any], hashes: Mapping[str, str], source: Path) -> None:
-    """Refuse a baseline with other data or settings.
+def check_comparable(
+    baseline: Mapping[str, Any], hashes: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]], source: Path
+) -> None:
+    """Refuse a baseline with other data or settings; ``settings`` are this run's, as the report holds them.
 
     Raises:
         InputError: the two runs cannot be compared.
     """
-    for part, name in (("data", "pictures or regions"), ("settings", "settings")):
-        if baseline["hashes"].get(part) != hashes[part]:
-            raise InputError(f"{source} was made with other {name} and cannot be compared; make a new baseline")
+    if baseline["hashes"].get("data") != hashes["data"]:
+        raise InputError(
+            f"{source} was made with other pictures or regions and cannot be compared; make a new baseline"
+        )
+    if baseline["hashes"].get("settings") != hashes["settings"]:
+        what = _other_setting(baseline.get("settings"), settings)
+        raise InputError(f"{source} was made with {what} and cannot be compared; make a new baseline")
+
+
+def _other_setting(before: Any, now: Mapping[str, Mapping[str, Any]]) -> str:
+    """Name the first setting that differs, with both values."""
+    for table, values in now.items():
+        earlier = before.get(table) if isinstance(before, dict) else None
+        for name, value in values.items():
+            if name != WORSE and isinstance(earlier, dict) and earlier.get(name) != value:
+                return f"{table}.{name} = {json.dumps(earlier.get(name))} and not {json.dumps(value)}"
+    return "another class map, preprocessing or table of classes"
+
+
+WORSE = "worse"
+"""The limit that a comparison with a baseline uses. It changes no measure, so runs may differ in it."""
 
 
 def check_heat(baseline: Mapping[str, Any], layer: str, grids: Sequence[str]) -> None:
@@ -100,7 +177,9 @@ def check_heat(baseline: Mapping[str, Any], layer: str, grids: Sequence[str]) ->
         )
 
 
-def compare(baseline: Mapping[str, Any], rows: Sequence[ImageRow], contents: Mapping[str, str], seed: int) -> Change:
+def compare(
+    baseline: Mapping[str, Any], rows: Sequence[ImageRow], contents: Mapping[str, str], seed: int, limit: float
+) -> Change:
     """Compare with an earlier run. Pictures are paired by the content of their files.
 
     Args:
@@ -108,10 +187,19 @@ def compare(baseline: Mapping[str, Any], rows: Sequence[ImageRow], contents: Map
         rows: the pictures of this run.
         contents: the hash of each picture's file, by name.
         seed: seeds the bootstrap, which resamples groups of pairs.
+        limit: how much worse a measure may be.
     """
     before = {image["sha256"]: image for image in baseline["images"]}
     pairs = [(row, before[contents[row.name]]) for row in rows if contents[row.name] in before]
-    return Change(len(pairs), _gap_change(pairs, seed), _skill_change(pairs, seed))
+    return Change(
+        len(pairs),
+        _gap_change(pairs, seed),
+        _skill_change(pairs, seed),
+        _accuracy_change(pairs, seed),
+        _pair_change(pairs, seed, limit),
+        tuple(Flip(row.name, old["answer"], row.answer) for row, old in pairs if old["right"] and not row.right),
+        limit,
+    )
 
 
 _Pairs = Sequence[tuple[ImageRow, Mapping[str, Any]]]
@@ -120,12 +208,54 @@ _Pairs = Sequence[tuple[ImageRow, Mapping[str, Any]]]
 
 def _gap_change(pairs: _Pairs, seed: int) -> Estimate | None:
     both = [(row, old) for row, old in pairs if row.same and old["same"]]
-    if not both:
-        return None
     changes = [_mean_gap(row.same, row.other) - _mean_gap(old["same"], old["other"]) for row, old in both]
-    groups = group_numbers([row.group for row, _ in both])
-    sums = bootstrap_sums(np.array([(change, 1.0) for change in changes]), groups, [seed, 1])
-    return interval(sums[:, 0] / sums[:, 1], float(np.mean(changes)), int(groups.max()) + 1)
+    return _mean_change(changes, [row.group for row, _ in both], [seed, 1])[0] if changes else None
+
+
+def _accuracy_change(pairs: _Pairs, seed: int) -> Estimate | None:
+    changes = [float(row.right) - float(old["right"]) for row, old in pairs]
+    return _mean_change(changes, [row.group for row, _ in pairs], [seed, 3])[0] if changes else None
+
+
+def _mean_change(
+    changes: Sequence[float], groups: Sequence[str], seed: Sequence[int]
+) -> tuple[Estimate, Float[np.ndarray, " b"]]:
+    """Return the mean of some changes with its interval, and its bootstrap draws."""
+    numbers = group_numbers(groups)
+    sums = bootstrap_sums(np.array([(change, 1.0) for change in changes]), numbers, seed)
+    draws = sums[:, 0] / sums[:, 1]
+    return interval(draws, float(np.mean(changes)), int(numbers.max()) + 1), draws
+
+
+def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
+    """Return the class and background whose accuracy fell most; None if no pair has enough groups."""
+    found: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
+    for row, old in pairs:
+        now, before = _by_background(row.pasted, row.label), _by_background(old["pasted"], row.label)
+        for background in now.keys() & before.keys():
+            found[row.label, background].append((now[background], before[background], row.group))
+    enough = {pair: of for pair, of in sorted(found.items()) if len({group for *_, group in of}) >= MIN_GROUPS}
+    if not enough:
+        return None
+    changes: list[PairChange] = []
+    for number, ((label, background), of) in enumerate(enough.items()):
+        change, draws = _mean_change(
+            [now - before for now, before, _ in of], [group for *_, group in of], [seed, 4, number]
+        )
+        p = p_above(-draws, limit, change.groups)
+        changes.append(PairChange(label, background, float(np.mean([now for now, *_ in of])), change, p))
+    adjusted = holm([change.p for change in changes])
+    changes = [replace(change, p=p) for change, p in zip(changes, adjusted, strict=True)]
+    return min(changes, key=lambda change: (change.p, change.change.value))
+
+
+def _by_background(pasted: Mapping[str, Sequence[Sequence[str]]], label: str) -> dict[str, float]:
+    """Return the share of right answers on the backgrounds of each class."""
+    right: dict[str, list[bool]] = defaultdict(list)
+    for of_fill in pasted.values():
+        for background, _, named in of_fill:
+            right[background].append(named == label)
+    return {background: float(np.mean(of)) for background, of in right.items()}
 
 
 def _mean_gap(same: Mapping[str, float], other: Mapping[str, float]) -> float:

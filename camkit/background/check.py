@@ -82,6 +82,7 @@ def check(
     *,
     out: str | Path | None = None,
     baseline: str | Path | None = None,
+    fail_on_worse: bool | None = None,
     resume: bool = False,
     progress: Progress | None = None,
     inconclusive: Inconclusive | None = None,
@@ -97,6 +98,8 @@ def check(
         out: the folder for the reports. None uses the config's folder; if the config has none, no report is written.
         baseline: an earlier ``report.json`` of the same data and settings, to compare with. None uses the config's
             baseline.
+        fail_on_worse: whether a model that is significantly worse than the baseline, by more than ``[limits] worse``,
+            fails, whatever its verdict. None uses the config's, which is False by default.
         resume: continue an interrupted check from the rows it left in ``out``.
         progress: called with the stage, the number of steps done, and the number of steps in all.
         inconclusive: whether the result's ``exit_code``, ``assert_ok`` and JUnit XML count INCONCLUSIVE as a failure
@@ -134,6 +137,7 @@ def check(
         plan,
         folder,
         baseline=earlier,
+        fail_on_worse=settings.run.fail_on_worse if fail_on_worse is None else fail_on_worse,
         resume=resume or settings.run.resume,
         progress=progress or _silent,
         inconclusive=inconclusive or settings.run.inconclusive,
@@ -242,6 +246,7 @@ def finish_check(
     out: Path | None,
     *,
     baseline: Path | None = None,
+    fail_on_worse: bool = False,
     resume: bool = False,
     progress: Progress = _silent,
     inconclusive: Inconclusive = "fail",
@@ -274,8 +279,10 @@ def finish_check(
         if earlier is not None:
             check_heat(earlier, result.layer, result.grids)
             contents = {item.name: plan.files.of(item.path) for item in plan.data.items}
-            change = compare(earlier, result.images, contents, plan.settings.check.seed)
-            result = replace(result, change=change, warnings=(*result.warnings, *change.worse))
+            change = compare(earlier, result.images, contents, plan.settings.check.seed, plan.settings.limits.worse)
+            result = replace(
+                result, change=change, fail_on_worse=fail_on_worse, warnings=(*result.warnings, *change.worse)
+            )
         if out is not None and journal is not None:
             result = replace(result, report=out / words.PAGE)
             write_reports(result, out)
@@ -289,7 +296,7 @@ def _refuse_other_run(heat: Heat, earlier: Mapping[str, Any], hashes: Mapping[st
     Raises:
         InputError: the two runs cannot be compared.
     """
-    check_comparable(earlier, hashes, baseline)
+    check_comparable(earlier, hashes, heat.plan.reported_settings, baseline)
     first = next(heat.rows(heat.plan.data.items[:1]))
     if "layer" in first:
         check_heat(earlier, first["layer"], ["x".join(map(str, first["grid"]))] if "grid" in first else [])

@@ -201,6 +201,14 @@ class Plan:
             explain_many(model or self.model, [item.path for item in items], check.layer, **{**options, **more})
         )
 
+    @property
+    def reported_settings(self) -> dict[str, dict[str, Any]]:
+        """The settings that a report holds, by table."""
+        return {
+            "check": self.settings.check.model_dump(mode="json", exclude={"batch_size"}),
+            "limits": self.settings.limits.model_dump(mode="json"),
+        }
+
     def fingerprint(self) -> dict[str, str]:
         """Return hashes of the weights, of the settings that influence results, and of the pictures with regions."""
         pictures = (
@@ -210,7 +218,7 @@ class Plan:
         )
         settings = {
             "check": self.settings.check.model_dump(mode="json", exclude={"batch_size"}),
-            "limits": self.settings.limits.model_dump(mode="json"),
+            "limits": self.settings.limits.model_dump(mode="json", exclude={"worse"}),
             "classes": {name: section.model_dump(mode="json") for name, section in self.settings.classes.items()},
             "outputs": self.matched.indices,
             "preprocessing": digest_of_preprocessing(self.model.preprocess),

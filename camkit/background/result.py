@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -56,6 +56,7 @@ class CheckResult:
         hashes: hashes of the weights, the settings and the pictures.
         warnings: what the reader should know about the data and the config.
         change: the change since the baseline; None without a baseline.
+        fail_on_worse: whether a model that is worse than the baseline fails.
         report: the HTML report; None if none was written.
         run: when and how the check was run.
         inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
@@ -78,6 +79,7 @@ class CheckResult:
     run: Run | None = None
     report: Path | None = None
     change: Change | None = None
+    fail_on_worse: bool = False
     inconclusive: Inconclusive = "fail"
     findings: Mapping[str, Finding] = field(default_factory=dict)
 
@@ -109,6 +111,11 @@ class CheckResult:
         return tuple(reason.text for reason in self.judged[OVERALL].reasons)
 
     @property
+    def regressed(self) -> Sequence[str]:
+        """What got worse than in the baseline, in words; empty unless the check was told to fail such a model."""
+        return self.change.worse if self.fail_on_worse and self.change is not None else ()
+
+    @property
     def kinds(self) -> Kinds | None:
         """The accuracy of each class on each place that the data names; None if it names none."""
         found = self.findings.get("kinds")
@@ -124,22 +131,26 @@ class CheckResult:
         """Do nothing if the model may ship, and raise otherwise; for tests.
 
         Raises:
-            AssertionError: the exit code is not 0: the verdict is FAIL, or something could not be decided and
-                ``inconclusive`` (None: the result's own setting) is "fail". The message names the worst class, its
-                numbers and the report.
+            AssertionError: the exit code is not 0: the verdict is FAIL, the model is worse than the baseline and that
+                counts, or something could not be decided and ``inconclusive`` (None: the result's own setting) is
+                "fail". The message names the worst class, its numbers and the report.
         """
-        if self.exit_code(inconclusive):
-            why = "; ".join(reason.text for reason in self.judged[self.worst].reasons)
-            report = "" if self.report is None else f"; see {self.report}"
-            worst = "" if self.worst == OVERALL else f"class {self.worst!r}: "
-            raise AssertionError(f"{self.verdict}: {worst}{why}{report}")
+        if self.exit_code(inconclusive) == 0:
+            return
+        report = "" if self.report is None else f"; see {self.report}"
+        if self.regressed:
+            raise AssertionError(f"worse than the baseline: {'; '.join(self.regressed)}{report}")
+        why = "; ".join(reason.text for reason in self.judged[self.worst].reasons)
+        worst = "" if self.worst == OVERALL else f"class {self.worst!r}: "
+        raise AssertionError(f"{self.verdict}: {worst}{why}{report}")
 
     def exit_code(self, inconclusive: Inconclusive | None = None) -> int:
         """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE, or WARN if a class could not be tested.
 
+        A model that is worse than the baseline gives 1 too, if the check was told to fail it.
         0 stands for 3 if ``inconclusive`` is "pass"; None stands for the result's own setting.
         """
-        if self.verdict == "FAIL":
+        if self.verdict == "FAIL" or self.regressed:
             return 1
         undecided = self.verdict == "INCONCLUSIVE" or self.judged[OVERALL].findings.untested
         return 3 if undecided and (inconclusive or self.inconclusive) == "fail" else 0

@@ -104,6 +104,7 @@ class LimitOptions:
         least_pictures: The testable pictures that a class needs for a verdict. Default: 30.
         most_empty: The largest share of empty maps with which the heat still means something. Default: 0.2.
         least_room: The headroom below which no map can show which object it used. Default: 0.1.
+        worse: How much worse than the baseline a measure may be. Default: 0.02.
         strict: PASS only if an effect above the limit is excluded for each class too, and not only for all together.
     """
 
@@ -115,6 +116,7 @@ class LimitOptions:
     least_pictures: Annotated[int | None, Parameter(metavar="NUMBER")] = None
     most_empty: Annotated[float | None, Parameter(metavar="SHARE")] = None
     least_room: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    worse: Annotated[float | None, Parameter(metavar="SHARE")] = None
     strict: Annotated[bool | None, Parameter(negative=())] = None
 
 
@@ -126,6 +128,7 @@ class RunOptions:
     Attributes:
         out: The folder for the reports. Default: camkit-check.
         baseline: An earlier report.json to compare with.
+        fail_on_worse: Exit with 1 if the model is significantly worse than the baseline, by more than --worse.
         quick: Use a smaller sample: 40 pictures of each class, or more if the limits need them, and one background of
             each kind.
         resume: Continue an interrupted check.
@@ -135,6 +138,7 @@ class RunOptions:
 
     out: Annotated[Path | None, Parameter(alias="-o", metavar="FOLDER")] = None
     baseline: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    fail_on_worse: Annotated[bool | None, Parameter(negative=())] = None
     quick: Annotated[bool | None, Parameter(negative=())] = None
     resume: Annotated[bool | None, Parameter(negative=())] = None
     inconclusive: Literal["pass", "fail"] | None = None
@@ -204,6 +208,7 @@ def check(
                 plan,
                 out,
                 baseline=settings.run.baseline,
+                fail_on_worse=settings.run.fail_on_worse,
                 resume=resume,
                 progress=progress,
                 inconclusive=settings.run.inconclusive,

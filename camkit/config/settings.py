@@ -156,6 +156,8 @@ class LimitsSection(_Section):
         most_empty: the largest share of empty maps with which heat still says something about the model.
         least_room: the headroom below which the objects lie in such similar places that no map can show which one it
             used.
+        worse: how much worse than a baseline the accuracy, the gap, the skill, or the accuracy of a class on one kind
+            of background may be.
         strict: whether a PASS needs the effects of each class to be excluded, and not only those of all classes
             together.
     """
@@ -168,6 +170,7 @@ class LimitsSection(_Section):
     least_pictures: int = Field(default=30, ge=2)
     most_empty: float = Field(default=0.20, ge=0, le=1)
     least_room: float = Field(default=0.10, ge=0, le=1)
+    worse: float = Field(default=0.02, ge=0, le=1)
     strict: bool = False
 
 
@@ -177,6 +180,7 @@ class RunSection(_Section):
     Attributes:
         out: the folder for the reports.
         baseline: an earlier ``report.json`` to compare with.
+        fail_on_worse: whether a model that is worse than the baseline fails.
         quick: use a smaller sample.
         resume: continue an interrupted check.
         inconclusive: whether INCONCLUSIVE counts as a "pass" or as a failure ("fail").
@@ -185,6 +189,7 @@ class RunSection(_Section):
 
     out: Path | None = None
     baseline: Path | None = None
+    fail_on_worse: bool = False
     quick: bool = False
     resume: bool = False
     inconclusive: Literal["pass", "fail"] = "fail"

@@ -50,10 +50,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "layer": result.layer,
         "grids": result.grids,
         "hashes": result.hashes,
-        "settings": {
-            "check": plan.settings.check.model_dump(mode="json", exclude={"batch_size"}),
-            "limits": plan.settings.limits.model_dump(mode="json"),
-        },
+        "settings": plan.reported_settings,
         "data": {
             "facts": list(plan.data.facts),
             "classes_matched": plan.matched.how,

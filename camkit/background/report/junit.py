@@ -5,6 +5,7 @@ from __future__ import annotations
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from camkit.background.effects import OVERALL
+from camkit.background.report import words
 from camkit.background.result import CheckResult, Inconclusive
 from camkit.background.rule import Judgement
 from camkit.errors import printable
@@ -29,6 +30,12 @@ def render(result: CheckResult) -> str:
     overall = _case("all classes together", result.judged[OVERALL], "pass")
     overall.time = 0.0
     suite.add_testcase(overall)
+    if result.change is not None:
+        case = TestCase("since the baseline", "background", 0.0)
+        if result.regressed:
+            case.result = [Failure(printable("; ".join(result.regressed)), "background")]
+        case.system_out = printable(words.change_since_baseline(result))
+        suite.add_testcase(case)
     for name, error in result.failures.items():
         case = TestCase(printable(name), "pictures", 0.0)
         case.result = [Skipped(printable(f"could not be used: {error}"))]

@@ -51,7 +51,7 @@ def _row(measures: Measures, judgement: Judgement) -> str:
 
 def workflow_commands(result: CheckResult) -> list[str]:
     """Return GitHub's workflow commands: an error for each FAIL, a warning for each other verdict but PASS."""
-    commands = []
+    commands = [f"::error title=camkit: worse than the baseline::{_as_message(text)}" for text in result.regressed]
     for name, judgement in result.judged.items():
         if judgement.verdict == "PASS":
             continue

@@ -14,7 +14,7 @@ from camkit.background.reasons import in_words
 from camkit.background.result import CheckResult
 from camkit.background.rule import Judgement, worst_first
 from camkit.kit.statistics import Estimate
-from camkit.kit.wording import NONE, VERSION, first_of, number, share
+from camkit.kit.wording import NONE, VERSION, counted, first_of, number, share
 
 PAGE = "report.html"
 """The file name of the report that people open."""
@@ -157,9 +157,17 @@ def change_since_baseline(result: CheckResult) -> str:
     change = result.change
     if change is None:
         return ""
-    named = (("gap", change.gap), ("skill", change.skill))
-    parts = [f"{name} {_change(estimate)}" for name, estimate in named if estimate is not None]
-    return f"change since the baseline, on {change.pictures} pictures: {', '.join(parts) or 'nothing to compare'}"
+    named = {"accuracy": change.accuracy, "gap": change.gap, "skill": change.skill}
+    if change.pair is not None:
+        named[f"{change.pair.label} on backgrounds of {change.pair.background}"] = change.pair.change
+    parts = [f"{name} {_change(estimate)}" for name, estimate in named.items() if estimate is not None]
+    if change.flips:
+        parts.append(f"no longer recognised: {counted(len(change.flips), 'picture')}")
+    fails = "; this fails the model" if result.regressed else ""
+    return (
+        f"change since the baseline, on {counted(change.pictures, 'picture')}: "
+        f"{', '.join(parts) or 'nothing to compare'}{fails}"
+    )
 
 
 def _change(estimate: Estimate) -> str:

@@ -1,0 +1,157 @@
+"""The comparison with an earlier run: what fell by more than the limit and by more than chance."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import camkit
+from camkit.background.baseline import Change, check_comparable, compare
+from camkit.background.pictures import ImageRow
+from camkit.background.report import html, junit
+from camkit.cli import main
+from camkit.demo.scenes import labelled_scenes
+from camkit.errors import InputError
+
+COUNT = 60
+
+
+def rows(*, right: float, on: dict[str, float]) -> list[ImageRow]:
+    """Return pictures of class "a": the first share of them is right, and so are the first shares on each background.
+
+    The backgrounds of the own class are always recognised.
+    """
+    made = []
+    for number in range(COUNT):
+        shares = {background: float(number < share * COUNT) for background, share in on.items()}
+        pasted = (("a", "g", "a"), *((name, "g", "a" if value else name) for name, value in shares.items()))
+        other = float(np.mean(list(shares.values())))
+        made.append(
+            ImageRow(
+                name=f"{number}.png",
+                label="a",
+                group=f"{number}.png",
+                right=number < right * COUNT,
+                answer="a" if number < right * COUNT else "b",
+                probability=0.5,
+                status="ok",
+                same={"tile": 1.0, "blur": 1.0},
+                other={"tile": other, "blur": other},
+                pasted={"tile": pasted, "blur": pasted},
+            )
+        )
+    return made
+
+
+def changed(before: list[ImageRow], now: list[ImageRow], limit: float = 0.02) -> Change:
+    contents = {row.name: f"hash of {row.name}" for row in now}
+    report = {"images": [{**asdict(row), "sha256": contents[row.name]} for row in before]}
+    return compare(report, now, contents, 0, limit)
+
+
+def test_the_accuracy_comes_first_and_the_pictures_are_named() -> None:
+    change = changed(rows(right=1, on={"b": 1, "c": 1}), rows(right=0.5, on={"b": 1, "c": 1}))
+    assert change.accuracy is not None and change.gap is not None
+    assert (change.pictures, change.accuracy.value, change.gap.value) == (COUNT, -0.5, 0)
+    assert [flip.name for flip in change.flips] == [f"{number}.png" for number in range(COUNT // 2, COUNT)]
+    assert {(flip.before, flip.now) for flip in change.flips} == {("a", "b")}
+    (sentence,) = change.worse
+    assert sentence.startswith("the accuracy on unedited pictures fell by 0.50 (at least 0.3")
+
+
+def test_the_background_whose_accuracy_fell_most_is_named() -> None:
+    change = changed(rows(right=1, on={"b": 1, "c": 1}), rows(right=1, on={"b": 0.4, "c": 0.9}))
+    pair, gap = change.pair, change.gap
+    assert pair is not None and gap is not None
+    assert (pair.label, pair.background) == ("a", "b")
+    assert (pair.now, pair.change.value, gap.value) == pytest.approx((0.4, -0.6, 0.35))
+    assert change.worse == [
+        f"the background gap grew by 0.35 (at least {gap.low:.2f}) since the baseline",
+        "the accuracy of a on backgrounds of b fell by 0.60 to 0.40 since the baseline",
+    ]
+
+
+def test_what_is_equal_better_or_within_the_limit_is_not_worse() -> None:
+    before = rows(right=0.8, on={"b": 0.8, "c": 0.8})
+    assert changed(before, before).worse == []
+    assert changed(before, rows(right=0.9, on={"b": 1, "c": 1})).worse == []
+    little = rows(right=0.7, on={"b": 0.7, "c": 0.7})
+    assert changed(before, little, limit=0.2).worse == []
+    assert len(changed(before, little, limit=0.0).worse) == 3
+
+
+def test_chance_is_seldom_worse() -> None:
+    """A model that answers at random is worse than its own repetition in few of 40 tries."""
+    rng, alarms = np.random.default_rng(0), 0
+    for _ in range(40):
+        before, now = (
+            [
+                replace(row, right=bool(is_right))
+                for row, is_right in zip(rows(right=1, on={"b": 1}), draws, strict=True)
+            ]
+            for draws in rng.random((2, COUNT)) < 0.7
+        )
+        alarms += bool(changed(before, now).worse)
+    assert alarms <= 4
+
+
+def test_a_refusal_names_the_setting() -> None:
+    now = {"check": {"seed": 1, "pastes": 2}, "limits": {"gap": 0.1, "worse": 0.5}}
+    earlier: dict[str, Any] = {"hashes": {"data": "d", "settings": "s"}}
+    hashes = {"data": "d", "settings": "other"}
+    for settings, named in (
+        ({"check": {"seed": 0, "pastes": 2}, "limits": {"gap": 0.1}}, "check.seed = 0 and not 1"),
+        ({"check": {"seed": 1, "pastes": 2}, "limits": {"gap": 0.2}}, "limits.gap = 0.2 and not 0.1"),
+        ({"check": {"seed": 1, "pastes": 2}, "limits": {"gap": 0.1, "worse": 0.02}}, "another class map"),
+        (None, "another class map"),
+    ):
+        with pytest.raises(InputError, match=f"was made with {named}.*make a new baseline"):
+            check_comparable({**earlier, "settings": settings}, hashes, now, Path("before.json"))
+
+
+CONFIG = {"check": {"per_class": 8, "pastes": 1, "shortcuts": 0}, "limits": {"least_pictures": 8}}
+
+
+@pytest.fixture(scope="module")
+def fair(tmp_path_factory: pytest.TempPathFactory) -> camkit.CheckResult:
+    return camkit.check("demo-fair", labelled_scenes(), config=CONFIG, out=tmp_path_factory.mktemp("fair"))
+
+
+def test_noise_in_the_weights_fails_against_the_baseline(
+    fair: camkit.CheckResult, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, generator = camkit.load_model("demo-fair").module, torch.Generator().manual_seed(0)
+    weights = module.state_dict()
+    for name, tensor in module.named_parameters():
+        weights[name] = tensor.detach() + 0.6 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+    torch.save(weights, tmp_path / "noisy.pth")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    command = ["check", str(labelled_scenes()), "-m", "demo-fair", "--weights", "noisy.pth", "--per-class", "8"]
+    command += ["--pastes", "1", "--shortcuts", "0", "--least-pictures", "8", "--inconclusive", "pass", "--quiet"]
+    assert main([*command, "--baseline", str(fair.report.with_name("report.json")), "--fail-on-worse"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "change since the baseline, on 160 pictures: accuracy -0." in printed
+    assert "this fails the model" in printed
+    assert "::error title=camkit: worse than the baseline::the accuracy on unedited pictures fell by 0." in printed
+    assert "the accuracy on unedited pictures fell by 0." in (tmp_path / "camkit-check" / "summary.md").read_text()
+    assert 'name="since the baseline"' in (tmp_path / "camkit-check" / "junit.xml").read_text()
+
+
+def test_a_model_that_is_worse_fails_only_if_asked(fair: camkit.CheckResult) -> None:
+    change = changed(rows(right=1, on={"b": 1}), rows(right=0.5, on={"b": 1}))
+    worse = replace(fair, change=change, inconclusive="pass")
+    failing = replace(worse, fail_on_worse=True)
+    assert (worse.exit_code(), failing.exit_code()) == (0, 1)
+    worse.assert_ok()
+    with pytest.raises(
+        AssertionError, match=r"worse than the baseline: the accuracy on unedited pictures fell by 0\.50"
+    ):
+        failing.assert_ok()
+    assert "failure" in junit.render(failing)
+    assert "change since the baseline" in html.render(failing)
