@@ -349,6 +349,7 @@ def _run(experiment: Experiment, journal: Journal, progress: Progress, rows_of: 
         judged=judged,
         images=tuple(rows),
         failures={name: row["error"] for name, row in all_heat.items() if "error" in row},
+        untested=_untested(plan, edited),
         plan=plan,
         sanity=sanity,
         method=first["method"],
@@ -357,6 +358,13 @@ def _run(experiment: Experiment, journal: Journal, progress: Progress, rows_of: 
         warnings=_warnings(plan, all_heat, answers, measures[OVERALL].room),
         findings={**explaining, **warning},
     )
+
+
+def _untested(plan: Plan, edited: Mapping[str, Row]) -> dict[str, str]:
+    """Return the pictures that could not be tested, and why. Pictures that were not drawn are not among them."""
+    why = "it has no region of its class"
+    bare = {item.name: why for item in plan.data.items if plan.with_regions and not item.objects}
+    return {**bare, **{name: row["why"] for name, row in edited.items() if row.get("why")}}
 
 
 def _found(analyses: Mapping[str, Analysis], material: Material) -> dict[str, Finding]:

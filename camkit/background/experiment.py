@@ -6,7 +6,7 @@ import functools
 import os
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -179,6 +179,7 @@ class Experiment:
         kept = max(_MIN_CACHED, _CACHE_BYTES // (_COPIES * size))
         self._cached = functools.lru_cache(maxsize=kept)(self._load)
         self._filled: dict[str, Float[Tensor, "r c"] | None] = {}
+        self._unreadable: dict[str, str] = {}
 
     def load(self, item: Item) -> PreparedPicture | None:
         """Return a picture and its regions as the model sees them; None if it cannot be read."""
@@ -187,7 +188,8 @@ class Experiment:
     def _load(self, item: Item) -> PreparedPicture | None:
         try:
             return self._prepare(item)
-        except CamkitError:
+        except CamkitError as error:
+            self._unreadable[item.name] = str(error)
             return None
 
     def _prepare(self, item: Item) -> PreparedPicture:
@@ -225,6 +227,19 @@ class Experiment:
         if not plan.with_regions:
             return ring_edits(picture, same, other, check.ring) | exchanges
         return region_edits(picture, same, other) | exchanges
+
+    def why_untested(self, item: Item, edits: Collection[Edit]) -> str:
+        """Return why a picture with these edits was not shown on backgrounds of both kinds; "" if it was."""
+        if {"same", "other"} <= {edit.arm for edit in edits}:
+            return ""
+        picture = self.load(item)
+        if picture is None:
+            return self._unreadable.get(item.name, "it cannot be read")
+        if self.plan.with_regions and not _shows_object(picture):
+            return "its object lies outside the part that the model sees"
+        if self.plan.with_regions and not picture.has_background:
+            return "its objects leave too little background beside them"
+        return "no picture of another group lends it a background of its own class and one of another class"
 
     def _with_most_room(self, picture: PreparedPicture, entries: Sequence[Sequence[Item]], wanted: int) -> Backgrounds:
         """Return a background for each of the first entries that have a usable candidate, ``wanted`` at most.
@@ -298,8 +313,13 @@ class Experiment:
             for edited, answer in batch:
                 answers[edited.item][edited.edit] = answer
                 if len(answers[edited.item]) == expected[edited.item]:
-                    yield _row(edited.item, answers.pop(edited.item))
-        yield from (_row(item, {}) for item, count in expected.items() if not count)
+                    yield self._row(edited.item, answers.pop(edited.item))
+        yield from (self._row(item, {}) for item, count in expected.items() if not count)
+
+    def _row(self, item: Item, answers: Answers) -> Row:
+        row = {"kind": EDITS, "name": item.name, "answers": [[*edit, *answer] for edit, answer in answers.items()]}
+        why = self.why_untested(item, answers)
+        return {**row, "why": why} if why else row
 
     def _make(self, item: Item) -> dict[Edit, Float[Tensor, "c h w"]]:
         return {edit: make() for edit, make in self.edits(item, self.plan.settings.check.pastes).items()}
@@ -329,10 +349,6 @@ class _Shown(NamedTuple):
     tensor: Float[Tensor, "c h w"]
 
 
-def _row(item: Item, answers: Answers) -> Row:
-    return {"kind": EDITS, "name": item.name, "answers": [[*edit, *answer] for edit, answer in answers.items()]}
-
-
 def answers_in(row: Row) -> Answers:
     """Return the answers in a row of the experiment."""
     return {
@@ -347,4 +363,8 @@ def coarse(region: Shaped[Tensor, "h w"]) -> Float[Tensor, "r c"]:
 
 
 def _has_object_and_background(picture: PreparedPicture) -> bool:
-    return picture.region is not None and picture.has_background and bool((picture.region > 0.5).any())
+    return _shows_object(picture) and picture.has_background
+
+
+def _shows_object(picture: PreparedPicture) -> bool:
+    return picture.region is not None and bool((picture.region > 0.5).any())

@@ -50,6 +50,7 @@ class CheckResult:
         judged: the verdict on each class, and why; the empty name stands for the model.
         images: one row per picture.
         failures: pictures that could not be used, and why.
+        untested: pictures that could be used but not be shown on other backgrounds, and why.
         plan: what was checked, and how.
         sanity: whether the heat can be trusted.
         method, layer, layer_reason: the method and the layer of the heat, and why camkit chose the layer.
@@ -78,6 +79,7 @@ class CheckResult:
     hashes: dict[str, str] = field(default_factory=dict)
     run: Run | None = None
     report: Path | None = None
+    untested: Mapping[str, str] = field(default_factory=dict)
     change: Change | None = None
     fail_on_worse: bool = False
     inconclusive: Inconclusive = "fail"

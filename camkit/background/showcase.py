@@ -16,7 +16,7 @@ from torch import Tensor
 
 from camkit.background.data import Item
 from camkit.background.deep.shortcuts import Crop, Shortcut
-from camkit.background.edits import BLUR, RING, Edit, PreparedPicture
+from camkit.background.edits import BLUR, RING, Arm, Edit, PreparedPicture
 from camkit.background.experiment import Experiment
 from camkit.background.pictures import ImageRow
 from camkit.background.plan import stratified
@@ -31,6 +31,9 @@ THUMBNAILS = 12
 OFFENDERS = 12
 """Worst offenders shown."""
 
+TRIPTYCHS = 3
+"""Pictures at the top of the page: each on its own background, on another one, and without its object."""
+
 _SIDE = 224
 """Pixels along the longer side to which small pictures are roughly enlarged, so that an outline is visible."""
 
@@ -40,12 +43,17 @@ _LINE = (255, 60, 160)
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One picture of a strip, with the model's answer and the probability it gives to the picture's own class."""
+    """One picture of a strip, with the model's answer and the probability it gives to the picture's own class.
+
+    ``arm`` is the edit's, and ``right`` says whether the answer is right; neither is set if the picture is no edit.
+    """
 
     title: str
     pixels: Pixels
     probability: float | None = None
     answer: str | None = None
+    arm: Arm | None = None
+    right: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +67,18 @@ class Strip:
     def title(self) -> str:
         """The picture's name and class."""
         return f"{self.row.name}, class {self.row.label}"
+
+    @property
+    def triptych(self) -> tuple[Panel, ...]:
+        """The object on its own background, on another one, and the picture without it, as far as there are edits."""
+        by_arm = {panel.arm: panel for panel in reversed(self.panels) if panel.arm}
+        return tuple(by_arm[arm] for arm in ("same", "other", "removed") if arm in by_arm)
+
+    @property
+    def persuasion(self) -> tuple[bool, bool, bool]:
+        """How much the triptych says: wrong on the other background, right on its own, right without the object."""
+        right = {panel.arm: panel.right for panel in self.triptych}
+        return not right.get("other", True), right.get("same", False), right.get("removed", False)
 
     @property
     def sentence(self) -> str:
@@ -110,6 +130,24 @@ class Showcase:
         drawn = [self._strip(row, self._items[row.name]) for row in self._offenders(most)]
         return [strip for strip in drawn if strip is not None]
 
+    def triptychs(self, strips: Sequence[Strip], most: int = TRIPTYCHS) -> list[Strip]:
+        """Return the strips that persuade most, of other classes first; further pictures if there are too few.
+
+        If the model passes, the worst offenders would mislead, so these are any tested pictures, of each class in turn.
+        """
+        if self._result.verdict == "PASS":
+            strips = []
+        shown = {strip.row.name for strip in strips}
+        tested = _classes_in_turn([row for row in self._result.images if row.same and row.name not in shown])
+        missing = tested[: max(0, most - len(strips))]
+        drawn = [*strips, *filter(None, (self._strip(row, self._items[row.name]) for row in missing))]
+        full = [strip for strip in drawn if len(strip.triptych) > 1]
+        if not strips:
+            return full[:most]
+        ranked = sorted(full, key=lambda strip: strip.persuasion, reverse=True)
+        turns = {row.name: turn for turn, row in enumerate(_classes_in_turn([strip.row for strip in ranked]))}
+        return sorted(ranked, key=lambda strip: (not strip.persuasion[0], turns[strip.row.name]))[:most]
+
     def _offenders(self, most: int) -> list[ImageRow]:
         """Return the worst offender of each class, the worst first; then the second of each class, and so on."""
         offenders = [row for row in self._result.images if row.same and _offence(row) > (0.0, False)]
@@ -121,11 +159,19 @@ class Showcase:
         edits, picture = self._experiment.edits(item, wanted=1), self._experiment.load(item)
         if not edits or picture is None:
             return None
-        shown = {title: make() for edit, make in edits.items() if (title := self._title(edit))}
+        shown = {edit: make() for edit, make in edits.items() if self._title(edit)}
         answers = self._plan.answer(torch.stack(list(shown.values())), [item.label] * len(shown))
+        own = self._plan.matched.indices[item.label]
         edited = [
-            Panel(title, in_levels(picture, tensor), answer.share, self._plan.name_of(answer.output))
-            for (title, tensor), answer in zip(shown.items(), answers, strict=True)
+            Panel(
+                self._title(edit),
+                in_levels(picture, tensor),
+                answer.share,
+                self._plan.name_of(answer.output),
+                edit.arm,
+                answer.output in own,
+            )
+            for (edit, tensor), answer in zip(shown.items(), answers, strict=True)
         ]
         unedited = Panel("picture and region", _with_outline(picture), row.probability, row.answer)
         return Strip(row, (unedited, self._heat_panel(item, picture), *edited))

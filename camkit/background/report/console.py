@@ -12,6 +12,9 @@ from camkit.background.report import words
 from camkit.background.result import CheckResult
 from camkit.errors import printable
 
+MOST_CAUSES = 3
+"""Causes that the terminal names for pictures that could not be tested."""
+
 _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan"}
 
 
@@ -46,6 +49,8 @@ def verdict(result: CheckResult) -> Text:
     if result.failures:
         first = next(iter(result.failures))
         text.append(f"  {len(result.failures)} pictures could not be used, such as {printable(first)}\n", "yellow")
+    for line in words.untested(result)[:MOST_CAUSES]:
+        text.append(f"  {printable(line)}\n", "yellow")
     if change := words.change_since_baseline(result):
         text.append(f"  {printable(change)}\n")
     if result.report is not None:

@@ -13,9 +13,10 @@ from markupsafe import Markup
 
 from camkit.background.deep.kinds import Kinds, Pair
 from camkit.background.effects import LEVELS, OVERALL, EffectName, Level, Measures
+from camkit.background.reasons import in_words, noun
 from camkit.background.report import words
 from camkit.background.result import CheckResult
-from camkit.background.rule import SHARES, VERDICTS, Judgement
+from camkit.background.rule import SHARES, VERDICTS, Judgement, worst_first
 from camkit.background.showcase import Panel, Showcase, Strip
 from camkit.drawing.encode import encode
 from camkit.kit import wording
@@ -90,7 +91,7 @@ def render(result: CheckResult) -> str:
     environment = templates("camkit.background.report")
     script = environment.get_template("check.js").render()
     plan, showcase = result.plan, Showcase(result)
-    removed = plan.removed
+    removed, strips = plan.removed, showcase.strips()
     page: str = environment.get_template("check.html").render(
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -98,8 +99,13 @@ def render(result: CheckResult) -> str:
         model=plan.model.name,
         data=plan.data.root.name,
         sentence=words.sentence(result),
-        reasons=result.reasons[: words.MOST_REASONS],
-        more_reasons=result.reasons[words.MOST_REASONS :],
+        steps=words.next_steps(result),
+        reliability=words.RELIABILITY,
+        triptychs=[_triptych(strip) for strip in showcase.triptychs(strips)],
+        chart=_chart(result),
+        collect=words.to_collect(result),
+        untested=words.untested(result),
+        reasons=result.reasons,
         change=words.change_since_baseline(result),
         outlined=plan.with_regions,
         reasons_by_class=[
@@ -129,7 +135,7 @@ def render(result: CheckResult) -> str:
             for shortcut, panels in showcase.shortcuts()
         ],
         kinds=_kinds(result),
-        strips=[_strip(strip) for strip in showcase.strips()],
+        strips=[_strip(strip) for strip in strips],
         references=words.REFERENCES,
         caveat=words.CAVEAT,
         details=_details(result),
@@ -163,6 +169,57 @@ def _strip(strip: Strip) -> dict[str, Any]:
             {"title": panel.title, "image": _embedded(panel.pixels), "answer": answer, "alt": alt, "percent": percent}
         )
     return {"title": strip.title, "panels": panels}
+
+
+def _triptych(strip: Strip) -> dict[str, Any]:
+    """Return the object on its own background, on another one, and the picture without it, with the answers."""
+    panels = []
+    for panel in strip.triptych:
+        if panel.arm == "removed":  # a model that needs the object cannot be right now
+            answer, style = (f"still {panel.answer}", "FAIL") if panel.right else (f"then {panel.answer}", "soft")
+        else:
+            answer, style = (f"✓ {panel.answer}", "PASS") if panel.right else (f"✗ {panel.answer}", "FAIL")
+        alt = f"{panel.title}: the model answers {panel.answer}, {'right' if panel.right else 'wrong'}"
+        shown = {"title": panel.title, "image": _embedded(panel.pixels), "answer": answer, "alt": alt, "style": style}
+        panels.append(shown)
+    return {"label": strip.row.label, "panels": panels}
+
+
+_LEAST_AXIS = (-0.2, 0.4)
+"""The chart's axis spans at least this, so that small effects look small."""
+
+
+def _chart(result: CheckResult) -> dict[str, Any]:
+    """Return the effects of all classes and of each class with their places on an axis, in percent of its length."""
+    names = [OVERALL, *worst_first({name: result.judged[name] for name in result.classes})][: _MOST_LISTED + 1]
+    effects = [
+        (name, effect)
+        for name in names
+        for effect in result.judged[name].effects.values()
+        if effect.mean is not None and (name != OVERALL or effect.name != "attraction")
+    ]
+    ends = [end for _, effect in effects for end in (effect.value, effect.low, effect.high) if math.isfinite(end)]
+    left, right = min([*ends, _LEAST_AXIS[0]]), max([*ends, _LEAST_AXIS[1]])
+
+    def place(value: float) -> float:
+        return round(100 * (value - left) / (right - left), 2)
+
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, effect in effects:
+        low, high = (place(end) if math.isfinite(end) else place(effect.value) for end in (effect.low, effect.high))
+        title = noun(effect) if name == OVERALL else name
+        mark = {
+            "name": noun(effect),
+            "level": effect.level,
+            "value": place(effect.value),
+            "low": low,
+            "width": round(high - low, 2),
+            "limit": place(effect.limit),
+            "words": in_words(effect),
+            "figures": f"{effect.value:.2f}" + "".join(f" ({text})" for text in _interval(effect.mean.effect)),
+        }
+        rows.setdefault(f"all classes: {title}" if name == OVERALL else title, []).append(mark)
+    return {"rows": list(rows.items()), "zero": place(0.0)}
 
 
 def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:

@@ -56,6 +56,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
             "classes_matched": plan.matched.how,
             "left_out": {kind: list(names) for kind, names in plan.data.left_out.items()},
             "failures": result.failures,
+            "untested": dict(result.untested),
         },
         "warnings": [*result.warnings, *result.sanity.remarks],
         "sanity": {"agreement_with_hirescam": result.sanity.agreement, "like_random_weights": result.sanity.randomised},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,12 @@ MOST_REASONS = 10
 
 _MAX_CLASSES = 5
 """Classes that the headline lists."""
+
+RELIABILITY = (
+    "In simulated checks of 300 pictures, no model that lost 15 points of accuracy or more on other backgrounds "
+    "passed, and 2% of the models at the limit of 10 points failed"
+)
+"""How often the verdict is wrong. docs/results.md has the numbers."""
 
 MOST_STEPS = 3
 """Next steps that a report gives."""
@@ -110,6 +116,32 @@ def next_steps(result: CheckResult) -> list[str]:
         size = max(Counter(item.label for item in plan.data.items).values())
         steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
     return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
+
+
+def to_collect(result: CheckResult) -> list[str]:
+    """Return which pictures would help: to mend a model that relies on the background, or to decide."""
+    if steps := next_steps(result):
+        return steps
+    if result.verdict == "PASS":
+        return ["Nothing: these pictures are enough for this verdict."]
+    own = {name: judgement for name, judgement in result.judged.items() if name != OVERALL and not judgement.waived}
+    named = [name for name, judgement in worst_first(own).items() if judgement.verdict == result.verdict] or [*own]
+    shown = first_of(named, _MAX_CLASSES)
+    to_mend = (
+        f"For training: pictures of {shown} on the backgrounds of other classes, and these backgrounds without them."
+    )
+    if result.verdict == "FAIL":
+        return [to_mend]
+    return [f"For the check: more pictures of {shown}, with regions; they narrow the intervals.", to_mend]
+
+
+def untested(result: CheckResult) -> list[str]:
+    """Return for each cause how many pictures it kept from being tested, the most frequent first, with an example."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for name, why in result.untested.items():
+        named[why].append(name)
+    causes = sorted(named.items(), key=lambda cause: -len(cause[1]))
+    return [f"{counted(len(names), 'picture')} could not be tested: {why}, such as {names[0]}" for why, names in causes]
 
 
 def excluded_above(name: EffectName, judgement: Judgement) -> str:

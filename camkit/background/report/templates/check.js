@@ -20,3 +20,6 @@ headings.forEach((heading, column) => heading.firstElementChild.addEventListener
   });
   body.append(...rows);
 }));
+
+// Folded parts must be on paper too.
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => { part.open = true; }));
