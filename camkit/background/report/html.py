@@ -193,19 +193,19 @@ def _chart(result: CheckResult) -> dict[str, Any]:
     """Return the effects of all classes and of each class with their places on an axis, in percent of its length."""
     names = [OVERALL, *worst_first({name: result.judged[name] for name in result.classes})][: _MOST_LISTED + 1]
     effects = [
-        (name, effect)
+        (name, effect, effect.mean)
         for name in names
         for effect in result.judged[name].effects.values()
         if effect.mean is not None and (name != OVERALL or effect.name != "attraction")
     ]
-    ends = [end for _, effect in effects for end in (effect.value, effect.low, effect.high) if math.isfinite(end)]
+    ends = [end for _, effect, _ in effects for end in (effect.value, effect.low, effect.high) if math.isfinite(end)]
     left, right = min([*ends, _LEAST_AXIS[0]]), max([*ends, _LEAST_AXIS[1]])
 
     def place(value: float) -> float:
         return round(100 * (value - left) / (right - left), 2)
 
     rows: dict[str, list[dict[str, Any]]] = {}
-    for name, effect in effects:
+    for name, effect, mean in effects:
         low, high = (place(end) if math.isfinite(end) else place(effect.value) for end in (effect.low, effect.high))
         title = noun(effect) if name == OVERALL else name
         mark = {
@@ -216,7 +216,7 @@ def _chart(result: CheckResult) -> dict[str, Any]:
             "width": round(high - low, 2),
             "limit": place(effect.limit),
             "words": in_words(effect),
-            "figures": f"{effect.value:.2f}" + "".join(f" ({text})" for text in _interval(effect.mean.effect)),
+            "figures": f"{effect.value:.2f}" + "".join(f" ({text})" for text in _interval(mean.effect)),
         }
         rows.setdefault(f"all classes: {title}" if name == OVERALL else title, []).append(mark)
     return {"rows": list(rows.items()), "zero": place(0.0)}

@@ -107,7 +107,7 @@ def _pass_sentence(model: str, judged: Mapping[str, Judgement]) -> str:
 
 def next_steps(result: CheckResult) -> list[str]:
     """Return what to do if something could not be decided; nothing if everything was."""
-    if result.verdict != "INCONCLUSIVE" and not result.judged[OVERALL].findings.untested:
+    if result.exit_code("fail") != 3:
         return []
     steps = list(dict.fromkeys(reason.step for reason in result.judged[OVERALL].reasons if reason.step))
     plan = result.plan
