@@ -418,7 +418,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="scenarios whose name contains this text")
     parser.add_argument("--markdown", type=Path, default=None, help="the page to write the table into")
     options = parser.parse_args()
-    chosen = [scenario for scenario in SCENARIOS if options.only in scenario.name]
+    chosen = [scenario for scenario in (*SCENARIOS, *WORLDS) if options.only in scenario.name]
     print("\n".join(_HEAD), flush=True)
     summaries = simulate_all(chosen, options.checks, options.workers)
     if options.markdown is not None:
