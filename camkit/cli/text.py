@@ -220,7 +220,8 @@ def choice(decision: Decision) -> Text:
             printable(f"the model ends in branches that are equally deep; name one or all of them: {listed}"), "yellow"
         )
     if decision.layer is None:
-        return Text("camkit cannot choose a layer: none with a spatial grid influences the score", "yellow")
+        none = "camkit cannot choose a layer: none with a spatial grid influences the score"
+        return Text(f"{none}; the methods 'occlusion' and 'rise' need none", "yellow")
     others = ", ".join(map(str, decision.layer.runners_up))
     attention = "\nif attention runs between all tokens, explain reads all of it and needs no layer"
     finer = decision.finer

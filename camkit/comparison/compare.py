@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
+from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods, fitting_methods
 from camkit.comparison.sheet import MapPanel, SheetRow, draw_sheet, least_height
 from camkit.drawing.encode import as_html, encode
 from camkit.drawing.figure import percent
@@ -274,6 +274,7 @@ def compare(
     """
     chosen = chosen_methods(methods, DEFAULTS)
     explainer = chosen_explainer(model, chosen, options)
+    chosen = fitting_methods(chosen, explainer, named=methods is not None)
     pictures: list[Any] = list(images) if isinstance(images, (list, tuple)) else [images]
     if not pictures:
         raise InputError("the list of pictures is empty")

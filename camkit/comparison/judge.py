@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
+from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods, fitting_methods
 from camkit.comparison.compare import DEFAULTS
 from camkit.comparison.judgement import DECIDING, FILL, RANDOMISED, SHOWN, STEPS, JudgedRow, MethodJudgement
 from camkit.comparison.recommendation import REFERENCES, Recommendation, recommend
@@ -98,6 +98,7 @@ def judge(
     check_seed(seed)
     chosen = chosen_methods(methods, USUAL)
     explainer = chosen_explainer(model, chosen, options)
+    chosen = fitting_methods(chosen, explainer, named=methods is not None)
     sample = _sample(images, pictures, seed)
     study = _Study(explainer, chosen, chosen_layers(explainer, target_layer), target, seed)
     if len(sample) < _fewest(study.rows):

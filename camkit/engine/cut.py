@@ -36,7 +36,8 @@ def not_reached(layers: Sequence[LayerRef]) -> LayerError:
     names = " and ".join(repr(str(ref)) for ref in layers)
     return LayerError(
         f"the score does not depend on layer {names} in a differentiable way; choose another layer, or remove "
-        "inference_mode, detach(), argmax or reentrant checkpointing from the model's forward pass after this layer"
+        "inference_mode, detach(), argmax, quantised activations or reentrant checkpointing from the model's forward "
+        "pass after this layer; 'occlusion' and 'rise' need no gradients"
     )
 
 

@@ -135,10 +135,11 @@ class Decision:
                 "prepared"
             )
         if self.layer is None:
+            candidates = self.candidates()
+            name_one = f"name one with {advice('target_layer', '--layer')}: {candidates}"
             raise LayerError(
-                "no layer with a spatial grid influences the score, so camkit cannot choose one; name one with "
-                + advice("target_layer", "--layer")
-                + (f": {self.candidates()}" if self.candidates() else "")
+                "no layer with a spatial grid influences the score, so camkit cannot choose one; "
+                + (name_one if candidates else "the methods 'occlusion' and 'rise' need none")
             )
         return self.layer
 

@@ -39,7 +39,9 @@ class BlackBox(nn.Module):
 
     def __init__(self, function: Scores, batch: int | None = None) -> None:
         super().__init__()
-        self.function, self._batch = function, batch
+        # A module is called, not registered: camkit would look for layers in it.
+        self.function = function.__call__ if isinstance(function, nn.Module) else function
+        self._batch = batch
         self._seen = _Seen()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -59,7 +61,8 @@ class BlackBox(nn.Module):
         return rows.to(images.device)
 
     def _rows(self, pictures: Tensor) -> Tensor:
-        scores = self.function(pictures.clone())  # which the function may write to
+        with torch.no_grad():
+            scores = self.function(pictures.clone())  # which the function may write to
         try:
             rows = scores.detach() if isinstance(scores, Tensor) else torch.from_numpy(np.array(scores, np.float32))
         except (TypeError, ValueError, RuntimeError) as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import re
 import threading
@@ -82,15 +84,37 @@ def _picture_shape(program: ExportedProgram, name: str) -> tuple[int | None, ...
 
 
 def _read(path: Path) -> ExportedProgram:
+    kept: list[BaseException] = []
     try:
         _refuse_code(path)
         # Where PyTorch would read a pickle, it reads only tensors.
-        with _LOAD, mock.patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
+        with _LOAD, mock.patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}), _kept_error() as kept:
             return torch.export.load(path)
     except ModelError:
         raise
     except Exception as error:  # a damaged file can make PyTorch raise anything
-        raise ModelError(f"{path} cannot be read as a program of torch.export ({first_line(error)})") from error
+        cause = first_line(kept[0] if kept else error)
+        raise ModelError(f"{path} cannot be read as a program of torch.export ({cause})") from error
+
+
+@contextlib.contextmanager
+def _kept_error() -> Iterator[list[BaseException]]:
+    """Keep the error that PyTorch would write to its log, with a traceback, before it raises one without the cause."""
+    kept: list[BaseException] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        while error is not None and error.__cause__ is not None:
+            error = error.__cause__
+        kept.extend([error] if error is not None else [])
+        return False
+
+    log = logging.getLogger("torch.export")
+    log.addFilter(keep)
+    try:
+        yield kept
+    finally:
+        log.removeFilter(keep)
 
 
 def _refuse_code(path: Path) -> None:

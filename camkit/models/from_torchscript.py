@@ -33,7 +33,7 @@ def load(request: Request) -> LoadedModel:
     except Exception as error:  # a damaged file can make PyTorch raise anything
         raise ModelError(f"{path} cannot be read as a TorchScript file ({first_line(error)})") from error
     kind = "a TorchScript file, run without gradients"
-    return described(BlackBox(torch.no_grad()(script.forward)), request, (None, COLOURS, None, None), kind)
+    return described(BlackBox(script), request, (None, COLOURS, None, None), kind)
 
 
 def _refuse_others(path: Path) -> None:

@@ -14,6 +14,9 @@ from camkit.errors import ModelError
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
+BLACK_BOX = "camkit.black_box(model), which needs neither layers nor gradients"
+"""The way out for models that camkit can only run."""
+
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized", "torch.nn.intrinsic.q")
 
 
@@ -25,7 +28,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """
     parts = list(model.modules())
     if any(isinstance(part, torch.jit.ScriptModule) for part in parts):
-        raise ModelError("a TorchScript module takes no hooks; pass the Python module it was made from")
+        raise ModelError(
+            f"a TorchScript module takes no hooks; pass the Python module it was made from, or {BLACK_BOX}"
+        )
     if isinstance(model, _WRAPPERS):
         return unwrapped(model.module)
     for name in ("_orig_mod", "_forward_module"):
@@ -36,7 +41,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if quantised is not None:
         raise ModelError(
             f"the model is quantised (it has a {type(quantised).__module__}.{type(quantised).__name__}), and integers "
-            "have no gradients; explain the floating-point model it was made from"
+            f"have no gradients; explain the floating-point model it was made from, or {BLACK_BOX}"
         )
     return model
 
@@ -57,7 +62,10 @@ def check_tensors(module: nn.Module) -> None:
     if any(map(is_lazy, tensors)):
         raise ModelError("the model has lazy layers without weights; run it once before you explain it")
     if any(tensor.is_meta for tensor in tensors):
-        raise ModelError("the model has weights without values (device meta); load its weights before you explain it")
+        raise ModelError(
+            "the model has weights without values (device meta); load its weights before you explain it, or if "
+            f"accelerate offloads them, pass {BLACK_BOX}"
+        )
     if any(map(torch.Tensor.is_inference, tensors)):
         raise ModelError(
             "the model was built inside torch.inference_mode(), so it can never have gradients; build it outside"

@@ -23,6 +23,7 @@ import torchvision
 from torch import nn
 
 import camkit
+from scripts.lab.lab_run import write_between
 
 SIDE = 224
 
@@ -118,8 +119,8 @@ def main() -> None:
     if options.markdown:
         packages = ("camkit", "torch", "torchvision", "timm", "onnx", "onnxruntime", "onnx2pytorch", "onnxslim")
         versions = ", ".join(f"{package} {version(package)}" for package in packages)
-        head = f"# Exported networks\n\nResults of `scripts/zoo/exported.py` with {versions}; random weights.\n\n"
-        options.markdown.write_text(head + "\n".join(lines) + "\n")
+        head = f"Results of `scripts/zoo/exported.py` with {versions}; random weights.\n\n"
+        write_between(options.markdown, "networks", head + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

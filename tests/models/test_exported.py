@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.errors import ImageError, MethodError, ModelError
+from camkit.errors import ImageError, LayerError, MethodError, ModelError
 from camkit.kit.fingerprint import digest_of_weights
 from camkit.methods import variant
 from camkit.models.code import code_files
@@ -427,6 +427,15 @@ def state_dict(folder: Path) -> Path:
     return folder / "m.pt"
 
 
+def program_of_unknown_operators(folder: Path) -> Path:
+    torch.export.save(exported(small()), folder / "known.pt2")
+    return changed(
+        folder / "known.pt2",
+        folder / "m.pt2",
+        lambda name, data: data.replace(b"torch.ops.aten.relu.", b"torch.ops.secret.call."),
+    )
+
+
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "weights in another folder": (outside, "names weights in other folders"),
     "a cycle": (cyclic, "cannot be run by onnxruntime"),
@@ -434,6 +443,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "not an ONNX file": (written("m.onnx", b"words" * 100), "cannot be read as an ONNX file|cannot be run"),
     "an empty ONNX file": (written("m.onnx", b""), "cannot be read as an ONNX file|cannot be run"),
     "not a program": (written("m.pt2", b"words" * 100), r"cannot be read as a program of torch\.export"),
+    "unknown operators of a program": (program_of_unknown_operators, r"resolve torch\.ops\.secret\.call"),
     "an empty program": (written("m.pt2", b""), r"cannot be read as a program of torch\.export"),
     "not TorchScript": (written("m.ts", b"words"), "is not a TorchScript file"),
     "a state dict": (state_dict, "if it holds a state dict, name the network and pass the file as its weights"),
@@ -443,7 +453,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_files_that_cannot_be_read_are_one_sentence(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     make, said = REFUSED[name]
     file = make(tmp_path)
@@ -453,6 +463,7 @@ def test_files_that_cannot_be_read_are_one_sentence(
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert str(file) in captured.err
+    assert not [record for record in caplog.records if record.name.startswith("torch.export")]
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx", ".ts"])
@@ -507,6 +518,34 @@ def test_a_function_is_explained_as_the_model_that_it_calls() -> None:
     np.testing.assert_allclose(found.raw, expected.raw, atol=1e-5)
     rows = list(camkit.explain_many(box, [picture(seed) for seed in range(3)], method=FEW, batch_size=2))
     assert [row.status for row in rows] == ["ok"] * 3
+
+
+def test_a_module_without_gradients_is_a_black_box_if_asked() -> None:
+    quantised = torch.ao.quantization.quantize_dynamic(small(), {nn.Linear})
+    script = torch.jit.trace(small(), torch.randn(1, 3, SIDE, SIDE))
+    for model, said in ((quantised, "the model is quantised"), (script, "takes no hooks")):
+        with pytest.raises(ModelError, match=rf"{said}.* or camkit\.black_box\(model\)"):
+            camkit.explain(model, picture())
+        with torch.no_grad():
+            expected = camkit.explain(camkit.black_box(lambda x, model=model: model(x)), picture(), target=1)
+        found = camkit.explain(camkit.black_box(model), picture(), target=1)
+        np.testing.assert_array_equal(found.raw, expected.raw)
+        assert (found.method, found.status) == ("occlusion", "ok")
+
+
+def test_a_compiled_model_has_the_maps_of_its_model() -> None:
+    for compiled in (torch.compile(small(), backend="eager"), small()):
+        compiled.compile(backend="eager")
+        found, expected = (camkit.explain(each, picture(), target=1) for each in (compiled, small()))
+        assert (found.layer, found.method) == (expected.layer, expected.method)
+        np.testing.assert_array_equal(found.raw, expected.raw)
+
+
+def test_a_black_box_is_compared_by_the_methods_that_need_no_layers() -> None:
+    compared = camkit.compare(camkit.black_box(as_function), picture(), target=1)
+    assert [each.method for each in compared.rows[0].maps] == ["occlusion", "rise"]
+    with pytest.raises(LayerError, match="the methods 'occlusion' and 'rise' need none"):
+        camkit.feature_maps(camkit.black_box(as_function), picture())
 
 
 def test_a_function_may_take_a_fixed_number_of_pictures() -> None:
