@@ -174,12 +174,12 @@ class Experiment:
         self.plan = plan
         check = plan.settings.check
         self.partners = draw_partners(plan.sample, plan.backgrounds, check.pastes, check.seed)
+        self._unreadable: dict[str, str] = {}
         first = self._load(plan.sample[0]) if plan.sample else None
         size = _CACHE_BYTES if first is None else first.tensor.nbytes
         kept = max(_MIN_CACHED, _CACHE_BYTES // (_COPIES * size))
         self._cached = functools.lru_cache(maxsize=kept)(self._load)
         self._filled: dict[str, Float[Tensor, "r c"] | None] = {}
-        self._unreadable: dict[str, str] = {}
 
     def load(self, item: Item) -> PreparedPicture | None:
         """Return a picture and its regions as the model sees them; None if it cannot be read."""
