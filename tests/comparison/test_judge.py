@@ -382,11 +382,11 @@ def test_layers_that_print_the_same_have_rows_of_their_own() -> None:
         ({"images": SCENES[:4]}, "4 pictures can be used, but judging 1 map of each takes 5 or more; pass more"),
         (
             {"methods": None},
-            "^6 pictures can be used, but judging 16 maps of each takes 9 or more; pass more",
+            "^6 pictures can be used, but judging 17 maps of each takes 9 or more; pass more",
         ),
         (
             {"methods": None, "images": SCENES * 2, "pictures": 8},
-            "16 maps of each takes 9 or more; raise pict",
+            "17 maps of each takes 9 or more; raise pict",
         ),
         ({"methods": []}, "the list of methods is empty"),
         ({"methods": ["eigencm"]}, "did you mean 'eigencam'"),
