@@ -93,6 +93,7 @@ class Effect:
             effect was not tested.
         significant: whether the effect is significantly above the limit.
         present: whether the effect is significantly above 0.
+        enough: whether there are enough pictures to test it; with fewer, an effect never fails and never warns.
         counts: whether the effect counts. A sufficiency counts only while a gap of all classes is not excluded: a model
             may recognise a place without relying on it.
         least_groups: how many groups of pictures the effect needs to be significant, if it has too few for that
@@ -107,6 +108,7 @@ class Effect:
     p: float | None = None
     significant: bool = False
     present: bool = False
+    enough: bool = True
     counts: bool = True
     least_groups: int = MIN_GROUPS
 
@@ -221,7 +223,9 @@ LEVELS: Mapping[Scope, tuple[LevelRule, ...]] = MappingProxyType(
             LevelRule(
                 "warn",
                 "its interval lies above 0, or its estimate is above the limit",
-                lambda effect: (effect.low > 0 or effect.value > effect.limit) and not effect.lacks_groups,
+                lambda effect: (
+                    (effect.low > 0 or effect.value > effect.limit) and effect.enough and not effect.lacks_groups
+                ),
             ),
             _OPEN,
         ),
@@ -244,7 +248,7 @@ LEVELS: Mapping[Scope, tuple[LevelRule, ...]] = MappingProxyType(
             LevelRule(
                 "warn",
                 "its interval lies above the limit, and the gap of all classes is not excluded",
-                lambda effect: effect.counts and effect.low > effect.limit,
+                lambda effect: effect.counts and effect.enough and effect.low > effect.limit,
             ),
             _OPEN,
         ),

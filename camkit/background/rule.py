@@ -200,12 +200,15 @@ def _tested_effects(
     effects: Mapping[str, Sequence[Effect]], limits: LimitsSection, *, may_fail: bool
 ) -> dict[str, list[Effect]]:
     """Return the effects with their corrected p-values. An effect that rests on too few pictures is not tested."""
-    tested = {name: list(own) for name, own in effects.items()}
+    tested = {
+        name: [replace(effect, enough=_pictures(effect) >= _min_pictures(effect.name, limits)) for effect in own]
+        for name, own in effects.items()
+    }
     families: dict[str, list[tuple[str, int]]] = {family: [] for family in SHARES}
-    for name, own in effects.items():
+    for name, own in tested.items():
         for number, effect in enumerate(own):
             family = "classes" if name != OVERALL else "gap" if effect.name == "gap" else "cues"
-            if effect.name != "sufficiency" and _pictures(effect) >= _min_pictures(effect.name, limits):
+            if effect.name != "sufficiency" and effect.enough:
                 families[family].append((name, number))
     for family, members in families.items():
         means = [mean for name, number in members if (mean := effects[name][number].mean) is not None]

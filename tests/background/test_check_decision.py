@@ -64,6 +64,8 @@ LEVEL_CELLS = {
     "all: no interval": (effect(0.05), "open"),
     "all: no interval, estimate above the limit": (effect(0.12), "warn"),
     "all: few groups": (effect(0.6, 0.3, 0.9, groups=5, least_groups=6), "open"),
+    "all: few pictures": (effect(0.6, 0.3, 0.9, enough=False), "open"),
+    "all: few pictures, excluded": (effect(0.0, -0.05, 0.05, enough=False), "excluded"),
     "all: not measured": (effect(), "open"),
     "class: significant": (class_effect(0.3, 0.2, 0.4, significant=True, present=True), "fail"),
     "class: significant, one fill at the limit": (
@@ -84,6 +86,7 @@ LEVEL_CELLS = {
     "sufficiency: interval from exactly the limit": (sufficiency(0.2, LIMIT, 0.3), "open"),
     "sufficiency: estimate above the limit": (sufficiency(0.15, 0.05, 0.25), "open"),
     "sufficiency: significant": (sufficiency(0.5, 0.4, 0.6, significant=True), "warn"),
+    "sufficiency: few pictures": (sufficiency(0.5, 0.4, 0.6, enough=False), "open"),
     "sufficiency: excluded": (sufficiency(0.01, -0.02, 0.04), "excluded"),
     "sufficiency: not measured": (sufficiency(), "open"),
 }

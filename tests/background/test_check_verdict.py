@@ -294,6 +294,15 @@ def test_few_pictures_are_inconclusive_but_excuse_no_failure():
     assert (bad["wolf"].verdict, bad[OVERALL].verdict) == ("INCONCLUSIVE", "FAIL")
 
 
+def test_a_model_tested_on_under_30_pictures_in_all_is_inconclusive_whatever_they_show():
+    rows = [row for label in ("cat", "dog") for row in rows_of(label, 10, gap=1.0, kept=1.0)]
+
+    overall = judged(rows)[OVERALL]
+
+    assert (overall.verdict, overall.findings.untested) == ("INCONCLUSIVE", True)
+    assert any("only 20 pictures could be tested" in reason.text for reason in overall.reasons)
+
+
 def test_empty_maps_are_inconclusive():
     rows = [
         replace(row, status="no_positive_evidence", energy=None) if n % 4 == 0 else row for n, row in enumerate(clean())
