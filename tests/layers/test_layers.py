@@ -400,7 +400,7 @@ class Mean(nn.Module):
 def test_a_network_without_any_grid_is_an_error_that_says_so():
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10), nn.ReLU(), nn.Linear(10, 4))
 
-    with pytest.raises(LayerError, match="occlusion.*rise.*need none") as caught:
+    with pytest.raises(LayerError, match=r"occlusion.*rise.*need none") as caught:
         explain(net, torch.randn(3, 8, 8))
 
     assert_one_sentence(caught.value)
