@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from camkit.background.pictures import ImageRow
+from camkit.background.plan import WORSE
 from camkit.errors import InputError, refuse_pipe
 from camkit.kit.fingerprint import digest
 from camkit.kit.statistics import MIN_GROUPS, Estimate, bootstrap_sums, group_numbers, holm, interval, p_above
@@ -72,24 +73,25 @@ class Change:
     @property
     def worse(self) -> list[str]:
         """What got worse by more than the limit and by more than chance, in words; the accuracy comes first."""
-        fallen = {
-            "the accuracy on unedited pictures fell": self.accuracy,
-            "the background gap grew": None if self.gap is None else _turned(self.gap),
-            "the skill of the heat fell": self.skill,
-        }
-        sentences = {
-            text: f"{text} by {-estimate.value:.2f} (at least {-estimate.high:.2f}) since the baseline"
-            for text, estimate in fallen.items()
-            if estimate is not None and estimate.high < 0 and -estimate.value > self.limit
-        }
-        skill = sentences.pop("the skill of the heat fell", None)
+        sentences = (
+            self._worse("the accuracy on unedited pictures fell", self.accuracy),
+            self._worse("the background gap grew", None if self.gap is None else _turned(self.gap)),
+            self._worse_pair(),
+            self._worse("the skill of the heat fell", self.skill),
+        )
+        return [sentence for sentence in sentences if sentence]
+
+    def _worse(self, what: str, change: Estimate | None) -> str:
+        if change is None or not change.high < 0 or -change.value <= self.limit:
+            return ""
+        return f"{what} by {-change.value:.2f} (at least {-change.high:.2f}) since the baseline"
+
+    def _worse_pair(self) -> str:
         pair = self.pair
-        if pair is not None and pair.p <= _ALPHA:
-            sentences["pair"] = (
-                f"the accuracy of {pair.label} on backgrounds of {pair.background} fell by {-pair.change.value:.2f} to "
-                f"{pair.now:.2f} since the baseline"
-            )
-        return [*sentences.values(), *([] if skill is None else [skill])]
+        if pair is None or pair.p > _ALPHA:
+            return ""
+        fell = f"fell by {-pair.change.value:.2f} to {pair.now:.2f} since the baseline"
+        return f"the accuracy of {pair.label} on backgrounds of {pair.background} {fell}"
 
 
 _ALPHA = 0.05
@@ -153,10 +155,6 @@ def _other_setting(before: Any, now: Mapping[str, Mapping[str, Any]]) -> str:
             if name != WORSE and isinstance(earlier, dict) and earlier.get(name) != value:
                 return f"{table}.{name} = {json.dumps(earlier.get(name))} and not {json.dumps(value)}"
     return "another class map, preprocessing or table of classes"
-
-
-WORSE = "worse"
-"""The limit that a comparison with a baseline uses. It changes no measure, so runs may differ in it."""
 
 
 def check_heat(baseline: Mapping[str, Any], layer: str, grids: Sequence[str]) -> None:

@@ -56,8 +56,8 @@ _LIKELY = 2.0
 """How many times as many pictures exclude an effect in 80% of checks as exclude it in half of them: the interval's end
 must then lie below the limit by another 0.84 standard errors, and ((1.96 + 0.84) / 1.96)^2 = 2.0."""
 
-
 _Z, _ROUNDING = 1.96, 1e-9
+"""The normal quantile of a 95% interval, and how far two equal interval ends may differ by rounding."""
 
 
 @dataclass(frozen=True)
@@ -208,17 +208,18 @@ class LevelRule(NamedTuple):
     applies: Callable[[Effect], bool]
 
 
+_FAIL = LevelRule(
+    "fail",
+    "it is significantly above the limit, and its estimate with each fill is above the limit",
+    lambda effect: effect.significant and effect.above_with_every_fill,
+)
 _EXCLUDED = LevelRule("excluded", "its interval ends below the limit", lambda effect: effect.high < effect.limit)
 _OPEN = LevelRule("open", "otherwise", lambda _: True)
 
 LEVELS: Mapping[Scope, tuple[LevelRule, ...]] = MappingProxyType(
     {
         "all classes": (
-            LevelRule(
-                "fail",
-                "it is significantly above the limit, and its estimate with each fill is above the limit",
-                lambda effect: effect.significant and effect.above_with_every_fill,
-            ),
+            _FAIL,
             _EXCLUDED,
             LevelRule(
                 "warn",
@@ -230,11 +231,7 @@ LEVELS: Mapping[Scope, tuple[LevelRule, ...]] = MappingProxyType(
             _OPEN,
         ),
         "one class": (
-            LevelRule(
-                "fail",
-                "it is significantly above the limit, and its estimate with each fill is above the limit",
-                lambda effect: effect.significant and effect.above_with_every_fill,
-            ),
+            _FAIL,
             _EXCLUDED,
             LevelRule(
                 "warn",

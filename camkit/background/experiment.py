@@ -8,7 +8,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -305,7 +305,8 @@ class Experiment:
 
         at_once = passes_at_once(self.plan.memory.record)
         passes = (
-            Task(functools.partial(self._answered, batch), in_thread=at_once > 1) for batch in self._batches(shown())
+            Task(functools.partial(self._answered, batch), in_thread=at_once > 1)
+            for batch in batches_of_one_shape(shown(), self.plan.batch_size)
         )
         cores = torch.get_num_threads() // at_once
         answers: dict[Item, Answers] = defaultdict(dict)
@@ -324,21 +325,34 @@ class Experiment:
     def _make(self, item: Item) -> dict[Edit, Float[Tensor, "c h w"]]:
         return {edit: make() for edit, make in self.edits(item, self.plan.settings.check.pastes).items()}
 
-    def _batches(self, shown: Iterable[_Shown]) -> Iterator[list[_Shown]]:
-        """Join edits of one shape into batches."""
-        batch: list[_Shown] = []
-        for edited in shown:
-            if len(batch) == self.plan.batch_size or (batch and batch[0].tensor.shape != edited.tensor.shape):
-                yield batch
-                batch = []
-            batch.append(edited)
-        if batch:
-            yield batch
-
     def _answered(self, batch: list[_Shown]) -> list[tuple[_Shown, Answer]]:
         tensors = torch.stack([edited.tensor for edited in batch])
         answers = self.plan.answer(tensors, [edited.item.label for edited in batch])
         return list(zip(batch, answers, strict=True))
+
+
+@runtime_checkable
+class HasTensor(Protocol):
+    """Something with a model's input (C, H, W)."""
+
+    @property
+    def tensor(self) -> Float[Tensor, "c h w"]:
+        """The input."""
+
+
+_Input = TypeVar("_Input", bound=HasTensor)
+
+
+def batches_of_one_shape(inputs: Iterable[_Input], size: int) -> Iterator[list[_Input]]:
+    """Join inputs that follow each other into batches of at most ``size``, each of one shape."""
+    batch: list[_Input] = []
+    for shown in inputs:
+        if len(batch) == size or (batch and batch[0].tensor.shape != shown.tensor.shape):
+            yield batch
+            batch = []
+        batch.append(shown)
+    if batch:
+        yield batch
 
 
 class _Shown(NamedTuple):

@@ -59,6 +59,9 @@ NO_ANSWER = -1
 
 _UNREADABLE = "unreadable"
 
+WORSE = "worse"
+"""The limit that a comparison with a baseline uses. It changes no measure, so runs may differ in it."""
+
 
 class FileHashes:
     """Hashes the contents of files. An unchanged file is read only once."""
@@ -216,9 +219,10 @@ class Plan:
             f"{self.files.of(item.path)}"
             for item in self.data.items
         )
+        reported = self.reported_settings
         settings = {
-            "check": self.settings.check.model_dump(mode="json", exclude={"batch_size"}),
-            "limits": self.settings.limits.model_dump(mode="json", exclude={"worse"}),
+            "check": reported["check"],
+            "limits": {name: value for name, value in reported["limits"].items() if name != WORSE},
             "classes": {name: section.model_dump(mode="json") for name, section in self.settings.classes.items()},
             "outputs": self.matched.indices,
             "preprocessing": digest_of_preprocessing(self.model.preprocess),

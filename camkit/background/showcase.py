@@ -23,6 +23,7 @@ from camkit.background.plan import stratified
 from camkit.background.result import CheckResult
 from camkit.drawing import overlay
 from camkit.explanation import Explanation
+from camkit.images.regions import Shades
 from camkit.types import Box, Pixels
 
 THUMBNAILS = 12
@@ -165,7 +166,7 @@ class Showcase:
         edited = [
             Panel(
                 self._title(edit),
-                in_levels(picture, tensor),
+                in_levels(picture.shades, tensor),
                 answer.share,
                 self._plan.name_of(answer.output),
                 edit.arm,
@@ -192,7 +193,7 @@ class Showcase:
         explanation = next(self._plan.explain([item])) if self._plan.draws_heat else None
         if not isinstance(explanation, Explanation):
             return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
-        drawn = overlay.render(in_levels(picture, picture.tensor), explanation.heatmap, None)
+        drawn = overlay.render(in_levels(picture.shades, picture.tensor), explanation.heatmap, None)
         title = f"heat for {item.label}" + ("" if explanation.status == "ok" else ": no evidence")
         return Panel(title, drawn)
 
@@ -224,9 +225,9 @@ def _with_frame(picture: PreparedPicture, box: Box) -> Pixels:
     return pixels
 
 
-def in_levels(picture: PreparedPicture, tensor: Float[Tensor, "c h w"]) -> Pixels:
+def in_levels(shades: Shades, tensor: Float[Tensor, "c h w"]) -> Pixels:
     """Return a model's input as a picture."""
-    levels = (picture.shades.pixels(tensor) * 255).round().to(torch.uint8)
+    levels = (shades.pixels(tensor) * 255).round().to(torch.uint8)
     colours = levels[:3] if len(levels) >= 3 else levels[:1].expand(3, -1, -1)
     return colours.permute(1, 2, 0).numpy().copy()
 
@@ -246,6 +247,6 @@ def _with_outline(picture: PreparedPicture) -> Pixels:
 
 def _enlarged(picture: PreparedPicture) -> tuple[Pixels, int]:
     """Return a picture as the model sees it, a small one enlarged, and the factor."""
-    pixels = in_levels(picture, picture.tensor)
+    pixels = in_levels(picture.shades, picture.tensor)
     factor = max(1, round(_SIDE / max(pixels.shape[:2])))
     return np.asarray(cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)), factor

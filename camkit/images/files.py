@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 import secrets
@@ -9,6 +11,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from camkit.drawing.encode import JPEG_SUFFIXES, MARK
 from camkit.errors import InputError, OutputError
@@ -150,6 +153,17 @@ def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:
             raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
+
+
+def csv_line(cells: Iterable[Any]) -> bytes:
+    """Return cells as a line of a CSV file.
+
+    A writer quotes only those control characters that may end its lines. This one ends them in a carriage return and a
+    line feed, so that both are quoted in names; the line itself then ends in a line feed alone.
+    """
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\r\n").writerow(cells)
+    return text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
 
 def why_unwritable(path: Path, error: OSError) -> str:

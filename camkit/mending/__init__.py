@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, Unpack
+from typing import TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -27,29 +27,14 @@ from camkit.background.plan import Plan, make_plan
 from camkit.background.result import CheckResult
 from camkit.errors import InputError, refuse_unknown_options, refusing_exit
 from camkit.images.files import write_file
-from camkit.mending.composites import Composite, composites, export
-from camkit.mending.head import LastLinear, choose_strength, find_last_linear, fit, inputs_of
+from camkit.mending.composites import composites, export
+from camkit.mending.head import MOST_LOST, Pair, choose_strength, find_last_linear, fit, inputs_of, worst_pair
 from camkit.models.loaded import Loadable
 
 __all__ = ["MendResult", "Pair", "mend"]
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with the stage, the number of finished steps and the number of all steps."""
-
-_LEAST_IN_PAIR = 5
-"""Pasted objects that a pair of class and background needs, to count as the worst."""
-
-_MOST_LOST = 0.01
-"""The accuracy on unedited pictures that a mended model may lose."""
-
-
-class Pair(NamedTuple):
-    """Objects of one class on backgrounds of another, how many, and the share of them that the model recognises."""
-
-    label: str
-    background: str
-    accuracy: float
-    pictures: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,17 +59,17 @@ class MendResult:
     @property
     def gaps(self) -> tuple[float | None, float | None]:
         """The gap of all classes together before and after: the mean over the fills; None if it was not measured."""
-        return gap_of(self.before), gap_of(self.after)
+        return _gap_of(self.before), _gap_of(self.after)
 
     @property
     def worst_before(self) -> Pair | None:
         """The class and background with the least accuracy before; None if no pair has enough pictures."""
-        return worst_pair(self.before)
+        return _worst_pair_of(self.before)
 
     @property
     def worst_after(self) -> Pair | None:
         """The class and background with the least accuracy after; None if no pair has enough pictures."""
-        return worst_pair(self.after)
+        return _worst_pair_of(self.after)
 
     @property
     def problem(self) -> str:
@@ -92,7 +77,7 @@ class MendResult:
         if self.before.verdict == "PASS":
             return "the model passes the check already"
         lost = self.before.overall.accuracy.value - self.after.overall.accuracy.value
-        if lost > _MOST_LOST:
+        if lost > MOST_LOST:
             return f"the accuracy on unedited pictures falls by {lost:.1%}"
         (gap_before, gap_after), worst_before, worst_after = self.gaps, self.worst_before, self.worst_after
         gains = gap_before is not None and gap_after is not None and gap_after < gap_before
@@ -157,14 +142,17 @@ def mended(plan: Plan, progress: Progress) -> MendResult:
     linear = find_last_linear(plan)
     to_mend, to_prove = halves(plan)
     before = finish_check(to_prove, None, progress=_named("before", progress))
-    pasted = list(composites(to_mend, lambda done, of: progress("pasting", done, of)))
-    weights = _train(to_mend, linear, pasted, progress)
+    pasted = composites(to_mend, lambda done, of: progress("pasting", done, of))
+    examples = inputs_of(to_mend, linear, pasted)
+    progress("training", 0, 1)
+    strength = choose_strength(examples)
     module = copy.deepcopy(plan.model.module)
-    linear.write(module, weights.tensors)
+    linear.write(module, fit(examples, strength))
+    progress("training", 1, 1)
     of_mended = replace(to_prove, model=replace(plan.model, module=module))
     after = finish_check(of_mended, None, progress=_named("after", progress))
     names = tuple(item.name for item in to_mend.data.items)
-    return MendResult(module, linear.name, before, after, names, weights.strength)
+    return MendResult(module, linear.name, before, after, names, strength)
 
 
 def export_composites(plan: Plan, folder: Path, progress: Progress) -> int:
@@ -180,20 +168,6 @@ def _named(when: str, progress: Progress) -> Callable[[str, int, int], None]:
     return lambda stage, done, of: progress(f"{when}: {stage}", done, of)
 
 
-class _Trained(NamedTuple):
-    tensors: tuple[torch.Tensor, torch.Tensor]
-    strength: float
-
-
-def _train(plan: Plan, linear: LastLinear, pasted: Sequence[Composite], progress: Progress) -> _Trained:
-    examples = inputs_of(plan, linear, pasted, lambda done, of: progress("features", done, of))
-    progress("training", 0, 1)
-    strength = choose_strength(examples)
-    tensors = fit(examples, strength)
-    progress("training", 1, 1)
-    return _Trained(tensors, strength)
-
-
 def halves(plan: Plan) -> tuple[Plan, Plan]:
     """Divide the pictures of each class by their groups, for mending and for proving; no group is in both.
 
@@ -202,11 +176,12 @@ def halves(plan: Plan) -> tuple[Plan, Plan]:
     """
     if not plan.with_regions:
         raise InputError("mending pastes objects on other backgrounds, and this data has no regions of objects")
+    labels: dict[str, Counter[str]] = defaultdict(Counter)
+    for item in plan.data.items:
+        labels[item.group][item.label] += 1
     groups: dict[str, list[str]] = defaultdict(list)
-    labels = Counter((item.group, item.label) for item in plan.data.items)
-    for group in dict.fromkeys(item.group for item in plan.data.items):
-        usual = max((label for name, label in labels if name == group), key=lambda label: labels[group, label])
-        groups[usual].append(group)
+    for group, counts in labels.items():
+        groups[counts.most_common(1)[0][0]].append(group)
     few = next((label for label in plan.data.classes if len(groups[label]) < 2), None)
     if few is not None:
         raise InputError(f"class {few!r} has fewer than two groups of pictures; one must mend and another prove")
@@ -223,18 +198,16 @@ def _with_items(plan: Plan, items: Sequence[Item]) -> Plan:
     return make_plan(plan.model, data, plan.matched, plan.settings.model_copy(update={"check": check}), plan.today)
 
 
-def gap_of(result: CheckResult) -> float | None:
-    """Return the gap of all classes together, the mean over the fills; None if it was not measured."""
-    measured = result.overall.gap.by_fill.values() if "gap" in result.overall.effects else ()
-    return float(np.mean([gap.effect.value for gap in measured])) if measured else None
+def _gap_of(result: CheckResult) -> float | None:
+    gap = result.overall.gap
+    return None if gap.mean is None else gap.value
 
 
-def worst_pair(result: CheckResult) -> Pair | None:
-    """Return the class and background with the least accuracy; None if no pair has enough pasted objects."""
-    right: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    for row in result.images:
-        for of_fill in row.pasted.values():
-            for background, _, named in of_fill:
-                right[row.label, background].append(named == row.label)
-    pairs = [Pair(*key, float(np.mean(of)), len(of)) for key, of in right.items() if len(of) >= _LEAST_IN_PAIR]
-    return min(pairs, key=lambda pair: pair.accuracy, default=None)
+def _worst_pair_of(result: CheckResult) -> Pair | None:
+    shown = [
+        ((row.label, background), named == row.label)
+        for row in result.images
+        for of_fill in row.pasted.values()
+        for background, _, named in of_fill
+    ]
+    return worst_pair([pair for pair, _ in shown], [right for _, right in shown])

@@ -13,7 +13,9 @@ from torch import Tensor
 from camkit.background.experiment import Experiment
 from camkit.background.plan import Plan
 from camkit.background.showcase import in_levels
-from camkit.images.files import write_file
+from camkit.errors import as_cell
+from camkit.images.files import csv_line, write_file
+from camkit.images.regions import Shades
 
 ORIGINAL = "original"
 """Stands in place of a fill's name for a picture that is not edited."""
@@ -28,21 +30,19 @@ class Composite:
 
     Attributes:
         tensor: the model's input (C, H, W).
-        name: the name of the picture that has the object.
+        shades: what the preprocessing makes of black and white.
         label: the object's class.
         group: the object's group.
         background: the class of the picture behind the object.
         fill: how the background's own object was filled in; ORIGINAL for an unedited picture.
-        lender: the name of the picture behind the object.
     """
 
     tensor: Float[Tensor, "c h w"]
-    name: str
+    shades: Shades
     label: str
     group: str
     background: str
     fill: str
-    lender: str
 
 
 def composites(plan: Plan, progress: Callable[[int, int], None]) -> Iterator[Composite]:
@@ -57,11 +57,11 @@ def composites(plan: Plan, progress: Callable[[int, int], None]) -> Iterator[Com
         picture = experiment.load(item)
         if picture is None:
             continue
-        own = (item.name, item.label, item.group)
-        yield Composite(picture.tensor, *own, item.label, ORIGINAL, item.name)
+        own = (picture.shades, item.label, item.group)
+        yield Composite(picture.tensor, *own, item.label, ORIGINAL)
         for edit, make in experiment.edits(item, wanted).items():
             if edit.arm in ("same", "other"):
-                yield Composite(make(), *own, labels[edit.lender], edit.fill, edit.lender)
+                yield Composite(make(), *own, labels[edit.lender], edit.fill)
 
 
 def export(plan: Plan, folder: Path, progress: Callable[[int, int], None]) -> int:
@@ -72,15 +72,12 @@ def export(plan: Plan, folder: Path, progress: Callable[[int, int], None]) -> in
     Raises:
         OutputError: a file cannot be written.
     """
-    lines = ["path,label,group,background,fill"]
-    shades = Experiment(plan)
-    for number, composite in enumerate(composites(plan, progress), start=1):
-        item = next(item for item in plan.sample if item.name == composite.name)
-        picture = shades.load(item)
-        assert picture is not None
-        path = Path(composite.label) / f"{number:06d}.png"
-        pixels = in_levels(picture, composite.tensor)
+    lines = [csv_line(("path", "label", "group", "background", "fill"))]
+    for number, made in enumerate(composites(plan, progress), start=1):
+        path = Path(made.label) / f"{number:06d}.png"
+        pixels = in_levels(made.shades, made.tensor)
+        # Without the mark of a drawing, by which camkit would leave these pictures out of a folder.
         write_file(folder / path, cv2.imencode(".png", pixels[..., ::-1])[1].tobytes())
-        lines.append(f"{path},{composite.label},{composite.group},{composite.background},{composite.fill}")
-    write_file(folder / "labels.csv", "\n".join(lines).encode())
+        lines.append(csv_line(map(as_cell, (str(path), made.label, made.group, made.background, made.fill))))
+    write_file(folder / "labels.csv", lines)
     return len(lines) - 1

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from camkit.background.experiment import batches_of_one_shape
 from camkit.background.plan import Plan
 from camkit.engine.attach import forward_hooks
 from camkit.engine.interrupts import interruptible
@@ -35,8 +36,8 @@ _LEAST_IN_PAIR = 5
 _ABOUT_EQUAL = 0.02
 """Of strengths whose worst pairs differ by less, the strongest is taken."""
 
-_MOST_LOST = 0.01
-"""The accuracy on unedited pictures that a strength may lose."""
+MOST_LOST = 0.01
+"""The accuracy on unedited pictures that mending may lose."""
 
 _STEPS = 200
 """Steps of L-BFGS at most."""
@@ -155,22 +156,25 @@ class Examples:
         return best > torch.maximum(others, self.highest)
 
 
-def inputs_of(
-    plan: Plan, linear: LastLinear, pasted: Sequence[Composite], progress: Callable[[int, int], None]
-) -> Examples:
+def inputs_of(plan: Plan, linear: LastLinear, pasted: Iterable[Composite]) -> Examples:
     """Run the model once on each picture, and return the inputs of its last linear layer."""
     module, device = plan.model.module, device_of(plan.model.module)
     layer, found = linear.of(module), list[Tensor]()
+    pairs: list[tuple[str, str]] = []
+    groups: list[str] = []
+    original: list[bool] = []
 
     def note(_: nn.Module, inputs: Any, __: Any) -> None:
         found.append(inputs[0].detach())
 
     with forward_hooks({layer: note}):
-        for start in range(0, len(pasted), plan.batch_size):
-            progress(start, len(pasted))
-            batch = torch.stack([composite.tensor for composite in pasted[start : start + plan.batch_size]])
+        for batch in batches_of_one_shape(pasted, plan.batch_size):
+            pairs += [(made.label, made.background) for made in batch]
+            groups += [made.group for made in batch]
+            original += [made.fill == ORIGINAL for made in batch]
+            inputs = torch.stack([made.tensor for made in batch])
             with quiet_pass(module, device, "fp32"), interruptible():
-                module(batch.to(device, dtype_of(module)))
+                module(inputs.to(device, dtype_of(module)))
     features = torch.cat(found).double().cpu()
     weight = layer.weight.detach().double().cpu()
     bias = torch.zeros(len(weight)).double() if layer.bias is None else layer.bias.detach().double().cpu()
@@ -178,10 +182,9 @@ def inputs_of(
     others = features @ weight[fixed].T + bias[fixed]
     nothing = torch.full((len(features),), float("-inf"), dtype=torch.float64)
     indices = plan.matched.indices
-    own = torch.tensor([[row in indices[composite.label] for row in linear.trained] for composite in pasted])
-    pairs = [(composite.label, composite.background) for composite in pasted]
+    own = torch.tensor([[row in indices[label] for row in linear.trained] for label, _ in pairs])
     seed = plan.settings.check.seed
-    folds = [zlib.crc32(f"{seed} {composite.group}".encode(errors="surrogateescape")) % _FOLDS for composite in pasted]
+    folds = [zlib.crc32(f"{seed} {group}".encode(errors="surrogateescape")) % _FOLDS for group in groups]
     rows = list(linear.trained)
     return Examples(
         features,
@@ -190,7 +193,7 @@ def inputs_of(
         others.amax(1) if fixed else nothing,
         _weights(pairs),
         pairs,
-        torch.tensor([composite.fill == ORIGINAL for composite in pasted]),
+        torch.tensor(original),
         torch.tensor(folds),
         (weight[rows], bias[rows]),
     )
@@ -198,12 +201,8 @@ def inputs_of(
 
 def _weights(pairs: Sequence[tuple[str, str]]) -> Float[Tensor, " n"]:
     """Give each class the same weight, and in it each background."""
-    count = defaultdict[tuple[str, str], int](int)
-    for pair in pairs:
-        count[pair] += 1
-    backgrounds = defaultdict[str, int](int)
-    for label, _ in count:
-        backgrounds[label] += 1
+    count = Counter(pairs)
+    backgrounds = Counter(label for label, _ in count)
     weights = torch.tensor([1 / (count[pair] * backgrounds[pair[0]]) for pair in pairs], dtype=torch.float64)
     return weights / weights.sum()
 
@@ -250,8 +249,9 @@ def choose_strength(examples: Examples) -> float:
         for fold in examples.folds.unique().tolist():
             held_out = examples.folds == fold
             right[held_out] = examples.part(held_out).right(fit(examples.part(~held_out), strength))
-        keeps = _share(right[examples.original]) >= _share(unchanged[examples.original]) - _MOST_LOST
-        found.append((keeps, _worst(right, examples.pairs), strength))
+        keeps = _share(right[examples.original]) >= _share(unchanged[examples.original]) - MOST_LOST
+        worst = worst_pair(examples.pairs, right.tolist())
+        found.append((keeps, 0.0 if worst is None else worst.accuracy, strength))
     keeping = [entry for entry in found if entry[0]] or found
     best = max(worst for _, worst, _ in keeping)
     return max(strength for _, worst, strength in keeping if worst >= best - _ABOUT_EQUAL)
@@ -261,8 +261,22 @@ def _share(right: Bool[Tensor, " n"]) -> float:
     return float(right.double().mean()) if len(right) else 1.0
 
 
-def _worst(right: Bool[Tensor, " n"], pairs: Sequence[tuple[str, str]]) -> float:
+class Pair(NamedTuple):
+    """Objects of one class on backgrounds of another, how many, and the share of them that the model recognises."""
+
+    label: str
+    background: str
+    accuracy: float
+    pictures: int
+
+
+def worst_pair(pairs: Iterable[tuple[str, str]], right: Iterable[bool]) -> Pair | None:
+    """Return the class and background with the least accuracy; None if none has enough pictures.
+
+    Each entry of ``pairs`` is a picture's class and the class of its background.
+    """
     by_pair: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    for pair, is_right in zip(pairs, right.tolist(), strict=True):
+    for pair, is_right in zip(pairs, right, strict=True):
         by_pair[pair].append(is_right)
-    return min((float(np.mean(of)) for of in by_pair.values() if len(of) >= _LEAST_IN_PAIR), default=0.0)
+    found = [Pair(*pair, float(np.mean(of)), len(of)) for pair, of in by_pair.items() if len(of) >= _LEAST_IN_PAIR]
+    return min(found, key=lambda pair: pair.accuracy, default=None)

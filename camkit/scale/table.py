@@ -22,7 +22,7 @@ import numpy as np
 
 from camkit.errors import InputError, OutputError, advice, as_cell, brief, from_cell, refuse_pipe
 from camkit.explanation import Explanations, sharing_scale
-from camkit.images.files import why_unwritable, write_file
+from camkit.images.files import csv_line, why_unwritable, write_file
 from camkit.kit.fingerprint import Fingerprint, differences, digest
 from camkit.kit.store import Store, packed, rows_of, started_with, unpacked
 from camkit.scale.schema import COLUMNS, ERROR, Kind, Row, explanation_of, fault_of, text_of
@@ -541,24 +541,13 @@ class _Csv:
             raise InputError(f"{self._path} cannot be read: {brief(error)}") from error
 
     def write(self, about: dict[str, Any], parts: Iterable[Sequence[Row]]) -> None:
-        lines = (_csv_line(_cell(row[name]) for name in COLUMNS) for part in parts for row in part)
+        lines = (csv_line(_cell(row[name]) for name in COLUMNS) for part in parts for row in part)
         write_file(self.beside, json.dumps(about).encode())
-        write_file(self._path, itertools.chain([_csv_line(COLUMNS)], lines))
+        write_file(self._path, itertools.chain([csv_line(COLUMNS)], lines))
 
 
 _LONGEST_CELL = 2**31 - 1
 """Python's own limit of 131,072 characters is shorter than a map with a value for each pixel."""
-
-
-def _csv_line(cells: Iterable[Any]) -> bytes:
-    """Return cells as a line of a CSV file.
-
-    A writer quotes only those control characters that may end its lines. This one ends them in a carriage return and a
-    line feed, so that both are quoted in names; the line itself then ends in a line feed alone.
-    """
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\r\n").writerow(cells)
-    return text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
 
 _DIGITS = 5

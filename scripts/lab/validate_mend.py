@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from camkit.mending import Pair, gap_of, mend
+from camkit.mending import Pair, mend
 from scripts.demo.drawn_scenes.drawing import THINGS
 from scripts.lab.lab_models import preprocess
 from scripts.lab.lab_run import Row, run_models, write_between
@@ -60,7 +60,7 @@ def mend_one(spec: ModelSpec, state: str) -> Row:
         "name": spec.name,
         "before": before,
         "after": after,
-        "gap": [gap_of(found.before), gap_of(found.after)],
+        "gap": list(found.gaps),
         "worst": [_accuracy(found.worst_before), _accuracy(found.worst_after)],
         "originals": [found.before.overall.accuracy.value, found.after.overall.accuracy.value],
         "verdicts": [found.before.verdict, found.after.verdict],
