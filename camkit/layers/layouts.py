@@ -39,6 +39,10 @@ larger number would let almost any sequence length pass as a grid."""
 KNOWN = 0.5
 """The share of a cell's channels that must come from a known place, of those that do in the cell with most."""
 
+_LEAST_KNOWN = 5e-3
+"""The least share of a cell's channels that must come from a known place. A Perceiver joins a picture's three channels
+with 258 constants, the position of each pixel: 0.0115."""
+
 _ROUNDED = 1e-3
 """Differences between places that are smaller than this share of a cell are rounding."""
 
@@ -164,7 +168,7 @@ def cells_of(places: Tensor) -> Cells:
     """
     places = places.cpu()
     known = places[:1]
-    return torch.cat([known / known.amax().clamp(min=KNOWN / 10), places[1:] / known.where(known > 0, 1)])
+    return torch.cat([known / known.amax().clamp(min=_LEAST_KNOWN), places[1:] / known.where(known > 0, 1)])
 
 
 def grid_in(kind: LayoutKind, cells: Cells) -> tuple[Layout, Cells] | None:

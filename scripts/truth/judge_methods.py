@@ -2,6 +2,8 @@
 
     .venv/bin/python -m scripts.truth.judge_methods --data ../shared/data --out judged/ mobilenet_v2
 
+With ``--methods gradcam refinecam`` it judges these alone, and prints their tables instead.
+
 Each seed draws 50 photos of its own and shuffles the weights anew, in a process of its own. The reports go into a
 folder; those that are there already are not made again. Each network has its own section of the page.
 """
@@ -143,7 +145,7 @@ def write(network: str, text: str) -> None:
     PAGE.write_text(before + start + text + end + after, "utf-8")
 
 
-def _judge(seed: int, network: str, data: Path, out: Path, pictures: int) -> Path:
+def _judge(seed: int, network: str, methods: Sequence[str], data: Path, out: Path, pictures: int) -> Path:
     """Return the folder with the reports of one network and seed; they are made if they are not there."""
     report = out / f"{network}-{seed}"
     if (report / "judge.html").exists():  # it is written last
@@ -156,7 +158,7 @@ def _judge(seed: int, network: str, data: Path, out: Path, pictures: int) -> Pat
     def tell(done: int, of: int) -> None:
         print(f"{network}, seed {seed}: {done} of {of}", flush=True)
 
-    camkit.judge(model, photos(data), METHODS, pictures=pictures, seed=seed, progress=tell).save(report)
+    camkit.judge(model, photos(data), methods, pictures=pictures, seed=seed, progress=tell).save(report)
     return report
 
 
@@ -167,11 +169,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder of weights and photos")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the reports of each network and seed")
     parser.add_argument("--pictures", type=int, default=PHOTOS)
+    parser.add_argument("--methods", nargs="+", help="judge these alone, and print their tables; the page stays as it is")
     given = parser.parse_args()
+    settings = {"methods": given.methods or METHODS, "data": given.data, "out": given.out, "pictures": given.pictures}
     for network in given.networks or NETWORKS:
-        judged = functools.partial(_judge, network=network, data=given.data, out=given.out, pictures=given.pictures)
         with ProcessPoolExecutor(len(SEEDS)) as processes:
-            write(network, section(network, list(processes.map(judged, SEEDS))))
+            reports = list(processes.map(functools.partial(_judge, network=network, **settings), SEEDS))
+        text = section(network, reports)
+        print(text, flush=True) if given.methods else write(network, text)
 
 
 if __name__ == "__main__":

@@ -823,6 +823,29 @@ def test_tokens_are_read_by_the_grid_of_a_function_between_the_modules(layer):
     assert np.allclose(found.raw, expected, atol=1e-6)
 
 
+class Positioned(nn.Module):
+    """A picture's channels beside constants that say where each pixel lies, pooled by attention, as in a Perceiver."""
+
+    def __init__(self, constants: int) -> None:
+        super().__init__()
+        channels = 3 + constants
+        self.joined, self.key, self.value = nn.LayerNorm(channels), nn.Linear(channels, 8), nn.Linear(channels, 8)
+        self.head = nn.Linear(8, 3)
+        self.register_buffer("places", torch.randn(1, 16 * 16, constants))
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.joined(torch.cat([images.flatten(2).transpose(1, 2), self.places], 2))
+        weights = self.key(tokens).sum(2, keepdim=True).softmax(1)
+        return self.head((weights * self.value(tokens)).sum(1))
+
+
+@pytest.mark.parametrize("constants", [1, 258])
+def test_tokens_that_are_joined_with_many_constants_are_a_grid(constants):
+    torch.manual_seed(0)
+    found = explain(Positioned(constants).eval(), torch.randn(3, 16, 16))
+    assert (found.layer, found.raw.shape) == ("joined", (16, 16))
+
+
 class OneToken(nn.Module):
     """Only the class token goes on; there are as many channels as patches."""
 
