@@ -30,6 +30,7 @@ from camkit.layers.layouts import infer_layout
 from camkit.layers.names import Selector, find_layers
 from camkit.models import as_model, device_of, dtype_of, spatial_rank
 from camkit.models.loaded import Loadable
+from camkit.models.modules import explained_failures
 from camkit.types import ImageLike, LayerRef, Pixels, Preprocess, TargetLayer
 
 MapScale: TypeAlias = Literal["each", "together"]
@@ -207,7 +208,12 @@ def _looked_at(model: nn.Module, inputs: Float[Tensor, "1 c *size"], ref: LayerR
 def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], layer: TargetLayer) -> Float[np.ndarray, "k h w"]:
     """Run the model once and return the layer's output as maps."""
     ref = layer.ref
-    with quiet_pass(model, inputs.device, "fp32"), record(model, ref) as recording, interruptible():
+    with (
+        quiet_pass(model, inputs.device, "fp32"),
+        record(model, ref) as recording,
+        interruptible(),
+        explained_failures(model),
+    ):
         model(inputs.clone())
     path_and_tensor = feature_tensor(recording[str(ref)].output)
     tensor = None if path_and_tensor is None else path_and_tensor[1]
