@@ -166,10 +166,11 @@ def feature_maps(
         img = img[0]
     prepared = prepare(img, loaded.preprocess, source, spatial_rank(module))
     inputs = prepared.tensor[None].detach().to(device_of(module), dtype_of(module))
-    chosen = (
-        decide(module, inputs).chosen() if layer is None else _looked_at(module, inputs, _only_layer(module, layer))
-    )
-    maps = _maps(module, inputs, chosen)
+    with explained_failures(module):
+        chosen = (
+            decide(module, inputs).chosen() if layer is None else _looked_at(module, inputs, _only_layer(module, layer))
+        )
+        maps = _maps(module, inputs, chosen)
     strengths = np.nan_to_num(np.abs(maps).mean(axis=(1, 2)), nan=-1.0, posinf=float(np.finfo(np.float32).max))
     order = np.argsort(-strengths, kind="stable")[:top]
     drawable = inputs.dim() == 4 and bool(torch.isfinite(inputs).all())
@@ -208,12 +209,7 @@ def _looked_at(model: nn.Module, inputs: Float[Tensor, "1 c *size"], ref: LayerR
 def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], layer: TargetLayer) -> Float[np.ndarray, "k h w"]:
     """Run the model once and return the layer's output as maps."""
     ref = layer.ref
-    with (
-        quiet_pass(model, inputs.device, "fp32"),
-        record(model, ref) as recording,
-        interruptible(),
-        explained_failures(model),
-    ):
+    with quiet_pass(model, inputs.device, "fp32"), record(model, ref) as recording, interruptible():
         model(inputs.clone())
     path_and_tensor = feature_tensor(recording[str(ref)].output)
     tensor = None if path_and_tensor is None else path_and_tensor[1]
