@@ -24,6 +24,7 @@ from camkit.explanation import finite_or_none
 from camkit.kit.wording import counted
 from camkit.models import about_channels, as_model, spatial_rank
 from camkit.models.loaded import Loadable, LoadedModel
+from camkit.models.modules import explained_failures
 from camkit.types import Pixels, Precision, Preprocess
 
 
@@ -174,7 +175,7 @@ def diagnose(
     pictures, labels = split_labels(batch, spatial_rank(loaded.module))
     inputs = prepared_batch(pictures, loaded)
     score = score_for(loss, labels, loaded.module)
-    with _explaining_mistakes(loaded.module, inputs):
+    with explained_failures(loaded.module), _explaining_mistakes(loaded.module, inputs):
         measurement = measure(loaded.module, inputs, score, training=training, precision=precision)
     rows = rows_of(loaded.module, measurement)
     setting = setting_of(

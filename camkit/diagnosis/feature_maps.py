@@ -30,6 +30,7 @@ from camkit.layers.layouts import infer_layout
 from camkit.layers.names import Selector, find_layers
 from camkit.models import as_model, device_of, dtype_of, spatial_rank
 from camkit.models.loaded import Loadable
+from camkit.models.modules import explained_failures
 from camkit.types import ImageLike, LayerRef, Pixels, Preprocess, TargetLayer
 
 MapScale: TypeAlias = Literal["each", "together"]
@@ -165,10 +166,11 @@ def feature_maps(
         img = img[0]
     prepared = prepare(img, loaded.preprocess, source, spatial_rank(module))
     inputs = prepared.tensor[None].detach().to(device_of(module), dtype_of(module))
-    chosen = (
-        decide(module, inputs).chosen() if layer is None else _looked_at(module, inputs, _only_layer(module, layer))
-    )
-    maps = _maps(module, inputs, chosen)
+    with explained_failures(module):
+        chosen = (
+            decide(module, inputs).chosen() if layer is None else _looked_at(module, inputs, _only_layer(module, layer))
+        )
+        maps = _maps(module, inputs, chosen)
     strengths = np.nan_to_num(np.abs(maps).mean(axis=(1, 2)), nan=-1.0, posinf=float(np.finfo(np.float32).max))
     order = np.argsort(-strengths, kind="stable")[:top]
     drawable = inputs.dim() == 4 and bool(torch.isfinite(inputs).all())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +117,18 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
             "support; make them dense with to_dense()"
         )
     return None
+
+
+@contextlib.contextmanager
+def explained_failures(module: nn.Module) -> Iterator[None]:
+    """Raise ModelError in the block in place of an error that ``about_failure`` has a sentence for."""
+    try:
+        yield
+    except Exception as error:
+        sentence = about_failure(module, error)
+        if sentence is None:
+            raise
+        raise ModelError(sentence) from error
 
 
 def _other_inputs(module: nn.Module) -> list[str]:

@@ -796,3 +796,18 @@ def test_every_kind_of_finding_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text("utf-8")
     table = guide.partition("## What is found")[2].partition("\n## ")[0].partition("\n\nOn one picture")[0]
     assert set(re.findall(r"`([a-z ]+)`", table.replace("`training=True`", ""))) == set(get_args(FindingKind))
+
+
+class WithAge(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3)
+
+    def forward(self, x: Tensor, age: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3)) + age
+
+
+@pytest.mark.parametrize("look", [camkit.diagnose, lambda net, batch: camkit.feature_maps(net, batch[0])])
+def test_a_model_that_needs_another_input_is_one_sentence(look):
+    with pytest.raises(camkit.errors.ModelError, match="the model's forward also needs 'age'"):
+        look(WithAge(), torch.rand(2, 3, 8, 8))
