@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from camkit.layers.positions import MemoryNotes, tensors_of
@@ -29,6 +30,9 @@ stage measures where the cells lie."""
 
 _READING = frozenset(["_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"])
 """Operations that show a tensor's values to Python, as a number or in the shape of their result."""
+
+_TO_PYTHON = frozenset([Tensor.tolist, Tensor.numpy, Tensor.__array__])
+"""Methods that give a tensor's values to Python without an operation of PyTorch."""
 
 _CHOOSING = frozenset(["index", "index_select", "gather", "take", "where", "index_put_", "scatter_", "index_copy_"])
 """Operations that choose elements by the values of another tensor."""
@@ -68,6 +72,10 @@ class OperationWatch(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise PyTorch imports its compiler at the first operation, which takes seconds
 
+    def note_read(self, tensor: Tensor) -> None:
+        """Note that Python reads a tensor's values."""
+        self.reads.add("picture" if tensor in self._derived else "weights")
+
     def is_moved(self, tensor: Tensor) -> bool:
         """Tell whether the values of the picture decided from which places a tensor's cells come."""
         return bool(self._derived.get(tensor))
@@ -103,6 +111,22 @@ class OperationWatch(TorchDispatchMode):
             return args[0] in self._derived and any(map(_is_shifted, tensors_of(*args[1:])))
         shifts = name in _SHIFTING and "picture" in self.reads and args[0].is_floating_point()
         return shifts and (name != "slice" or results.shape != args[0].shape)
+
+
+class MethodWatch(TorchFunctionMode):
+    """Tells a watch of operations about the methods in the block that give values to Python."""
+
+    def __init__(self, watch: OperationWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the method."""
+        if func in _TO_PYTHON:
+            self._watch.note_read(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def _is_shifted(tensor: Tensor) -> bool:

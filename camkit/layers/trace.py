@@ -31,7 +31,7 @@ from camkit.engine.record import ModelRecord
 from camkit.errors import ModelError
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
-from camkit.layers.operations import OperationWatch
+from camkit.layers.operations import MethodWatch, OperationWatch
 from camkit.layers.positions import Follower, address
 from camkit.targets.outputs import main_tensor, rivals
 from camkit.targets.probabilities import final_activation, passing_through
@@ -423,7 +423,7 @@ def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | Non
                 call.scales = [tensor.grad_fn for tensor in computed if tensor.grad_fn is not None]
         finished.append(call)
 
-    with starts(places, begin), forward_hooks(dict.fromkeys(places, end)), watch, interruptible():
+    with starts(places, begin), forward_hooks(dict.fromkeys(places, end)), watch, MethodWatch(watch), interruptible():
         output = model(image)
     if hidden and all(call.output is None for call in finished):
         hidden[0].untyped_storage()  # raises PyTorch's own error

@@ -1691,12 +1691,24 @@ class Sampled(nn.Module):
         elif self.way == "crop":
             at = int(x.mean(1)[0].amax(0).argmax()) % 32
             x = x[..., at : at + 32]
+        elif self.way in ("list", "array"):
+            column = x.mean(1)[0].amax(0).argmax(0, keepdim=True)
+            (at,) = column.tolist() if self.way == "list" else column.numpy()
+            x = x[..., at % 32 : at % 32 + 32]
         return self.head(self.body(x).mean((2, 3)))
 
 
 @pytest.mark.parametrize(
     ("way", "sure"),
-    [("constant grid", True), ("grid", False), ("deformable", False), ("mirror", False), ("crop", False)],
+    [
+        ("constant grid", True),
+        ("grid", False),
+        ("deformable", False),
+        ("mirror", False),
+        ("crop", False),
+        ("list", False),
+        ("array", False),
+    ],
 )
 def test_places_that_depend_on_the_picture_are_unsure(way, sure):
     for layer in (None, "body"):
