@@ -22,11 +22,19 @@ if TYPE_CHECKING:
 with mock.patch("random.getrandbits", random.Random(0).getrandbits):
     import checked
 
-checked.install()  # before any test imports camkit
 pytest.register_assert_rewrite("unchanged")
 
 torch.set_num_threads(1)  # pytest-xdist gives each processor a worker of its own
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the commands that tests start
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check shapes and types, before any test imports camkit; in the extended tier this would cost a third of its time.
+
+    The extended tests call the functions that the default ones call, with more networks and longer.
+    """
+    if config.option.markexpr != "extended":
+        checked.install()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

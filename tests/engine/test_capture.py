@@ -233,7 +233,10 @@ SCALED = [
 softmax, and expected gradients those of the rivals."""
 
 
-@pytest.mark.parametrize(("name", "method"), SCALED)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    rows_represented(lambda name, method: name != "resnet18" or method in ("gradcam", "cam", "fullgrad"), SCALED),
+)
 def test_scaled_logits_do_not_change_the_heatmap(name: str, method: str) -> None:
     heatmaps = []
     for factor in (1, *SCALES):
