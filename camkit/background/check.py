@@ -29,7 +29,7 @@ from camkit.background.journal import EDITS, HEAT, Journal, Row, RowsOf
 from camkit.background.pictures import ImageRow, image_rows
 from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
-from camkit.background.report import REPORTS, words
+from camkit.background.report import REPORTS, rendered, words
 from camkit.background.result import CheckResult, Inconclusive, Run
 from camkit.background.rule import Judgement, judge, worst_first
 from camkit.background.sanity import Sanity, check_sanity
@@ -315,9 +315,8 @@ def write_reports(result: CheckResult, out: Path) -> None:
     Raises:
         OutputError: a file cannot be written.
     """
-    texts = {name: render(result) for name, render in REPORTS.items()}
-    for name, text in texts.items():
-        write_file(out / name, text.encode(errors="backslashreplace"))
+    for name, contents in rendered(result).items():
+        write_file(out / name, contents)
 
 
 def _run(experiment: Experiment, journal: Journal, progress: Progress, rows_of: Mapping[str, RowsOf]) -> CheckResult:
