@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from camkit.background.data import Item
 from camkit.background.deep.shortcuts import Crop, Shortcut
+from camkit.background.deep.spots import Spot
 from camkit.background.edits import BLUR, RING, Arm, Edit, PreparedPicture
 from camkit.background.experiment import Experiment
 from camkit.background.pictures import ImageRow
@@ -36,6 +37,9 @@ OFFENDERS = 12
 
 FLIPS = 12
 """Pictures shown that the baseline's model recognised and this one does not."""
+
+SPOTS = 4
+"""Pictures shown of each hot spot."""
 
 TRIPTYCHS = 3
 """Pictures at the top of the page: each on its own background, on another one, and without its object."""
@@ -66,7 +70,7 @@ class Panel:
         """The answer as a triptych states it, and the verdict in whose colour it is written; "" for grey."""
         if self.arm == "removed":  # a model that needs the object cannot be right now
             return (f"still {self.answer}", "FAIL") if self.right else (f"then {self.answer}", "")
-        return (f"✓ {self.answer}", "PASS") if self.right else (f"✗ {self.answer}", "FAIL")
+        return (f"right: {self.answer}", "PASS") if self.right else (f"wrong: {self.answer}", "FAIL")
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +161,19 @@ class Showcase:
             (found, [Panel(crop.name, _with_frame(picture, crop.box)) for crop, picture in self._crops(found)])
             for found in self._result.shortcuts
         ]
+
+    def hot_spots(self) -> list[tuple[Spot, list[Panel]]]:
+        """Draw a few pictures of each hot spot with a frame around it."""
+        return [(spot, [*itertools.islice(self._framed(spot), SPOTS)]) for spot in self._result.hot_spots]
+
+    def _framed(self, spot: Spot) -> Iterator[Panel]:
+        for name in spot.pictures:
+            picture = self._experiment.load(self._items[name])
+            if picture is not None:
+                height, width = picture.tensor.shape[-2:]
+                left, top, right, bottom = spot.box
+                box = Box(left * width, top * height, right * width, bottom * height)
+                yield Panel(name, _with_frame(picture, box))
 
     def _crops(self, shortcut: Shortcut) -> list[tuple[Crop, PreparedPicture]]:
         loaded = [(crop, self._experiment.load(self._items[crop.name])) for crop in shortcut.crops]

@@ -186,7 +186,7 @@ def test_the_first_screen_has_the_verdict_and_three_triptychs_and_folds_the_rest
     marks = opened.locator(".chart .track").count()
     opened.close()
 
-    assert [[text[0] for text in of_section] for of_section in captions] == [["✓", "✗", "s"]] * 3  # still
+    assert [[text[0] for text in of_section] for of_section in captions] == [["r", "w", "s"]] * 3  # right, wrong, still
     assert bottom < 1200
     assert visible == [True, True, False, False, False]
     assert marks == 2 * 4 + 5  # two effects of each class; gap, sufficiency and three cues of all classes
