@@ -66,6 +66,9 @@ def mend_one(spec: ModelSpec, state: str) -> Row:
         "verdicts": [found.before.verdict, found.after.verdict],
         "strength": found.strength,
         "problem": found.problem,
+        "matched": after[0],  # the run prints these three
+        "redrawn": after[1],
+        "verdict": found.after.verdict,
         "seconds": round(time.perf_counter() - start, 1),
     }
 
