@@ -1,7 +1,8 @@
 """Hot spots off the objects, on pictures with a mark that nobody names and a network that reads only the mark."""
 
 import json
-from types import SimpleNamespace
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 from torch import nn
 
 import camkit
+from camkit.background.data import Item
 from camkit.background.deep.spots import find_spots
 from camkit.kit.store import packed
 
@@ -79,7 +81,7 @@ def test_a_mark_that_nobody_names_is_hinted_at_with_its_place_and_changes_no_ver
 
 def rows_of(places, objects):
     """Return items and heat rows of maps with one hot cell on a 6 x 6 grid, and an object in one cell."""
-    items = [SimpleNamespace(name=f"{label}{n}", label=label, group=f"{label}{n}") for label, n in places]
+    items = [Item(f"{label}{n}", Path(f"{label}{n}"), label, f"{label}{n}") for label, n in places]
     heat = {}
     for item, place, object_ in zip(items, places.values(), objects, strict=True):
         cells, within = np.zeros(36), np.zeros(36)
@@ -116,4 +118,4 @@ def test_random_places_seldom_give_a_hint():
 
 def test_pictures_of_one_group_count_once():
     items, heat = rows_of({("a", n): 0 for n in range(20)}, [35] * 20)
-    assert find_spots([SimpleNamespace(**{**vars(item), "group": "one"}) for item in items], heat) == []
+    assert find_spots([replace(item, group="one") for item in items], heat) == []
