@@ -132,7 +132,7 @@ class CheckResult:
 
     @property
     def hot_spots(self) -> tuple[Spot, ...]:
-        """Places off the objects that are the hottest ones in many pictures of a class: hints that change no verdict."""
+        """Places off the objects that are the hottest in many pictures of a class: hints that change no verdict."""
         found = self.findings.get("hot_spots")
         return found.found if isinstance(found, Spots) else ()
 

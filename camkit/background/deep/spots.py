@@ -77,8 +77,8 @@ class Spot:
     def sentence(self) -> str:
         """What was found, in words."""
         return (
-            f"A hint: {len(self.pictures)} of {self.of} pictures of {self.label} share a hot spot {self.place}, off the "
-            f"object ({self.compared}); look there for a mark, such as in {self.pictures[0]}"
+            f"A hint: {len(self.pictures)} of {self.of} pictures of {self.label} share a hot spot {self.place}, off the"
+            f" object ({self.compared}); look there for a mark, such as in {self.pictures[0]}"
         )
 
 

@@ -1,4 +1,4 @@
-"""A check as one picture for a pull request's comment: the verdict in a sentence, and three pictures with their edits."""
+"""A check as one picture for a pull request's comment: the verdict, and three pictures with their edits."""
 
 from __future__ import annotations
 
