@@ -59,6 +59,7 @@ class Change:
         accuracy: the change of the accuracy on unedited pictures.
         pair: the class and background whose accuracy fell most.
         flips: the pictures that were recognised before and are not now.
+        gained: how many were not recognised before and are now.
         limit: how much worse than the baseline a measure may be.
     """
 
@@ -68,6 +69,7 @@ class Change:
     accuracy: Estimate | None = None
     pair: PairChange | None = None
     flips: tuple[Flip, ...] = ()
+    gained: int = 0
     limit: float = 0.0
 
     @property
@@ -196,6 +198,7 @@ def compare(
         _accuracy_change(pairs, seed),
         _pair_change(pairs, seed, limit),
         tuple(Flip(row.name, old["answer"], row.answer) for row, old in pairs if old["right"] and not row.right),
+        sum(row.right and not old["right"] for row, old in pairs),
         limit,
     )
 

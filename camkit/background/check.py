@@ -21,7 +21,7 @@ import torch
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
 from camkit.background.classes import ClassMap, match_classes, parse_class_map, question_order, read_class_map
 from camkit.background.data import Dataset, read_data
-from camkit.background.deep import Finding, Material, hints, kinds, shortcuts
+from camkit.background.deep import Finding, Material, hints, kinds, shortcuts, spots
 from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.experiment import Answers, Experiment, answers_in
 from camkit.background.heat import Heat
@@ -29,7 +29,7 @@ from camkit.background.journal import EDITS, HEAT, Journal, Row, RowsOf
 from camkit.background.pictures import ImageRow, image_rows
 from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
-from camkit.background.report import REPORTS, words
+from camkit.background.report import REPORTS, rendered, words
 from camkit.background.result import CheckResult, Inconclusive, Run
 from camkit.background.rule import Judgement, judge, worst_first
 from camkit.background.sanity import Sanity, check_sanity
@@ -56,8 +56,8 @@ Analysis: TypeAlias = Callable[[Material], Finding | None]
 THAT_WARN: Mapping[str, Analysis] = MappingProxyType({"hints": hints.find, "kinds": kinds.find})
 """The optional analyses that may warn. No analysis fails a model."""
 
-THAT_EXPLAIN: Mapping[str, Analysis] = MappingProxyType({"shortcuts": shortcuts.find})
-"""The optional analyses that explain the verdict."""
+THAT_EXPLAIN: Mapping[str, Analysis] = MappingProxyType({"shortcuts": shortcuts.find, "hot_spots": spots.find})
+"""The optional analyses that explain the verdict, or only give hints."""
 
 QUICK = {"per_class": 40, "pastes": 1}
 """The most pictures per class and backgrounds per picture of a quick check."""
@@ -315,9 +315,8 @@ def write_reports(result: CheckResult, out: Path) -> None:
     Raises:
         OutputError: a file cannot be written.
     """
-    texts = {name: render(result) for name, render in REPORTS.items()}
-    for name, text in texts.items():
-        write_file(out / name, text.encode(errors="backslashreplace"))
+    for name, contents in rendered(result).items():
+        write_file(out / name, contents)
 
 
 def _run(experiment: Experiment, journal: Journal, progress: Progress, rows_of: Mapping[str, RowsOf]) -> CheckResult:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeVar
 
 import cv2
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from camkit.background.data import Item
 from camkit.background.deep.shortcuts import Crop, Shortcut
+from camkit.background.deep.spots import Spot
 from camkit.background.edits import BLUR, RING, Arm, Edit, PreparedPicture
 from camkit.background.experiment import Experiment
 from camkit.background.pictures import ImageRow
@@ -31,6 +34,12 @@ THUMBNAILS = 12
 
 OFFENDERS = 12
 """Worst offenders shown."""
+
+FLIPS = 12
+"""Pictures shown that the baseline's model recognised and this one does not."""
+
+SPOTS = 4
+"""Pictures shown of each hot spot."""
 
 TRIPTYCHS = 3
 """Pictures at the top of the page: each on its own background, on another one, and without its object."""
@@ -55,6 +64,13 @@ class Panel:
     answer: str | None = None
     arm: Arm | None = None
     right: bool = False
+
+    @property
+    def comment(self) -> tuple[str, str]:
+        """The answer as a triptych states it, and the verdict in whose colour it is written; "" for grey."""
+        if self.arm == "removed":  # a model that needs the object cannot be right now
+            return (f"still {self.answer}", "FAIL") if self.right else (f"then {self.answer}", "")
+        return (f"right: {self.answer}", "PASS") if self.right else (f"wrong: {self.answer}", "FAIL")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +121,30 @@ class Showcase:
         self._experiment = Experiment(result.plan)
         self._items = {item.name: item for item in result.plan.data.items}
 
+    @functools.cached_property
+    def strips(self) -> list[Strip]:
+        """The worst offenders: the answers that changed most with the background, of every class in turn."""
+        drawn = [self._strip(row, self._items[row.name]) for row in self._offenders(OFFENDERS)]
+        return [strip for strip in drawn if strip is not None]
+
+    @functools.cached_property
+    def triptychs(self) -> list[Strip]:
+        """The strips that persuade most, of other classes first; further pictures if there are too few.
+
+        If the model passes, the worst offenders would mislead, so these are any tested pictures, of each class in turn.
+        """
+        strips = [] if self._result.verdict == "PASS" else self.strips
+        shown = {strip.row.name for strip in strips}
+        tested = _classes_in_turn([row for row in self._result.images if row.same and row.name not in shown])
+        missing = tested[: max(0, TRIPTYCHS - len(strips))]
+        drawn = [*strips, *filter(None, (self._strip(row, self._items[row.name]) for row in missing))]
+        full = [strip for strip in drawn if len(strip.triptych) > 1]
+        if not strips:
+            return full[:TRIPTYCHS]
+        ranked = sorted(full, key=lambda strip: strip.persuasion, reverse=True)
+        turns = {row.name: turn for turn, row in enumerate(_classes_in_turn([strip.row for strip in ranked]))}
+        return sorted(ranked, key=lambda strip: (not strip.persuasion[0], turns[strip.row.name]))[:TRIPTYCHS]
+
     def thumbnails(self) -> list[Panel]:
         """Draw a few pictures of every class in turn with their regions, as the model sees them."""
         data, seed = self._plan.data, self._plan.settings.check.seed
@@ -122,32 +162,34 @@ class Showcase:
             for found in self._result.shortcuts
         ]
 
+    def hot_spots(self) -> list[tuple[Spot, list[Panel]]]:
+        """Draw a few pictures of each hot spot with a frame around it."""
+        return [(spot, [*itertools.islice(self._framed(spot), SPOTS)]) for spot in self._result.hot_spots]
+
+    def _framed(self, spot: Spot) -> Iterator[Panel]:
+        for name in spot.pictures:
+            picture = self._experiment.load(self._items[name])
+            if picture is not None:
+                height, width = picture.tensor.shape[-2:]
+                left, top, right, bottom = spot.box
+                box = Box(left * width, top * height, right * width, bottom * height)
+                yield Panel(name, _with_frame(picture, box))
+
     def _crops(self, shortcut: Shortcut) -> list[tuple[Crop, PreparedPicture]]:
         loaded = [(crop, self._experiment.load(self._items[crop.name])) for crop in shortcut.crops]
         return [(crop, picture) for crop, picture in loaded if picture is not None]
 
-    def strips(self, most: int = OFFENDERS) -> list[Strip]:
-        """Draw the worst offenders: the answers that changed most with the background, of every class in turn."""
-        drawn = [self._strip(row, self._items[row.name]) for row in self._offenders(most)]
-        return [strip for strip in drawn if strip is not None]
-
-    def triptychs(self, strips: Sequence[Strip], most: int = TRIPTYCHS) -> list[Strip]:
-        """Return the strips that persuade most, of other classes first; further pictures if there are too few.
-
-        If the model passes, the worst offenders would mislead, so these are any tested pictures, of each class in turn.
-        """
-        if self._result.verdict == "PASS":
-            strips = []
-        shown = {strip.row.name for strip in strips}
-        tested = _classes_in_turn([row for row in self._result.images if row.same and row.name not in shown])
-        missing = tested[: max(0, most - len(strips))]
-        drawn = [*strips, *filter(None, (self._strip(row, self._items[row.name]) for row in missing))]
-        full = [strip for strip in drawn if len(strip.triptych) > 1]
-        if not strips:
-            return full[:most]
-        ranked = sorted(full, key=lambda strip: strip.persuasion, reverse=True)
-        turns = {row.name: turn for turn, row in enumerate(_classes_in_turn([strip.row for strip in ranked]))}
-        return sorted(ranked, key=lambda strip: (not strip.persuasion[0], turns[strip.row.name]))[:most]
+    def flips(self) -> list[Panel]:
+        """Draw pictures that the baseline's model recognised and this one does not, of every class in turn."""
+        flips = () if self._result.change is None else self._result.change.flips
+        turns = _classes_in_turn([(self._items[flip.name], flip) for flip in flips], lambda pair: pair[0].label)
+        loaded = ((item, flip, self._experiment.load(item)) for item, flip in turns)
+        drawn = (
+            Panel(f"{item.label}: {item.name}", _with_outline(picture), answer=f"{flip.before} before, {flip.now} now")
+            for item, flip, picture in loaded
+            if picture is not None
+        )
+        return list(itertools.islice(drawn, FLIPS))
 
     def _offenders(self, most: int) -> list[ImageRow]:
         """Return the worst offender of each class, the worst first; then the second of each class, and so on."""
@@ -204,16 +246,16 @@ def _offence(row: ImageRow) -> tuple[float, bool]:
     return gap, bool(row.removed) and all(row.removed.values())
 
 
-_Labelled = TypeVar("_Labelled", Item, ImageRow)
+_T = TypeVar("_T")
 
 
-def _classes_in_turn(entries: Sequence[_Labelled]) -> list[_Labelled]:
+def _classes_in_turn(entries: Sequence[_T], label_of: Callable[[_T], str] = attrgetter("label")) -> list[_T]:
     """Return the first entry of each class, then the second of each, and so on, each time in the given order."""
     counts = Counter[str]()
     turns = []
     for entry in entries:
-        counts[entry.label] += 1
-        turns.append(counts[entry.label])
+        counts[label_of(entry)] += 1
+        turns.append(counts[label_of(entry)])
     return [entry for _, entry in sorted(zip(turns, entries, strict=True), key=lambda pair: pair[0])]
 
 

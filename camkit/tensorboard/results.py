@@ -87,7 +87,7 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
         for name, measures in [("all classes", result.overall), *result.classes.items()]:
             for measure, value in _figures(measures).items():
                 _add_scalar(events, f"check/{measure}/{name}", value, step)
-        for strip in Showcase(result).strips():
+        for strip in Showcase(result).strips:
             tiles = [Tile(panel.pixels, panel.title, _answer_of(panel)) for panel in strip.panels]
             sheet = contact_sheet(tiles, columns=len(tiles), title=strip.title)
             add_picture(events, f"worst/{strip.row.name}", sheet, step)

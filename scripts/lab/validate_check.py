@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, default=None, help="the page to write when all models are checked")
     parser.add_argument("--train-only", action="store_true", help="train the networks, but check none")
     parser.add_argument("--most", type=int, default=None, help="check at most this many models in this run")
+    parser.add_argument("--every", type=int, default=1, help="check a sample: every so many of the models, in order")
     options = parser.parse_args()
     load_parts(options.state, options.workers)
     if options.train_only:
@@ -173,7 +174,7 @@ def main() -> None:
         return
     rows = run_models(
         options.state / "models.jsonl",
-        model_specs(),
+        list(model_specs())[:: options.every],
         train_and_check,
         (str(options.state),),
         options.workers,

@@ -66,6 +66,9 @@ def mend_one(spec: ModelSpec, state: str) -> Row:
         "verdicts": [found.before.verdict, found.after.verdict],
         "strength": found.strength,
         "problem": found.problem,
+        "matched": after[0],  # the run prints these three
+        "redrawn": after[1],
+        "verdict": found.after.verdict,
         "seconds": round(time.perf_counter() - start, 1),
     }
 
@@ -125,10 +128,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--markdown", type=Path, default=None, help="the page to write when all networks are mended")
     parser.add_argument("--most", type=int, default=None, help="mend at most this many networks in this run")
+    parser.add_argument("--every", type=int, default=1, help="mend a sample: every so many of the networks, in order")
     parser.add_argument("--shortcuts", nargs="+", default=None, help="mend only networks with these shortcuts")
     options = parser.parse_args()
     load_parts(options.state, options.workers)
-    specs = [spec for spec in model_specs() if options.shortcuts is None or spec.shortcut in options.shortcuts]
+    sample = list(model_specs())[:: options.every]
+    specs = [spec for spec in sample if options.shortcuts is None or spec.shortcut in options.shortcuts]
     file = options.state / "mended.jsonl"
     rows = run_models(file, specs, mend_one, (str(options.state),), options.workers, options.most)
     if options.markdown is not None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import camkit
-from camkit.background.baseline import Change, check_comparable, compare
+from camkit.background.baseline import Change, Flip, check_comparable, compare
 from camkit.background.pictures import ImageRow
 from camkit.background.report import html, junit
 from camkit.cli import main
@@ -60,6 +60,7 @@ def test_the_accuracy_comes_first_and_the_pictures_are_named() -> None:
     assert (change.pictures, change.accuracy.value, change.gap.value) == (COUNT, -0.5, 0)
     assert [flip.name for flip in change.flips] == [f"{number}.png" for number in range(COUNT // 2, COUNT)]
     assert {(flip.before, flip.now) for flip in change.flips} == {("a", "b")}
+    assert (change.gained, changed(rows(right=0.5, on={"b": 1}), rows(right=1, on={"b": 1})).gained) == (0, COUNT // 2)
     (sentence,) = change.worse
     assert sentence.startswith("the accuracy on unedited pictures fell by 0.50 (at least 0.3")
 
@@ -144,7 +145,7 @@ def test_noise_in_the_weights_fails_against_the_baseline(
 
 
 def test_a_model_that_is_worse_fails_only_if_asked(fair: camkit.CheckResult) -> None:
-    change = changed(rows(right=1, on={"b": 1}), rows(right=0.5, on={"b": 1}))
+    change = replace(changed(rows(right=1, on={"b": 1}), rows(right=0.5, on={"b": 1})), flips=())
     worse = replace(fair, change=change, inconclusive="pass")
     failing = replace(worse, fail_on_worse=True)
     assert (worse.exit_code(), failing.exit_code()) == (0, 1)
@@ -155,3 +156,16 @@ def test_a_model_that_is_worse_fails_only_if_asked(fair: camkit.CheckResult) -> 
         failing.assert_ok()
     assert "failure" in junit.render(failing)
     assert "change since the baseline" in html.render(failing)
+
+
+def test_the_page_shows_the_pictures_whose_answers_flipped(fair: camkit.CheckResult) -> None:
+    lost = [row for row in fair.images if row.label == "bird"][:15] + [row for row in fair.images if row.label == "car"]
+    change = Change(len(fair.images), None, None, flips=tuple(Flip(row.name, row.label, "ship") for row in lost[:16]))
+    page = html.render(replace(fair, change=change))
+    gallery = page.split('<details id="flips">')[1].split("</details>")[0]
+    assert gallery.count("<img ") == 12
+    assert gallery.count("car before, ship now") == 2  # in its picture's text and in the caption
+    assert "And 4 more" in gallery
+    few = html.render(replace(fair, change=replace(change, flips=change.flips[:2])))
+    assert few.split('<details id="flips" open>')[1].split("</details>")[0].count("<img ") == 2
+    assert 'id="flips"' not in html.render(fair)

@@ -11,6 +11,8 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from datetime import datetime
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -19,10 +21,11 @@ from camkit.background.baseline import Change
 from camkit.background.check import write_reports
 from camkit.background.effects import LEVELS, OVERALL, Effect
 from camkit.background.reasons import Reason
-from camkit.background.report import REPORTS, console, junit, markdown, words
+from camkit.background.report import REPORTS, console, junit, markdown, picture, words
 from camkit.background.report import html as check_html
 from camkit.background.report import json as check_json
 from camkit.background.rule import VERDICTS, Findings
+from camkit.background.showcase import Showcase
 from camkit.cli.terminal import printer
 from camkit.demo.scenes import write_scenes
 from camkit.kit.statistics import Estimate
@@ -48,7 +51,32 @@ def out(result, tmp_path_factory):
 def test_each_entry_of_the_table_becomes_a_file_with_its_text(result, out):
     assert {file.name for file in out.iterdir()} == set(REPORTS)
     for name, render in REPORTS.items():
-        assert (out / name).read_text() == render(result)
+        contents = render(result)
+        assert (out / name).read_bytes() == (contents if isinstance(contents, bytes) else contents.encode())
+
+
+def test_the_picture_for_a_comment_shows_the_triptychs(result, out):
+    sheet = cv2.imread(out / "evidence.png")
+    panels = [panel for strip in Showcase(result).triptychs for panel in strip.triptych]
+
+    assert [panel.arm for panel in panels] == ["same", "other", "removed"] * 3
+    assert sheet.shape[1] == 800
+    assert sheet[0, 0].tolist() == [255, 255, 255]
+    for panel in panels:
+        scaled = cv2.resize(panel.pixels[..., ::-1], (244, 244), interpolation=cv2.INTER_NEAREST)
+        assert cv2.matchTemplate(sheet, scaled, cv2.TM_SQDIFF_NORMED).min() < 1e-4
+    assert "](evidence.png)" in (out / "summary.md").read_text()
+
+
+def test_the_picture_says_what_there_is_to_say_without_triptychs(result):
+    untested = replace(result, images=tuple(replace(row, same={}) for row in result.images))
+    heights = [
+        cv2.imdecode(np.frombuffer(picture.render(found), np.uint8), cv2.IMREAD_COLOR).shape[0]
+        for found in (result, untested)
+    ]
+
+    assert heights[1] < 250
+    assert 900 < heights[0] < 1300
 
 
 def test_the_page_shows_every_reason_once(result):
@@ -159,7 +187,7 @@ def test_the_first_screen_has_the_verdict_and_three_triptychs_and_folds_the_rest
     marks = opened.locator(".chart .track").count()
     opened.close()
 
-    assert [[text[0] for text in of_section] for of_section in captions] == [["✓", "✗", "s"]] * 3  # still
+    assert [[text[0] for text in of_section] for of_section in captions] == [["r", "w", "s"]] * 3  # right, wrong, still
     assert bottom < 1200
     assert visible == [True, True, False, False, False]
     assert marks == 2 * 4 + 5  # two effects of each class; gap, sufficiency and three cues of all classes

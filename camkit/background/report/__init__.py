@@ -2,17 +2,31 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from camkit.background.baseline import BASELINE_FILE
-from camkit.background.report import html, json, junit, markdown, words
+from camkit.background.report import html, json, junit, markdown, picture, words
 from camkit.background.result import CheckResult
+from camkit.background.showcase import Showcase
 
-REPORTS: Mapping[str, Callable[[CheckResult], str]] = MappingProxyType(
-    {
-        words.PAGE: html.render,
-        BASELINE_FILE: json.render,
-        "junit.xml": junit.render,
-        "summary.md": markdown.render,
-    }
+_DRAWN: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
+    {words.PAGE: html.render, words.PICTURE: picture.render}
+)
+"""The reports with pictures: they also take the ``Showcase``, which asks the model once for both."""
+
+REPORTS: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
+    {**_DRAWN, BASELINE_FILE: json.render, "junit.xml": junit.render, "summary.md": markdown.render}
 )
 """The function that renders each report, by file name."""
+
+
+def rendered(result: CheckResult) -> dict[str, bytes]:
+    """Return the contents of every report, by file name."""
+    showcase = Showcase(result)
+    contents: dict[str, Any] = {
+        name: render(result, showcase) if name in _DRAWN else render(result) for name, render in REPORTS.items()
+    }
+    return {
+        name: content.encode(errors="backslashreplace") if isinstance(content, str) else content
+        for name, content in contents.items()
+    }

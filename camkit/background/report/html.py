@@ -86,12 +86,17 @@ class _Cell:
     verdict: str = ""
 
 
-def render(result: CheckResult) -> str:
-    """Return the page. The model runs once more on the pictures that the page shows with their edits."""
+def render(result: CheckResult, showcase: Showcase | None = None) -> str:
+    """Return the page. The model runs once more on the pictures that the page shows with their edits.
+
+    Args:
+        result: the check.
+        showcase: its pictures; None draws them.
+    """
     environment = templates("camkit.background.report")
     script = environment.get_template("check.js").render()
-    plan, showcase = result.plan, Showcase(result)
-    removed, strips = plan.removed, showcase.strips()
+    plan, showcase = result.plan, showcase or Showcase(result)
+    removed, flips = plan.removed, showcase.flips()
     page: str = environment.get_template("check.html").render(
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -101,12 +106,14 @@ def render(result: CheckResult) -> str:
         sentence=words.sentence(result),
         steps=words.next_steps(result),
         reliability=words.RELIABILITY,
-        triptychs=[_triptych(strip) for strip in showcase.triptychs(strips)],
+        triptychs=[_triptych(strip) for strip in showcase.triptychs],
         chart=_chart(result),
         collect=words.to_collect(result),
         untested=words.untested(result),
         reasons=result.reasons,
         change=words.change_since_baseline(result),
+        flips=_panels(flips),
+        flips_left=0 if result.change is None else len(result.change.flips) - len(flips),
         outlined=plan.with_regions,
         reasons_by_class=[
             (name, [reason.text for reason in judgement.reasons])
@@ -134,8 +141,9 @@ def render(result: CheckResult) -> str:
             }
             for shortcut, panels in showcase.shortcuts()
         ],
+        hot_spots=[(spot.sentence, _panels(panels)) for spot, panels in showcase.hot_spots()],
         kinds=_kinds(result),
-        strips=[_strip(strip) for strip in strips],
+        strips=[_strip(strip) for strip in showcase.strips],
         references=words.REFERENCES,
         caveat=words.CAVEAT,
         details=_details(result),
@@ -175,13 +183,10 @@ def _triptych(strip: Strip) -> dict[str, Any]:
     """Return the object on its own background, on another one, and the picture without it, with the answers."""
     panels = []
     for panel in strip.triptych:
-        if panel.arm == "removed":  # a model that needs the object cannot be right now
-            answer, style = (f"still {panel.answer}", "FAIL") if panel.right else (f"then {panel.answer}", "soft")
-        else:
-            answer, style = (f"✓ {panel.answer}", "PASS") if panel.right else (f"✗ {panel.answer}", "FAIL")
+        answer, style = panel.comment
         alt = f"{panel.title}: the model answers {panel.answer}, {'right' if panel.right else 'wrong'}"
-        shown = {"title": panel.title, "image": _embedded(panel.pixels), "answer": answer, "alt": alt, "style": style}
-        panels.append(shown)
+        shown = {"title": panel.title, "image": _embedded(panel.pixels), "answer": answer, "alt": alt}
+        panels.append(shown | {"style": style or "soft"})
     return {"label": strip.row.label, "panels": panels}
 
 

@@ -63,6 +63,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
         "shortcuts": _found(result, "shortcuts"),
+        "hot_spots": _found(result, "hot_spots"),
         "kinds": _found(result, "kinds"),
         "change": None if result.change is None else asdict(result.change),
         "images": [_image(row, hashes[row.name]) for row in result.images],

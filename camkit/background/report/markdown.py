@@ -23,6 +23,8 @@ def render(result: CheckResult) -> str:
     lines += [f"- {as_markdown(change)}"] if (change := words.change_since_baseline(result)) else []
     lines += [
         "",
+        f"![The objects on their own and on other backgrounds, and without them: {words.PICTURE}]({words.PICTURE})",
+        "",
         "| class | verdict | pictures | accuracy | background gap | attraction "
         f"| {result.plan.removed} | skill | excluded above | more pictures |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",

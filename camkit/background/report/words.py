@@ -19,6 +19,9 @@ from camkit.kit.wording import NONE, VERSION, counted, first_of, number, share
 PAGE = "report.html"
 """The file name of the report that people open."""
 
+PICTURE = "evidence.png"
+"""The file name of the picture for a pull request's comment."""
+
 MOST_REASONS = 10
 """Reasons at the top of a report; the page lists the others below."""
 
@@ -194,7 +197,8 @@ def change_since_baseline(result: CheckResult) -> str:
         named[f"{change.pair.label} on backgrounds of {change.pair.background}"] = change.pair.change
     parts = [f"{name} {_change(estimate)}" for name, estimate in named.items() if estimate is not None]
     if change.flips:
-        parts.append(f"no longer recognised: {counted(len(change.flips), 'picture')}")
+        lost = counted(len(change.flips), "picture")
+        parts.append(f"no longer recognised: {lost} (newly recognised: {change.gained})")
     fails = "; this fails the model" if result.regressed else ""
     return (
         f"change since the baseline, on {counted(change.pictures, 'picture')}: "
