@@ -63,7 +63,7 @@ def _loss(pair: Row, pairs: Sequence[Row]) -> float:
 
 
 def _measures(name: str, part: Row, limits: LimitsSection, together: float) -> Measures:
-    effects = {}
+    effects: dict[Any, Effect] = {}
     for effect in ("gap", "sufficiency", "attraction"):
         by_fill = {fill: _measured(of_fill, limit_of(effect, limits)) for fill, of_fill in part[effect].items()}
         mean = _mean(list(by_fill.values()), limit_of(effect, limits), together) if by_fill else None

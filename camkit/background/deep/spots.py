@@ -165,7 +165,7 @@ def _spot(
     count, total = len(sharing), len(places)
     if side == "middle":
         elsewhere = sum(at(place, side) for place in others)
-        table = [[count, total - count], [elsewhere, len(others) - elsewhere]]
+        table = np.array([[count, total - count], [elsewhere, len(others) - elsewhere]])
         p = float(fisher_exact(table, alternative="greater").pvalue)
         compared = f"{elsewhere} of {len(others)} pictures of other classes do"
     else:
