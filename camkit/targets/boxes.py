@@ -67,28 +67,36 @@ def numbered_box(images: Sequence[Detections], number: int) -> Scores:
     )
 
 
+def _explained(detections: Detections) -> Tensor:
+    """Return what is differentiated: the boxes' logits if the detector returns these too, else their scores."""
+    return detections.get("logits", detections["scores"])
+
+
 def box_scores(images: Sequence[Detections], numbers: Sequence[int | None], absence: str) -> Scores:
     """Return the score of one box of each image; None marks an image without such a box."""
     values: list[Tensor] = []
+    scores: list[float] = []
     labels: list[int] = []
     boxes: list[tuple[float, ...] | None] = []
     for detections, number in zip(images, numbers, strict=True):
         if number is None:
-            values.append(detections["scores"].sum() * 0)
+            values.append(_explained(detections).sum() * 0)
+            scores.append(0.0)
             labels.append(-1)
             boxes.append(None)
         else:
-            values.append(detections["scores"][number])
+            values.append(_explained(detections)[number])
+            scores.append(float(detections["scores"][number].detach()))
             labels.append(int(detections["labels"][number]) if "labels" in detections else -1)
             boxes.append(tuple(detections["boxes"][number].detach().float().tolist()))
     stacked = torch.stack(values)
     return Scores(
         values=stacked,
         indices=tuple(labels) if all("labels" in detections for detections in images) else None,
-        probabilities=tuple(stacked.detach().float().tolist()),
+        probabilities=tuple(scores),
         present=tuple(number is not None for number in numbers),
         absence=absence,
-        quantity="score of the box",
+        quantity="logit of the box" if all("logits" in detections for detections in images) else "score of the box",
         boxes=tuple(boxes),
     )
 
