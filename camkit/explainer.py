@@ -90,7 +90,7 @@ from camkit.models.labels import as_labels
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.classes import of_changed_picture
-from camkit.targets.scores import Expands, OfPictures, Scores, Target
+from camkit.targets.scores import Expands, OfPictures, OnPicture, Scores, Target
 from camkit.types import (
     Failure,
     Fusion,
@@ -840,8 +840,9 @@ def _check_count(request: _Request, pictures: int) -> None:
 
 def _of_pictures(targets: Sequence[Target], batch: Sequence[Prepared]) -> tuple[Target, ...]:
     """Return the targets for the pictures of a batch; some targets differ between pictures."""
-    numbers = [item.number for item in batch]
-    return tuple(target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets)
+    numbers, to_inputs = [item.number for item in batch], [item.to_input for item in batch]
+    chosen = [target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets]
+    return tuple(target.on_inputs(to_inputs) if isinstance(target, OnPicture) else target for target in chosen)
 
 
 def _finite(inputs: Tensor) -> list[bool]:

@@ -26,7 +26,9 @@ def levels_of(trace: Trace, layouts: Mapping[Call, Layout | None]) -> list[Call]
         trace: the trace of a pass, whose ``end`` are the scores of the boxes.
         layouts: the layout of each call's output that can be explained.
     """
-    grids = {call: math.prod(layout.grid) for call, layout in layouts.items() if layout is not None and _is_grid(layout)}
+    grids = {
+        call: math.prod(layout.grid) for call, layout in layouts.items() if layout is not None and _is_grid(layout)
+    }
     backbone, necks = _split(trace, grids)
     end = trace.end
     if not necks or end is None:

@@ -149,8 +149,7 @@ class LayerPasses:
         captured, layers = self._captured(targets, inputs)
         if not self.method.varies:
             return Ran(captured, layers, self.method)
-        of_levels = self.selectors is None and self._takes_levels and self._decision(inputs).levels == layers
-        if self.method.pools or of_levels:
+        if self.method.pools or self._are_levels(layers, inputs):
             return Ran(pooled(captured, tuple(inputs.shape[2:])), layers, ODAM)
         for_boxes = find_method("hirescam")  # Grad-CAM weights whole channels, which a detector's boxes share.
         if self.method.automatic and self.selectors is not None:
@@ -166,6 +165,11 @@ class LayerPasses:
     def _takes_levels(self) -> bool:
         """Tell whether the maps of all grids that a detector's boxes come from are added."""
         return self.method.pools or (self.method.automatic and not self._weights_maps)
+
+    def _are_levels(self, layers: Sequence[TargetLayer], inputs: Tensor) -> bool:
+        """Tell whether these are the grids of a detector whose maps are added."""
+        takes = self._takes_levels and self.selectors is None and len(layers) > 1
+        return takes and self._decision(inputs).levels == tuple(layers)
 
     def _method_at(self, layers: Sequence[TargetLayer], inputs: Tensor) -> Method:
         """Return what "auto" stands for at layers that the caller named.
@@ -407,6 +411,7 @@ class LayerPasses:
             apart,
             self._references,
             memory.kept_references,
+            self._are_levels(layers, inputs),
         )
         try:
             captured = run_for(method, module, inputs, targets, options)

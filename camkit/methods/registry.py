@@ -138,7 +138,8 @@ class Method:
     With ``stages``, the maps of the last layer of each size of grid are multiplied. With ``finer``, a class is compared
     with its nearest ones. ``values`` says which values the keyword arguments of ``weights`` may have. ``automatic``
     stands for the method that is right for the network; only "auto" has it. With ``sharpens``, the map of a layer is
-    multiplied by that of a finer one. With ``pools``, the maps of all grids that a detector's boxes come from are added.
+    multiplied by that of a finer one. With ``pools``, the maps of all grids that a detector's boxes come from are
+    added.
     """
 
     name: str
@@ -228,7 +229,7 @@ ODAM = Method(
     summary="gradients times activations, cell by cell, summed over the grids that a detector's box comes from",
     paper="Zhao & Chan 2023, ODAM, arXiv:2304.06354",
     needs="gradients",
-    weights=lambda activations, gradients: gradients,  # of several grids: camkit.methods.signed_maps.pooled
+    weights=lambda _, gradients: gradients,  # of several grids: camkit.methods.signed_maps.pooled
     unit="Evidence in units of the score",
     pools=True,
 )

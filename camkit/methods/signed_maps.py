@@ -207,8 +207,8 @@ def pooled(captured: Capture, size: tuple[int, ...]) -> Capture:
     """Return what a pass captured at several grids as the sum of their maps on the finest one.
 
     A map is the positive part of gradients times activations, summed over the channels. A cell of a coarse grid covers
-    more of the picture, so its heat is spread over as many cells of the finest grid: the sum over the picture stays, and
-    each grid has the share in the heat that it has in the score.
+    more of the picture, so its heat is spread over as many cells of the finest grid. The sum over the picture stays,
+    and each grid has the share in the heat that it has in the score.
 
     Args:
         captured: of one or more layers, with gradients.

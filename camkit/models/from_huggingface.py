@@ -166,7 +166,10 @@ def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tu
     return module, labels, weights.note
 
 
-_DETECTORS = (transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING, transformers.MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING)
+_DETECTORS = (
+    transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING,
+    transformers.MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING,
+)
 """Networks that return boxes: of the classes that they were trained for, and of classes that texts name."""
 
 
@@ -189,7 +192,9 @@ def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedM
     model = _built(request, build, name, config)
     if not takes_texts:
         labels = _labels(config)
-        return LoadedModel(Boxes(model, config.num_labels), request.name, _prepared(request, name), labels, detects=True)
+        return LoadedModel(
+            Boxes(model, config.num_labels), request.name, _prepared(request, name), labels, detects=True
+        )
     tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
     found = with_texts(model, tokenizer, request.text)
     return LoadedModel(found, request.name, _prepared(request, name), request.text, detects=True)
