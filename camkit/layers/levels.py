@@ -1,8 +1,8 @@
 """A detector's layers: the inputs of its neck, from which the boxes of all sizes are computed.
 
 A backbone makes coarser and coarser grids. A neck mixes them: its cells come from a coarser grid as well. Heat is made
-where the neck begins. At its end, a box's score depends on a few cells around the middle of the box; in the backbone, it
-depends on the object. Zhao & Chan 2023 (ODAM, arXiv:2304.06354) differentiate the score of one box in this way.
+where the neck begins. At its end, a box's score depends on a few cells around the middle of the box; in the backbone,
+it depends on the object. Zhao & Chan 2023 (ODAM, arXiv:2304.06354) differentiate the score of one box in this way.
 """
 
 from __future__ import annotations

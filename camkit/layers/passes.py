@@ -48,7 +48,7 @@ class OneTargetError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """What a pass left for the maps, the layers it was run with, and the methods that weight them: of boxes, another."""
+    """What a pass left for the maps, the layers it was run with, and the method that weights them, or those of boxes."""
 
     captured: Capture
     layers: tuple[TargetLayer, ...]
