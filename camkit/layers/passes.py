@@ -48,7 +48,7 @@ class OneTargetError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """What a pass left for the maps, the layers it was run with, and the method that weights them, or those of boxes."""
+    """What a pass left for the maps, the layers it was run with, and the methods for the maps and those of boxes."""
 
     captured: Capture
     layers: tuple[TargetLayer, ...]

@@ -106,7 +106,8 @@ def box_scores(
             labels.append(int(detections["labels"][number]) if "labels" in detections else -1)
             boxes.append(tuple(detections["boxes"][number].detach().float().tolist()))
     kind = "logit" if all("logits" in detections for detections in images) else "score"
-    kind = "distance in pixels, outwards, of the " + part + " side" if part in _SIDES else part or kind
+    if part is not None:
+        kind = f"distance in pixels, outwards, of the {part} side" if part in _SIDES else part
     return Scores(
         values=torch.stack(values),
         indices=tuple(labels) if all("labels" in detections for detections in images) else None,
