@@ -320,7 +320,7 @@ def best_box(label: int | str, *, part: Part | None = None) -> BoxTarget:
     return BoxTarget(label=label, part=part)
 
 
-def box_at(x: float, y: float, *, part: Part | None = None) -> BoxAtTarget:
+def box_at(x: float | int, y: float | int, *, part: Part | None = None) -> BoxAtTarget:
     """Return a target for the box around a point; of several boxes, that with the highest score.
 
     Args:
