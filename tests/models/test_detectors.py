@@ -217,7 +217,7 @@ def test_all_boxes_above_a_threshold_are_explained_in_a_shell(saved, tmp_path, c
 def test_one_box_is_chosen_in_a_shell(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = str(saved("rt_detr"))
-    best, *_ = boxes = camkit.explain(folder, PLANE, target=targets.boxes(0.0), device="cpu")
+    best, *_ = camkit.explain(folder, PLANE, target=targets.boxes(0.0), device="cpu")
     left, top, right, bottom = best.detection
     middle = f"{(left + right) / 2},{(top + bottom) / 2}"
 
@@ -228,9 +228,8 @@ def test_one_box_is_chosen_in_a_shell(saved, tmp_path, capsys, monkeypatch):
         return list(row["detection"])
 
     assert detection("--box", "0") == detection("--box-at", middle) == list(best.detection)
-    other = next(row for row in boxes if row.label != best.label)
-    assert detection("--target", other.label) == list(other.detection)
-    assert detection("--target", other.label, "--part", "left") == list(other.detection)
+    assert detection("--target", best.name) == list(best.detection)
+    assert detection("--target", best.name, "--part", "left") == list(best.detection)
     refused = {("--part", "left"): "name the box", ("--box-at", "3"): "takes x,y", ("--threshold", "2"): "from 0 to 1"}
     for options, said in refused.items():
         assert main([str(PLANE), "--model", folder, "--device", "cpu", *options]) == 2
