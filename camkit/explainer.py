@@ -62,7 +62,7 @@ from camkit.images.references import References
 from camkit.layers.memory import ModelMemory
 from camkit.layers.names import Layers
 from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError
-from camkit.methods import AUTO, METHODS, Method, WeightFunction, find_method, known_method
+from camkit.methods import AUTO, Method, WeightFunction, find_method, known_method
 from camkit.methods.signed_maps import (
     CHANGES,
     SignedMaps,
@@ -90,7 +90,7 @@ from camkit.models.labels import as_labels
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.classes import of_changed_picture
-from camkit.targets.scores import Expands, OfPictures, Scores, Target
+from camkit.targets.scores import Expands, OfPictures, OnPicture, Scores, Target
 from camkit.types import (
     Failure,
     Fusion,
@@ -226,7 +226,9 @@ class Explainer:
             before it with a finer grid, if one carries the whole score. Otherwise it is "gradcam" at the deepest grid.
             At layers that you name, it is "gradcam" if their grid is the deepest one or has fewer than 8 cells along
             an axis, and else "gradcam-elementwise".
-            The boxes of a detector take "hirescam": Grad-CAM weights whole channels, which many boxes share.
+            The boxes of a detector take "odam": gradients times activations, cell by cell, summed over the inputs of
+            its neck; without a neck or at layers that you name, "hirescam". Grad-CAM weights whole channels, which many
+            boxes share.
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
         labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
         device: where a model loaded by name runs; a module stays where it is.
@@ -721,12 +723,10 @@ class Explainer:
                     return [Failure(item.source, _caused(ImageError(str(sentence)), error)) for item in batch]
                 raise sentence from error
             self._used = ran.layers
-            captured, layers = ran.captured, ran.layers
+            captured, layers, ran_for_boxes = ran.captured, ran.layers, ran.for_boxes
             for number, asked in enumerate(request.methods):
                 method = ran.method if asked.varies else asked
-                # Grad-CAM weights whole channels, which a detector's boxes share.
-                for_boxes = METHODS["hirescam"] if asked.automatic else None
-                maps = signed_maps(captured, method, for_boxes, component=self._takes_component)
+                maps = signed_maps(captured, method, ran_for_boxes, component=self._takes_component)
                 if self._averages:
                     maps = self._averaged(maps, method, part, captured, layers, batch, inputs)
                 new = explanations(
@@ -840,8 +840,9 @@ def _check_count(request: _Request, pictures: int) -> None:
 
 def _of_pictures(targets: Sequence[Target], batch: Sequence[Prepared]) -> tuple[Target, ...]:
     """Return the targets for the pictures of a batch; some targets differ between pictures."""
-    numbers = [item.number for item in batch]
-    return tuple(target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets)
+    numbers, to_inputs = [item.number for item in batch], [item.to_input for item in batch]
+    chosen = [target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets]
+    return tuple(target.on_inputs(to_inputs) if isinstance(target, OnPicture) else target for target in chosen)
 
 
 def _finite(inputs: Tensor) -> list[bool]:

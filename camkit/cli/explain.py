@@ -222,7 +222,7 @@ def explain(
         job = Job(
             files,
             None if results.no_pictures else drawing.out,
-            how.on(device, targets.targets(files.first(2), loaded.preprocess)),
+            how.on(device, targets.targets(files.first(2), loaded.preprocess, detects=loaded.detects)),
             drawn,
             about={**source.about(), **targets.about()},
             overwrite=drawing.overwrite,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from cyclopts import Parameter
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from camkit.targets import Target, TargetLike, TopTarget
     from camkit.types import Preprocess
+
+Part: TypeAlias = Literal["left", "top", "right", "bottom", "objectness"]
 
 _COVERED = 0.5
 """A pixel of the model's input belongs to the mask if more than this share of it does."""
@@ -35,8 +37,12 @@ class TargetOptions:
         above: Explain every class of a multi-label model whose probability (sigmoid) is above this.
         versus: Explain the target rather than this class.
         direction: Explain what raises or lowers one number of the output (one-logit model, regression).
+        threshold: Explain all boxes of a detector whose score is above this, from 0 to 1; the default for detectors
+            loaded by name, with 0.5.
         box: Explain the detector's box with this number; numbers start at 0.
+        box_at: Explain the detector's box around this point x,y, in pixels of the picture.
         near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
+        part: Explain where one side of the box lies, or its objectness, in place of the score of its class.
         mask: Explain the target of a segmentation network inside the object of this mask picture.
         everywhere: Explain the target of a segmentation network everywhere, not only where it is predicted.
         similar_to: Explain what makes the embedding similar to that of this picture.
@@ -47,8 +53,11 @@ class TargetOptions:
     above: Annotated[float | None, Parameter(metavar="SHARE")] = None
     versus: Annotated[str | None, Parameter(metavar="CLASS")] = None
     direction: Literal["up", "down"] | None = None
+    threshold: Annotated[float | None, Parameter(metavar="SCORE")] = None
     box: Annotated[int | None, Parameter(metavar="NUMBER")] = None
+    box_at: Annotated[str | None, Parameter(metavar="X,Y")] = None
     near: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
+    part: Part | None = None
     mask: Annotated[Path | None, Parameter(metavar="FILE")] = None
     everywhere: Annotated[bool, Parameter(negative=(), show_default=False)] = False
     similar_to: Annotated[Path | None, Parameter(metavar="FILE")] = None
@@ -58,6 +67,8 @@ class TargetOptions:
         return {
             "mask": "" if self.mask is None else f"mask-{self.mask.stem}",
             "near": "" if self.near is None else f"near-{self.near}",
+            "box_at": "" if self.box_at is None else f"box-at-{self.box_at}",
+            "part": self.part or "",
             "everywhere": "everywhere" if self.everywhere else "",
             "similar": "" if self.similar_to is None else self.similar_to.stem,
         }
@@ -70,6 +81,7 @@ class TargetOptions:
         """
         names = self.target or []
         self._corners()
+        self._point()
         kinds = [f"--{name.replace('_', '-')}" for name in _ALONE if getattr(self, name) is not None]
         refinements = [f"--{name}" for name in _REFINEMENTS if getattr(self, name) not in (None, False)]
         if len(kinds) > 1:
@@ -78,17 +90,22 @@ class TargetOptions:
             raise InputError(f"{kinds[0]} and --target cannot be combined")
         if len(refinements) > 1 or (refinements and self.direction is not None):
             raise InputError(f"{' and '.join([*refinements, *kinds])} cannot be combined")
+        if self.part is not None and not names and not {"--box", "--box-at", "--near"} & set(kinds):
+            raise InputError("--part is a part of one box; name the box with --box, --box-at, --near or --target")
         if refinements and len(names) != 1:
             raise InputError(f"{refinements[0]} needs one --target")
         if self.direction is not None:
             self._direction_target()
 
-    def targets(self, pictures: Sequence[Path], preprocess: Preprocess | None) -> list[TargetLike] | None:
+    def targets(
+        self, pictures: Sequence[Path], preprocess: Preprocess | None, *, detects: bool = False
+    ) -> list[TargetLike] | None:
         """Return the targets; None for each picture's best class.
 
         Args:
             pictures: the pictures to explain; a mask belongs to a single one.
             preprocess: the model's preprocessing, which crops the mask as it crops the picture.
+            detects: whether the model is a detector, of which all boxes are explained.
 
         Raises:
             InputError: as ``check``, or the mask does not fit the picture.
@@ -99,7 +116,7 @@ class TargetOptions:
                 made = make(self)
                 return list(made) if isinstance(made, list) else [made]
         if not self.target:
-            return None
+            return [camkit.targets.boxes()] if detects else None
         return [self._class_target(name, pictures, preprocess) for name in self.target]
 
     def _corners(self) -> tuple[float, ...] | None:
@@ -109,6 +126,13 @@ class TargetOptions:
             raise InputError(f"--near takes left,top,right,bottom, not {self.near!r}")
         return corners
 
+    def _point(self) -> tuple[float, ...]:
+        """Return the point in --box-at."""
+        point = () if self.box_at is None else numbers("box-at", self.box_at)
+        if len(point) not in (0, 2):
+            raise InputError(f"--box-at takes x,y, not {self.box_at!r}")
+        return point
+
     def _direction_target(self) -> Target:
         """Return a target for one number of the output, by default the first."""
         indices = self.target or ["0"]
@@ -117,6 +141,8 @@ class TargetOptions:
         return camkit.targets.direction("+" if self.direction == "up" else "-", int(indices[0]))
 
     def _class_target(self, name: str, pictures: Sequence[Path], preprocess: Preprocess | None) -> TargetLike:
+        if self.part is not None:
+            return camkit.targets.best_box(name, part=self.part)
         if self.versus is not None:
             return camkit.targets.contrast(name, self.versus)
         if self.mask is not None:
@@ -128,8 +154,10 @@ _ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget]]] = {
     "top_k": lambda options: camkit.targets.top(options.top_k or 0),
     "above": lambda options: camkit.targets.above(options.above or 0),
     "direction": TargetOptions._direction_target,
-    "box": lambda options: camkit.targets.box(options.box),
-    "near": lambda options: camkit.targets.box(near=options._corners()),
+    "threshold": lambda options: camkit.targets.boxes(options.threshold or 0),
+    "box": lambda options: camkit.targets.box(options.box, part=options.part),
+    "box_at": lambda options: camkit.targets.box_at(*options._point(), part=options.part),
+    "near": lambda options: camkit.targets.box(near=options._corners(), part=options.part),
     "similar_to": lambda options: camkit.targets.similar_to(options.similar_to),
 }
 """What each option that chooses another kind of target makes; they exclude each other."""

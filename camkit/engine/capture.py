@@ -83,6 +83,7 @@ class Pass:
         apart: False if the model mixes the pictures of a batch, so that a pass takes one at a time.
         references: returns the reference pictures for an input, for methods that need them.
         kept_references: keeps what the model returned for them.
+        afresh: True if a layer's gradient has no part that passes through another layer.
     """
 
     modules: Mapping[LayerRef, nn.Module]
@@ -97,6 +98,7 @@ class Pass:
     apart: bool = True
     references: ReferencesFor | None = None
     kept_references: KeptReferences = field(default_factory=KeptReferences)
+    afresh: bool = False
 
     def quiet(
         self, model: nn.Module, device: torch.device, precision: Precision | None = None
@@ -158,7 +160,7 @@ def _capture(
     with (
         options.quiet(model, inputs.device),
         torch.set_grad_enabled(trunk_graph),
-        cut(options.modules, whole=trunk_graph) as tape,
+        cut(options.modules, whole=trunk_graph, afresh=options.afresh) as tape,
         options.resizing(model) as resized,
         interruptible(),
     ):

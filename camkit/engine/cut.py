@@ -88,6 +88,7 @@ class Tape:
     layers: dict[LayerRef, Saved] = field(default_factory=dict)
     recording: bool = True
     whole: bool = False
+    afresh: bool = False
 
     def backward(self, values: Tensor, *, keep_graph: bool, lifted: bool = False) -> None:
         """Differentiate the images' scores (N,) down to the first layer; tensor hooks save each layer's gradient.
@@ -177,7 +178,7 @@ def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], out
     if not gradients:
         tape.layers[ref] = Saved(tensor.detach().clone())
         return None
-    if not tensor.requires_grad or not (tape.layers or tape.whole):
+    if tape.afresh or not tensor.requires_grad or not (tape.layers or tape.whole):
         several = tensors_in(output) if not (tape.whole or isinstance(output, Tensor)) else []
         if sum(other.is_floating_point() for other in several) > 1:
             raise EntangledError
@@ -215,19 +216,22 @@ def _begin(
 
 
 @contextmanager
-def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: bool = False) -> Iterator[Tape]:
+def cut(
+    layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: bool = False, afresh: bool = False
+) -> Iterator[Tape]:
     """Save the outputs, and with ``gradients`` the gradients, of some layers during one forward pass.
 
     Use it inside ``torch.no_grad()``: the first layer to run switches gradients on for the rest of the pass, and
     leaving the outer context restores the mode. With ``whole`` the graph before the layers is kept if there is one,
-    which costs memory. A layer needs that if it returns several tensors and may have computed one from another.
+    which costs memory. A layer needs that if it returns several tensors and may have computed one from another. With
+    ``afresh``, the graph starts anew at each layer, so the gradient at one has no part that passes through another.
 
     Raises:
         LayerError: a layer ran more than once and no call was chosen, or it returned no spatial output.
         EntangledError: the first of the layers to run returned several tensors, and ``whole`` is False.
 
     """
-    tape = Tape(whole=whole)
+    tape = Tape(whole=whole, afresh=afresh)
     refs: dict[nn.Module, list[LayerRef]] = {}
     for ref, module in layers.items():
         refs.setdefault(module, []).append(ref)

@@ -228,3 +228,12 @@ class Prepared:
     source: str
     number: int = 1
     reduction: float = 1.0
+
+    def to_input(self, x: float, y: float) -> tuple[float, float]:
+        """Return where a point of the picture's file lies on the tensor, in pixels; without a picture, the point."""
+        if self.picture is None or self.box is None:
+            return x, y
+        height, width = self.tensor.shape[-2:]
+        box = self.box
+        across, down = width / (box.right - box.left), height / (box.bottom - box.top)
+        return (x / self.reduction - box.left) * across, (y / self.reduction - box.top) * down

@@ -23,6 +23,7 @@ from camkit.errors import LayerError, advice, listing_layers
 from camkit.layers.branches import ends_beside, shared, twins
 from camkit.layers.influence import ELSEWHERE, NOT_MEASURED, Influence, measure_influence, structural_verdict
 from camkit.layers.layouts import Readings, channels_of, read_layouts
+from camkit.layers.levels import last_before_all_boxes, levels_of
 from camkit.layers.share import WHOLE, Carried, carried, is_balanced
 from camkit.layers.trace import Call, LivePass, Trace, traced
 from camkit.methods.registry import FINE
@@ -90,6 +91,7 @@ class Decision:
         any_target: True if it holds for any target, because all outputs of the model are computed from the layer.
         finer: a layer before it that carries the whole score, and whose grid is finer; None if there is none, or if the
             layer's own grid is fine enough.
+        levels: for a detector whose boxes come from several grids, a layer of each, from the finest to the coarsest.
     """
 
     rows: tuple[LayerRow, ...]
@@ -99,6 +101,7 @@ class Decision:
     holds_for: HoldsFor = "model"
     any_target: bool = False
     finer: TargetLayer | None = None
+    levels: tuple[TargetLayer, ...] = ()
 
     @property
     def has_tokens(self) -> bool:
@@ -267,26 +270,40 @@ def _holds_for(trace: Trace, influence: Influence, chosen_for: HoldsFor) -> Hold
 
 
 def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
-    """Choose the layer of a detector: the deepest one that every box is computed from.
+    """Choose the layers of a detector: the inputs of its neck, or else the deepest one that every box is computed from.
 
     A box's score depends on a few cells of one scale, and a picture without detections has no score. So the structure
-    decides: the last grid before the scales branch off, or before regions are cropped from it.
+    decides: the last grid of each size before the neck, or the last one before the scales branch off, or before regions
+    are cropped from it.
     """
     graph = trace.graph
     pyramid = next((call for call in reversed(trace.calls) if call.scales), None)
     common = -1
     for scale in pyramid.scales if pyramid is not None else ():
         common &= graph.ancestors(scale)
+    usable: dict[Call, Layout | None] = {}
     verdicts: list[str] = []
     for call, reading in zip(trace.calls, readings, strict=True):
         verdict = structural_verdict(call, reading.layout, elsewhere=reading.elsewhere)
         beside = graph.is_regional(call.operation) if pyramid is None else not call.is_among(common)
         verdicts.append(verdict or ("not every box is computed from it" if beside else ""))
+        if not verdict and call.name and not graph.is_regional(call.operation):
+            usable[call] = reading.layout
     rows = _rows(trace, readings, verdicts)
+    levels = levels_of(trace, usable)
+    if levels:
+        refs = [_outermost(call, trace) for call in levels]
+        layouts = [_layout_of(ref, trace, readings) for ref in refs]
+        reason = f"the inputs of the neck, {len(levels)} grids that all boxes are computed from"
+        pairs = zip(refs, layouts, strict=True)
+        layers = tuple(TargetLayer(ref.name, ref.call, layout, trace.size, reason) for ref, layout in pairs)
+        return Decision(rows, layers[-1], any_target=True, levels=layers)
+    last = last_before_all_boxes(trace, usable)
     first: dict[int | None, int] = {}
     for number, call in enumerate(trace.calls):  # an outer module may return the earlier output of an inner one
         first.setdefault(call.output, number)
     fit = [trace.calls[number] for number in first.values() if trace.calls[number].name and not verdicts[number]]
+    fit = [call for call in fit if call is not last] + ([] if last is None else [last])
     if not fit:
         return Decision(rows, None)
     chosen = _outermost(fit[-1], trace)

@@ -24,10 +24,10 @@ from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
 from camkit.layers.places import are_even
 from camkit.layers.trace import FramesFirstError
-from camkit.methods import SHARPENED, Method, find_method
+from camkit.methods import ODAM, SHARPENED, Method, find_method
 from camkit.methods.registry import FINE
 from camkit.methods.runs import run as run_for
-from camkit.methods.signed_maps import sharpened
+from camkit.methods.signed_maps import pooled, sharpened
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
 from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, Spread, TargetLayer
@@ -48,11 +48,12 @@ class OneTargetError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """What a pass left for the maps, the layers it was run with, and the method that weights the maps."""
+    """What a pass left for the maps, the layers it was run with, and the methods for the maps and those of boxes."""
 
     captured: Capture
     layers: tuple[TargetLayer, ...]
     method: Method
+    for_boxes: Method | None = None
 
 
 class _NotPlainError(Exception):
@@ -148,14 +149,27 @@ class LayerPasses:
         captured, layers = self._captured(targets, inputs)
         if not self.method.varies:
             return Ran(captured, layers, self.method)
+        if self.method.pools or self._are_levels(layers, inputs):
+            return Ran(pooled(captured, tuple(inputs.shape[2:])), layers, ODAM)
+        for_boxes = find_method("hirescam")  # Grad-CAM weights whole channels, which a detector's boxes share.
         if self.method.automatic and self.selectors is not None:
-            return Ran(captured, layers, self._method_at(layers, inputs))
+            return Ran(captured, layers, self._method_at(layers, inputs), for_boxes)
         if len(layers) != 2:
-            return Ran(captured, layers, find_method("gradcam"))
+            return Ran(captured, layers, find_method("gradcam"), for_boxes)
         finer, deepest = layers
         reason = f"{deepest.reason}; sharpened by {finer}: {finer.reason}"
         layers = finer, replace(deepest, reason=reason)
         return Ran(sharpened(captured, tuple(inputs.shape[2:])), layers, SHARPENED)
+
+    @property
+    def _takes_levels(self) -> bool:
+        """Tell whether the maps of all grids that a detector's boxes come from are added."""
+        return self.method.pools or (self.method.automatic and not self._weights_maps)
+
+    def _are_levels(self, layers: Sequence[TargetLayer], inputs: Tensor) -> bool:
+        """Tell whether these are the grids of a detector whose maps are added."""
+        takes = self._takes_levels and self.selectors is None and len(layers) > 1
+        return takes and self._decision(inputs).levels == tuple(layers)
 
     def _method_at(self, layers: Sequence[TargetLayer], inputs: Tensor) -> Method:
         """Return what "auto" stands for at layers that the caller named.
@@ -340,6 +354,8 @@ class LayerPasses:
         """Return the layers that a decision chose for the method."""
         if self.method.stages:
             return decision.stages()
+        if decision.levels and self._takes_levels:
+            return decision.levels
         if self.method.need.attention:
             return (decision.of_tokens(size),)
         chosen = decision.chosen()
@@ -395,6 +411,7 @@ class LayerPasses:
             apart,
             self._references,
             memory.kept_references,
+            self._are_levels(layers, inputs),
         )
         try:
             captured = run_for(method, module, inputs, targets, options)

@@ -486,8 +486,9 @@ def _live(
     maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
     size = tuple(leaf.shape[2:])
     end = scored if target is None else target(output)
-    number_of_end = None if end is None else recorder.number(end.grad_fn)
     detects = target is None and detections_in(output)
+    end = scores_of_boxes(output) if detects else end
+    number_of_end = None if end is None else recorder.number(end.grad_fn)
     trace = Trace(size, calls, recorder.graph(), detects, scored is not None, maps, reads, number_of_end)
     returned = {(call.name, call.number): call.returned for call in finished if call.returned is not None}
     return LivePass(model, leaf, output, trace, tensors, returned, target)
@@ -582,6 +583,13 @@ def detections_in(output: Any) -> bool:
     """Tell whether a model returned boxes: a list with one dictionary per image."""
     boxes = output[0] if isinstance(output, tuple) and output else output
     return isinstance(boxes, list) and bool(boxes) and all(isinstance(item, dict) and "boxes" in item for item in boxes)
+
+
+def scores_of_boxes(output: Any) -> Tensor | None:
+    """Return the logits, or else the scores, of the first picture's boxes; the tensor may be empty."""
+    found = (output[0] if isinstance(output, tuple) else output)[0]
+    scores = found.get("logits", found.get("scores"))
+    return scores if isinstance(scores, Tensor) else None
 
 
 def scored_tensor(output: Any) -> Tensor | None:

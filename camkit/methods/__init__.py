@@ -10,6 +10,7 @@ import importlib
 from camkit.methods.registry import (
     AUTO,
     METHODS,
+    ODAM,
     SHARPENED,
     WEIGHTED,
     Between,
@@ -26,6 +27,7 @@ from camkit.methods.registry import (
 __all__ = [
     "AUTO",
     "METHODS",
+    "ODAM",
     "SHARPENED",
     "WEIGHTED",
     "Between",

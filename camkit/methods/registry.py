@@ -138,7 +138,8 @@ class Method:
     With ``stages``, the maps of the last layer of each size of grid are multiplied. With ``finer``, a class is compared
     with its nearest ones. ``values`` says which values the keyword arguments of ``weights`` may have. ``automatic``
     stands for the method that is right for the network; only "auto" has it. With ``sharpens``, the map of a layer is
-    multiplied by that of a finer one.
+    multiplied by that of a finer one. With ``pools``, the maps of all grids that a detector's boxes come from are
+    added.
     """
 
     name: str
@@ -155,6 +156,7 @@ class Method:
     values: Mapping[str, Whole | Between] = field(default_factory=dict, compare=False)
     automatic: bool = False
     sharpens: bool = False
+    pools: bool = False
 
     @functools.cached_property
     def need(self) -> Need:
@@ -170,7 +172,7 @@ class Method:
     @functools.cached_property
     def varies(self) -> bool:
         """True if it depends on the model's layers which method weights the maps."""
-        return self.automatic or self.sharpens
+        return self.automatic or self.sharpens or self.pools
 
     @functools.cached_property
     def shares_pass(self) -> bool:
@@ -221,7 +223,20 @@ SHARPENED = Method(
 """What "auto" takes for most convolutional networks; it is no entry of ``METHODS``, since it reads two layers."""
 
 
-_APART = {method.name: method for method in (AUTO, SHARPENED)}
+ODAM = Method(
+    "odam",
+    title="ODAM",
+    summary="gradients times activations, cell by cell, summed over the grids that a detector's box comes from",
+    paper="Zhao & Chan 2023, ODAM, arXiv:2304.06354",
+    needs="gradients",
+    weights=lambda _, gradients: gradients,  # of several grids: camkit.methods.signed_maps.pooled
+    unit="Evidence in units of the score",
+    pools=True,
+)
+"""What "auto" takes for a detector's boxes; it is no entry of ``METHODS``, since it reads several layers."""
+
+
+_APART = {method.name: method for method in (AUTO, SHARPENED, ODAM)}
 
 
 def known_method(name: str) -> Method | None:

@@ -7,6 +7,7 @@ map. Grad-CAM of a coarse layer may be sharpened by gradients times activations 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,14 +16,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from camkit.engine.features import Capture, Features
-from camkit.engine.heatmap import moved_to, resample, weighted_sum
+from camkit.engine.heatmap import finest, moved_to, resample, weighted_sum
 from camkit.errors import LayerError, MethodError, advice, listing_layers
 from camkit.methods.activations import first_component
 from camkit.methods.gradient import gradcam, gradcam_elementwise
 from camkit.methods.registry import Method
 from camkit.methods.runs import check_weights, weigh
 from camkit.targets.scores import Scores
-from camkit.types import Placement, Smoothing
+from camkit.types import CellPositions, Placement, Smoothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,3 +201,34 @@ def _sharpened_weights(
     evidence = moved_to(wanted, evidence, own)
     largest = largest.where(largest > 0, 1).reshape(-1, *[1] * evidence.dim())
     return positive / largest * evidence[:, None]
+
+
+def pooled(captured: Capture, size: tuple[int, ...]) -> Capture:
+    """Return what a pass captured at several grids as the sum of their maps on the finest one.
+
+    A map is the positive part of gradients times activations, summed over the channels. A cell of a coarse grid covers
+    more of the picture, so its heat is spread over as many cells of the finest grid. The sum over the picture stays,
+    and each grid has the share in the heat that it has in the score.
+
+    Args:
+        captured: of one or more layers, with gradients.
+        size: of the input.
+    """
+    grids = [tuple(features.activations.shape[2:]) for features in captured.features]
+    goal = captured.features[finest(grids)]
+    wanted = goal.placement.centres(tuple(goal.activations.shape[2:]), size)
+    summed = tuple(
+        torch.stack([_spread_over(wanted, features, number, size) for features in captured.features]).sum(0)
+        for number in range(len(captured.scores))
+    )
+    return replace(captured, features=(replace(goal, by_target=summed),))
+
+
+def _spread_over(wanted: CellPositions, features: Features, number: int, size: tuple[int, ...]) -> Tensor:
+    """Return one layer's map for the target with this number on another grid, with the same sum."""
+    raw = weighted_sum(features.by_target[number], features.activations).relu()
+    grid = tuple(raw.shape[1:])
+    own = features.placement.centres(grid, size)
+    if own == wanted:
+        return raw
+    return moved_to(wanted, raw, own) * (math.prod(grid) / math.prod(map(len, wanted)))

@@ -1,8 +1,9 @@
-"""Loads Hugging Face's networks, ``hf:NAME`` or a folder: classifiers, and CLIP-like models with texts as classes."""
+"""Loads Hugging Face's networks, ``hf:NAME`` or a folder: classifiers, detectors, and models with texts as classes."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camkit.errors import CamkitError, ModelError, advice
+from camkit.models.huggingface_boxes import Boxes, with_texts
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line, read_weights
@@ -62,6 +64,9 @@ class Prepare:
         """Return the model's input for one picture."""
         processed = self.processor(images=picture, return_tensors="pt")
         values: Tensor = processed["pixel_values"][0]
+        if "pixel_mask" in processed:  # the model never looks at the padding
+            seen = processed["pixel_mask"][0].bool()
+            values = values[:, : int(seen.any(1).sum()), : int(seen.any(0).sum())]
         if "spatial_shapes" not in processed:
             return values
         rows, columns = processed["spatial_shapes"][0].tolist()
@@ -103,11 +108,14 @@ def _loaded(request: Request, name: str) -> LoadedModel:
     )
     compares = hasattr(config, "text_config") and hasattr(config, "vision_config")
     architectures = [str(architecture) for architecture in config.architectures or ()]
+    detector = _detector_class(config, architectures)
+    if detector is not None:
+        return _with_boxes(request, name, config, detector)
     if compares and not any(name.endswith("ForImageClassification") for name in architectures):
         return _with_texts(request, name, config)
     if not classifies:
         raise ModelError(
-            f"{request.name} is a {config.model_type} model, not an image classifier; "
+            f"{request.name} is a {config.model_type} model, which camkit cannot load; "
             + advice(
                 "load it yourself and pass the module, with a function of its output as target",
                 "name one, or a CLIP-like model with --text",
@@ -156,6 +164,40 @@ def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tu
     module = _untrained(request, build, config)
     weights.fill(module, request.name)
     return module, labels, weights.note
+
+
+_DETECTORS = (
+    transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING,
+    transformers.MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING,
+)
+"""Networks that return boxes: of the classes that they were trained for, and of classes that texts name."""
+
+
+def _detector_class(config: Any, architectures: Sequence[str]) -> Any:
+    """Return the class of a folder's detector; None if the folder holds another kind of network."""
+    known = (mapping.get(type(config), None) for mapping in _DETECTORS)
+    return next((one for one in known if one is not None and one.__name__ in architectures), None)
+
+
+def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
+    if request.weights is not None:
+        raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")
+    takes_texts = type(config) in _DETECTORS[1]
+    if takes_texts and not request.text:
+        raise ModelError(
+            f"{request.name} finds what texts name; give at least one: " + advice("text=['a cat']", "--text 'a cat'")
+        )
+    if not takes_texts:
+        request.refuse_text()
+    model = _built(request, build, name, config)
+    if not takes_texts:
+        labels = _labels(config)
+        return LoadedModel(
+            Boxes(model, config.num_labels), request.name, _prepared(request, name), labels, detects=True
+        )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
+    found = with_texts(model, tokenizer, request.text)
+    return LoadedModel(found, request.name, _prepared(request, name), request.text, detects=True)
 
 
 def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
@@ -209,6 +251,8 @@ def _inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 
 def _untrained(request: Request, build: Any, config: Any) -> Any:
+    if not hasattr(build, "from_config"):  # the class of a network, not one of transformers' factories
+        return build(config)
     return build.from_config(config, trust_remote_code=request.trust_remote_code)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,11 @@ def names() -> tuple[str, ...]:
 
 def load(request: Request) -> LoadedModel:
     """Build a network with published weights, with weights from a file, or with none."""
+    detects = request.name in torchvision.models.list_models(module=torchvision.models.detection)
+    return replace(_loaded(request), detects=detects)
+
+
+def _loaded(request: Request) -> LoadedModel:
     request.refuse_text()
     name, weights = request.name, request.weights
     published = torchvision.models.get_model_weights(name)

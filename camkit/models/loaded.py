@@ -24,6 +24,7 @@ class LoadedModel:
         note: what the user should know about how the model was loaded.
         activation: turns logits into probabilities; None means softmax for several logits and sigmoid for one.
         weights: the file or the name of the weights, if they were named.
+        detects: True if it is known to be a detector, which returns boxes.
     """
 
     module: torch.nn.Module
@@ -33,6 +34,7 @@ class LoadedModel:
     note: str | None = None
     activation: Activation | None = None
     weights: str | None = None
+    detects: bool = False
 
     def __repr__(self) -> str:
         """Return one line; the module's own text has a line for each layer."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from camkit.errors import TargetError
-from camkit.targets.boxes import BoxTarget, box
+from camkit.targets.boxes import BoxAtTarget, BoxesTarget, BoxTarget, best_box, box, box_at, boxes
 from camkit.targets.classes import (
     AboveTarget,
     ClassTarget,
@@ -47,7 +47,9 @@ from camkit.types import Activation
 
 __all__ = [
     "AboveTarget",
+    "BoxAtTarget",
     "BoxTarget",
+    "BoxesTarget",
     "ClassTarget",
     "ContrastTarget",
     "DirectionTarget",
@@ -61,7 +63,10 @@ __all__ = [
     "TopTarget",
     "above",
     "as_targets",
+    "best_box",
     "box",
+    "box_at",
+    "boxes",
     "contrast",
     "describe",
     "direction",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from numbers import Real
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -14,14 +16,24 @@ from torchvision.ops import box_iou
 from camkit.errors import TargetError
 from camkit.targets.names import class_of, label_of, whole_number
 from camkit.targets.outputs import describe, detections_of
-from camkit.targets.scores import Scores, Target
+from camkit.targets.scores import Expands, OnPicture, Scores, Target, ToInput
 from camkit.types import Activation
 
 Detections = dict[str, Tensor]
 
+Part: TypeAlias = Literal["left", "top", "right", "bottom", "objectness"]
+"""What else than the score of its class can be explained of a box: where one side lies, or that there is an object."""
 
-def best_box(
-    images: Sequence[Detections], eligible: Callable[[Detections], Tensor], rank: int = 1, what: str = ""
+_SIDES: Mapping[str, tuple[int, int]] = {"left": (0, -1), "top": (1, -1), "right": (2, 1), "bottom": (3, 1)}
+"""The place of each side in a box, and the sign with which it moves outwards."""
+
+
+def ranked_box(
+    images: Sequence[Detections],
+    eligible: Callable[[Detections], Tensor],
+    rank: int = 1,
+    what: str = "",
+    part: Part | None = None,
 ) -> Scores:
     """Return the score of each image's best eligible box (rank 1), second best (rank 2), and so on.
 
@@ -37,26 +49,31 @@ def best_box(
     )
     if what:
         absence = f"no such box among the detections: the detector found none {what}"
-    return replace(box_scores(images, numbers, absence), fewer=rank > 1)
+    return replace(box_scores(images, numbers, absence, part), fewer=rank > 1)
 
 
-def boxes_of_class(images: Sequence[Detections], index: int, name: str | None = None) -> Scores:
+def boxes_of_class(
+    images: Sequence[Detections], index: int, name: str | None = None, part: Part | None = None
+) -> Scores:
     """Return the score of each image's best box of a class; ``name`` is its label, for the error."""
     what = f"of class {index}" if name is None else f"of class {name!r}"
-    return best_box(images, lambda detections: detections["labels"].eq(index), what=what)
+    return ranked_box(images, lambda detections: detections["labels"].eq(index), what=what, part=part)
 
 
-def nearest_box(images: Sequence[Detections], box: tuple[float, float, float, float]) -> Scores:
+def nearest_box(
+    images: Sequence[Detections], box: tuple[float, float, float, float], part: Part | None = None
+) -> Scores:
     """Return the score of each image's box that overlaps most with a given box (intersection over union)."""
     numbers: list[int | None] = []
     for detections in images:
         boxes = detections["boxes"]
         overlaps = box_iou(boxes.detach().float(), torch.tensor([box], device=boxes.device))[:, 0]
         numbers.append(int(overlaps.argmax()) if len(overlaps) and bool(overlaps.amax() > 0) else None)
-    return box_scores(images, numbers, f"no detection overlaps with the box {tuple(round(side, 1) for side in box)}")
+    absence = f"no detection overlaps with the box {tuple(round(side, 1) for side in box)}"
+    return box_scores(images, numbers, absence, part)
 
 
-def numbered_box(images: Sequence[Detections], number: int) -> Scores:
+def numbered_box(images: Sequence[Detections], number: int, part: Part | None = None) -> Scores:
     """Return the score of the box at a position in each image's detections, from 0."""
     counts = [len(detections["scores"]) for detections in images]
     most = max((count for count in counts if count <= number), default=0)
@@ -64,33 +81,58 @@ def numbered_box(images: Sequence[Detections], number: int) -> Scores:
         images,
         [number if number < count else None for count in counts],
         f"no box {number}: the detector found only {most} box{'' if most == 1 else 'es'}, and numbers start at 0",
+        part,
     )
 
 
-def box_scores(images: Sequence[Detections], numbers: Sequence[int | None], absence: str) -> Scores:
+def box_scores(
+    images: Sequence[Detections], numbers: Sequence[int | None], absence: str, part: Part | None = None
+) -> Scores:
     """Return the score of one box of each image; None marks an image without such a box."""
     values: list[Tensor] = []
+    scores: list[float] = []
     labels: list[int] = []
     boxes: list[tuple[float, ...] | None] = []
     for detections, number in zip(images, numbers, strict=True):
+        explained = _explained(detections, part)
         if number is None:
-            values.append(detections["scores"].sum() * 0)
+            values.append(explained.sum() * 0)
+            scores.append(0.0)
             labels.append(-1)
             boxes.append(None)
         else:
-            values.append(detections["scores"][number])
+            values.append(explained[number])
+            scores.append(float(detections["scores"][number].detach()))
             labels.append(int(detections["labels"][number]) if "labels" in detections else -1)
             boxes.append(tuple(detections["boxes"][number].detach().float().tolist()))
-    stacked = torch.stack(values)
+    kind = "logit" if all("logits" in detections for detections in images) else "score"
+    if part is not None:
+        kind = f"distance in pixels, outwards, of the {part} side" if part in _SIDES else part
     return Scores(
-        values=stacked,
+        values=torch.stack(values),
         indices=tuple(labels) if all("labels" in detections for detections in images) else None,
-        probabilities=tuple(stacked.detach().float().tolist()),
+        probabilities=tuple(scores),
         present=tuple(number is not None for number in numbers),
         absence=absence,
-        quantity="score of the box",
+        quantity=f"{kind} of the box",
         boxes=tuple(boxes),
     )
+
+
+def _explained(detections: Detections, part: Part | None) -> Tensor:
+    """Return what is differentiated: the boxes' logits if the detector returns these too, else their scores.
+
+    Raises:
+        TargetError: the detector does not return the part.
+    """
+    if part is None:
+        return detections.get("logits", detections["scores"])
+    if part in _SIDES:
+        place, sign = _SIDES[part]
+        return detections["boxes"][:, place] * sign
+    if part not in detections:
+        raise TargetError("the detector returns no objectness; its score of a box is that of a class, or a side")
+    return detections[part]
 
 
 @dataclass(frozen=True)
@@ -101,6 +143,7 @@ class BoxTarget(Target):
         number: its position in the model's output, from 0.
         label: a class; the box of this class with the highest score is meant.
         near: (left, top, right, bottom) in pixels of the model's input; the box that overlaps most with it is meant.
+        part: what is explained of the box; None for the score of its class.
         name: the label of the class, for the error; filled in when the target is bound to a model.
     """
 
@@ -109,6 +152,7 @@ class BoxTarget(Target):
     number: int | None = None
     label: int | str | None = None
     near: tuple[float, float, float, float] | None = None
+    part: Part | None = None
     name: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +161,7 @@ class BoxTarget(Target):
         Raises:
             TargetError: not exactly one of the three is given, the number is negative, or the box ``near`` is empty.
         """
+        _check_part(self.part)
         given = [value for value in (self.number, self.label, self.near) if value is not None]
         if len(given) != 1:
             raise TargetError("choose a box by its number, its label, or a box near it: pass one of the three")
@@ -134,16 +179,103 @@ class BoxTarget(Target):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image."""
-        images = detections_of(output, batch)
-        if images is None:
-            raise TargetError(f"the model returned {describe(output)}, which holds no boxes; it is not a detector")
+        images = _boxes_in(output, batch)
         if self.near is not None:
-            return nearest_box(images, self.near)
+            return nearest_box(images, self.near, self.part)
         if self.label is not None:
             if not all("labels" in detections for detections in images):
                 raise TargetError("the detections have no labels; choose a box by its number or its position")
-            return boxes_of_class(images, int(self.label), self.name)
-        return numbered_box(images, self.number or 0)
+            return boxes_of_class(images, int(self.label), self.name, self.part)
+        return numbered_box(images, self.number or 0, self.part)
+
+
+@dataclass(frozen=True)
+class BoxAtTarget(OnPicture):
+    """The box with the highest score of those that contain a point.
+
+    Attributes:
+        point: (x, y) in pixels of the picture.
+        part: what is explained of the box; None for the score of its class.
+        points: the point in pixels of the input of each image; filled in for each batch.
+    """
+
+    for_threads = True
+
+    point: tuple[float, float]
+    part: Part | None = None
+    points: tuple[tuple[float, float], ...] = field(default=(), compare=False, repr=False)
+
+    def on_inputs(self, to_inputs: Sequence[ToInput]) -> BoxAtTarget:
+        """Return the target with its point in pixels of the inputs."""
+        return replace(self, points=tuple(to_input(*self.point) for to_input in to_inputs))
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the score of the box for each image."""
+        numbers: list[int | None] = []
+        images = _boxes_in(output, batch)
+        for detections, (x, y) in zip(images, self.points or (self.point,) * batch, strict=True):
+            left, top, right, bottom = detections["boxes"].detach().unbind(1)
+            around = torch.nonzero((left <= x) & (x < right) & (top <= y) & (y < bottom)).flatten()
+            scores = detections["scores"].detach()[around]
+            numbers.append(int(around[scores.argmax()]) if len(around) else None)
+        x, y = self.point
+        return box_scores(images, numbers, f"the detector found no box around the point {x:g},{y:g}", self.part)
+
+
+@dataclass(frozen=True)
+class BoxesTarget(Expands):
+    """Every box whose score is above a threshold, best first; a picture may have several or none."""
+
+    for_threads = True
+
+    threshold: float
+
+    def expand(self, output: Any, batch: int) -> list[RankedBoxTarget]:
+        """Return a target for each box that some image has; at least one."""
+        counts = [int((detections["scores"] > self.threshold).sum()) for detections in _boxes_in(output, batch)]
+        return [RankedBoxTarget(rank, self.threshold) for rank in range(1, max(1, *counts) + 1)]
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the best box of each image, if it is above the threshold."""
+        return RankedBoxTarget(1, self.threshold)(output, batch)
+
+
+@dataclass(frozen=True)
+class RankedBoxTarget(Target):
+    """The box at this rank of each image; absent if its score is not above the threshold."""
+
+    for_threads = True
+
+    rank: int
+    threshold: float
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the score of the box at this rank for each image."""
+        images = _boxes_in(output, batch)
+        scores = ranked_box(images, lambda detections: detections["scores"].detach() > self.threshold, self.rank)
+        best = max(
+            (float(detections["scores"].detach().amax()) for detections in images if len(detections["scores"])),
+            default=None,
+        )
+        found = "the detector found no box" if best is None else f"the best box has a score of {best:.2g}"
+        return replace(scores, absence=f"no box above the threshold of {self.threshold:g}: {found}")
+
+
+def _boxes_in(output: Any, batch: int) -> list[Detections]:
+    """Return each image's detections.
+
+    Raises:
+        TargetError: the model is not a detector.
+    """
+    images = detections_of(output, batch)
+    if images is None:
+        raise TargetError(f"the model returned {describe(output)}, which holds no boxes; it is not a detector")
+    return images
+
+
+def _check_part(part: Any) -> None:
+    if part is not None and part not in get_args(Part):
+        raise TargetError(f"part must be one of {', '.join(get_args(Part))}, not {part!r}")
 
 
 def box(
@@ -151,6 +283,7 @@ def box(
     *,
     label: int | str | None = None,
     near: Sequence[float | int] | None = None,
+    part: Part | None = None,
 ) -> BoxTarget:
     """Return a target for one box of a detector.
 
@@ -158,6 +291,8 @@ def box(
         number: the position of the box in the model's output, from 0.
         label: the index or the label of a class; its box with the highest score is explained.
         near: (left, top, right, bottom) in pixels of the model's input; the box that overlaps it most is explained.
+        part: explain where the "left", "top", "right" or "bottom" side of the box lies, so that heat moves it outwards,
+            or the "objectness", if the detector returns one; None explains the score of the box's class.
 
     Raises:
         TargetError: not exactly one of the three is given, or one is invalid.
@@ -168,4 +303,57 @@ def box(
             corners = tuple(float(side) for side in near)
         if corners is None or len(corners) != 4:
             raise TargetError(f"near must be (left, top, right, bottom), not {near!r}")
-    return BoxTarget(None if number is None else whole_number(number, "the number of a box"), label, corners)
+    return BoxTarget(None if number is None else whole_number(number, "the number of a box"), label, corners, part)
+
+
+def best_box(label: int | str, *, part: Part | None = None) -> BoxTarget:
+    """Return a target for the box of a class with the highest score.
+
+    Args:
+        label: the index or the label of the class.
+        part: as for ``box``.
+
+    Examples:
+        >>> best_box("person").label
+        'person'
+    """
+    return BoxTarget(label=label, part=part)
+
+
+def box_at(x: float | int, y: float | int, *, part: Part | None = None) -> BoxAtTarget:
+    """Return a target for the box around a point; of several boxes, that with the highest score.
+
+    Args:
+        x, y: the point, in pixels of the picture.
+        part: as for ``box``.
+
+    Raises:
+        TargetError: the part is unknown, or x or y is not a finite number.
+
+    Examples:
+        >>> box_at(120, 80).point
+        (120.0, 80.0)
+    """
+    _check_part(part)
+    try:
+        point = float(x), float(y)
+    except (TypeError, ValueError) as error:
+        raise TargetError(f"box_at takes two numbers, x and y, not {x!r} and {y!r}") from error
+    if not all(map(math.isfinite, point)):
+        raise TargetError(f"box_at takes two finite numbers, not {x!r} and {y!r}")
+    return BoxAtTarget(point, part)
+
+
+def boxes(threshold: float = 0.5) -> BoxesTarget:
+    """Return a target for every box of a detector whose score is above a threshold, best first.
+
+    Raises:
+        TargetError: the threshold is not between 0 and 1.
+
+    Examples:
+        >>> boxes(0.3).threshold
+        0.3
+    """
+    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold < 1:
+        raise TargetError(f"the threshold is the score above which a box counts, from 0 to 1, not {threshold!r}")
+    return BoxesTarget(float(threshold))

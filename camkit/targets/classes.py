@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from camkit.errors import TargetError, advice
-from camkit.targets.boxes import best_box, boxes_of_class
+from camkit.targets.boxes import boxes_of_class, ranked_box
 from camkit.targets.maps import SegmentTarget, class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, label_of, whole_number
 from camkit.targets.outputs import detections_of, logits_of, maps_of
@@ -115,7 +115,7 @@ class TopTarget(Target):
         """Return the logit of the class at this rank for each image."""
         images = detections_of(output, batch)
         if images is not None:
-            return best_box(
+            return ranked_box(
                 images, lambda detections: torch.ones_like(detections["scores"], dtype=torch.bool), self.rank
             )
         maps = maps_of(output, batch)

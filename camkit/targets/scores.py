@@ -6,7 +6,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -136,3 +136,15 @@ class OfPictures(Target):
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the scores of the first pictures of the call."""
         return self.of_pictures(range(1, batch + 1))(output, batch)
+
+
+ToInput: TypeAlias = Callable[[float, float], tuple[float, float]]
+"""``to_input(x, y)`` returns where a point of a picture lies on the model's input, in pixels."""
+
+
+class OnPicture(Target):
+    """A target that names a place on the picture."""
+
+    @abstractmethod
+    def on_inputs(self, to_inputs: Sequence[ToInput]) -> Target:
+        """Return the target for a batch; ``to_inputs`` has a function for each picture."""

@@ -1,0 +1,258 @@
+"""Detectors by name: loaded from a folder, decoded as their library does, and explained box by box."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiers import represented_by
+from torch import nn
+from torch.nn import functional
+
+import camkit
+from camkit import targets
+from camkit.cli import main
+from camkit.demo.scenes import scene_paths
+from camkit.errors import InputError, ModelError
+from camkit.models import load_model
+
+PLANE = scene_paths()["plane-sky"]
+NAMES = {0: "person", 1: "car", 2: "dog"}
+FAMILIES = ["detr", "conditional_detr", "deformable_detr", "rt_detr", "rt_detr_v2", "d_fine", "yolos"]
+LABELS = {"id2label": NAMES, "label2id": {name: index for index, name in NAMES.items()}}
+NONE = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+SMALL = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "num_queries": 12,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
+}  # fmt: skip
+WIDTHS = {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
+HYBRID = {
+    "encoder_hidden_dim": 32, "encoder_in_channels": [16, 24, 32], "encoder_layers": 1, "encoder_ffn_dim": 32,
+    "encoder_attention_heads": 4, "d_model": 32, "num_queries": 12, "decoder_in_channels": [32, 32, 32],
+    "decoder_ffn_dim": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "num_denoising": 0,
+    "use_pretrained_backbone": False,
+}  # fmt: skip
+LAST = {"out_features": ["stage2", "stage3", "stage4"]}
+
+
+def made(family: str) -> tuple[Any, Any]:
+    """Return a tiny random detector of a family and its image processor."""
+    t = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sides = {"shortest_edge": 96, "longest_edge": 160}
+    if family == "yolos":
+        few = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+        config = t.YolosConfig(image_size=[96, 128], num_detection_tokens=12, **few, **LABELS)
+        return t.YolosForObjectDetection(config), t.YolosImageProcessor(size=sides)
+    if family in ("rt_detr", "rt_detr_v2", "d_fine"):
+        name = {"rt_detr": "RTDetr", "rt_detr_v2": "RTDetrV2", "d_fine": "DFine"}[family]
+        backbone = t.RTDetrResNetConfig(layer_type="basic", **WIDTHS, **LAST)
+        if family == "d_fine":
+            stages = {"stage_in_channels": [8, 16, 16, 24], "stage_mid_channels": [8] * 4, "stage_num_blocks": [1] * 4}
+            stages |= {"stage_out_channels": [16, 16, 24, 32], "stage_numb_of_layers": [1] * 4}
+            backbone = t.HGNetV2Config(stem_channels=[3, 8, 8], **stages, **LAST)
+        config = getattr(t, f"{name}Config")(backbone_config=backbone, **HYBRID, **LABELS)
+        return getattr(t, f"{name}ForObjectDetection")(config), t.RTDetrImageProcessor(size={"height": 96, "width": 96})
+    name = {"detr": "Detr", "conditional_detr": "ConditionalDetr", "deformable_detr": "DeformableDetr"}[family]
+    out = LAST if family == "deformable_detr" else {"out_features": ["stage4"]}
+    backbone = t.ResNetConfig(layer_type="basic", **WIDTHS, **out)
+    config = getattr(t, f"{name}Config")(**SMALL, **NONE, backbone_config=backbone, **LABELS)
+    return getattr(t, f"{name}ForObjectDetection")(config), getattr(t, f"{name}ImageProcessor")(size=sides)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the folder of a family's tiny detector; each is saved once."""
+    folders: dict[str, Path] = {}
+
+    def folder_of(family: str) -> Path:
+        if family not in folders:
+            folders[family] = tmp_path_factory.mktemp(family)
+            model, processor = made(family)
+            for parameter in model.parameters():  # as they are made, all queries of some families have the same score
+                if parameter.dim() > 1:
+                    torch.nn.init.kaiming_normal_(parameter)
+            model.save_pretrained(folders[family])
+            processor.save_pretrained(folders[family])
+        return folders[family]
+
+    return folder_of
+
+
+@pytest.mark.parametrize("family", represented_by("detr", "rt_detr", among=FAMILIES))
+def test_a_detector_of_hugging_face_finds_the_boxes_that_its_library_finds(saved, family):
+    transformers = pytest.importorskip("transformers")
+    picture = Image.open(PLANE).convert("RGB").resize((150, 100))
+    folder = saved(family)
+
+    loaded = load_model(f"hf:{folder}")
+    found = camkit.explain(loaded, picture, target=targets.boxes(0.0))
+
+    model = transformers.AutoModelForObjectDetection.from_pretrained(folder).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    prepared = processor(images=picture, return_tensors="pt")
+    with torch.no_grad():
+        output = model(**prepared)
+    (expected,) = processor.post_process_object_detection(output, threshold=0.0, target_sizes=[(100, 150)])
+    order = expected["scores"].argsort(descending=True, stable=True)[: len(found)]
+    assert torch.equal(loaded.preprocess(picture), prepared["pixel_values"][0])
+    assert [row.label for row in found] == [NAMES[int(index)] for index in expected["labels"][order]]
+    assert [row.probability for row in found] == pytest.approx(expected["scores"][order].tolist(), abs=1e-5)
+    # Cells of the ramps with which camkit measures where the input lies are a pixel wide.
+    boxes = np.array([row.detection for row in found])
+    assert np.abs(boxes - expected["boxes"][order].numpy()).max() < 1
+    logits = {round(float(logit), 4) for logit in output.logits.flatten()}
+    assert all(round(row.score, 4) in logits for row in found)
+
+
+def test_padding_is_cut_off_where_the_library_masks_it(saved, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = saved("detr")
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    processor.pad_size = {"height": 160, "width": 160}
+    transformers.AutoModelForObjectDetection.from_pretrained(folder).save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    picture = Image.open(PLANE).convert("RGB").resize((150, 100))
+
+    plain, padded = load_model(str(folder)), load_model(str(tmp_path))
+
+    assert processor(images=picture, return_tensors="pt")["pixel_values"].shape[2:] == (160, 160)
+    assert torch.equal(plain.preprocess(picture), padded.preprocess(picture))
+
+
+class Pyramid(nn.Module):
+    """A detector with three grids, a neck from coarse to fine and back, and a box for each cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 4, 1)
+        self.stages = nn.ModuleList(nn.Conv2d(8, 8, 3, 2, 1) for _ in range(3))
+        self.down = nn.ModuleList(nn.Conv2d(8, 8, 3, 1, 1) for _ in range(2))
+        self.up = nn.ModuleList(nn.Conv2d(8, 8, 3, 2, 1) for _ in range(2))
+        self.heads = nn.ModuleList(nn.Conv2d(8, 2, 3, 1, 1) for _ in range(3))
+
+    def forward(self, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        maps = [self.stem(images).tanh()]
+        for stage in self.stages:
+            maps.append(stage(maps[-1]).tanh())
+        fine, middle, coarse = maps[1:]
+        middle = self.down[0](middle + functional.interpolate(coarse, scale_factor=2)).tanh()
+        fine = self.down[1](fine + functional.interpolate(middle, scale_factor=2)).tanh()
+        middle = middle + self.up[0](fine).tanh()
+        coarse = coarse + self.up[1](middle).tanh()
+        logits = [head(level).flatten(2) for head, level in zip(self.heads, (fine, middle, coarse), strict=True)]
+        found = torch.cat(logits, 2)
+        boxes = torch.tensor([8.0, 8.0, 40.0, 40.0]).expand(found.shape[2], 4)
+        best = [one.max(0) for one in found]
+        return [{"boxes": boxes, "scores": one.sigmoid(), "logits": one, "labels": label} for one, label in best]
+
+
+@pytest.mark.parametrize("number", [9, 70, 82])
+def test_a_boxs_heat_is_gradient_times_activation_added_over_the_inputs_of_the_neck(number):
+    torch.manual_seed(0)
+    net = Pyramid().eval()
+    image = torch.rand(3, 64, 64)
+
+    found = camkit.explain(net, image, target=targets.box(number))
+
+    names = ["stages.0", "stages.1", "stages.2"]
+    assert found.layer.split("+") == names
+    assert found.method == "odam"
+    leaves: dict[str, torch.Tensor] = {}
+
+    def starts(name: str) -> Any:
+        def hook(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+            leaves[name] = output.detach().requires_grad_()
+            return leaves[name].clone()
+
+        return hook
+
+    handles = [net.get_submodule(name).register_forward_hook(starts(name)) for name in names]
+    net(image[None])[0]["logits"][number].backward()
+    for handle in handles:
+        handle.remove()
+    expected = torch.zeros(1, 1, 8, 8)
+    for name in names:
+        cells = (leaves[name] * leaves[name].grad).sum(1, keepdim=True).relu().detach()
+        larger = functional.interpolate(cells, size=(8, 8), mode="bilinear", align_corners=False)
+        expected += larger * cells.numel() / 64
+    right = expected[0, 0].numpy()
+    assert right.max() > 0
+    assert np.allclose(found.raw, right, atol=1e-5 * right.max())
+
+
+@pytest.mark.parametrize("family", represented_by("rt_detr", among=["rt_detr", "d_fine", "deformable_detr"]))
+def test_the_inputs_of_the_necks_of_transformers_are_found(saved, family):
+    found = camkit.explain(f"hf:{saved(family)}", PLANE, target=targets.box(0), device="cpu")
+
+    assert found.method == "odam"
+    assert len(found.layer.split("+")) == {"deformable_detr": 4}.get(family, 3)
+    assert "proj.0" in found.layer
+
+
+def test_all_boxes_above_a_threshold_are_explained_in_a_shell(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--model", str(saved("detr")), "--device", "cpu", "--out", str(tmp_path / "out"), "--json"]
+
+    assert main([str(PLANE), *options, "--threshold", "0.2"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert main([str(PLANE), *options, "--threshold", "0.2", "--style", "overlay", "--no-pictures"]) == 2
+    capsys.readouterr()
+    assert main([str(PLANE), *options]) == 2
+    none = capsys.readouterr()
+
+    everything = camkit.explain(str(saved("detr")), PLANE, target=targets.boxes(0.2), device="cpu")
+    assert len(rows) == len(everything) > 1
+    assert [row["detection"] for row in rows] == [list(row.detection) for row in everything]
+    assert len({row["file"] for row in rows}) == len(rows)
+    assert all(Path(row["file"]).is_file() for row in rows)
+    assert "no box above the threshold of 0.5: the best box has a score of 0." in none.out + none.err
+
+
+def test_one_box_is_chosen_in_a_shell(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = str(saved("rt_detr"))
+    best, *_ = camkit.explain(folder, PLANE, target=targets.boxes(0.0), device="cpu")
+    left, top, right, bottom = best.detection
+    middle = f"{(left + right) / 2},{(top + bottom) / 2}"
+
+    def detection(*options: str) -> list[float]:
+        out = ["--model", folder, "--device", "cpu", "--json", "--out", str(tmp_path / "out")]
+        assert main([str(PLANE), *out, *options]) == 0
+        (row,) = map(json.loads, capsys.readouterr().out.splitlines())
+        return list(row["detection"])
+
+    assert detection("--box", "0") == detection("--box-at", middle) == list(best.detection)
+    assert detection("--target", best.name) == list(best.detection)
+    assert detection("--target", best.name, "--part", "left") == list(best.detection)
+    refused = {("--part", "left"): "name the box", ("--box-at", "3"): "takes x,y", ("--threshold", "2"): "from 0 to 1"}
+    for options, said in refused.items():
+        assert main([str(PLANE), "--model", folder, "--device", "cpu", *options]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_side_of_a_box_is_a_score_that_grows_outwards(saved):
+    loaded = load_model(f"hf:{saved('rt_detr')}")
+    image = torch.rand(3, 96, 96)
+
+    found = {part: camkit.explain(loaded, image, target=targets.box(0, part=part)) for part in ("left", "right")}
+
+    assert found["left"].score == pytest.approx(-found["left"].detection.left, abs=1e-4)
+    assert found["right"].score == pytest.approx(found["right"].detection.right, abs=1e-4)
+    assert not np.allclose(found["left"].raw, found["right"].raw)
+    with pytest.raises(InputError, match="the detector returns no objectness"):
+        camkit.explain(loaded, image, target=targets.best_box("car", part="objectness"))
+    with pytest.raises(InputError, match="no box around the point -5,-5"):
+        camkit.explain(loaded, image, target=targets.box_at(-5, -5))
+
+
+def test_other_weights_and_texts_are_refused_for_a_detector(saved):
+    with pytest.raises(ModelError, match="leave out weights"):
+        load_model(str(saved("detr")), "other.pth")
+    with pytest.raises(ModelError, match="takes pictures only"):
+        load_model(str(saved("detr")), text="a cat")
