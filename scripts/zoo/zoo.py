@@ -363,10 +363,10 @@ on a square and a wider picture.
 drawn. *Refused*: camkit said that it can't choose a layer. *Wrong*: neither. *Unusable*: the model can't be built or \
 run, or takes no pictures; if only the wider size is unusable, the square one counts. *Place* is the correlation \
 between the position of a replaced strip of the picture and the position of the cells that change; it is empty if \
-random weights spread every change evenly. *Layer*, *layout*, *grid* and *place* are those of `gradcam`, and *auto* is \
-what the default method takes. [Video networks](zoo_video.md) have a page of their own. Not tested: optical flow and \
-quantized models, all but the smallest model of each timm family, and Hugging Face models other than image classifiers. Hugging Face's models are \
-built with few layers.
+random weights spread every change evenly. *Layer*, *layout*, *grid* and *place* are those of `gradcam`, and *auto* \
+is what the default method takes. [Video networks](zoo_video.md) have a page of their own. Not tested: optical flow \
+and quantized models, all but the smallest model of each timm family, and Hugging Face models other than image \
+classifiers. Hugging Face's models are built with few layers.
 
 {table}
 """
