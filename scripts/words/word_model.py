@@ -113,4 +113,4 @@ def build(
 def load(folder: Path) -> tuple[Any, Any]:
     """Return the trained model and its processor."""
     model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-    return model.eval(), LlavaProcessor.from_pretrained(folder, use_fast=False)
+    return model.eval(), LlavaProcessor.from_pretrained(folder, backend="pil")
