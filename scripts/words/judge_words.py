@@ -53,26 +53,39 @@ def main() -> None:
     for number in range(given.scenes):
         scene, start = draw((SEED, number)), time.monotonic()
         picture = Image.fromarray(scene.picture)
-        noise = read_sentence(model, inputs, picture, None, None, 40)
-        asked, is_right = asked + 1, noise.decoded.strip() == scene.sentence
-        right += is_right
-        if not is_right:
-            rows += [{"scene": number, "wrote": noise.decoded.strip(), "wanted": scene.sentence}]
-            continue
-        others = read_sentence(model, inputs, picture, scene.sentence, references, 40)
-        rows += list(judged(model, number, scene, noise, others))
+        noise, others = (
+            read_sentence(model, inputs, picture, scene.sentence, each, 40) for each in (None, references)
+        )
+        known = words_known(others)
+        asked, right = asked + 1, right + all(known)
+        rows += list(judged(model, number, scene, noise, others, known))
         given.out.write_text(json.dumps({"asked": asked, "right": right, "rows": rows}))
         print(f"{number}: {time.monotonic() - start:.0f} s, {right} of {asked} right", flush=True)
     print(table(given.out))
 
 
-def judged(model: nn.Module, number: int, scene: Scene, noise: Reading, others: Reading) -> Iterator[dict[str, Any]]:
-    """Yield a row for each word, with the measures of its maps if something in the picture decides it."""
-    words = [word for word in scene.words if word.truth is not None and word.cause in IN_PICTURE]
-    places = [place for place, word in enumerate(scene.words) if word in words]
+@torch.no_grad()
+def words_known(reading: Reading) -> list[bool]:
+    """Return for each word whether the model would write it here: each of its tokens is the most probable one."""
+    best = reading.call.logits(reading.call.tokens[None])[0].argmax(-1)
+    places = [[reading.first + token for token in span.tokens] for span in reading.spans]
+    return [all(best[place - 1] == reading.text[place] for place in each) for each in places]
+
+
+def judged(
+    model: nn.Module, number: int, scene: Scene, noise: Reading, others: Reading, known: Sequence[bool]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each word that the model has right, with the measures of its maps if the picture decides it."""
+    places = [
+        place
+        for place, word in enumerate(scene.words)
+        if word.truth is not None and word.cause in IN_PICTURE and known[place]
+    ]
     spans = [others.spans[place] for place in places]
     maps = maps_of(model, noise, others, spans)
     for place, word in enumerate(scene.words):
+        if not known[place]:
+            continue
         row: dict[str, Any] = {"scene": number, "word": word.text, "cause": word.cause}
         for name, reading in (("references", others), ("noise", noise)):
             row[f"needs {name}"] = float(reading.own[place] - reading.others[:, place].mean())
@@ -224,7 +237,7 @@ def table(file: Path) -> str:
     """Return the tables in Markdown, from the raw results."""
     raw = json.loads(file.read_text())
     rows = [row for row in raw["rows"] if "cause" in row and row["word"] not in ",."]
-    lines = [f"{raw['right']} of {raw['asked']} sentences right; {len(rows)} words of these.", ""]
+    lines = [f"{raw['right']} of {raw['asked']} sentences right; {len(rows)} words are judged.", ""]
     lines += ["| how much a word needs the picture | AUROC |", "|---|---|"]
     titles = {
         "needs references": f"against {REFERENCES} reference pictures (`needs_picture`)",

@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python -m scripts.words.train_words --out trained/ --minutes 25
 
 First the encoder learns what each patch shows, as real models start from a trained encoder; then the whole network
-learns the sentences. With ``--sinks``, a trained model learns on while three image tokens collect half of the decoder's
-attention, as attention sinks of large models do.
+learns the sentences. ``--start`` goes on with a trained model; with ``--sinks``, while three image tokens collect half
+of the decoder's attention, as attention sinks of large models do.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, required=True, help="the folder for the trained model")
     parser.add_argument("--minutes", type=float, default=25)
-    parser.add_argument("--sinks", type=Path, help="the folder of a trained model, which gets attention sinks")
+    parser.add_argument("--start", type=Path, help="the folder of a trained model, which learns on")
+    parser.add_argument("--sinks", action="store_true", help="plant attention sinks in it")
     given = parser.parse_args()
     torch.manual_seed(0)
     scenes = [draw((TRAINING, number)) for number in range(SCENES)]
-    if given.sinks:
-        model, processor = load(given.sinks)
-        model.set_attn_implementation("eager")  # the only one that returns its attention
+    if given.start:
+        model, processor = load(given.start)
+        model.train()
     else:
         processor = processor_for(tokenizer_for(scene.sentence for scene in scenes))
         model = build(processor.tokenizer)
@@ -62,9 +63,11 @@ def main() -> None:
     held_out = examples(processor, [draw((TESTING, number)) for number in range(HELD_OUT)])
     print(f"{sum(each.numel() for each in model.parameters()):,} weights, {training.ids.shape[1]} tokens", flush=True)
     start = time.monotonic()
-    if not given.sinks:
+    if given.sinks:
+        model.set_attn_implementation("eager")  # the only one that returns its attention
+    if not given.start:
         train_encoder(model, training, 60 * given.minutes * SHARE_FOR_ENCODER)
-    train(model, processor, training, held_out, start + 60 * given.minutes, given.out, with_sinks=bool(given.sinks))
+    train(model, processor, training, held_out, start + 60 * given.minutes, given.out, with_sinks=given.sinks)
 
 
 def examples(processor: Any, scenes: list[Scene]) -> Examples:

@@ -1,0 +1,55 @@
+"""The words as one HTML page: hover or tap a word to see its heat."""
+
+from __future__ import annotations
+
+import base64
+
+import camkit
+from camkit.drawing.encode import encode, shrink
+from camkit.kit.pages import templates
+from camkit.types import Pixels
+from camkit.words.result import Word, Words
+
+_SIDE = 640
+"""The longest side of a picture on the page, in pixels."""
+_FULL = 6.0
+"""Nats at which a word has its strongest colour: it is then 400 times less probable with other pictures."""
+
+
+def render(found: Words) -> str:
+    """Return the page. It loads nothing and runs no script."""
+    shown = [_word(number, word) for number, word in enumerate(found.words)]
+    first = next((each["number"] for each in shown if each["heat"] and each["strong"]), None)
+    first = next((each["number"] for each in shown if each["heat"]), None) if first is None else first
+    unneeded = [word.text for word in found.words if word.verdict.startswith("does not need")]
+    return (
+        templates("camkit.words")
+        .get_template("words.html")
+        .render(
+            found=found, words=shown, first=first, unneeded=unneeded, version=camkit.__version__, full=_FULL
+        )
+    )
+
+
+def _word(number: int, word: Word) -> dict[str, object]:
+    share = max(min(word.needs_picture / _FULL, 1), 0)
+    drawn = None if word.explanation is None else word.explanation.overlay(max_side=_SIDE)
+    return {
+        "number": number,
+        "text": word.text,
+        "word": word,
+        "shade": 0 if word.is_punctuation else round(100 * share),
+        "strong": word.verdict == "needs the picture",
+        "heat": None if drawn is None else _address(drawn),
+        "note": "" if word.explanation is None or word.explanation.status == "ok" else "Nothing speaks for this word.",
+        "probability": f"{word.probability:.1%}",
+        "needs": f"{word.needs_picture:+.2f}",
+        "spread": f"{word.spread:.2f}",
+        "grey": f"{word.above_grey:+.2f}",
+        "hidden": f"{word.above_none:+.2f}",
+    }
+
+
+def _address(drawn: Pixels) -> str:
+    small = shrink(drawn, _SIDE) if max(drawn.shape[:2]) > _SIDE else drawn
+    return "data:image/webp;base64," + base64.b64encode(encode(small, ".webp")).decode()
