@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from camkit.methods import METHODS, register_method
     from camkit.models import black_box, load_model
     from camkit.types import Failure, TargetLayer
-    from camkit.words import Word, Words, words
+    from camkit.sentences import Word, Words, words
 
 __version__ = "0.1.0"
 
@@ -87,8 +87,8 @@ _HOMES = {
     "MendResult": "mending",
     "MethodJudgement": "comparison.judge",
     "TargetLayer": "types",
-    "Word": "words",
-    "Words": "words",
+    "Word": "sentences",
+    "Words": "sentences",
     "black_box": "models",
     "check": "background.check",
     "compare": "comparison.compare",
@@ -101,7 +101,7 @@ _HOMES = {
     "load_model": "models",
     "mend": "mending",
     "register_method": "methods",
-    "words": "words",
+    "words": "sentences",
 }
 
 

@@ -47,8 +47,8 @@ def words(
     if not picture.exists():
         raise InputError(f"{picture} does not exist; name a picture")
     from camkit.images.files import check_folder
-    from camkit.words import words as explain_words
-    from camkit.words.loading import load
+    from camkit.sentences import words as explain_words
+    from camkit.sentences.loading import load
 
     check_folder(out)
     loaded, processor = load(model, device)
@@ -69,6 +69,8 @@ def words(
     emit(printable(found.sentence))
     for each in found:
         if not each.is_punctuation:
-            emit(printable(f"  {each.text:<16}{each.probability:>7.1%}{each.needs_picture:>+8.2f} nats  {each.verdict}"))
+            emit(
+                printable(f"  {each.text:<16}{each.probability:>7.1%}{each.needs_picture:>+8.2f} nats  {each.verdict}")
+            )
     say(f"compared with {printable(found.references)}; wrote {', '.join(printable(str(file)) for file in files)}")
     return 0

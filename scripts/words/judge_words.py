@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.words.heat import attention_rows, combined, expected_gradients
-from camkit.words.inputs import Inputs
-from camkit.words.reading import Reading, read_sentence
-from camkit.words.sentence import Span
+from camkit.sentences.heat import attention_rows, combined, expected_gradients
+from camkit.sentences.inputs import Inputs
+from camkit.sentences.reading import Reading, read_sentence
+from camkit.sentences.sentence import Span
 from scripts.words.word_model import PROMPT, load
 from scripts.words.word_scenes import IN_PICTURE, SIDE, Scene, SceneWord, draw
 
@@ -53,9 +53,7 @@ def main() -> None:
     for number in range(given.scenes):
         scene, start = draw((SEED, number)), time.monotonic()
         picture = Image.fromarray(scene.picture)
-        noise, others = (
-            read_sentence(model, inputs, picture, scene.sentence, each, 40) for each in (None, references)
-        )
+        noise, others = (read_sentence(model, inputs, picture, scene.sentence, each, 40) for each in (None, references))
         known = words_known(others)
         asked, right = asked + 1, right + all(known)
         rows += list(judged(model, number, scene, noise, others, known))
@@ -255,7 +253,11 @@ def table(file: Path) -> str:
             found[method]["pointing"].append(values["pointing"])
             if "right of two" in values:
                 found[method]["right"].append(values["right of two"])
-    lines += ["", "| heat | colour | shape | ground | both toys | pointing | right of two |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| heat | colour | shape | ground | both toys | pointing | right of two |",
+        "|---|---|---|---|---|---|---|",
+    ]
     mean: Callable[[list[float]], str] = lambda values: f"{np.mean(values):.2f}" if values else ""
     for method, by in found.items():
         cells = [mean(by[name]) for name in ("colour", "shape", "ground", "both", "pointing", "right")]

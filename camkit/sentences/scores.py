@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from camkit.words.sentence import Span
+from camkit.sentences.sentence import Span
 
 
 def log_probabilities(

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.words.decoder import Call
+from camkit.sentences.decoder import Call
 
 Score: TypeAlias = Callable[[Tensor], Tensor]
 """``score(logits)`` turns logits (M, T, V) into the log-probabilities (M, W) of the words."""
@@ -80,7 +80,9 @@ def _recorded(call: Call, wanted: Sequence[int]) -> Iterator[list[Tensor]]:
     def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
         length = call.entering.shape[1]
         if key.shape[2] == length and query.shape[2] > max(wanted):
-            layers.append(_rows(query, key, mask, wanted, options.get("scaling"), crossing=_crosses(call))[:, call.positions])
+            layers.append(
+                _rows(query, key, mask, wanted, options.get("scaling"), crossing=_crosses(call))[:, call.positions]
+            )
         return sdpa_attention_forward(module, query, key, value, mask, **options)
 
     configs = {id(each.config): each.config for each in call.decoder.modules() if hasattr(each, "config")}

@@ -7,8 +7,8 @@ import base64
 import camkit
 from camkit.drawing.encode import encode, shrink
 from camkit.kit.pages import templates
+from camkit.sentences.result import Word, Words
 from camkit.types import Pixels
-from camkit.words.result import Word, Words
 
 _SIDE = 640
 """The longest side of a picture on the page, in pixels."""
@@ -23,11 +23,9 @@ def render(found: Words) -> str:
     first = next((each["number"] for each in shown if each["heat"]), None) if first is None else first
     unneeded = [word.text for word in found.words if word.verdict.startswith("does not need")]
     return (
-        templates("camkit.words")
+        templates("camkit.sentences")
         .get_template("words.html")
-        .render(
-            found=found, words=shown, first=first, unneeded=unneeded, version=camkit.__version__, full=_FULL
-        )
+        .render(found=found, words=shown, first=first, unneeded=unneeded, version=camkit.__version__, full=_FULL)
     )
 
 

@@ -143,7 +143,7 @@ class Words(Sequence[Word]):
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        from camkit.words.page import render  # noqa: PLC0415 - the page needs jinja2, and the words do not
+        from camkit.sentences.page import render  # noqa: PLC0415 - the page needs jinja2, and the words do not
 
         file = Path(path)
         if file.suffix == ".html":

@@ -19,13 +19,13 @@ from camkit.engine.guard import guarded
 from camkit.engine.interrupts import interruptible
 from camkit.errors import InputError, MethodError, ModelError, did_you_mean, refusing_exit
 from camkit.images.prepare import source_of
+from camkit.sentences.heat import attention_rows, combined, expected_gradients
+from camkit.sentences.inputs import Inputs, box_of
+from camkit.sentences.reading import Reading, read_sentence
+from camkit.sentences.references import read
+from camkit.sentences.result import PREDICTABLE, Word, Words, explanation_of
+from camkit.sentences.sentence import Span
 from camkit.types import Box, ImageLike, ReferenceScores, ReferencesLike
-from camkit.words.heat import attention_rows, combined, expected_gradients
-from camkit.words.inputs import Inputs, box_of
-from camkit.words.reading import Reading, read_sentence
-from camkit.words.references import read
-from camkit.words.result import PREDICTABLE, Word, Words, explanation_of
-from camkit.words.sentence import Span
 
 __all__ = ["METHODS", "Method", "Word", "Words", "words"]
 
@@ -110,9 +110,7 @@ def _heat(model: nn.Module, reading: Reading, wanted: Sequence[int], method: str
         maps = attention if maps is None else combined(attention, maps)
     assert maps is not None
     rows_, columns, before = reading.grid
-    return {
-        number: each[before:].reshape(rows_, columns) for number, each in zip(wanted, maps, strict=True)
-    }
+    return {number: each[before:].reshape(rows_, columns) for number, each in zip(wanted, maps, strict=True)}
 
 
 def _result(
@@ -171,4 +169,6 @@ def _processor_of(model: Any) -> Any:
     try:
         return AutoProcessor.from_pretrained(name)
     except Exception as error:
-        raise ModelError(f"there is no processor beside the model ({name or 'no folder'}); pass processor=...") from error
+        raise ModelError(
+            f"there is no processor beside the model ({name or 'no folder'}); pass processor=..."
+        ) from error

@@ -12,12 +12,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camkit.errors import InputError
+from camkit.sentences.decoder import Call, find_call, tokens_of
+from camkit.sentences.inputs import Inputs, grid_of
+from camkit.sentences.references import reference_pictures
+from camkit.sentences.scores import log_probabilities
+from camkit.sentences.sentence import Span, spans
 from camkit.types import ReferencesLike
-from camkit.words.decoder import Call, find_call, tokens_of
-from camkit.words.inputs import Inputs, grid_of
-from camkit.words.references import reference_pictures
-from camkit.words.scores import log_probabilities
-from camkit.words.sentence import Span, spans
 
 
 @dataclass(frozen=True, eq=False)
