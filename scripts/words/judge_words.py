@@ -14,7 +14,7 @@ import functools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -258,7 +258,10 @@ def table(file: Path) -> str:
         "| heat | colour | shape | ground | both toys | pointing | right of two |",
         "|---|---|---|---|---|---|---|",
     ]
-    mean: Callable[[list[float]], str] = lambda values: f"{np.mean(values):.2f}" if values else ""
+
+    def mean(values: list[float]) -> str:
+        return f"{np.mean(values):.2f}" if values else ""
+
     for method, by in found.items():
         cells = [mean(by[name]) for name in ("colour", "shape", "ground", "both", "pointing", "right")]
         lines.append(f"| {method} | {' | '.join(cells)} |")
