@@ -59,7 +59,7 @@ def words(
         processor=processor,
         words=sentence,
         references=references,
-        method=method,  # type: ignore[arg-type] - words() refuses others
+        method=method,
         max_new_tokens=max_new_tokens,
         only=word,
     )

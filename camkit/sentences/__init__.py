@@ -43,7 +43,7 @@ def words(
     processor: Any = None,
     words: str | None = None,
     references: ReferencesLike | None = None,
-    method: Method = DEFAULT,
+    method: str = DEFAULT,
     max_new_tokens: int = 64,
     only: str | None = None,
 ) -> Words:
@@ -106,7 +106,7 @@ def _heat(model: nn.Module, reading: Reading, wanted: Sequence[int], method: str
         maps = expected_gradients(reading.call, reading.tokens, functools.partial(reading.score, chosen=chosen))
     if method != "expected":
         rows = [[reading.first + token - 1 for token in span.tokens] for span in chosen]
-        attention = attention_rows(model, reading.call, rows)
+        attention = attention_rows(reading.call, rows)
         maps = attention if maps is None else combined(attention, maps)
     assert maps is not None
     rows_, columns, before = reading.grid

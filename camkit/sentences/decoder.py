@@ -111,7 +111,7 @@ def find_call(model: nn.Module, inputs: Mapping[str, Any], other: Mapping[str, A
         moved = (first != second).any(-1)[0].nonzero()[:, 0]
         if not len(moved):
             continue
-        call = Call(decoder, entry, arguments, moved, _head(model, decoder))
+        call = Call(decoder, entry, arguments, moved, _head(model))
         _check(call, logits)
         return call, logits
     raise ModelError(
@@ -174,14 +174,14 @@ def _calls(model: nn.Module) -> Iterator[list[tuple[nn.Module, Entry, dict[str, 
 
 
 def _reads_text(entry: Entry, arguments: Mapping[str, Any], length: int) -> bool:
-    """Tell whether a call is the decoder's, and not one inside an encoder: it has a place for each token of the text."""
+    """Tell whether a call is the decoder's, and not one inside an encoder: it has a place for each token."""
     if entry == "inputs_embeds":
         return bool(arguments[entry].shape[1] == length)
     text = arguments.get("input_ids")
     return isinstance(text, Tensor) and text.shape[1] == length
 
 
-def _head(model: Any, decoder: nn.Module) -> Callable[[Any], Tensor]:
+def _head(model: Any) -> Callable[[Any], Tensor]:
     def logits(output: Any) -> Tensor:
         if getattr(output, "logits", None) is not None:
             return output.logits  # type: ignore[no-any-return]
@@ -198,7 +198,7 @@ def _check(call: Call, logits: Tensor) -> None:
     ):
         raise ModelError(
             f"{type(call.decoder).__name__} alone does not give the logits of the whole model, so camkit cannot compare "
-            "pictures; pass a model whose output matrix reads the decoder's last hidden states"
+            "pictures; pass a model whose output matrix reads the decoder's last states"
         )
 
 

@@ -48,13 +48,12 @@ def _shares(count: int) -> Float[Tensor, " count"]:
     return (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count
 
 
-def attention_rows(model: nn.Module, call: Call, rows: Sequence[Sequence[int]]) -> Float[Tensor, "w n"]:
+def attention_rows(call: Call, rows: Sequence[Sequence[int]]) -> Float[Tensor, "w n"]:
     """Return how much the tokens that predict each word attend to the picture's: mean over layers, heads and tokens.
 
     Only these rows are computed, from queries and keys; the attention itself runs as usual.
 
     Args:
-        model: the model.
         call: the decoder's call.
         rows: for each word, the positions of the text from which its tokens are predicted.
     """

@@ -74,8 +74,7 @@ class Inputs:
     def generated(self, inputs: Mapping[str, Any], most: int) -> Int[Tensor, " t"]:
         """Return the tokens of the text that the model writes, with what it starts from, but without the end."""
         with torch.no_grad():
-            written = self._model.generate(**inputs, max_new_tokens=most, do_sample=False, num_beams=1)[0]
-        return written
+            return self._model.generate(**inputs, max_new_tokens=most, do_sample=False, num_beams=1)[0]  # type: ignore[no-any-return]
 
     def start(self, inputs: Mapping[str, Any]) -> Int[Tensor, " t"]:
         """Return the tokens before the sentence."""

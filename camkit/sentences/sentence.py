@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_PARTS = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]+")
+_PARTS = re.compile(r"\w+(?:['\u2019\-]\w+)*|[^\w\s]+")
 """A word with its apostrophes and hyphens, or punctuation."""
 
 

@@ -101,7 +101,7 @@ def maps_of(model: nn.Module, noise: Reading, others: Reading, spans: Sequence[S
     rows = [[others.first + token - 1 for token in span.tokens] for span in spans]
     expected = expected_gradients(call, others.tokens, functools.partial(others.score, chosen=spans))
     of_noise = expected_gradients(call, noise.tokens, functools.partial(others.score, chosen=spans))
-    attention = attention_rows(model, call, rows)
+    attention = attention_rows(call, rows)
     gradient = gradients(others, spans)
     count, side = len(spans), others.grid[0]
     random = torch.rand(count, len(tokens), generator=torch.Generator().manual_seed(len(spans)))
