@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from camkit.mending import MendResult, mend
     from camkit.methods import METHODS, register_method
     from camkit.models import black_box, load_model
-    from camkit.types import Failure, TargetLayer
     from camkit.sentences import Word, Words, words
+    from camkit.types import Failure, TargetLayer
 
 __version__ = "0.1.0"
 

@@ -85,7 +85,7 @@ def words(
         reading = read_sentence(model, inputs, picture, words, references, max_new_tokens)
         box = box_of(processor, picture)
         wanted = _wanted(reading.spans, only, inputs.tokenizer.decode(reading.sentence))
-        heat = _heat(model, reading, wanted, method)
+        heat = _heat(reading, wanted, method)
     return _result(reading, heat, picture, box, method, source_of(image, 1), inputs.prompt, written=words is None)
 
 
@@ -98,7 +98,7 @@ def _wanted(found: Sequence[Span], only: str | None, sentence: str) -> list[int]
     return chosen
 
 
-def _heat(model: nn.Module, reading: Reading, wanted: Sequence[int], method: str) -> dict[int, Float[Tensor, "h w"]]:
+def _heat(reading: Reading, wanted: Sequence[int], method: str) -> dict[int, Float[Tensor, "h w"]]:
     """Return the heat of the chosen words on the picture's grid."""
     chosen = [reading.spans[number] for number in wanted]
     maps: Tensor | None = None

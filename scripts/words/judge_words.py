@@ -80,7 +80,7 @@ def judged(
         if word.truth is not None and word.cause in IN_PICTURE and known[place]
     ]
     spans = [others.spans[place] for place in places]
-    maps = maps_of(model, noise, others, spans)
+    maps = maps_of(noise, others, spans)
     for place, word in enumerate(scene.words):
         if not known[place]:
             continue
@@ -95,7 +95,7 @@ def judged(
         yield row
 
 
-def maps_of(model: nn.Module, noise: Reading, others: Reading, spans: Sequence[Span]) -> Maps:
+def maps_of(noise: Reading, others: Reading, spans: Sequence[Span]) -> Maps:
     """Return the maps (W, n) of all methods."""
     call, tokens = others.call, others.call.tokens
     rows = [[others.first + token - 1 for token in span.tokens] for span in spans]
