@@ -197,8 +197,8 @@ def _check(call: Call, logits: Tensor) -> None:
         _AGREEMENT if logits.dtype is torch.float32 and call.entering.dtype is torch.float32 else 0.3
     ):
         raise ModelError(
-            f"{type(call.decoder).__name__} alone does not give the logits of the whole model, so camkit cannot compare "
-            "pictures; pass a model whose output matrix reads the decoder's last states"
+            f"{type(call.decoder).__name__} alone does not give the logits of the whole model, so camkit cannot "
+            "compare pictures; pass a model whose output matrix reads the decoder's last states"
         )
 
 

@@ -84,7 +84,9 @@ def _recorded(call: Call, wanted: Sequence[int]) -> Iterator[list[Tensor]]:
             )
         return sdpa_attention_forward(module, query, key, value, mask, **options)
 
-    configs = {id(each.config): each.config for each in call.decoder.modules() if hasattr(each, "config")}
+    configs: dict[int, Any] = {
+        id(each.config): each.config for each in call.decoder.modules() if hasattr(each, "config")
+    }
     before = {number: config._attn_implementation_internal for number, config in configs.items()}
     AttentionInterface.register(_NAME, attend)
     AttentionMaskInterface.register(_NAME, sdpa_mask)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 
-import camkit
 from camkit.drawing.encode import encode, shrink
 from camkit.kit.pages import templates
+from camkit.kit.wording import VERSION
 from camkit.sentences.result import Word, Words
 from camkit.types import Pixels
 
@@ -25,7 +25,7 @@ def render(found: Words) -> str:
     return (
         templates("camkit.sentences")
         .get_template("words.html")
-        .render(found=found, words=shown, first=first, unneeded=unneeded, version=camkit.__version__, full=_FULL)
+        .render(found=found, words=shown, first=first, unneeded=unneeded, version=VERSION, full=_FULL)
     )
 
 

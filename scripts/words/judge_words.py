@@ -56,7 +56,7 @@ def main() -> None:
         noise, others = (read_sentence(model, inputs, picture, scene.sentence, each, 40) for each in (None, references))
         known = words_known(others)
         asked, right = asked + 1, right + all(known)
-        rows += list(judged(model, number, scene, noise, others, known))
+        rows += list(judged(number, scene, noise, others, known))
         given.out.write_text(json.dumps({"asked": asked, "right": right, "rows": rows}))
         print(f"{number}: {time.monotonic() - start:.0f} s, {right} of {asked} right", flush=True)
     print(table(given.out))
@@ -71,7 +71,7 @@ def words_known(reading: Reading) -> list[bool]:
 
 
 def judged(
-    model: nn.Module, number: int, scene: Scene, noise: Reading, others: Reading, known: Sequence[bool]
+    number: int, scene: Scene, noise: Reading, others: Reading, known: Sequence[bool]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each word that the model has right, with the measures of its maps if the picture decides it."""
     places = [
@@ -114,7 +114,7 @@ def maps_of(noise: Reading, others: Reading, spans: Sequence[Span]) -> Maps:
         "attention row, weighted by gradients": weighted_attention(others, spans, rows),
         "attention row x expected gradients": combined(attention, expected),
         "attention row x expected gradients, smooth noise": combined(attention, of_noise),
-        "TAM-like": activation_maps(others, spans),
+        "TAM-like (a simple form, not the paper's method)": activation_maps(others, spans),
         "length of the gradient": gradient.norm(dim=-1),
         "gradient x activation": (gradient * tokens).sum(-1),
         "windows replaced and kept (slow)": windows(others, spans),
@@ -156,7 +156,7 @@ def weighted_attention(reading: Reading, spans: Sequence[Span], rows: Sequence[S
 
 @torch.no_grad()
 def activation_maps(reading: Reading, spans: Sequence[Span]) -> Tensor:
-    """Return token activation maps as Li et al. 2025 (arXiv:2506.23270) describe them, in a short form.
+    """Return maps in a simple form of the idea of token activation maps (TAM, ICCV 2025), not the paper's method.
 
     A token's map is the positive part of its logit at each of the picture's tokens. Of that, a multiple of the mean of
     the earlier tokens' maps is taken away, each weighted by how much that earlier token's state asks for this one; the

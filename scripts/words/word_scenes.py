@@ -116,8 +116,8 @@ def _middles(rng: np.random.Generator, count: int, relation: str) -> list[tuple[
     if count == 1:
         return [(float(rng.uniform(14, 50)), float(rng.uniform(14, 50)))]
     low, high = float(rng.uniform(13, 18)), float(rng.uniform(46, 51))
-    across = rng.uniform(15, 49)
-    across = np.clip([across, across + rng.uniform(-7, 7)], 14, 50)
+    middle = rng.uniform(15, 49)
+    across = np.clip([middle, middle + rng.uniform(-7, 7)], 14, 50)
     if relation == "left of":
         return [(low, float(across[0])), (high, float(across[1]))]
     return [(float(across[0]), low), (float(across[1]), high)]
@@ -139,7 +139,8 @@ def _ground(rng: np.random.Generator, name: str) -> NDArray[np.float64]:
         "snow": 7 * np.sin(0.25 * x + phase[0]) * np.sin(0.25 * y + phase[1]),
         "brick": -34.0 * ((y % 8 < 1.5) | ((x + 6 * (y // 8 % 2) + 6 * phase[0]) % 12 < 1.5)),
     }[name]
-    return np.asarray(GROUNDS[name], float) + texture[..., None] + rng.normal(0, 5, 3)
+    painted: NDArray[np.float64] = np.asarray(GROUNDS[name], float) + texture[..., None] + rng.normal(0, 5, 3)
+    return painted
 
 
 def _inside(toy: Toy) -> Mask:
