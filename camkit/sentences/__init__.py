@@ -23,8 +23,9 @@ from camkit.sentences.heat import attention_rows, combined, expected_gradients
 from camkit.sentences.inputs import Inputs, box_of
 from camkit.sentences.reading import Reading, read_sentence
 from camkit.sentences.references import read
-from camkit.sentences.result import PREDICTABLE, Word, Words, explanation_of
+from camkit.sentences.result import Words
 from camkit.sentences.sentence import Span
+from camkit.sentences.word import PREDICTABLE, Word, explanation_of
 from camkit.types import Box, ImageLike, ReferenceScores, ReferencesLike
 
 __all__ = ["METHODS", "Method", "Word", "Words", "words"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 
 from camkit.drawing.encode import encode, shrink
 from camkit.kit.pages import templates
 from camkit.kit.wording import VERSION
-from camkit.sentences.result import Word, Words
+from camkit.sentences.word import Word
 from camkit.types import Pixels
 
 _SIDE = 640
@@ -16,16 +17,16 @@ _FULL = 6.0
 """Nats at which a word has its strongest colour: it is then 400 times less probable with other pictures."""
 
 
-def render(found: Words) -> str:
-    """Return the page. It loads nothing and runs no script."""
-    shown = [_word(number, word) for number, word in enumerate(found.words)]
+def render(words: Sequence[Word], facts: Mapping[str, object]) -> str:
+    """Return the page of the words and the sentence's facts. It loads nothing and runs no script."""
+    shown = [_word(number, word) for number, word in enumerate(words)]
     first = next((each["number"] for each in shown if each["heat"] and each["strong"]), None)
     first = next((each["number"] for each in shown if each["heat"]), None) if first is None else first
-    unneeded = [word.text for word in found.words if word.verdict.startswith("does not need")]
+    unneeded = [word.text for word in words if word.verdict.startswith("does not need")]
     return (
         templates("camkit.sentences")
         .get_template("words.html")
-        .render(found=found, words=shown, first=first, unneeded=unneeded, version=VERSION, full=_FULL)
+        .render(found=facts, words=shown, first=first, unneeded=unneeded, version=VERSION, full=_FULL)
     )
 
 

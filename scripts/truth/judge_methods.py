@@ -169,7 +169,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder of weights and photos")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the reports of each network and seed")
     parser.add_argument("--pictures", type=int, default=PHOTOS)
-    parser.add_argument("--methods", nargs="+", help="judge these alone, and print their tables; the page stays as it is")
+    parser.add_argument(
+        "--methods", nargs="+", help="judge these alone and print their tables; the page stays as it is"
+    )
     given = parser.parse_args()
     settings = {"methods": given.methods or METHODS, "data": given.data, "out": given.out, "pictures": given.pictures}
     for network in given.networks or NETWORKS:
