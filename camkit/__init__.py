@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from camkit.mending import MendResult, mend
     from camkit.methods import METHODS, register_method
     from camkit.models import black_box, load_model
+    from camkit.sentences import Word, Words, words
     from camkit.types import Failure, TargetLayer
 
 __version__ = "0.1.0"
@@ -47,6 +48,8 @@ __all__ = [
     "MendResult",
     "MethodJudgement",
     "TargetLayer",
+    "Word",
+    "Words",
     "__version__",
     "black_box",
     "check",
@@ -68,6 +71,7 @@ __all__ = [
     "scenes",
     "targets",
     "tensorboard",
+    "words",
 ]
 
 _HOMES = {
@@ -83,6 +87,8 @@ _HOMES = {
     "MendResult": "mending",
     "MethodJudgement": "comparison.judge",
     "TargetLayer": "types",
+    "Word": "sentences",
+    "Words": "sentences",
     "black_box": "models",
     "check": "background.check",
     "compare": "comparison.compare",
@@ -95,6 +101,7 @@ _HOMES = {
     "load_model": "models",
     "mend": "mending",
     "register_method": "methods",
+    "words": "sentences",
 }
 
 

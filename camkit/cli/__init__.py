@@ -32,6 +32,7 @@ from camkit.cli.terminal import (
     print_traceback,
     printer,
 )
+from camkit.cli.words import words
 from camkit.engine.allocator import reuse_large_blocks
 from camkit.errors import CamkitError, InputError, OutputError, advising_shell, did_you_mean, refusing_exit
 
@@ -54,7 +55,7 @@ app = App(
 
 
 app.default(explain)
-for command in (checks, compare, concepts, diagnose, features, judge, layers, mend):
+for command in (checks, compare, concepts, diagnose, features, judge, layers, mend, words):
     app.command(command)
 
 

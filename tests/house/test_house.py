@@ -49,6 +49,8 @@ def test_public_names_are_pinned() -> None:
         "MendResult",
         "MethodJudgement",
         "TargetLayer",
+        "Word",
+        "Words",
         "__version__",
         "black_box",
         "check",
@@ -70,6 +72,7 @@ def test_public_names_are_pinned() -> None:
         "scenes",
         "targets",
         "tensorboard",
+        "words",
     ]
     assert all(getattr(camkit, name) is not None for name in camkit.__all__)
 

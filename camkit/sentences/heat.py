@@ -1,0 +1,124 @@
+"""The heat of each word on the picture's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from camkit.sentences.decoder import Call
+
+Score: TypeAlias = Callable[[Tensor], Tensor]
+"""``score(logits)`` turns logits (M, T, V) into the log-probabilities (M, W) of the words."""
+
+AT_ONCE = 4
+"""Versions of the picture's tokens that one pass with gradients takes: its graph holds the activations of all."""
+
+
+def expected_gradients(call: Call, references: Float[Tensor, "m n c"], score: Score) -> Float[Tensor, "w n"]:
+    """Give token i the mean over the references B of (A_i - B_i) dS/dA_i, taken at B + a (A - B).
+
+    S is a word's log-probability. Each reference has one a, and together they lie evenly in (0, 1). The tokens sum to S
+    minus its mean over the references, but for the error of so short a sum (Erion et al. 2021, arXiv:1906.10670).
+    """
+    total: Tensor | None = None
+    shares = _shares(len(references)).to(references.device)
+    for part in torch.arange(len(references), device=references.device).split(AT_ONCE):
+        steps = call.tokens.float() - references[part].float()
+        points = (references[part].float() + shares[part, None, None] * steps).requires_grad_()
+        with torch.enable_grad():
+            scores = score(call.logits(points)).sum(0)
+        found = [
+            (torch.autograd.grad(each, points, retain_graph=number + 1 < len(scores))[0] * steps).sum((0, 2))
+            for number, each in enumerate(scores)
+        ]
+        heat = torch.stack(found).detach()
+        total = heat if total is None else total + heat
+    assert total is not None
+    return total / len(references)
+
+
+def _shares(count: int) -> Float[Tensor, " count"]:
+    """Return a point in each of ``count`` equal parts of (0, 1), in random order, the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count
+
+
+def attention_rows(call: Call, rows: Sequence[Sequence[int]]) -> Float[Tensor, "w n"]:
+    """Return how much the tokens that predict each word attend to the picture's: mean over layers, heads and tokens.
+
+    Only these rows are computed, from queries and keys; the attention itself runs as usual.
+
+    Args:
+        call: the decoder's call.
+        rows: for each word, the positions of the text from which its tokens are predicted.
+    """
+    wanted = sorted({place for places in rows for place in places})
+    with torch.no_grad(), _recorded(call, wanted) as layers:
+        call.output(call.tokens[None])
+    mean = torch.stack(layers).mean(0)
+    return torch.stack([mean[[wanted.index(place) for place in places]].mean(0) for places in rows])
+
+
+_NAME = "camkit_rows"
+
+
+@contextmanager
+def _recorded(call: Call, wanted: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Record rows of attention on the picture's tokens in each layer, each (rows, n); restore the implementation."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    layers: list[Tensor] = []
+
+    def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        length = call.entering.shape[1]
+        if key.shape[2] == length and query.shape[2] > max(wanted):
+            layers.append(
+                _rows(query, key, mask, wanted, options.get("scaling"), crossing=_crosses(call))[:, call.positions]
+            )
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+
+    configs: dict[int, Any] = {
+        id(each.config): each.config for each in call.decoder.modules() if hasattr(each, "config")
+    }
+    before = {number: config._attn_implementation_internal for number, config in configs.items()}
+    AttentionInterface.register(_NAME, attend)
+    AttentionMaskInterface.register(_NAME, sdpa_mask)
+    try:
+        for config in configs.values():
+            config._attn_implementation_internal = _NAME
+        yield layers
+    finally:
+        for number, config in configs.items():
+            config._attn_implementation_internal = before[number]
+
+
+def _crosses(call: Call) -> bool:
+    return call.entry == "encoder_hidden_states"
+
+
+def _rows(
+    query: Tensor, key: Tensor, mask: Any, wanted: Sequence[int], scaling: float | None, *, crossing: bool
+) -> Float[Tensor, "r l"]:
+    """Return rows of softmax(q k / sqrt(d)), the mean over the heads."""
+    rows = query[0, :, list(wanted)].float()
+    keys = key[0].float().repeat_interleave(query.shape[1] // key.shape[1], 0)
+    scores = rows @ keys.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if isinstance(mask, Tensor):
+        part = mask[0, :, list(wanted)]
+        scores = scores.masked_fill(~part, -torch.inf) if mask.dtype is torch.bool else scores + part
+    elif not crossing:
+        later = torch.arange(keys.shape[1], device=keys.device) > torch.tensor(wanted, device=keys.device)[:, None]
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores.softmax(-1).mean(0)
+
+
+def combined(attention: Float[Tensor, "w n"], expected: Float[Tensor, "w n"]) -> Float[Tensor, "w n"]:
+    """Return the rows of attention times the positive part of expected gradients."""
+    return attention * expected.clamp(min=0)

@@ -1,0 +1,54 @@
+"""The words as one HTML page: hover or tap a word to see its heat."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+
+from camkit.drawing.encode import encode, shrink
+from camkit.kit.pages import templates
+from camkit.kit.wording import VERSION
+from camkit.sentences.word import Word
+from camkit.types import Pixels
+
+_SIDE = 640
+"""The longest side of a picture on the page, in pixels."""
+_FULL = 6.0
+"""Nats at which a word has its strongest colour: it is then 400 times less probable with other pictures."""
+
+
+def render(words: Sequence[Word], facts: Mapping[str, object]) -> str:
+    """Return the page of the words and the sentence's facts. It loads nothing and runs no script."""
+    shown = [_word(number, word) for number, word in enumerate(words)]
+    first = next((each["number"] for each in shown if each["heat"] and each["strong"]), None)
+    first = next((each["number"] for each in shown if each["heat"]), None) if first is None else first
+    unneeded = [word.text for word in words if word.verdict.startswith("does not need")]
+    return (
+        templates("camkit.sentences")
+        .get_template("words.html")
+        .render(found=facts, words=shown, first=first, unneeded=unneeded, version=VERSION, full=_FULL)
+    )
+
+
+def _word(number: int, word: Word) -> dict[str, object]:
+    share = max(min(word.needs_picture / _FULL, 1), 0)
+    drawn = None if word.explanation is None else word.explanation.overlay(max_side=_SIDE)
+    return {
+        "number": number,
+        "text": word.text,
+        "word": word,
+        "shade": 0 if word.is_punctuation else round(100 * share),
+        "strong": word.verdict == "needs the picture",
+        "heat": None if drawn is None else _address(drawn),
+        "note": "" if word.explanation is None or word.explanation.status == "ok" else "Nothing speaks for this word.",
+        "probability": f"{word.probability:.1%}",
+        "needs": f"{word.needs_picture:+.2f}",
+        "spread": f"{word.spread:.2f}",
+        "grey": f"{word.above_grey:+.2f}",
+        "hidden": f"{word.above_none:+.2f}",
+    }
+
+
+def _address(drawn: Pixels) -> str:
+    small = shrink(drawn, _SIDE) if max(drawn.shape[:2]) > _SIDE else drawn
+    return "data:image/webp;base64," + base64.b64encode(encode(small, ".webp")).decode()

@@ -1,0 +1,97 @@
+"""The words of a sentence, as a sequence that writes itself to files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+from PIL import Image
+
+from camkit.errors import InputError, did_you_mean
+from camkit.explanation import Explanations
+from camkit.images.files import write_file
+from camkit.sentences.word import Word
+from camkit.types import Pixels
+
+
+@dataclass(frozen=True, eq=False)
+class Words(Sequence[Word]):
+    """The words that a model wrote about a picture.
+
+    Attributes:
+        sentence: the sentence.
+        words: its words.
+        picture: the picture.
+        source: its file's name.
+        prompt: the prompt, as the model got it.
+        references: what the reference pictures are, as a phrase.
+        written: True if the model wrote the sentence; False if the caller gave it.
+    """
+
+    sentence: str
+    words: tuple[Word, ...]
+    picture: Image.Image = field(repr=False)
+    source: str
+    prompt: str | None
+    references: str
+    written: bool
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @overload
+    def __getitem__(self, place: int) -> Word: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Word]: ...
+
+    def __getitem__(self, place: int | slice) -> Word | Sequence[Word]:
+        """Return a word by its number, or some."""
+        return self.words[place]
+
+    def named(self, text: str) -> list[Word]:
+        """Return the words with a text, in upper or lower case.
+
+        Raises:
+            InputError: the sentence has no such word.
+        """
+        found = [word for word in self.words if word.text.lower() == text.lower()]
+        if not found:
+            hint = did_you_mean(text, dict.fromkeys(word.text for word in self.words))
+            raise InputError(f"the sentence {self.sentence!r} has no word {text!r}{hint}")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the picture as JSON values."""
+        return {**self._facts(), "words": [word.to_dict() for word in self.words]}
+
+    def _facts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("source", "prompt", "sentence", "written", "references")}
+
+    def sheet(self) -> Pixels:
+        """Draw the heat of all explained words side by side, each on its own scale."""
+        return Explanations(word.explanation for word in self.words if word.explanation is not None).sheet()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page (.html), the words as JSON (.json), or the sheet of heatmaps (any picture type).
+
+        Raises:
+            OutputError: the file cannot be written, or its type is unknown.
+        """
+        from camkit.sentences.page import render  # noqa: PLC0415 - the page needs jinja2, and the words do not
+
+        file = Path(path)
+        if file.suffix == ".html":
+            write_file(file, render(self.words, self._facts()).encode())
+        elif file.suffix == ".json":
+            write_file(file, json.dumps(self.to_dict(), indent=1).encode())
+        else:
+            Explanations(word.explanation for word in self.words if word.explanation is not None).save(file)
+        return file
+
+    def __repr__(self) -> str:
+        """Return a line with the words and how much each needs the picture."""
+        return f"<Words: {' '.join(f'{word.text} {word.needs_picture:+.1f}' for word in self.words)}>"

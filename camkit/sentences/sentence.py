@@ -1,0 +1,49 @@
+"""A sentence's tokens as words: a word of several tokens is one word, and punctuation stands alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_PARTS = re.compile(r"\w+(?:['\u2019\-]\w+)*|[^\w\s]+")
+"""A word with its apostrophes and hyphens, or punctuation."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A word, and the range of its tokens among those of the sentence."""
+
+    text: str
+    tokens: range
+
+    @property
+    def is_punctuation(self) -> bool:
+        """True if the word has neither letters nor digits."""
+        return not any(letter.isalnum() for letter in self.text)
+
+
+def spans(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Span]:
+    """Return the words of a sentence with their tokens.
+
+    A token belongs to the word in which its first letter falls. The text of the first tokens, from one up, says where
+    each token ends; so this works for every tokenizer, also if a letter is several tokens.
+    """
+    ends = [len(decode(ids[: number + 1])) for number in range(len(ids))]
+    text = decode(ids)
+    starts = [0, *ends[:-1]]
+    words: list[Span] = []
+    for match in _PARTS.finditer(text):
+        inside = [
+            number
+            for number, (start, end) in enumerate(zip(starts, ends, strict=True))
+            if match.start() <= _first_letter(text, start, end) < match.end()
+        ]
+        if inside:
+            words.append(Span(match[0], range(inside[0], inside[-1] + 1)))
+    return words
+
+
+def _first_letter(text: str, start: int, end: int) -> int:
+    """Return where the first character of a token is that is not a space."""
+    return next((place for place in range(start, end) if not text[place].isspace()), start)
