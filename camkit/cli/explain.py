@@ -220,7 +220,7 @@ def explain(
         cluster = None if pool is None else source.on_cluster(pool, loaded)
         device = device_of(loaded.module) if pool is None else pool.device
         passes = PassProgress()
-        if loaded.detects and drawing.scale is None:  # a small box's heat is strong; a large box would be dark beside it
+        if loaded.detects and drawing.scale is None:  # a large box would be dark beside a small one
             drawn = replace(drawn, scale="each")
         job = Job(
             files,
