@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -93,7 +93,8 @@ class DrawingOptions:
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.
         scale: shared draws all pictures on one scale of colours, so that they can be compared; it explains each twice.
-            each draws every map on its own scale. Default: the targets of one picture share a scale.
+            each draws every map on its own scale. Default: the targets of one picture share a scale, but each box of a
+            detector has its own.
         max_side: Draw overlays of larger pictures with this many pixels on their longer side; 0 keeps their size.
         format: The type of the drawings. Default: jpg for overlays of a JPEG, otherwise png.
         every: Draw every n-th frame of a video.
@@ -219,6 +220,8 @@ def explain(
         cluster = None if pool is None else source.on_cluster(pool, loaded)
         device = device_of(loaded.module) if pool is None else pool.device
         passes = PassProgress()
+        if loaded.detects and drawing.scale is None:  # a large box would be dark beside a small one
+            drawn = replace(drawn, scale="each")
         job = Job(
             files,
             None if results.no_pictures else drawing.out,

@@ -24,7 +24,7 @@ from camkit.layers.branches import ends_beside, shared, twins
 from camkit.layers.influence import ELSEWHERE, NOT_MEASURED, Influence, measure_influence, structural_verdict
 from camkit.layers.layouts import Readings, channels_of, read_layouts
 from camkit.layers.levels import last_before_all_boxes, levels_of
-from camkit.layers.share import WHOLE, Carried, carried, is_balanced
+from camkit.layers.share import WHOLE, Carried, carried, is_balanced, takes_one_cell
 from camkit.layers.trace import Call, LivePass, Trace, traced
 from camkit.methods.registry import FINE
 from camkit.targets.scores import Target
@@ -240,7 +240,7 @@ def choose_in(live: LivePass, *, every: bool = False) -> Decision:
     trace = live.trace
     readings = read_layouts(trace, live.places)
     if trace.detects:
-        return choose_for_boxes(trace, readings)
+        return choose_for_boxes(trace, readings, functools.partial(takes_one_cell, live))
     influence = measure_influence(trace, readings, live.gradients)
     everywhere = functools.cache(lambda: measure_influence(trace, readings, live.gradients, every=True))
     by_call = dict(zip(trace.calls, readings, strict=True))
@@ -269,7 +269,7 @@ def _holds_for(trace: Trace, influence: Influence, chosen_for: HoldsFor) -> Hold
     return "weights" if trace.reads or influence.hidden else chosen_for
 
 
-def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
+def choose_for_boxes(trace: Trace, readings: Readings, takes_one: Callable[[Call, Layout], bool]) -> Decision:
     """Choose the layers of a detector: the inputs of its neck, or else the deepest one that every box is computed from.
 
     A box's score depends on a few cells of one scale, and a picture without detections has no score. So the structure
@@ -298,7 +298,7 @@ def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
         pairs = zip(refs, layouts, strict=True)
         layers = tuple(TargetLayer(ref.name, ref.call, layout, trace.size, reason) for ref, layout in pairs)
         return Decision(rows, layers[-1], any_target=True, levels=layers)
-    last = last_before_all_boxes(trace, usable)
+    last = last_before_all_boxes(trace, usable, takes_one)
     first: dict[int | None, int] = {}
     for number, call in enumerate(trace.calls):  # an outer module may return the earlier output of an inner one
         first.setdefault(call.output, number)

@@ -8,7 +8,7 @@ it depends on the object. Zhao & Chan 2023 (ODAM, arXiv:2304.06354) differentiat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from camkit.layers.trace import Call, Trace
 from camkit.types import Layout
@@ -45,12 +45,20 @@ def levels_of(trace: Trace, layouts: Mapping[Call, Layout | None]) -> list[Call]
     return levels if len(levels) > 1 and not beside else []
 
 
-def last_before_all_boxes(trace: Trace, layouts: Mapping[Call, Layout | None]) -> Call | None:
-    """Return the last layer with a grid that all boxes are computed from, and from nothing else of the picture."""
+def last_before_all_boxes(
+    trace: Trace, layouts: Mapping[Call, Layout | None], takes_one: Callable[[Call, Layout], bool]
+) -> Call | None:
+    """Return the last layer with a grid that all boxes are computed from, and from nothing else of the picture.
+
+    If each box is computed from one cell of a layer (``takes_one``), as at the end of OWL-ViT, this cell would have all
+    the heat: the layer lies before.
+    """
     for call in reversed(trace.calls):
-        if layouts.get(call) is None or trace.end is None or not call.alone or not call.name:
+        layout = layouts.get(call)
+        if layout is None or trace.end is None or not call.alone or not call.name:
             continue
-        if not trace.graph.before(trace.end, _set_of([call])) & trace.graph.inputs:
+        beside = trace.graph.before(trace.end, _set_of([call])) & trace.graph.inputs
+        if not beside and not takes_one(call, layout):
             return call
     return None
 

@@ -128,6 +128,12 @@ def is_balanced(live: LivePass, call: Call, layout: Layout) -> bool:
     return bool(cells.sum(1).abs().amax() <= _BALANCED * cells.abs().sum(1).amax())
 
 
+def takes_one_cell(live: LivePass, call: Call, layout: Layout) -> bool:
+    """Tell whether the best box's score is computed from one cell of a layer alone."""
+    gradient = live.of_best_box(_number(call))
+    return gradient is not None and int(to_grid(gradient, layout).bool().any(1).sum()) == 1
+
+
 def _is_on_all_paths(trace: Trace, call: Call, cells: Tensor) -> bool:
     """Tell whether the graph shows that the score is computed from the cells alone, as the layer returned them."""
     if trace.hides or trace.end is None or call.operation is None:

@@ -275,6 +275,14 @@ class LivePass:
             return None
         return {number: None if gradient is None else gradient.bool() for number, gradient in found.items()}
 
+    def of_best_box(self, tensor: int) -> Tensor | None:
+        """Return the gradient of the best box's score at a tensor; None without boxes, or if it is not computed."""
+        scores = scores_of_boxes(self.output) if self.trace.detects else None
+        start = self.tensors[tensor]
+        if scores is None or not scores.numel() or not scores.requires_grad or not start.requires_grad:
+            return None
+        return torch.autograd.grad(scores.max(), [start], retain_graph=True, allow_unused=True)[0]
+
     def products(self, tensor: int) -> Tensor | None:
         """Return a tensor times the gradient of the best score at it; None if the score does not depend on it."""
         gradient = (self._gradients("best", [tensor]) or {}).get(tensor)

@@ -186,6 +186,93 @@ def test_a_boxs_heat_is_gradient_times_activation_added_over_the_inputs_of_the_n
     assert np.allclose(found.raw, right, atol=1e-5 * right.max())
 
 
+WORDS = ["[PAD]", *(f"[{index}]" for index in range(1, 100)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS += ["car", "red", "truck", *(f"[{index}]" for index in range(107, 1012)), "."]
+
+
+def searcher(folder: Path, family: str) -> None:
+    """Save a tiny random detector that takes texts, with a tokenizer of letters (OWL-ViT) or of a few words."""
+    t = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    few = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    if family == "grounding_dino":
+        (folder / "vocab.txt").write_text("\n".join(WORDS))
+        backbone = t.SwinConfig(embed_dim=8, depths=[1, 1, 1, 1], num_heads=[2] * 4, out_indices=[2, 3, 4])
+        config = t.GroundingDinoConfig(
+            backbone_config=backbone, text_config=t.BertConfig(vocab_size=1013, **few), **SMALL | {"num_queries": 8}
+        )
+        model: Any = t.GroundingDinoForObjectDetection(config)
+        processor = t.GroundingDinoImageProcessor(size={"shortest_edge": 96, "longest_edge": 160})
+        t.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    else:
+        name = {"owlvit": "OwlViT", "owlv2": "Owlv2"}[family]
+        letters = list("acdekrtu")
+        vocabulary = ["!", *letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+        (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(vocabulary)}))
+        (folder / "merges.txt").write_text("#version: 0.2\n")
+        written = {"vocab_size": len(vocabulary), "bos_token_id": 17, "eos_token_id": 18}
+        seen = {"image_size": 64, "patch_size": 16}
+        config = getattr(t, f"{name}Config")(text_config=few | written, vision_config=few | seen, projection_dim=32)
+        model = getattr(t, f"{name}ForObjectDetection")(config)
+        processor = getattr(t, f"{name}ImageProcessor")(size={"height": 64, "width": 64})
+        files = str(folder / "vocab.json"), str(folder / "merges.txt")
+        t.CLIPTokenizer(*files, model_max_length=16, pad_token="!").save_pretrained(folder)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.kaiming_normal_(parameter)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+SEARCHERS = ["owlvit", "owlv2", "grounding_dino"]
+
+
+@pytest.mark.parametrize("family", represented_by("owlvit", among=SEARCHERS))
+def test_a_detector_that_takes_texts_finds_what_its_library_finds(tmp_path, family):
+    t = pytest.importorskip("transformers")
+    searcher(tmp_path, family)
+    picture = Image.open(PLANE).convert("RGB").resize((150, 100))
+    texts = ["car", "red truck"]
+
+    loaded = load_model(str(tmp_path), text=texts)
+    found = camkit.explain(loaded, picture, target=targets.boxes(0.0), device="cpu")
+
+    model = t.AutoModelForZeroShotObjectDetection.from_pretrained(tmp_path).eval()
+    tokenizer = t.AutoTokenizer.from_pretrained(tmp_path)
+    processor = t.AutoImageProcessor.from_pretrained(tmp_path)
+    pixels = processor(images=picture, return_tensors="pt")
+    if family == "grounding_dino":
+        whole = t.GroundingDinoProcessor(processor, tokenizer)
+        with torch.no_grad():
+            output = model(**whole(images=picture, text=[texts], return_tensors="pt"))
+        tokens = tokenizer(["car . red truck ."])["input_ids"][0]
+        assert tokenizer.convert_ids_to_tokens(tokens) == ["[CLS]", "car", ".", "red", "truck", ".", "[SEP]"]
+        logits = torch.stack([output.logits[0, :, 1], output.logits[0, :, 3:5].amax(1)], 1)
+    else:
+        whole = {"owlvit": t.OwlViTProcessor, "owlv2": t.Owlv2Processor}[family](processor, tokenizer)
+        with torch.no_grad():
+            output = model(**whole(images=picture, text=[texts], return_tensors="pt"))
+        logits = output.logits[0]
+    boxes = processor_boxes(output, family)
+    order = logits.flatten().argsort(descending=True, stable=True)[: len(found)]
+    assert torch.equal(loaded.preprocess(picture), pixels["pixel_values"][0])
+    assert len({row.label for row in found}) == 2
+    assert [row.label for row in found] == [texts[int(index)] for index in order % 2]
+    assert [row.score for row in found] == pytest.approx(logits.flatten()[order].tolist(), abs=1e-4)
+    assert np.abs(np.array([row.detection for row in found]) - boxes[order // 2].numpy()).max() < 1
+    assert all((row.raw != 0).sum() > 1 for row in found)  # a box of OWL-ViT is a function of one token at the end
+    with pytest.raises(ModelError, match="finds what texts name"):
+        load_model(str(tmp_path))
+
+
+def processor_boxes(output: Any, family: str) -> torch.Tensor:
+    """Return the corners of all boxes (Q, 4) in pixels of a picture of 150 x 100 pixels."""
+    middle_x, middle_y, width, height = output.pred_boxes[0].unbind(1)
+    corners = [middle_x - width / 2, middle_y - height / 2, middle_x + width / 2, middle_y + height / 2]
+    # OWLv2 pads the picture to a square below.
+    return torch.stack(corners, 1) * torch.tensor([150, 150 if family == "owlv2" else 100] * 2)
+
+
 @pytest.mark.parametrize("family", represented_by("rt_detr", among=["rt_detr", "d_fine", "deformable_detr"]))
 def test_the_inputs_of_the_necks_of_transformers_are_found(saved, family):
     found = camkit.explain(f"hf:{saved(family)}", PLANE, target=targets.box(0), device="cpu")
@@ -195,12 +282,20 @@ def test_the_inputs_of_the_necks_of_transformers_are_found(saved, family):
     assert "proj.0" in found.layer
 
 
+def strongest(row: dict[str, Any]) -> float:
+    """Return the value of a drawing's strongest colour."""
+    value = row["scale"]
+    return float(value[-1] if isinstance(value, list) else value)
+
+
 def test_all_boxes_above_a_threshold_are_explained_in_a_shell(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["--model", str(saved("detr")), "--device", "cpu", "--out", str(tmp_path / "out"), "--json"]
 
     assert main([str(PLANE), *options, "--threshold", "0.2"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert main([str(PLANE), *options, "--threshold", "0.2", "--scale", "shared"]) == 0
+    on_one_scale = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert main([str(PLANE), *options, "--threshold", "0.2", "--style", "overlay", "--no-pictures"]) == 2
     capsys.readouterr()
     assert main([str(PLANE), *options]) == 2
@@ -211,6 +306,10 @@ def test_all_boxes_above_a_threshold_are_explained_in_a_shell(saved, tmp_path, c
     assert [row["detection"] for row in rows] == [list(row.detection) for row in everything]
     assert len({row["file"] for row in rows}) == len(rows)
     assert all(Path(row["file"]).is_file() for row in rows)
+    peaks = [row.colour_scale("each").limits[-1] for row in everything]
+    assert len({round(peak, 6) for peak in peaks}) > 1
+    assert [strongest(row) for row in rows] == pytest.approx(peaks, rel=1e-3)
+    assert [strongest(row) for row in on_one_scale] == pytest.approx([max(peaks)] * len(rows), rel=1e-3)
     assert "no box above the threshold of 0.5: the best box has a score of 0." in none.out + none.err
 
 
