@@ -136,6 +136,7 @@ def load_model(
     """
     if not isinstance(name, str):
         raise ModelError(f"the name of a model must be a string, not {type(name).__name__}")
+    names = as_labels(labels)
     request = Request(
         name,
         weights,
@@ -145,8 +146,8 @@ def load_model(
         None if std is None else _each(std),
         (text,) if isinstance(text, str) else tuple(text or ()),
         trust_remote_code,
+        names,
     )
-    names = as_labels(labels)
     with torch.inference_mode(mode=False):
         loaded = _load(request)
         module = unwrapped(loaded.module)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camkit.errors import ModelError
+from camkit.errors import ModelError, RunError
 from camkit.models.labels import Labels, as_labels
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
@@ -48,7 +48,7 @@ class BlackBox(nn.Module):
         """Return the scores of pictures (N, C, H, W), on the same device.
 
         Raises:
-            ModelError: the function returned something other than a row of numbers for each picture.
+            RunError: the function returned something other than a row of numbers for each picture.
         """
         pictures = images.detach().float().cpu()
         if self._batch is None:
@@ -66,16 +66,16 @@ class BlackBox(nn.Module):
         try:
             rows = scores.detach() if isinstance(scores, Tensor) else torch.from_numpy(np.array(scores, np.float32))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ModelError(f"the function returned {type(scores).__name__}, not an array of scores") from error
+            raise RunError(f"the function returned {type(scores).__name__}, not an array of scores") from error
         if rows.is_complex() or rows.is_meta or rows.layout is not torch.strided:
-            raise ModelError(f"the function returned {rows.layout} {rows.dtype} on {rows.device}, not plain scores")
+            raise RunError(f"the function returned {rows.layout} {rows.dtype} on {rows.device}, not plain scores")
         if rows.dim() != 2 or len(rows) != len(pictures):
-            raise ModelError(
+            raise RunError(
                 f"the function returned scores of shape {tuple(rows.shape)} for {len(pictures)} pictures; it must "
                 "return a row of scores for each picture"
             )
         if self._seen.classes not in (None, rows.shape[1]):
-            raise ModelError(f"the function returned {rows.shape[1]} scores, and {self._seen.classes} the first time")
+            raise RunError(f"the function returned {rows.shape[1]} scores, and {self._seen.classes} the first time")
         self._seen.classes = rows.shape[1]
         return rows.to("cpu", torch.float32, copy=True)  # the function may use its array again
 

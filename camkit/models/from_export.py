@@ -10,6 +10,7 @@ import re
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +20,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from camkit.errors import ModelError
-from camkit.models.from_file import described, file_to_read, refuse_bomb
+from camkit.models.from_file import described, extra_texts, file_to_read, refuse_bomb
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line
@@ -43,7 +44,10 @@ def load(request: Request) -> LoadedModel:
     path = file_to_read(request)
     program = _read(path)
     shape = _picture_shape(program, str(path))
-    return described(as_module(program, str(path)), request, shape, "a program of torch.export")
+    with zipfile.ZipFile(path) as archive:
+        metadata = extra_texts(archive)
+    kind = f"a program of torch.export, run with gradients by torch {version('torch')}"
+    return described(as_module(program, str(path)), request, shape, kind, metadata)
 
 
 def as_module(program: ExportedProgram, name: str) -> nn.Module:

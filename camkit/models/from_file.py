@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import json
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,12 @@ COLOURS = 3
 _MOST_UNPACKED = 256 << 20
 """The most bytes that the compressed parts of an archive may unpack to."""
 
+MOST_VALUES = 1 << 28
+"""The most values that one picture may have: a damaged file may name a size that no memory holds."""
+
+_LONGEST_TEXT = 1 << 20
+"""The most bytes of a text beside a model that camkit reads for metadata; the names of 1,000 classes take 20,000."""
+
 _NAMES = ("labels", "names", "classes")
 """The keys under which metadata holds the names of the classes."""
 
@@ -68,12 +75,31 @@ def refuse_bomb(archive: zipfile.ZipFile, path: Path) -> None:
         raise ModelError(f"{path} is compressed and unpacks to more than {_MOST_UNPACKED >> 20} MiB; export it again")
 
 
+def extra_texts(archive: zipfile.ZipFile) -> dict[str, Any]:
+    """Return the texts beside the model in an archive of PyTorch, which the exporter was given as ``extra_files``.
+
+    A JSON object, such as the ``config.txt`` of ultralytics' exports, gives the texts that it holds.
+    """
+    found: dict[str, Any] = {}
+    for entry in archive.infolist():
+        folder, _, name = entry.filename.rpartition("/")
+        if folder.rpartition("/")[2] != "extra" or not 0 < entry.file_size <= _LONGEST_TEXT:
+            continue
+        text = archive.read(entry).decode(errors="replace")
+        try:
+            held = json.loads(text)
+        except (ValueError, RecursionError):
+            held = text
+        found |= held if isinstance(held, dict) and not name.startswith(_NAMES) else {Path(name).stem: held}
+    return found
+
+
 def described(
     module: nn.Module,
     request: Request,
     shape: Shape,
     kind: str,
-    metadata: Mapping[str, str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
     beside: Sequence[Path] = (),
 ) -> LoadedModel:
     """Return a module from a file with the preprocessing that the call or the file's metadata names.
@@ -83,7 +109,7 @@ def described(
         request: what the caller asked for.
         shape: the shape of its input.
         kind: what the file is, such as "torch.export".
-        metadata: texts by name that the file holds.
+        metadata: texts or values by name that the file holds.
         beside: files that hold a part of the model. The checksum of all files is a buffer of the module, so that the
             results of another file are never taken for those of this one.
 
@@ -92,6 +118,8 @@ def described(
     """
     if len(shape) != 4:
         raise ModelError(f"{request.name} takes an input of {len(shape)} axes, not a picture (N, C, H, W)")
+    if not 0 < math.prod(length if isinstance(length, int) else 1 for length in shape) < MOST_VALUES:
+        raise ModelError(f"{request.name} takes pictures of shape {tuple(shape)}, which no memory holds")
     known = _facts(metadata or {})
     fixed = tuple(shape[2:])
     size: tuple[int, int] | None = request.size or known.get("size")
@@ -115,15 +143,19 @@ def described(
         checksum.update(file.read_bytes())
     module.register_buffer("checksum_of_file", torch.tensor(list(checksum.digest()), dtype=torch.uint8))
     note = f"{kind}, SHA-256 {checksum.hexdigest()[:12]}"
-    if preprocess is not None and not request.changes:
-        note += "; pictures are prepared as the file's metadata says"
+    from_metadata = [name for name in ("mean", "std") if preprocess is not None and name not in request.changes]
+    if preprocess is not None and size == known.get("size"):
+        from_metadata.insert(0, "size")
+    from_metadata += ["labels"] if known.get("labels") and not request.labels else []
+    if from_metadata:
+        note += f"; {' and '.join(from_metadata)} as the file's metadata says"
     return LoadedModel(module, request.name, preprocess, known.get("labels"), note)
 
 
-def _facts(metadata: Mapping[str, str]) -> dict[str, Any]:
+def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the size, mean, std and labels that metadata names; exports of ultralytics' classifiers have them all."""
     facts: dict[str, Any] = {}
-    values = {key.lower(): _value(text) for key, text in metadata.items()}
+    values = {str(key).lower(): _value(value) for key, value in metadata.items()}
     named = next((values[key] for key in _NAMES if isinstance(values.get(key), (list, tuple, dict))), None)
     if named is not None:
         with contextlib.suppress(InputError):  # they are no names of classes then
@@ -146,8 +178,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _value(text: str) -> Any:
-    """Return the list, dictionary or number that a text spells out; the text itself if it spells none."""
+def _value(text: Any) -> Any:
+    """Return the list, dictionary or number that a text spells out; the value itself if it spells none."""
+    if not isinstance(text, str):
+        return text
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -17,12 +17,13 @@ import onnx
 import onnxruntime
 import onnxslim
 import torch
+from onnx.reference import ReferenceEvaluator
 from onnx2pytorch import ConvertModel
 from torch import Tensor, nn
 
 from camkit.errors import ModelError, brief
 from camkit.models.black_box import BlackBox
-from camkit.models.from_file import COLOURS, described, file_to_read
+from camkit.models.from_file import COLOURS, MOST_VALUES, described, file_to_read
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import dtype_of
 from camkit.models.request import Request
@@ -39,8 +40,10 @@ _LEAST = 1e-5
 
 _TYPES = ("tensor(float)", "tensor(float16)")
 
-_MOST_VALUES = 1 << 28
-"""The most values that the pictures may have with which the outputs are compared."""
+_STORING = ("QuantizeLinear", "DequantizeLinear")
+"""Operators that only change how numbers are stored."""
+
+_QUANTISED = (*_STORING, "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 
 _SIDE = 224
 """Height and width of the picture that the two are compared with, if the file takes any size."""
@@ -64,7 +67,7 @@ def load(request: Request) -> LoadedModel:
     opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.opset_import}
     size = request.size or (_SIDE, _SIDE)
     filled = [given or usual for given, usual in zip(shape, (2, COLOURS, *size), strict=True)]
-    if not 0 < math.prod(filled) < _MOST_VALUES:
+    if not 0 < math.prod(filled) < MOST_VALUES:
         raise ModelError(f"{path} takes pictures of shape {filled}")
     noise = torch.randn(filled, generator=torch.Generator().manual_seed(0))
     runs = Session(session, channels_last=is_last)
@@ -72,7 +75,11 @@ def load(request: Request) -> LoadedModel:
     pictures = {noise: TOLERANCE, noise.abs() / noise.abs().max(): TOLERANCE, noise.abs().clamp(max=2.5) * 100: _ROUGH}
     module, reason = _converted(graph, runs, pictures)
     kind = f"an ONNX file of opset {opsets.get('ai.onnx', '?')}"
-    kind += ", run as a PyTorch module" if reason is None else f", run by onnxruntime without gradients ({reason})"
+    runtime = f"onnxruntime {onnxruntime.__version__}"
+    if reason is None:
+        kind += f", run as a PyTorch module, with gradients by torch {torch.__version__} (outputs as {runtime}'s)"
+    else:
+        kind += f", run by {runtime} without gradients ({reason})"
     if module is None:
         runs.choose_scores(noise, str(path), reason or "")
     box = module or BlackBox(runs.scores, shape[0])
@@ -211,6 +218,9 @@ def _converted(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            _fold_weights(graph)
+            if any(node.op_type in _QUANTISED for node in graph.graph.node):
+                return None, "its activations are quantised, which have no gradients"
             simple = onnxslim.slim(graph)
             for node in simple.graph.node:
                 for attribute in [each for each in node.attribute if each.name == "training_mode"]:
@@ -225,6 +235,25 @@ def _converted(
     except Exception as error:  # noqa: BLE001 - the converter raises anything on operators that it lacks
         return None, f"it cannot be converted to PyTorch: {brief(error)}"
     return module, None
+
+
+def _fold_weights(graph: onnx.ModelProto) -> None:
+    """Make floating-point constants of quantised weights, in place; the converter knows no quantised numbers."""
+    constants = {each.name: each for each in graph.graph.initializer}
+    imports = graph.opset_import
+    rest = []
+    for node in graph.graph.node:
+        named = [name for name in node.input if name]
+        if node.op_type not in _STORING or node.domain or not all(name in constants for name in named):
+            rest.append(node)
+            continue
+        shaped = onnx.ValueInfoProto(name=node.output[0])
+        alone = onnx.helper.make_graph([node], "fold", [], [shaped], [constants[name] for name in named])
+        (value,) = ReferenceEvaluator(onnx.helper.make_model(alone, opset_imports=imports)).run(None, {})
+        constants[node.output[0]] = onnx.numpy_helper.from_array(np.asarray(value), node.output[0])
+        graph.graph.initializer.append(constants[node.output[0]])
+    del graph.graph.node[:]
+    graph.graph.node.extend(rest)
 
 
 def _difference(module: nn.Module, session: Session, picture: Tensor, tolerance: float) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import warnings
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from camkit.errors import ModelError
 from camkit.models.black_box import BlackBox
-from camkit.models.from_file import COLOURS, described, file_to_read, refuse_bomb
+from camkit.models.from_file import COLOURS, described, extra_texts, file_to_read, refuse_bomb
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line, is_torchscript
@@ -24,7 +26,7 @@ def load(request: Request) -> LoadedModel:
     """Load a TorchScript file, which camkit can run but not look into."""
     path = file_to_read(request)
     try:
-        _refuse_others(path)
+        metadata = _refuse_others(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated
             script = torch.jit.load(path, map_location="cpu").eval()
@@ -32,21 +34,21 @@ def load(request: Request) -> LoadedModel:
         raise
     except Exception as error:  # a damaged file can make PyTorch raise anything
         raise ModelError(f"{path} cannot be read as a TorchScript file ({first_line(error)})") from error
-    kind = "a TorchScript file, run without gradients"
-    return described(BlackBox(script), request, (None, COLOURS, None, None), kind)
+    kind = f"a TorchScript file, run without gradients by torch {version('torch')}"
+    return described(BlackBox(script), request, (None, COLOURS, None, None), kind, metadata)
 
 
-def _refuse_others(path: Path) -> None:
-    """Refuse what is not TorchScript, since state dicts and pickled modules have the same suffix, and what writes.
+def _refuse_others(path: Path) -> dict[str, Any]:
+    """Return the file's metadata, and refuse what is not TorchScript, as state dicts, and what writes to files.
 
     Raises:
         ModelError: the file is something else, or writes to files.
     """
-    is_script, code = False, list[bytes]()
+    is_script, code, metadata = False, list[bytes](), dict[str, Any]()
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             refuse_bomb(archive, path)
-            is_script = is_torchscript(archive)
+            is_script, metadata = is_torchscript(archive), extra_texts(archive)
             code = [archive.read(name) for name in archive.namelist() if name.endswith(".py")]
     if any(map(_WRITES.search, code)):
         raise ModelError(f"{path} writes to files while it runs, which camkit does not allow")
@@ -55,3 +57,4 @@ def _refuse_others(path: Path) -> None:
             f"{path} is not a TorchScript file; if it holds a state dict, name the network and pass the file as its "
             "weights"
         )
+    return metadata

@@ -25,6 +25,7 @@ class Request:
         mean, std: one number or one per channel, which replace those of the model's own preprocessing.
         text: the classes of a model that compares pictures with texts.
         trust_remote_code: True to run the Python code that comes with a Hugging Face model.
+        labels: names of the classes that replace the model's own.
 
     Raises:
         InputError: size, mean or std is invalid.
@@ -38,6 +39,7 @@ class Request:
     std: tuple[float, ...] | None = None
     text: tuple[str, ...] = ()
     trust_remote_code: bool = False
+    labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         size = self.size

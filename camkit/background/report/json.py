@@ -46,6 +46,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "next_steps": words.next_steps(result),
         "worst": result.worst,
         "model": plan.model.name,
+        "loaded": plan.model.note,
         "method": result.method,
         "layer": result.layer,
         "grids": result.grids,
