@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper
+from onnxruntime import quantization
+from PIL import Image
 from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.errors import ImageError, LayerError, MethodError, ModelError
+from camkit.errors import ImageError, LayerError, MethodError, ModelError, RunError
 from camkit.kit.fingerprint import digest_of_weights
 from camkit.methods import variant
 from camkit.models.code import code_files
@@ -373,7 +378,8 @@ def test_metadata_says_how_pictures_are_prepared_and_what_the_classes_are(tmp_pa
     loaded = camkit.load_model(str(file))
     assert loaded.labels == ("plane", "ship", "car", "bird")
     assert loaded.preprocess is not None
-    assert "prepared as the file's metadata says" in (loaded.note or "")
+    assert "; mean and std and labels as the file's metadata says" in (loaded.note or "")
+    assert "labels as" not in (camkit.load_model(str(file), labels=["a", "b", "c", "d"]).note or "")
     assert camkit.explain(loaded, SCENE, target="ship").label == "ship"
     with pytest.raises(
         ModelError, match=f"takes pictures of height {SIDE} and width {SIDE} only; pass another size, or none"
@@ -388,6 +394,86 @@ def test_without_metadata_the_call_says_how_pictures_are_prepared(tmp_path: Path
     with pytest.raises(ModelError, match=r"m\.onnx does not say how its pictures are prepared; name std too"):
         camkit.load_model(str(file), mean=0.5)
     assert camkit.explain(camkit.load_model(str(file), **PREPARED), SCENE).status == "ok"
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".ts"])
+@pytest.mark.parametrize("form", ["one JSON file", "a text for each"])
+def test_metadata_beside_a_model_of_pytorch_is_used_and_said(suffix: str, form: str, tmp_path: Path) -> None:
+    facts = {"names": {"0": "plane", "1": "ship", "2": "car", "3": "bird"}, "mean": [0.5], "std": [0.25]}
+    facts["imgsz"] = [SIDE, SIDE]
+    one = form == "one JSON file"
+    texts = {"config.txt": json.dumps(facts)} if one else {f"{key}.txt": str(value) for key, value in facts.items()}
+    file = tmp_path / f"m{suffix}"
+    if suffix == ".ts":
+        torch.jit.save(torch.jit.trace(small(), torch.randn(1, 3, SIDE, SIDE)), file, _extra_files=texts)
+    else:
+        torch.export.save(exported(small()), file, extra_files=texts)
+    loaded = camkit.load_model(str(file))
+    assert loaded.labels == ("plane", "ship", "car", "bird")
+    assert "; size and mean and std and labels as the file's metadata says" in (loaded.note or "")
+    pixels = np.full((SIDE, SIDE, 3), 255, np.uint8)
+    assert loaded.preprocess is not None
+    assert torch.equal(loaded.preprocess(Image.fromarray(pixels)), torch.full((3, SIDE, SIDE), 2.0))
+
+
+def test_the_note_says_the_runtime_and_whether_there_are_gradients(program: Path, tmp_path: Path) -> None:
+    torch.jit.trace(small(), torch.randn(1, 3, SIDE, SIDE)).save(tmp_path / "m.ts")
+    files = {
+        onnx_file(tmp_path / "m.onnx", small()): f"with gradients by torch {torch.__version__}",
+        resized(tmp_path / "resized.onnx"): f"run by onnxruntime {onnxruntime.__version__} without gradients",
+        program: f"with gradients by torch {version('torch')}",
+        tmp_path / "m.ts": f"without gradients by torch {version('torch')}",
+    }
+    for file, said in files.items():
+        assert said in (camkit.load_model(str(file)).note or "")
+
+
+# --- quantised graphs
+
+
+@pytest.mark.parametrize("axis", [None, 0], ids=["one scale", "a scale for each channel"])
+def test_quantised_weights_become_floating_point_numbers(tmp_path: Path, axis: int | None) -> None:
+    integers = np.random.default_rng(0).integers(-128, 128, (4, 3, 4, 4), np.int8)
+    scale = np.float32(0.03) if axis is None else np.array([0.01, 0.02, 0.03, 0.04], np.float32)
+    zero = np.int8(5) if axis is None else np.array([5, -3, 0, 7], np.int8)
+    options = {} if axis is None else {"axis": axis}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["integers", "scale", "zero"], ["weights"], **options),
+        helper.make_node("Conv", ["images", "weights"], ["maps"], strides=[4, 4]),
+        helper.make_node("Relu", ["maps"], ["active"]),
+        helper.make_node("GlobalAveragePool", ["active"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["scores"]),
+    ]
+    file = graph_file(tmp_path / "m.onnx", nodes, integers=integers, scale=scale, zero=zero)
+    loaded = camkit.load_model(str(file))
+    assert "run as a PyTorch module" in (loaded.note or "")
+    plain = nn.Sequential(nn.Conv2d(3, 4, 4, 4, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    wide = (1, 1, 1, 1) if axis is None else (-1, 1, 1, 1)
+    numbers = (integers.astype(np.float32) - zero.astype(np.float32).reshape(wide)) * scale.reshape(wide)
+    plain[0].weight.data = torch.from_numpy(numbers)
+    found, expected = (camkit.explain(each, picture(), method="gradcam", target=1).raw for each in (loaded, plain))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+class Calibration(quantization.CalibrationDataReader):
+    def __init__(self) -> None:
+        self.left = iter([{"images": picture(seed)[None].numpy()} for seed in range(3)])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self.left, None)
+
+
+@pytest.mark.parametrize("form", ["QDQ", "QOperator", "dynamic"])
+def test_quantised_activations_are_run_without_gradients(form: str, tmp_path: Path) -> None:
+    plain, file = onnx_file(tmp_path / "plain.onnx", small()), tmp_path / "m.onnx"
+    if form == "dynamic":
+        quantization.quantize_dynamic(plain, file)
+    else:
+        quantization.quantize_static(plain, file, Calibration(), quant_format=quantization.QuantFormat[form])
+    loaded = camkit.load_model(str(file))
+    assert "without gradients (its activations are quantised, which have no gradients)" in (loaded.note or "")
+    found, expected = (camkit.explain(each, picture(), method="occlusion", target=1) for each in (loaded, small()))
+    assert np.corrcoef(found.raw.ravel(), expected.raw.ravel())[0, 1] > 0.9
 
 
 def outside(folder: Path) -> Path:
@@ -436,6 +522,56 @@ def program_of_unknown_operators(folder: Path) -> Path:
     )
 
 
+def program_of_a_huge_picture(folder: Path) -> Path:
+    class Means(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.mean((2, 3))
+
+    program = torch.export.export(Means().eval(), (torch.randn(1, 3, 77, 79),))
+    torch.export.save(program, folder / "plain.pt2")
+    return changed(
+        folder / "plain.pt2",
+        folder / "m.pt2",
+        lambda name, data: (
+            data.replace(b'"as_int": 77', b'"as_int": 7000000').replace(b'"as_int": 79', b'"as_int": 7900000')
+            if name.endswith(".json")
+            else data
+        ),
+    )
+
+
+def recursive(folder: Path) -> Path:
+    file = graph_file(folder / "m.onnx", [helper.make_node("F", ["images"], ["scores"], domain="own")])
+    graph = onnx.load(file)
+    inner = helper.make_node("F", ["x"], ["y"], domain="own")
+    function = helper.make_function("own", "F", ["x"], ["y"], [inner], [helper.make_opsetid("", 17)])
+    function.opset_import.append(helper.make_opsetid("own", 1))
+    graph.functions.append(function)
+    graph.opset_import.append(helper.make_opsetid("own", 1))
+    file.write_bytes(graph.SerializeToString())
+    return file
+
+
+def bomb(suffix: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        with zipfile.ZipFile(folder / f"m{suffix}", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.writestr("m/constants.pkl", b"")
+            archive.writestr("m/code/__torch__.py", bytes(257 << 20))
+        return folder / f"m{suffix}"
+
+    return write
+
+
+def of_a_huge_constant(folder: Path) -> Path:
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["much"]),
+        helper.make_node("ReduceMax", ["much"], ["one"], keepdims=0),
+        helper.make_node("Add", ["images", "one"], ["sum"]),
+        helper.make_node("Flatten", ["sum"], ["scores"]),
+    ]
+    return graph_file(folder / "m.onnx", nodes, shape=np.array([10**7, 10**7], np.int64))
+
+
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "weights in another folder": (outside, "names weights in other folders"),
     "a cycle": (cyclic, "cannot be run by onnxruntime"),
@@ -447,6 +583,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "an empty program": (written("m.pt2", b""), r"cannot be read as a program of torch\.export"),
     "not TorchScript": (written("m.ts", b"words"), "is not a TorchScript file"),
     "a state dict": (state_dict, "if it holds a state dict, name the network and pass the file as its weights"),
+    "a huge picture of a program": (program_of_a_huge_picture, "which no memory holds"),
+    "a function that calls itself": (recursive, "cannot be run by onnxruntime"),
+    "a program that unpacks to very much": (bomb(".pt2"), "is compressed and unpacks to more than 256 MiB"),
+    "a script that unpacks to very much": (bomb(".ts"), "is compressed and unpacks to more than 256 MiB"),
+    "a huge constant": (of_a_huge_constant, "cannot be run"),
     "no file": (lambda folder: folder / "gone.onnx", "there is no file"),
 }
 
@@ -573,7 +714,7 @@ def test_a_function_may_take_a_fixed_number_of_pictures() -> None:
     ],
 )
 def test_a_function_that_returns_something_else_is_one_sentence(function: Any, said: str) -> None:
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(RunError, match=said):
         camkit.explain(camkit.black_box(function), picture())
 
 
@@ -593,7 +734,7 @@ def test_a_function_may_use_its_array_again() -> None:
 def test_a_function_whose_number_of_classes_changes_is_refused() -> None:
     sizes = iter([4, 4, *[3] * 1000])
     box = camkit.black_box(lambda pictures: np.ones((len(pictures), next(sizes)), np.float32))
-    with pytest.raises(ModelError, match="the function returned 3 scores, and 4 the first time"):
+    with pytest.raises(RunError, match="the function returned 3 scores, and 4 the first time"):
         camkit.explain(box, picture())
 
 
