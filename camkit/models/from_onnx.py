@@ -43,6 +43,9 @@ _TYPES = ("tensor(float)", "tensor(float16)")
 _STORING = ("QuantizeLinear", "DequantizeLinear")
 """Operators that only change how numbers are stored."""
 
+_FIRST_OPSET = 19
+"""The first opset whose operators of ``_STORING`` ONNX's own evaluator runs; earlier ones compute the same."""
+
 _QUANTISED = (*_STORING, "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 
 _SIDE = 224
@@ -240,7 +243,7 @@ def _converted(
 def _fold_weights(graph: onnx.ModelProto) -> None:
     """Make floating-point constants of quantised weights, in place; the converter knows no quantised numbers."""
     constants = {each.name: each for each in graph.graph.initializer}
-    imports = graph.opset_import
+    opset = max([_FIRST_OPSET, *(entry.version for entry in graph.opset_import if not entry.domain)])
     rest = []
     for node in graph.graph.node:
         named = [name for name in node.input if name]
@@ -249,7 +252,8 @@ def _fold_weights(graph: onnx.ModelProto) -> None:
             continue
         shaped = onnx.ValueInfoProto(name=node.output[0])
         alone = onnx.helper.make_graph([node], "fold", [], [shaped], [constants[name] for name in named])
-        (value,) = ReferenceEvaluator(onnx.helper.make_model(alone, opset_imports=imports)).run(None, {})
+        model = onnx.helper.make_model(alone, opset_imports=[onnx.helper.make_opsetid("", opset)])
+        (value,) = ReferenceEvaluator(model).run(None, {})
         constants[node.output[0]] = onnx.numpy_helper.from_array(np.asarray(value), node.output[0])
         graph.graph.initializer.append(constants[node.output[0]])
     del graph.graph.node[:]
