@@ -262,9 +262,10 @@ def _fold_weights(graph: onnx.ModelProto) -> None:
 
 def _difference(module: nn.Module, session: Session, picture: Tensor, tolerance: float) -> str:
     """Return how a module's outputs for a picture differ from onnxruntime's; empty if they are the same."""
+    expected = session.outputs(picture)  # first, because onnxruntime refuses sizes that PyTorch would work on for hours
     with torch.no_grad():
         found: Any = module(picture.to(dtype_of(module)))
-    outputs, expected = [found] if isinstance(found, Tensor) else list(found), session.outputs(picture)
+    outputs = [found] if isinstance(found, Tensor) else list(found)
     if [tuple(output.shape) for output in outputs] != [right.shape for right in expected]:
         return "converted to PyTorch, it returns other shapes"
     for output, right in zip(outputs, expected, strict=True):

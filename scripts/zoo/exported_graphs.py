@@ -2,10 +2,10 @@
 
     python -m scripts.zoo.exported_graphs --markdown scripts/results/exported.md [FILE ...]
 
-Each of 12 networks with random weights is exported with the newer exporter (opset 18) and with the older one (opset 17),
-for any number of pictures. Further files, such as ultralytics' exports, are loaded as they are. A row says how the graph
-runs, and how far the module's outputs are from onnxruntime's at most, as a share of the largest, on noise of other seeds
-than those that camkit compares itself.
+Each of 12 networks with random weights is exported with the newer exporter (opset 18) and with the older one (opset
+17), for any number of pictures. Further files, such as ultralytics' exports, are loaded as they are. A row says how the
+graph runs, and how far the module's outputs are from onnxruntime's at most, as a share of the largest, on other noise
+than that of camkit's own comparison.
 """
 
 from __future__ import annotations

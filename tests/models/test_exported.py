@@ -564,12 +564,12 @@ def bomb(suffix: str) -> Callable[[Path], Path]:
 
 def of_a_huge_constant(folder: Path) -> Path:
     nodes = [
-        helper.make_node("ConstantOfShape", ["shape"], ["much"]),
+        helper.make_node("ConstantOfShape", ["lengths"], ["much"]),
         helper.make_node("ReduceMax", ["much"], ["one"], keepdims=0),
         helper.make_node("Add", ["images", "one"], ["sum"]),
         helper.make_node("Flatten", ["sum"], ["scores"]),
     ]
-    return graph_file(folder / "m.onnx", nodes, shape=np.array([10**7, 10**7], np.int64))
+    return graph_file(folder / "m.onnx", nodes, lengths=np.array([10**7, 10**7], np.int64))
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
