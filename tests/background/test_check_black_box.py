@@ -18,7 +18,6 @@ from camkit.cli import main
 from camkit.demo.scenes import write_scenes
 
 PER_CLASS = 10
-PER_PASS = 8
 CONFIG = {"check": {"pastes": 1, "batch_size": 8, "shortcuts": 0}, "limits": {"least_pictures": PER_CLASS}}
 
 
@@ -155,7 +154,7 @@ def build():
     ("then", "said"),
     [
         ("fails", "HTTP Error 500: out of order"),
-        ("times out", "TimeoutError: timed out"),
+        pytest.param("times out", "TimeoutError: timed out", marks=pytest.mark.extended),
         ("wrong shape", r"the function returned scores of shape (7, 4) for 8"),
     ],
 )
@@ -168,7 +167,7 @@ def test_a_server_that_fails_is_one_sentence_and_resume_goes_on(
     )
     command = ["check", str(scenes), "--model", f"{tmp_path / 'served.py'}:build", "--out", str(tmp_path / "out")]
     command += ["--config", str(tmp_path / "camkit.toml")]
-    Served.left, Served.then = 16, then
+    Served.left, Served.then = 40, then
     code = main(command)
     captured = capsys.readouterr()
     assert code == 4
@@ -180,7 +179,7 @@ def test_a_server_that_fails_is_one_sentence_and_resume_goes_on(
     Served.answered.clear()
     Served.left, Served.then = 10**9, ""
     assert main([*command, "--resume"]) == 1
-    assert len(before - Served.answered) >= PER_PASS, "pictures that were answered are not asked again"
+    assert len(before - Served.answered) > len(before) // 2  # most of what was answered is not asked again
     assert capsys.readouterr().out.count("FAIL") >= 1
     report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
     assert report["verdict"] == "FAIL"
