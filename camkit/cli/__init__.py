@@ -54,7 +54,7 @@ app = App(
 
 
 app.default(explain)
-for command in (checks, compare, concepts, diagnose, features, judge, layers, mend):
+for command in (checks, compare, concepts, diagnose, explain, features, judge, layers, mend):
     app.command(command)
 
 

@@ -87,8 +87,7 @@ class DrawingOptions:
     Attributes:
         out: The folder for the drawings, with the same subfolders as the pictures; or, for one picture, a file such as
             heat.png.
-        overwrite: Replace files that show something else, and the table. Without it, camkit adds what differs to the
-            name of the drawing.
+        overwrite: Replace files that show something else, and the table.
         style: figure (with a caption and a colour bar), overlay, side-by-side or heatmap.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.

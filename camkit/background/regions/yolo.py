@@ -110,6 +110,33 @@ def read(folder: Path) -> Annotations:
     return collector.finish("YOLO", folder)
 
 
+_PARTS = ("val", "valid", "test", "train")
+"""The parts of a data set in data.yaml, the best for a check first: a model knows its training pictures by heart."""
+
+
+def pictures_of(table: Path) -> Path:
+    """Return the folder of a data set's validation pictures, which its data.yaml names.
+
+    Raises:
+        InputError: the file cannot be read, or names no folder that exists.
+    """
+    try:
+        settings: Any = yaml.load(table.read_text(encoding="utf-8-sig"), _WithoutAliases)
+        named = {part: settings[part] for part in _PARTS if settings.get(part)}
+        root = table.parent / str(settings.get("path") or "")
+    except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{table} cannot be read as the data.yaml of a YOLO data set: {brief(error)}") from error
+    for part, folder in named.items():
+        if not isinstance(folder, str):
+            raise InputError(f"{table} names several places as {part}; pass the folder of the pictures itself")
+        # Exports of annotation tools write ../valid/images, as seen from a folder that does not exist.
+        for place in (root / folder, table.parent / folder, table.parent / folder.removeprefix("../")):
+            if place.is_dir():
+                return place
+    listed = " and ".join(named.values()) or "no folder"
+    raise InputError(f"{table} names {listed}, which does not exist; pass the folder of the pictures itself")
+
+
 def _check_row(file: Path, name: str, numbers: list[float], *, is_pose: bool) -> None:
     """Refuse a row that is not a class with a box (perhaps with a confidence), a polygon or a pose."""
     count = len(numbers)
