@@ -45,7 +45,7 @@ def diagnose(
     common.begin()
     if not pictures:
         raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
-    from camkit.cli.text import wide
+    from camkit.cli.text import narrow, wide
     from camkit.diagnosis import console as report
     from camkit.diagnosis.files import REPORTS, as_json, diagnose_files
     from camkit.images.files import refuse_input
@@ -61,9 +61,10 @@ def diagnose(
             emit(as_json(result))
         else:
             console = printer()
-            table = report.table(result, sparks=console.encoding.lower().startswith("utf"))
+            sparks = console.encoding.lower().startswith("utf")
+            table = report.table(result, sparks=sparks, complete=TALK.verbose)
             if not TALK.quiet:
-                wide(table, console).print(table)
+                (wide(table, console) if TALK.verbose else narrow(console)).print(table)
             console.print(report.findings(result))
             if not TALK.quiet:
                 console.print(f"wrote {printable(' and '.join(str(out / name) for name in REPORTS))}", markup=False)
@@ -95,7 +96,7 @@ def features(
         scale: each scales every map to its own range, to show its form; together scales all maps to one range, so that
             you can compare them.
         out: The folder for the sheet, or a file such as sheet.png.
-        overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.
+        overwrite: Replace a file that shows something else.
         common: The config, and how much is printed.
     """
     common.begin()
