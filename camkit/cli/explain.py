@@ -14,7 +14,7 @@ from camkit.cli.options import METHOD, OUTPUT, Common, PrecisionName, Ray, Sourc
 from camkit.cli.rows import Form, PassProgress, report
 from camkit.cli.targets import TargetOptions
 from camkit.cli.terminal import say
-from camkit.errors import InputError, OutputError
+from camkit.errors import InputError, OutputError, printable
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,8 @@ class DrawingOptions:
         out: The folder for the drawings, with the same subfolders as the pictures; or, for one picture, a file such as
             heat.png.
         overwrite: Replace files that show something else, and the table.
-        style: figure (with a caption and a colour bar), overlay, side-by-side or heatmap.
+        style: figure (with a caption and a colour bar), overlay, side-by-side, heatmap, or slide: one slide of a single
+            picture, with the heat of the answer and of the class in --true.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.
         scale: shared draws all pictures on one scale of colours, so that they can be compared; it explains each twice.
@@ -204,6 +205,10 @@ def explain(
     from camkit.scale.folder import Run, explain_files
     from camkit.scale.job import Job
 
+    if drawing.style == "slide":
+        return _slide(pictures, source, targets, how, drawing)
+    if targets.true is not None:
+        raise InputError("--true is for --style slide")
     drawn = drawing.drawing()
     if how.method is not None and ":" not in source.model:  # mine.py:build may register methods
         find_method(how.method)
@@ -235,6 +240,41 @@ def explain(
         rows = rows if events is None else Run(_with_events(rows, events), rows.stills)
         form: Form = "json" if results.json else "csv" if results.csv else "text"
         return report(rows, job, form, passes, with_raw=results.raw)
+
+
+def _slide(
+    pictures: Sequence[str], source: Source, targets: TargetOptions, how: HowOptions, drawing: DrawingOptions
+) -> int:
+    """Draw one slide of one picture.
+
+    Raises:
+        InputError: there are several pictures, or options that a slide does not have.
+        OutputError: the file exists.
+    """
+    import numpy as np
+
+    import camkit
+    from camkit.cli.terminal import emit
+    from camkit.drawing.encode import encode
+    from camkit.images.files import names_file, refuse_input
+    from camkit.images.listing import Pictures
+
+    files = Pictures(pictures, skip=drawing.out, recursive=how.recursive).first(2)
+    if len(files) != 1:
+        raise InputError("a slide shows one picture; name one file")
+    if targets != TargetOptions(true=targets.true):
+        raise InputError("a slide explains the model's answer and the class in --true; leave the other targets out")
+    file = drawing.out if names_file(drawing.out) else drawing.out / f"{files[0].stem}.slide.png"
+    refuse_input(file, files)
+    if file.exists() and not drawing.overwrite:
+        raise OutputError(f"{file} exists already; name another file, or pass --overwrite")
+    encode(np.zeros((1, 1, 3), np.uint8), file.suffix)
+    made = camkit.slide(source.load(), files[0], targets.true, method=how.method)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    made.save(file)
+    emit(printable(made.sentence))
+    emit(printable(f"  wrote {file}"))
+    return 0
 
 
 def _with_events(rows: Run, events: Any) -> Generator[Result, None, None]:

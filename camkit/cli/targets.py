@@ -33,6 +33,7 @@ class TargetOptions:
             Default: the best class.
         top_k: Explain the K best classes, or boxes, of each picture.
         above: Explain every class of a multi-label model whose probability (sigmoid) is above this.
+        true: The true class of the picture; for --style slide.
         versus: Explain the target rather than this class.
         direction: Explain what raises or lowers one number of the output (one-logit model, regression).
         box: Explain the detector's box with this number; numbers start at 0.
@@ -45,6 +46,7 @@ class TargetOptions:
     target: Annotated[list[str] | None, Parameter(alias="-t", negative=(), metavar="CLASS")] = None
     top_k: Annotated[int | None, Parameter(alias="-k", metavar="K")] = None
     above: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    true: Annotated[str | None, Parameter(metavar="CLASS")] = None
     versus: Annotated[str | None, Parameter(metavar="CLASS")] = None
     direction: Literal["up", "down"] | None = None
     box: Annotated[int | None, Parameter(metavar="NUMBER")] = None
