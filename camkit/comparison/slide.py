@@ -25,7 +25,7 @@ from camkit.targets import contrast
 from camkit.types import ImageLike, Pixels
 
 if TYPE_CHECKING:
-    from camkit.explainer import Explainer
+    from camkit.explainer import Explainer, MethodLike
     from camkit.models.loaded import Loadable
 
 _WIDTH, _HEIGHT = 1920, 1080
@@ -33,8 +33,13 @@ _WIDTH, _HEIGHT = 1920, 1080
 _MARGIN, _GAP = 60, 30
 _TITLE, _TEXT, _SENTENCE = 30, 24, 38
 _LEADING = 1.35
+_ACROSS = 3
+"""The most pictures beside each other: more would be too small to see from the back of a room."""
 _HOTTEST = 0.2
 """The share of the picture that is blurred, as for the metric top-loss."""
+
+
+_TITLES = ("What speaks for the answer", "What speaks for the true class", "Answer rather than true class")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +64,18 @@ class Slide:
         """Return the slide, 1080 x 1920 x 3 uint8 RGB."""
         canvas = Canvas(_WIDTH, _HEIGHT)
         top = _lines(canvas, (_MARGIN, _MARGIN), self.sentence, _WIDTH - 2 * _MARGIN, _SENTENCE, INK, 2) + _GAP
-        width = (_WIDTH - 2 * _MARGIN - _GAP * (len(self.panels) - 1)) // len(self.panels)
-        below = 4 * _TEXT * _LEADING
-        above = 2 * _TITLE * _LEADING
-        room = int(_HEIGHT - _MARGIN - top - above - below)
+        columns = min(len(self.panels), _ACROSS)
+        rows = -(-len(self.panels) // columns)
+        width = (_WIDTH - 2 * _MARGIN - _GAP * (columns - 1)) // columns
+        height = (_HEIGHT - _MARGIN - top) / rows
+        above, below = round(_TITLE * _LEADING), round(2 * _TEXT * _LEADING) + _GAP
         for number, (title, pixels, words) in enumerate(self.panels):
-            left = _MARGIN + number * (width + _GAP)
-            _lines(canvas, (left, top), title, width, _TITLE, INK, 2)
-            drawn = _enlarged(pixels, width, room)
-            canvas.picture(left, int(top + above), drawn)
-            _lines(canvas, (left, top + above + drawn.shape[0] + 8), words, width, _TEXT, GREY, 4)
+            row, column = divmod(number, columns)
+            left, upper = _MARGIN + column * (width + _GAP), round(top + row * height)
+            _lines(canvas, (left, upper), title, width, _TITLE, INK, 1)
+            drawn = _enlarged(pixels, width, int(height - above - below))
+            canvas.picture(left, upper + above, drawn)
+            _lines(canvas, (left, upper + above + drawn.shape[0] + 6), words, width, _TEXT, GREY, 2)
         return canvas.pixels()
 
     def save(self, path: str | Path) -> Path:
@@ -95,7 +102,7 @@ def slide(
     picture: ImageLike,
     true: str | int | None = None,
     *,
-    method: Any = None,
+    method: MethodLike | None = None,
     **options: Any,
 ) -> Slide:
     """Return a slide about a model's answer to one picture.
@@ -137,13 +144,11 @@ def slide(
     blurred[:, hot] = evaluator.emptied_picture("blur")[:, hot].to(blurred)
     before, after = (float(score) for score in evaluator.scored(_stacked(evaluator.picture, blurred)))
     panels = [("The picture", answer.picture, Path(answer.source).name)]
-    panels += [(_title(row, number), row.overlay(scale="each"), _meaning(row)) for number, row in enumerate(found)]
+    panels += [(_TITLES[number], row.overlay(scale="each"), _meaning(row)) for number, row in enumerate(found)]
     pixels = as_pixels(blurred[None])
     if pixels is not None and answer.status == "ok":
-        value = _value(answer, after)
-        panels.append(
-            ("Without the hottest fifth", pixels[0], f"Blurred where most speaks for {answer.name}: {value}.")
-        )
+        words = f"Blurred where most speaks for {answer.name}: {_value(answer, after)}."
+        panels.append(("Without the hottest fifth", pixels[0], words))
     sentence = _sentence(explainer.name, found, before, after)
     return Slide(tuple(panels), sentence, tuple(found), before, after)
 
@@ -166,10 +171,6 @@ def _sentence(model: str, found: Sequence[Explanation], before: float, after: fl
         return f"{said} No place in the picture speaks for {answer.name}."
     verb = "falls" if after < before else "rises"
     return f"{said} Without the hottest fifth, {answer.name} {verb} to {_value(answer, after)}."
-
-
-def _title(row: Explanation, number: int) -> str:
-    return ("What speaks for the answer", "What speaks for the true class", "Answer rather than true class")[number]
 
 
 def _meaning(row: Explanation) -> str:
