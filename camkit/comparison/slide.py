@@ -122,7 +122,7 @@ def slide(
 
     Examples:
         >>> import camkit
-        >>> camkit.slide("demo-biased", camkit.scenes.scene_paths()["plane-forest"], "plane").sentence
+        >>> camkit.slide("demo-biased", camkit.scenes.scene_paths()["plane-wood"], "plane").sentence
         'demo-biased says bird (...), but this is a plane. Without the hottest fifth, bird falls to ...'
     """
     chosen = chosen_methods("auto" if method is None else method, ("auto",))
