@@ -189,10 +189,10 @@ def _enlarged(pixels: Pixels, width: int, height: int) -> Pixels:
 
 
 def _lines(
-    canvas: Canvas, corner: tuple[float, float], words: str, width: int, size: int, colour: Any, most: int
+    canvas: Canvas, corner: tuple[float | int, float | int], words: str, width: int, size: int, colour: Any, most: int
 ) -> float:
     """Write words below a corner, in at most this many lines; return where they end."""
-    left, top = corner
+    left, top = corner[0], float(corner[1])
     for line in wrapped(words, width, size, most):
         canvas.text(left, top + size * _LEADING / 2, line, size=size, colour=colour)
         top += size * _LEADING

@@ -220,7 +220,12 @@ class TestNamesOfDrawings:
 
     def test_a_folder_is_mirrored_and_no_picture_is_drawn_over_another(self, tree: Path, tmp_path: Path) -> None:
         assert self.explain(tree, "-o", tmp_path / "out") == 0
-        everything = ["2020/cat.gradcam.demo-fair.png", "2020/deep/dog.gradcam.demo-fair.png", "cat.gradcam.demo-fair.png", "cat.png.gradcam.demo-fair.png"]
+        everything = [
+            "2020/cat.gradcam.demo-fair.png",
+            "2020/deep/dog.gradcam.demo-fair.png",
+            "cat.gradcam.demo-fair.png",
+            "cat.png.gradcam.demo-fair.png",
+        ]
         assert files_in(tmp_path / "out") == everything
         assert self.explain(tree, "--no-recursive", "-o", tmp_path / "flat") == 0
         assert files_in(tmp_path / "flat") == ["cat.gradcam.demo-fair.png", "cat.png.gradcam.demo-fair.png"]
@@ -537,7 +542,11 @@ class TestInProcess:
         (tmp_path / "a" / "notes.txt").write_text("not a picture")
         arguments = [tmp_path / "a", tmp_path / "b" / "*.png", "--model", "demo-fair", "--out", tmp_path / "out"]
         assert main(list(map(str, arguments))) == 0
-        assert files_in(tmp_path / "out") == ["a/x.png.gradcam.demo-fair.png", "b/x.png.gradcam.demo-fair.png", "b/y.png.gradcam.demo-fair.png"]
+        assert files_in(tmp_path / "out") == [
+            "a/x.png.gradcam.demo-fair.png",
+            "b/x.png.gradcam.demo-fair.png",
+            "b/y.png.gradcam.demo-fair.png",
+        ]
         assert capsys.readouterr().out.count("wrote") == 3
 
     def test_top_k_gives_a_picture_each(self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
