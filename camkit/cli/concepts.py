@@ -36,7 +36,7 @@ def concepts(
         batch_size: Pictures per pass; halved automatically if memory runs out. Default: 32 on a GPU, 4 on a CPU.
         recursive: Search subfolders too, which is the default, or leave them out.
         out: The folder for the sheet, or a file such as concepts.png.
-        overwrite: Replace a file that shows something else.
+        overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.
         common: The config, and how much is printed.
     """
     common.begin()

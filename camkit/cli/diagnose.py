@@ -96,7 +96,7 @@ def features(
         scale: each scales every map to its own range, to show its form; together scales all maps to one range, so that
             you can compare them.
         out: The folder for the sheet, or a file such as sheet.png.
-        overwrite: Replace a file that shows something else.
+        overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.
         common: The config, and how much is printed.
     """
     common.begin()

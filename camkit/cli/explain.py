@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from camkit.cli.options import METHOD, OUTPUT, Common, PrecisionName, Ray, Source, actors_of, events_into
 from camkit.cli.rows import Form, PassProgress, report
 from camkit.cli.targets import TargetOptions
-from camkit.cli.terminal import say
+from camkit.cli.terminal import TALK, emit, say
 from camkit.errors import InputError, OutputError, printable
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class DrawingOptions:
     Attributes:
         out: The folder for the drawings, with the same subfolders as the pictures; or, for one picture, a file such as
             heat.png.
-        overwrite: Replace files that show something else, and the table.
+        overwrite: Replace files that show something else, and the table. Without it, camkit adds what differs to the
+            name of the drawing.
         style: figure (with a caption and a colour bar), overlay, side-by-side, heatmap, or slide: one slide of a single
             picture, with the heat of the answer and of the class in --true.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
@@ -205,13 +206,14 @@ def explain(
     from camkit.scale.folder import Run, explain_files
     from camkit.scale.job import Job
 
+    if how.method is not None and ":" not in source.model:  # mine.py:build may register methods
+        find_method(how.method)
     if drawing.style == "slide":
-        return _slide(pictures, source, targets, how, drawing)
+        _refuse_beside_slide(targets, how, drawing, results, ray=ray)
+        return _slide(pictures, source, targets.true, how, drawing)
     if targets.true is not None:
         raise InputError("--true is for --style slide")
     drawn = drawing.drawing()
-    if how.method is not None and ":" not in source.model:  # mine.py:build may register methods
-        find_method(how.method)
     targets.check()
     for written in (drawing.out, results.table):
         if written is not None:
@@ -242,38 +244,56 @@ def explain(
         return report(rows, job, form, passes, with_raw=results.raw)
 
 
-def _slide(
-    pictures: Sequence[str], source: Source, targets: TargetOptions, how: HowOptions, drawing: DrawingOptions
-) -> int:
+_OF_SLIDES = {"true", "method", "references", "precision", "recursive", "out", "overwrite", "style"}
+"""The options for a slide, besides those of the model."""
+
+
+def _refuse_beside_slide(*tables: Any, ray: bool | str) -> None:
+    """Refuse the options that a slide does not use.
+
+    Raises:
+        InputError: there are some.
+    """
+    from camkit.kit.wording import listed
+
+    names = [field.name for table in tables for field in fields(table) if getattr(table, field.name) != field.default]
+    unused = [name for name in [*names, *(["ray"] if ray else [])] if name not in _OF_SLIDES]
+    if unused:
+        options = listed([f"--{name.replace('_', '-')}" for name in unused])
+        raise InputError(f"--style slide does not use {options}; leave out what it does not use, in the config too")
+
+
+def _slide(pictures: Sequence[str], source: Source, true: str | None, how: HowOptions, drawing: DrawingOptions) -> int:
     """Draw one slide of one picture.
 
     Raises:
-        InputError: there are several pictures, or options that a slide does not have.
-        OutputError: the file exists.
+        InputError: there are several pictures.
+        OutputError: the file exists or cannot be written.
     """
     import numpy as np
 
     import camkit
-    from camkit.cli.terminal import emit
     from camkit.drawing.encode import encode
     from camkit.images.files import names_file, refuse_input
     from camkit.images.listing import Pictures
+    from camkit.models import device_of
 
     files = Pictures(pictures, skip=drawing.out, recursive=how.recursive).first(2)
     if len(files) != 1:
         raise InputError("a slide shows one picture; name one file")
-    if targets != TargetOptions(true=targets.true):
-        raise InputError("a slide explains the model's answer and the class in --true; leave the other targets out")
     file = drawing.out if names_file(drawing.out) else drawing.out / f"{files[0].stem}.slide.png"
-    refuse_input(file, files)
+    refuse_input(file, [*files, *source.files()])
     if file.exists() and not drawing.overwrite:
         raise OutputError(f"{file} exists already; name another file, or pass --overwrite")
-    encode(np.zeros((1, 1, 3), np.uint8), file.suffix)
-    made = camkit.slide(source.load(), files[0], targets.true, method=how.method)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    encode(np.zeros((1, 1, 3), np.uint8), file.suffix)  # refuses an unknown type before the work
+    loaded = source.load()
+    asked = how.on(device_of(loaded.module), None)
+    options = {"precision": asked.precision, "references": asked.references}
+    made = camkit.slide(loaded, files[0], true, method=how.method, **options)
     made.save(file)
-    emit(printable(made.sentence))
-    emit(printable(f"  wrote {file}"))
+    if not TALK.quiet:
+        emit(printable(made.sentence))
+        emit(printable(f"  wrote {file}"))
     return 0
 
 

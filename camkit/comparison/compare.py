@@ -263,7 +263,7 @@ def compare(
         target_layer: one layer or a list; each picture gets a row for each of them. None lets camkit choose the layer.
         target: None for each picture's best class, or one target for all.
         metric: a name from ``camkit.metrics.METRICS``, of a metric that needs no region.
-        progress: ``progress(done, of)`` is called after each picture.
+        progress: ``progress(done, of)`` is called after each picture that can be read.
         **options: ``preprocess``, ``labels``, ``device``, ``precision`` and ``references`` as for ``Explainer``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The names of drawings. They depend on the call alone, and no drawing replaces one that shows something else."""
+"""The names of drawings. The same call gives the same names, and no drawing replaces one that shows something else."""
 
 from __future__ import annotations
 
@@ -23,18 +23,6 @@ _LONGEST_SLUG = 30
 """The most characters of a layer's or a target's name in the name of a drawing."""
 _LONGEST_STEM = 120
 """The most bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
-_USUAL = {
-    "precision": "fp32",
-    "fuse": "mean",
-    "style": "figure",
-    "colormap": "turbo",
-    "alpha": "alpha-0.5",
-    "scale": "shared",
-    "side": "side-2048",
-    "every": "every-1",
-    "top": "top-64",
-}
-"""The words of options that were not typed, which a name leaves out."""
 _NOT_IN_METHOD_NAMES = r"[^\w+.-]"
 """Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
 
@@ -88,35 +76,39 @@ class DrawingFiles:
 def free_file(
     out: Path, name: Path, words: Sequence[str], shows: Mapping[str, str], suffix: str = ".png", *, overwrite: bool
 ) -> Path:
-    """Return the file for a drawing, whose name depends on nothing but the arguments.
+    """Return the file for a drawing: a file that does not exist, or that shows the same.
 
     Args:
         out: the folder of all drawings, or one file for this drawing.
         name: the picture's path below the folder, as ``drawing_names`` returns it.
         words: what follows in the file's name, such as the method.
-        shows: what decides the drawing, as words; "picture" is the picture's path. The words follow in the name, except
-            those of the options that were not typed.
+        shows: what decides the drawing, as words for its name; "picture" is the picture's path. If the file of the
+            plain name shows something else, the words for what differs are added to the name.
         suffix: the type of the file.
-        overwrite: whether to replace the file whatever it shows.
+        overwrite: whether to return the plain name whatever its file shows.
 
     Raises:
-        OutputError: the file exists and shows something else, such as a picture of the same name in another folder.
+        OutputError: the file exists, and nothing in its name could tell the two drawings apart.
     """
     if names_file(out):
         if overwrite or _is_free(out, shows):
             return out
         raise OutputError(f"{out} exists already; name another file, or pass {advice('overwrite=True', '--overwrite')}")
-    told = {**shows, "model": Path(shows.get("model", "")).name}
-    typed = [text for key, text in told.items() if key not in ("picture", "name") and text not in ("", _USUAL.get(key))]
-    name_words = dict.fromkeys([*words, *map(slug, typed)])
-    file = out / name.parent / f"{'.'.join([name.name, *name_words])}{suffix}"
-    if not overwrite and not _is_free(file, shows):
-        earlier = _shown_in(file).get("picture")
-        what = "camkit cannot tell what it shows" if earlier in (None, shows["picture"]) else f"shows {earlier}"
-        raise OutputError(
-            f"{file} exists and {what}; choose another folder, or pass {advice('overwrite=True', '--overwrite')}"
-        )
-    return file
+    words = list(words)
+    while True:
+        file = out / name.parent / f"{'.'.join([name.name, *words])}{suffix}"
+        if overwrite or _is_free(file, shows):
+            return file
+        earlier = _shown_in(file)
+        distinct = [key for key in (*shows, *earlier) if earlier.get(key, "") != shows.get(key, "")]
+        named = {**shows, "picture": Path(shows["picture"]).parent.name}
+        more = dict.fromkeys(slug(named.get(key) or f"default-{key}") for key in distinct)
+        if not earlier or not more.keys() - set(words):
+            raise OutputError(
+                f"{file} exists and camkit cannot tell what it shows; choose another folder, or pass "
+                + advice("overwrite=True", "--overwrite")
+            )
+        words = [*dict.fromkeys([*words, *more])]
 
 
 def write_drawing(file: Path, pixels: Pixels, shows: Mapping[str, str]) -> None:

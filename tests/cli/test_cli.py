@@ -132,7 +132,7 @@ class TestInstalled:
         assert "plane" in done.stdout
         assert "layer features" in done.stdout
         assert "deepest 16x16 grid" in done.stdout
-        written = cv2.imread(str(tmp_path / "new" / "folder" / "plane-sky.gradcam.demo-fair.jpg"))
+        written = cv2.imread(str(tmp_path / "new" / "folder" / "plane-sky.gradcam.jpg"))
         assert written.shape == cv2.imread(str(plane)).shape
         assert "camkit.explainer" in modules
         needless = ("camkit.background", "camkit.diagnosis", "camkit.demo.poster", "camkit.tensorboard", "scipy")
@@ -194,7 +194,7 @@ class TestInstalled:
         assert r"v\xf6gel.jpg" in done.stdout
         done = run(odd, "--model", "demo-fair", "--out", tmp_path, "--json", PYTHONIOENCODING="ascii")
         assert json.loads(done.stdout)["source"] == str(odd)
-        assert (tmp_path / "vögel.gradcam.demo-fair.png").is_file()
+        assert (tmp_path / "vögel.gradcam.png").is_file()
 
     @pytest.mark.extended
     def test_the_demo(self, tmp_path: Path) -> None:
@@ -220,15 +220,10 @@ class TestNamesOfDrawings:
 
     def test_a_folder_is_mirrored_and_no_picture_is_drawn_over_another(self, tree: Path, tmp_path: Path) -> None:
         assert self.explain(tree, "-o", tmp_path / "out") == 0
-        everything = [
-            "2020/cat.gradcam.demo-fair.png",
-            "2020/deep/dog.gradcam.demo-fair.png",
-            "cat.gradcam.demo-fair.png",
-            "cat.png.gradcam.demo-fair.png",
-        ]
+        everything = ["2020/cat.gradcam.png", "2020/deep/dog.gradcam.png", "cat.gradcam.png", "cat.png.gradcam.png"]
         assert files_in(tmp_path / "out") == everything
         assert self.explain(tree, "--no-recursive", "-o", tmp_path / "flat") == 0
-        assert files_in(tmp_path / "flat") == ["cat.gradcam.demo-fair.png", "cat.png.gradcam.demo-fair.png"]
+        assert files_in(tmp_path / "flat") == ["cat.gradcam.png", "cat.png.gradcam.png"]
 
     def test_an_output_that_looks_like_a_file_of_another_type_is_refused(
         self, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -251,9 +246,9 @@ class TestNamesOfDrawings:
 
     def test_several_folders_and_named_files_of_one_name_are_kept_apart(self, tree: Path, tmp_path: Path) -> None:
         assert self.explain(tree / "2020", tree / "2020" / "deep", "--no-recursive", "-o", tmp_path / "folders") == 0
-        assert files_in(tmp_path / "folders") == ["2020/cat.gradcam.demo-fair.png", "deep/dog.gradcam.demo-fair.png"]
+        assert files_in(tmp_path / "folders") == ["2020/cat.gradcam.png", "deep/dog.gradcam.png"]
         assert self.explain(tree / "cat.jpg", tree / "2020" / "cat.jpg", "-o", tmp_path / "files") == 0
-        assert files_in(tmp_path / "files") == ["2020/cat.gradcam.demo-fair.png", "in/cat.gradcam.demo-fair.png"]
+        assert files_in(tmp_path / "files") == ["2020/cat.gradcam.png", "in/cat.gradcam.png"]
 
     def test_what_differs_from_an_earlier_run_is_in_the_name(self, tree: Path, tmp_path: Path) -> None:
         picture, out = tree / "cat.jpg", tmp_path / "out"
@@ -274,19 +269,24 @@ class TestNamesOfDrawings:
                 assert main([*map(str, call), *model, "--out", str(out)]) == 0
             assert files_in(out) == [
                 "cat.gradcam.2020.png",
-                "cat.gradcam.car.demo-fair.jpg",  # the photo beside its overlay, as a JPEG like its picture
-                "cat.gradcam.car.demo-fair.png",
+                "cat.gradcam.car.jpg",  # the photo beside its overlay, as a JPEG like its picture
+                "cat.gradcam.car.png",
                 "cat.gradcam.demo-biased.png",
                 "cat.gradcam.heatmap.png",
                 "cat.gradcam.jet.alpha-0.2.png",
                 "cat.gradcam.mine.png",
-                "cat.gradcam.demo-fair.png",
+                "cat.gradcam.png",
             ]
+
+    def test_another_size_of_the_input_has_a_drawing_of_its_own(self, tree: Path, tmp_path: Path) -> None:
+        for size in ([], ["--size", "160"]):
+            assert self.explain(tree / "cat.jpg", "-o", tmp_path / "out", *size) == 0
+        assert files_in(tmp_path / "out") == ["cat.gradcam.160.png", "cat.gradcam.png"]
 
     def test_a_file_of_somebody_else_is_replaced_only_with_overwrite(
         self, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        out, mine = tmp_path / "out", tmp_path / "out" / "cat.gradcam.demo-fair.png"
+        out, mine = tmp_path / "out", tmp_path / "out" / "cat.gradcam.png"
         out.mkdir()
         mine.write_bytes(b"mine")
         assert self.explain(tree / "cat.jpg", "-o", out) == 2
@@ -299,7 +299,7 @@ class TestNamesOfDrawings:
         for style in ("overlay", "heatmap"):
             call = [tree / "cat.jpg", "-o", tmp_path / "out", "--style", style, "--format", "png", "--overwrite"]
             assert self.explain(*call) == 0
-        assert files_in(tmp_path / "out") == ["cat.gradcam.demo-fair.png"]
+        assert files_in(tmp_path / "out") == ["cat.gradcam.png"]
 
     @pytest.mark.parametrize("name", ["heat.png", "new/heat.jpg"])
     def test_one_picture_can_be_drawn_into_a_named_file(self, tree: Path, tmp_path: Path, name: str) -> None:
@@ -448,7 +448,7 @@ class TestWhatIsPrinted:
         (tmp_path / "chek").write_bytes(plane.read_bytes())
         monkeypatch.chdir(tmp_path)
         assert self.explain("chek") == 0
-        assert Path("camkit-out/chek.gradcam.demo-fair.png").is_file()
+        assert Path("camkit-out/chek.gradcam.png").is_file()
 
     def test_an_address_is_refused_in_python_too(self) -> None:
         with pytest.raises(camkit.errors.ImageError, match=r"https://a\.org/b\.jpg is a URL, but camkit reads only"):
@@ -542,11 +542,7 @@ class TestInProcess:
         (tmp_path / "a" / "notes.txt").write_text("not a picture")
         arguments = [tmp_path / "a", tmp_path / "b" / "*.png", "--model", "demo-fair", "--out", tmp_path / "out"]
         assert main(list(map(str, arguments))) == 0
-        assert files_in(tmp_path / "out") == [
-            "a/x.png.gradcam.demo-fair.png",
-            "b/x.png.gradcam.demo-fair.png",
-            "b/y.png.gradcam.demo-fair.png",
-        ]
+        assert files_in(tmp_path / "out") == ["a/x.png.gradcam.png", "b/x.png.gradcam.png", "b/y.png.gradcam.png"]
         assert capsys.readouterr().out.count("wrote") == 3
 
     def test_top_k_gives_a_picture_each(self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -645,7 +641,7 @@ class TestInProcess:
         assert main([str(plane), str(other), "--model", "demo-fair", "--out", str(tmp_path)]) == 4
         captured = capsys.readouterr()
         assert "MemoryError: no room" in captured.err
-        assert "other.gradcam.demo-fair.png" in captured.out
+        assert "other.gradcam.png" in captured.out
 
     def test_alone_it_shows_its_help(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([]) == 0
@@ -659,16 +655,16 @@ class TestInProcess:
         for _ in range(2):
             assert main([".", "--model", "demo-fair"]) == 0
             assert capsys.readouterr().out.count("wrote") == 1
-        assert [path.name for path in Path("camkit-out").iterdir()] == ["plane.gradcam.demo-fair.png"]
+        assert [path.name for path in Path("camkit-out").iterdir()] == ["plane.gradcam.png"]
 
     def test_runs_with_other_layers_and_targets_leave_each_others_files(self, plane: Path, tmp_path: Path) -> None:
         for options in ([], ["--target", "bird"], ["--target", "car"], ["--layer", "features"]):
             assert main([str(plane), "--model", "demo-fair", "--out", str(tmp_path), *options]) == 0
         assert sorted(path.name for path in tmp_path.iterdir()) == [
-            "plane-sky.gradcam.bird.demo-fair.png",
-            "plane-sky.gradcam.car.demo-fair.png",
-            "plane-sky.gradcam.features.demo-fair.png",
-            "plane-sky.gradcam.demo-fair.png",
+            "plane-sky.gradcam.bird.png",
+            "plane-sky.gradcam.car.png",
+            "plane-sky.gradcam.features.png",
+            "plane-sky.gradcam.png",
         ]
 
     @pytest.mark.parametrize("wrong", [["--model", "nothing"], ["--model", "demo-fair", "--method", "none"]])
@@ -784,7 +780,7 @@ class TestInProcess:
         assert main([str(odd), "--model", "demo-fair", "--out", str(out)]) == 0
         assert main(["features", str(odd), "--model", "demo-fair", "--out", str(out)]) == 0
         assert {file.name for file in out.iterdir()} == {
-            "a-[2J--b-d0851533.gradcam.demo-fair.png",  # the checksum tells it from a picture that is called so
+            "a-[2J--b-d0851533.gradcam.png",  # the checksum tells it from a picture that is called so
             "a-[2J--b-d0851533.features.features.png",
         }
 
@@ -1047,7 +1043,7 @@ class TestFolders:
             assert main([str(tmp_path / pattern), "--model", "demo-fair", "--out", str(out), "--json"]) == 0
             rows = capsys.readouterr().out.splitlines()
             assert [json.loads(row)["source"] for row in rows] == [str(tmp_path / "plane.png")]
-        drawing = tmp_path / "plane.png.gradcam.demo-fair.png"
+        drawing = tmp_path / "plane.png.gradcam.png"
         assert main([str(drawing), "--model", "demo-fair", "--out", str(tmp_path)]) == 0, (
             "if it is named, it is explained"
         )

@@ -47,6 +47,24 @@ def test_the_command_draws_one_slide(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([str(SCENE), str(SCENE.with_name("bird-wood.jpg")), *call[1:-1], str(tmp_path / "t.png")]) == 2
 
 
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        (["--alpha", "0.3"], "--alpha"),
+        (["--layer", "features", "--json"], "--layer and --json"),
+        (["--target", "bird"], "--target"),
+        (["--table", "x.csv", "--ray"], "--table and --ray"),
+    ],
+)
+def test_a_slide_refuses_options_that_it_does_not_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], named: str
+) -> None:
+    call = [str(SCENE), "--model", "demo-biased", "--style", "slide", "-o", str(tmp_path / "s.png")]
+    assert main([*call, *extra]) == 2
+    assert f"--style slide does not use {named};" in " ".join(capsys.readouterr().err.split())
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_file_of_functions_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.py"
     file.write_text("raise SystemExit\ndef build(): ...\ndef _hidden(): ...\nclass Net: ...\n")

@@ -694,7 +694,7 @@ def test_the_scale_in_a_shell(tmp_path, capsys, scale):
 
     rows = camkit.explain("demo-fair", files)
     for row, name in zip(rows, names, strict=True):
-        with Image.open(tmp_path / f"{name}.gradcam.demo-fair.png") as picture:
+        with Image.open(tmp_path / f"{name}.gradcam.png") as picture:
             assert np.array_equal(
                 np.asarray(picture), row.overlay(style="heatmap", scale=rows if scale == "shared" else scale)
             )
