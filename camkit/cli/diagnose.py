@@ -26,8 +26,8 @@ def diagnose(
 ) -> int:
     """Measure each layer on a batch of pictures and report what is wrong: dead, saturated, vanishing, NaN, frozen.
 
-    Writes diagnose.json and diagnose.png. Exit codes: 0 done, whatever was found; 2 the call or a file is wrong; 4 the
-    model or the program failed.
+    Writes diagnose.json and diagnose.png. With --verbose, the table has more columns. Exit codes: 0 done, whatever was
+    found; 2 the call or a file is wrong; 4 the model or the program failed.
 
     Args:
         pictures: Files, folders or quoted glob patterns, used as one batch. It takes eight or more to tell dead

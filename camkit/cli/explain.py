@@ -270,22 +270,19 @@ def _slide(pictures: Sequence[str], source: Source, true: str | None, how: HowOp
         InputError: there are several pictures.
         OutputError: the file exists or cannot be written.
     """
-    import numpy as np
-
     import camkit
-    from camkit.drawing.encode import encode
-    from camkit.images.files import names_file, refuse_input
+    from camkit.images.files import names_file, refuse_input, refuse_other_file
     from camkit.images.listing import Pictures
     from camkit.models import device_of
 
     files = Pictures(pictures, skip=drawing.out, recursive=how.recursive).first(2)
     if len(files) != 1:
         raise InputError("a slide shows one picture; name one file")
+    refuse_other_file(drawing.out)
     file = drawing.out if names_file(drawing.out) else drawing.out / f"{files[0].stem}.slide.png"
     refuse_input(file, [*files, *source.files()])
     if file.exists() and not drawing.overwrite:
         raise OutputError(f"{file} exists already; name another file, or pass --overwrite")
-    encode(np.zeros((1, 1, 3), np.uint8), file.suffix)  # refuses an unknown type before the work
     loaded = source.load()
     asked = how.on(device_of(loaded.module), None)
     options = {"precision": asked.precision, "references": asked.references}

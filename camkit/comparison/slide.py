@@ -123,7 +123,7 @@ def slide(
     Examples:
         >>> import camkit
         >>> camkit.slide("demo-biased", camkit.scenes.scene_paths()["plane-wood"], "plane").sentence
-        'demo-biased says bird (...), but this is a plane. Without the hottest fifth, bird falls to ...'
+        'demo-biased says bird (...), but this is a plane. Without the hottest fifth, bird stays at ...'
     """
     chosen = chosen_methods("auto" if method is None else method, ("auto",))
     explainer = chosen_explainer(model, chosen, options).using(chosen[0], None)
@@ -169,8 +169,9 @@ def _sentence(model: str, found: Sequence[Explanation], before: float, after: fl
     said += f", but this is a {found[1].name}." if len(found) > 1 else "."
     if answer.status != "ok":
         return f"{said} No place in the picture speaks for {answer.name}."
-    verb = "falls" if after < before else "rises"
-    return f"{said} Without the hottest fifth, {answer.name} {verb} to {_value(answer, after)}."
+    then = _value(answer, after)
+    verb = "stays at" if then == _value(answer, before) else "falls to" if after < before else "rises to"
+    return f"{said} Without the hottest fifth, {answer.name} {verb} {then}."
 
 
 def _meaning(row: Explanation) -> str:

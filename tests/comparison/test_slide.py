@@ -43,6 +43,8 @@ def test_the_command_draws_one_slide(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "but this is a plane" in capsys.readouterr().out
     assert main(call) == 2
     assert "exists already" in capsys.readouterr().err
+    assert main([*call[:-1], str(tmp_path / "s.pdf")]) == 2
+    assert ".pdf is no type of picture" in " ".join(capsys.readouterr().err.split())
     assert main([*call[:3], "--true", "plane"]) == 2
     assert main([str(SCENE), str(SCENE.with_name("bird-wood.jpg")), *call[1:-1], str(tmp_path / "t.png")]) == 2
 

@@ -13,6 +13,7 @@ import yaml
 from camkit.background.regions.annotations import LARGEST_SHARE, AnnotationCollector, Annotations, shorten
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in, has_picture_suffix
+from camkit.kit.wording import listed
 from camkit.types import Box
 
 _TABLES = ("data.yaml", "data.yml", "dataset.yaml")
@@ -122,19 +123,20 @@ def pictures_of(table: Path) -> Path:
     """
     try:
         settings: Any = yaml.load(table.read_text(encoding="utf-8-sig"), _WithoutAliases)
-        named = {part: settings[part] for part in _PARTS if settings.get(part)}
-        root = table.parent / str(settings.get("path") or "")
-    except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{table} cannot be read as the data.yaml of a YOLO data set: {brief(error)}") from error
+    named = {part: settings[part] for part in _PARTS if settings.get(part)} if isinstance(settings, dict) else {}
+    if not named:
+        raise InputError(f"{table} names no folder as {listed(_PARTS, 'or')}; pass the folder of the pictures itself")
+    root = table.parent / str(settings.get("path") or "")
     for part, folder in named.items():
         if not isinstance(folder, str):
-            raise InputError(f"{table} names several places as {part}; pass the folder of the pictures itself")
+            raise InputError(f"{table} names no single folder as {part}; pass the folder of the pictures itself")
         # Exports of annotation tools write ../valid/images, as seen from a folder that does not exist.
         for place in (root / folder, table.parent / folder, table.parent / folder.removeprefix("../")):
             if place.is_dir():
                 return place
-    listed = " and ".join(named.values()) or "no folder"
-    raise InputError(f"{table} names {listed}, which does not exist; pass the folder of the pictures itself")
+    raise InputError(f"{table} names no folder that exists, but {listed([*named.values()])}; pass the folder itself")
 
 
 def _check_row(file: Path, name: str, numbers: list[float], *, is_pose: bool) -> None:
