@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 import transformers
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from PIL import Image
 from torch import Tensor, nn
 

@@ -278,11 +278,6 @@ class TestNamesOfDrawings:
                 "cat.gradcam.png",
             ]
 
-    def test_another_size_of_the_input_has_a_drawing_of_its_own(self, tree: Path, tmp_path: Path) -> None:
-        for size in ([], ["--size", "160"]):
-            assert self.explain(tree / "cat.jpg", "-o", tmp_path / "out", *size) == 0
-        assert files_in(tmp_path / "out") == ["cat.gradcam.160.png", "cat.gradcam.png"]
-
     def test_a_file_of_somebody_else_is_replaced_only_with_overwrite(
         self, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

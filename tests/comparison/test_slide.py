@@ -18,9 +18,9 @@ def test_a_slide_says_what_the_model_itself_says() -> None:
     made = camkit.slide("demo-biased", SCENE, "plane")
     model = camkit.load_model("demo-biased", device="cpu")
     with torch.no_grad():
-        shares = model.module(model.preprocess(Image.open(SCENE).convert("RGB"))[None]).softmax(1)[0]
+        shares = model.module(model.preprocess(Image.open(SCENE).convert("RGB"))[None]).softmax(1)[0]  # type: ignore[misc]
     assert made.before == pytest.approx(float(shares.max()), abs=1e-5)
-    assert made.sentence.startswith(f"demo-biased says {model.labels[int(shares.argmax())]}")
+    assert made.sentence.startswith(f"demo-biased says {model.labels[int(shares.argmax())]}")  # type: ignore[index]
     assert made.after < made.before
     contrast = made.explanations[2]
     assert [row.name for row in made.explanations[:2]] == ["bird", "plane"]
