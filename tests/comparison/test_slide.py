@@ -14,13 +14,16 @@ from camkit.cli import main
 SCENE = camkit.scenes.scene_paths()["plane-wood"]
 
 
+@pytest.mark.extended
 def test_a_slide_says_what_the_model_itself_says() -> None:
     made = camkit.slide("demo-biased", SCENE, "plane")
     model = camkit.load_model("demo-biased", device="cpu")
+    assert model.preprocess is not None
+    assert model.labels is not None
     with torch.no_grad():
-        shares = model.module(model.preprocess(Image.open(SCENE).convert("RGB"))[None]).softmax(1)[0]  # type: ignore[misc]
+        shares = model.module(model.preprocess(Image.open(SCENE).convert("RGB"))[None]).softmax(1)[0]
     assert made.before == pytest.approx(float(shares.max()), abs=1e-5)
-    assert made.sentence.startswith(f"demo-biased says {model.labels[int(shares.argmax())]}")  # type: ignore[index]
+    assert made.sentence.startswith(f"demo-biased says {model.labels[int(shares.argmax())]}")
     assert made.after < made.before
     contrast = made.explanations[2]
     assert [row.name for row in made.explanations[:2]] == ["bird", "plane"]
