@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from camkit.comparison.compare import Comparison, compare
     from camkit.comparison.judge import judge
     from camkit.comparison.judgement import MethodJudgement
+    from camkit.comparison.slide import slide
     from camkit.concepts import Concepts, factorise
     from camkit.demo import scenes
     from camkit.diagnosis import Diagnosis, diagnose
@@ -69,6 +70,7 @@ __all__ = [
     "register_method",
     "scale",
     "scenes",
+    "slide",
     "targets",
     "tensorboard",
     "words",
@@ -101,6 +103,7 @@ _HOMES = {
     "load_model": "models",
     "mend": "mending",
     "register_method": "methods",
+    "slide": "comparison.slide",
     "words": "sentences",
 }
 

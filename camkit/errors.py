@@ -156,17 +156,24 @@ def refuse_unknown_options(function: Callable[..., Any], options: Iterable[str],
 def did_you_mean(word: str, choices: Iterable[str], limit: int = 5) -> str:
     """Return ``"; did you mean 'a' or 'b'?"`` with the nearest choices, or an empty string if none is similar.
 
-    Choices that contain all words of ``word`` come first, then those with similar letters.
+    Choices that contain all words of ``word`` come first, then those with similar letters. If there are none, a choice
+    with a similar word is near.
 
     >>> did_you_mean("resnet5", ["resnet50", "vgg16"])
     "; did you mean 'resnet50'?"
     >>> did_you_mean("cat", ["Egyptian cat", "cart", "tiger cat"])
     "; did you mean 'Egyptian cat' or 'tiger cat' or 'cart'?"
+    >>> did_you_mean("dungenes", ["Dungeness crab", "cab"])
+    "; did you mean 'Dungeness crab'?"
     """
     by_folded = {choice.lower(): choice for choice in choices}
     wanted = _words(word)
     containing = [folded for folded in by_folded if wanted and wanted <= _words(folded)]
     similar = difflib.get_close_matches(word.lower(), list(by_folded), n=_MOST_SIMILAR, cutoff=_SIMILAR)
+    if not similar and not containing:
+        of_words = {part: folded for folded in by_folded for part in _words(folded)}
+        near = difflib.get_close_matches(word.lower(), list(of_words), n=_MOST_SIMILAR, cutoff=_SIMILAR)
+        similar = [of_words[part] for part in near]
     return _question(by_folded[folded] for folded in [*dict.fromkeys([*containing, *similar])][:limit])
 
 

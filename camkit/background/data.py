@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from PIL import Image
 
 from camkit.background.classes import ClassMap
-from camkit.background.regions import find_regions, read_regions
+from camkit.background.regions import find_regions, read_regions, yolo
 from camkit.background.regions.annotations import Annotations, ObjectAnnotation
 from camkit.background.regions.boxes import find_columns, header_of
 from camkit.background.regions.masks import holds_photographs, is_mask
@@ -110,8 +110,9 @@ def read_data(
     """Read labelled pictures and the regions of their objects.
 
     Args:
-        data: a folder with a folder per class; a CSV with the columns path, label and optionally group and place; or a
-            folder of pictures whose regions name classes (each picture then has the class of its largest object).
+        data: a folder with a folder per class; a CSV with the columns path, label and optionally group and place; a
+            folder of pictures whose regions name classes (each picture then has the class of its largest object); or
+            the data.yaml of a YOLO data set, which stands for the folder of its validation pictures.
         regions: the regions; if None, camkit searches for them in the data folder and beside it.
         group: the CSV column that says which pictures belong together.
         skip: a folder to ignore, such as the one the reports go into.
@@ -143,6 +144,8 @@ def _read_data(
             f"{data} is a single picture, but the check needs many; pass a folder with a folder per class, or a CSV "
             "with the columns path and label"
         )
+    if data.suffix.lower() in (".yaml", ".yml"):
+        data = yolo.pictures_of(data)
     root = data if data.is_dir() else data.parent
     without = [name for name, entries in (class_map or {}).items() if entries is None]
     only = None if class_map is None else class_map.keys() - without

@@ -120,14 +120,6 @@ def estimate_seconds(plan: Plan, done: Mapping[str, int] | None = None, workers:
     )
 
 
-def in_words(seconds: float) -> str:
-    """Return a duration as text, such as ``"about 40 s"``."""
-    if seconds < 100:
-        return f"about {max(1, round(seconds))} s"
-    minutes = seconds / 60
-    return f"about {minutes:.0f} min" if minutes < 100 else f"about {minutes / 60:.1f} h"
-
-
 def _seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()

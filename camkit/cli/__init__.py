@@ -55,7 +55,7 @@ app = App(
 
 
 app.default(explain)
-for command in (checks, compare, concepts, diagnose, features, judge, layers, mend, words):
+for command in (checks, compare, concepts, diagnose, explain, features, judge, layers, mend, words):
     app.command(command)
 
 

@@ -163,8 +163,8 @@ def check(
     class could not be tested; 4 the model or the program failed.
 
     Args:
-        data: A folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
-            regions name classes.
+        data: A folder with one folder per class, a CSV with the columns path and label, a folder of pictures whose
+            regions name classes, or the data.yaml of a YOLO data set.
         source: The model.
         pictures: The regions, groups and classes of the pictures.
         experiment: How the check is run.

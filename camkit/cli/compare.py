@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as plain_json
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,7 +96,9 @@ def compare(
     if out.exists() and not overwrite:
         raise OutputError(f"{out} exists already; name another file with --out, or pass --overwrite")
     tell(f"pictures to compare: {len(files)}")
-    comparison = camkit.compare(source.load(), files, metric=metric, **compared.arguments())
+    loaded = source.load()
+    foretell = _foretell("comparing", len(files))
+    comparison = camkit.compare(loaded, files, metric=metric, progress=foretell, **compared.arguments())
     if json:
         emit(plain_json.dumps(comparison.to_dict(), allow_nan=False))
     else:
@@ -104,6 +107,29 @@ def compare(
     _print_errors(comparison.unreadable.values())
     say(f"wrote {out}")
     return InputError.exit_code if comparison.unreadable else 0
+
+
+def _foretell(what: str, pictures: int = 0) -> Callable[[int, int], None]:
+    """Return a function of the progress that says, after the first picture, how long all pictures will take."""
+    from camkit.kit.wording import counted, in_words
+
+    start = time.perf_counter()
+    if pictures > 1:
+        say(f"{what} {counted(pictures, 'picture')}; the first one shows how long it takes")
+
+    def after(done: int, of: int) -> None:
+        if done == 1 < of:
+            say(f"{what} {counted(of, 'picture')} will take {in_words(of * (time.perf_counter() - start))}")
+
+    return after
+
+
+def _both(*functions: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    def call(done: int, of: int) -> None:
+        for function in functions:
+            function(done, of)
+
+    return call
 
 
 def _print(comparison: Comparison) -> None:
@@ -163,7 +189,7 @@ def judge(
             data,
             pictures=pictures,
             seed=seed,
-            progress=lambda done, of: progress("judging", done, of),
+            progress=_both(_foretell("judging"), lambda done, of: progress("judging", done, of)),
             **compared.arguments(),
         )
     set_aside(out, REPORTS)

@@ -13,7 +13,7 @@ from camkit.errors import InputError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-_TABLES: dict[tuple[str, ...], str] = {(): "explain", ("diagnose",): "diagnose"}
+_TABLES: dict[tuple[str, ...], str] = {(): "explain", ("explain",): "explain", ("diagnose",): "diagnose"}
 """The config's table whose keys are options of a command; the table ``model`` holds for all commands.
 
 A check reads its own tables, since the config has more of them than the command has options.

@@ -26,8 +26,8 @@ def diagnose(
 ) -> int:
     """Measure each layer on a batch of pictures and report what is wrong: dead, saturated, vanishing, NaN, frozen.
 
-    Writes diagnose.json and diagnose.png. Exit codes: 0 done, whatever was found; 2 the call or a file is wrong; 4 the
-    model or the program failed.
+    Writes diagnose.json and diagnose.png. With --verbose, the table has more columns. Exit codes: 0 done, whatever was
+    found; 2 the call or a file is wrong; 4 the model or the program failed.
 
     Args:
         pictures: Files, folders or quoted glob patterns, used as one batch. It takes eight or more to tell dead
@@ -45,7 +45,7 @@ def diagnose(
     common.begin()
     if not pictures:
         raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
-    from camkit.cli.text import wide
+    from camkit.cli.text import narrow, wide
     from camkit.diagnosis import console as report
     from camkit.diagnosis.files import REPORTS, as_json, diagnose_files
     from camkit.images.files import refuse_input
@@ -61,9 +61,10 @@ def diagnose(
             emit(as_json(result))
         else:
             console = printer()
-            table = report.table(result, sparks=console.encoding.lower().startswith("utf"))
+            sparks = console.encoding.lower().startswith("utf")
+            table = report.table(result, sparks=sparks, complete=TALK.verbose)
             if not TALK.quiet:
-                wide(table, console).print(table)
+                (wide(table, console) if TALK.verbose else narrow(console)).print(table)
             console.print(report.findings(result))
             if not TALK.quiet:
                 console.print(f"wrote {printable(' and '.join(str(out / name) for name in REPORTS))}", markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,8 +13,8 @@ from cyclopts import Parameter
 from camkit.cli.options import METHOD, OUTPUT, Common, PrecisionName, Ray, Source, actors_of, events_into
 from camkit.cli.rows import Form, PassProgress, report
 from camkit.cli.targets import TargetOptions
-from camkit.cli.terminal import say
-from camkit.errors import InputError, OutputError
+from camkit.cli.terminal import TALK, emit, say
+from camkit.errors import InputError, OutputError, printable
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,8 @@ class DrawingOptions:
             heat.png.
         overwrite: Replace files that show something else, and the table. Without it, camkit adds what differs to the
             name of the drawing.
-        style: figure (with a caption and a colour bar), overlay, side-by-side or heatmap.
+        style: figure (with a caption and a colour bar), overlay, side-by-side, heatmap, or slide: one slide of a single
+            picture, with the heat of the answer and of the class in --true.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.
         scale: shared draws all pictures on one scale of colours, so that they can be compared; it explains each twice.
@@ -206,9 +207,14 @@ def explain(
     from camkit.scale.folder import Run, explain_files
     from camkit.scale.job import Job
 
-    drawn = drawing.drawing()
     if how.method is not None and ":" not in source.model:  # mine.py:build may register methods
         find_method(how.method)
+    if drawing.style == "slide":
+        _refuse_beside_slide(targets, how, drawing, results, ray=ray)
+        return _slide(pictures, source, targets.true, how, drawing)
+    if targets.true is not None:
+        raise InputError("--true is for --style slide")
+    drawn = drawing.drawing()
     targets.check()
     for written in (drawing.out, results.table):
         if written is not None:
@@ -239,6 +245,56 @@ def explain(
         rows = rows if events is None else Run(_with_events(rows, events), rows.stills)
         form: Form = "json" if results.json else "csv" if results.csv else "text"
         return report(rows, job, form, passes, with_raw=results.raw)
+
+
+_OF_SLIDES = {"true", "method", "references", "precision", "recursive", "out", "overwrite", "style"}
+"""The options for a slide, besides those of the model."""
+
+
+def _refuse_beside_slide(*tables: Any, ray: bool | str) -> None:
+    """Refuse the options that a slide does not use.
+
+    Raises:
+        InputError: there are some.
+    """
+    from camkit.kit.wording import listed
+
+    names = [field.name for table in tables for field in fields(table) if getattr(table, field.name) != field.default]
+    unused = [name for name in [*names, *(["ray"] if ray else [])] if name not in _OF_SLIDES]
+    if unused:
+        options = listed([f"--{name.replace('_', '-')}" for name in unused])
+        raise InputError(f"--style slide does not use {options}; leave out what it does not use, in the config too")
+
+
+def _slide(pictures: Sequence[str], source: Source, true: str | None, how: HowOptions, drawing: DrawingOptions) -> int:
+    """Draw one slide of one picture.
+
+    Raises:
+        InputError: there are several pictures.
+        OutputError: the file exists or cannot be written.
+    """
+    import camkit
+    from camkit.images.files import names_file, refuse_input, refuse_other_file
+    from camkit.images.listing import Pictures
+    from camkit.models import device_of
+
+    files = Pictures(pictures, skip=drawing.out, recursive=how.recursive).first(2)
+    if len(files) != 1:
+        raise InputError("a slide shows one picture; name one file")
+    refuse_other_file(drawing.out)
+    file = drawing.out if names_file(drawing.out) else drawing.out / f"{files[0].stem}.slide.png"
+    refuse_input(file, [*files, *source.files()])
+    if file.exists() and not drawing.overwrite:
+        raise OutputError(f"{file} exists already; name another file, or pass --overwrite")
+    loaded = source.load()
+    asked = how.on(device_of(loaded.module), None)
+    options = {"precision": asked.precision, "references": asked.references}
+    made = camkit.slide(loaded, files[0], true, method=how.method, **options)
+    made.save(file)
+    if not TALK.quiet:
+        emit(printable(made.sentence))
+        emit(printable(f"  wrote {file}"))
+    return 0
 
 
 def _with_events(rows: Run, events: Any) -> Generator[Result, None, None]:

@@ -19,8 +19,8 @@ def layers(*, source: Source, common: Common = Common()) -> int:
     """List a model's layers in execution order, what each costs, and which one camkit would explain and why.
 
     torchinfo counts the parameters, the multiply-adds for one picture, and the memory of each output. The layers are
-    the same with any weights, so camkit loads none unless you name some. With --quiet, it prints only the name of the
-    layer that camkit would explain.
+    the same with any weights, so camkit loads none unless you name some. With --verbose, the table has more columns;
+    with --quiet, camkit prints only the name of the layer that it would explain.
 
     Args:
         source: The model.
@@ -36,8 +36,9 @@ def layers(*, source: Source, common: Common = Common()) -> int:
         printer().print(text.layer_name(decision))
         return 0
     counted = costs(loaded.module, _example(loaded))
-    console, table = printer(), text.layers(decision, counted)
-    text.wide(table, console).print(table)
+    table = text.layers(decision, counted, complete=TALK.verbose)
+    console = printer()
+    (text.wide(table, console) if TALK.verbose else text.narrow(console)).print(table)
     console.print(text.total(counted))
     console.print(text.choice(decision))
     return 0

@@ -35,6 +35,7 @@ class TargetOptions:
             Default: the best class.
         top_k: Explain the K best classes, or boxes, of each picture.
         above: Explain every class of a multi-label model whose probability (sigmoid) is above this.
+        true: The true class of the picture; for --style slide.
         versus: Explain the target rather than this class.
         direction: Explain what raises or lowers one number of the output (one-logit model, regression).
         threshold: Explain all boxes of a detector whose score is above this, from 0 to 1; the default for detectors
@@ -51,6 +52,7 @@ class TargetOptions:
     target: Annotated[list[str] | None, Parameter(alias="-t", negative=(), metavar="CLASS")] = None
     top_k: Annotated[int | None, Parameter(alias="-k", metavar="K")] = None
     above: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    true: Annotated[str | None, Parameter(metavar="CLASS")] = None
     versus: Annotated[str | None, Parameter(metavar="CLASS")] = None
     direction: Literal["up", "down"] | None = None
     threshold: Annotated[float | None, Parameter(metavar="SCORE")] = None

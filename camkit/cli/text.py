@@ -6,7 +6,7 @@ The results are imported for the type checker only, so that ``camkit methods`` d
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -131,30 +131,39 @@ def _judged(row: JudgedRow, metric: str) -> Text:
     )
 
 
-def layers(decision: Decision, costs: Costs) -> Table:
-    """Return a table of every call of every module in execution order, with its costs and the chosen layer marked."""
+def layers(decision: Decision, costs: Costs, *, complete: bool = False) -> Table:
+    """Return a table of every call of every module in execution order, with its costs and the chosen layer marked.
+
+    Args:
+        decision: the layers, and which one camkit chooses.
+        costs: what each costs.
+        complete: whether to show the grid, the memory and why a layer is not chosen; the table then may be wider than
+            80 columns.
+    """
     chosen = None if decision.layer is None else decision.layer.ref
+    headings = ["", "layer", "type", "output", "grid", "parameters", "mult-adds", "memory", "remark"]
+    shown = [heading for heading in headings if complete or heading not in ("grid", "memory", "remark")]
     table = Table(box=None, pad_edge=False)
-    for heading in ("", "layer", "type", "output", "grid"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("parameters", "mult-adds", "memory"):
-        table.add_column(heading, no_wrap=True, justify="right")
-    table.add_column("", no_wrap=True)
+    for heading in shown:
+        side: Literal["right", "left"] = "right" if heading in ("parameters", "mult-adds", "memory") else "left"
+        folds = not complete and heading in ("layer", "type")
+        table.add_column(heading, no_wrap=not folds, overflow="fold", justify=side)
     for line in decision.rows:
         is_chosen = line.ref == chosen
         cost = costs.of(line.ref)
+        cells = {
+            "": ">" if is_chosen else "",
+            "layer": printable(str(line.ref)) if line.ref.name else "(the model)",
+            "type": printable(line.kind),
+            "output": "" if line.shape is None else "x".join(map(str, line.shape)),
+            "grid": _grid(line.layout),
+            "parameters": "" if cost is None else _amount(cost.parameters),
+            "mult-adds": "" if cost is None else _amount(cost.mult_adds),
+            "memory": "" if cost is None else _size(cost.memory),
+            "remark": "chosen" if is_chosen else line.verdict,
+        }
         table.add_row(
-            ">" if is_chosen else "",
-            Text(printable(str(line.ref)) if line.ref.name else "(the model)"),
-            Text(printable(line.kind)),
-            Text("" if line.shape is None else "x".join(map(str, line.shape))),
-            Text(_grid(line.layout)),
-            *(
-                ("", "", "")
-                if cost is None
-                else (_amount(cost.parameters), _amount(cost.mult_adds), _size(cost.memory))
-            ),
-            Text("chosen" if is_chosen else line.verdict),
+            *(Text(cells[heading]) for heading in shown),
             style="bold green" if is_chosen else "dim" if line.verdict else "",
         )
     return table
@@ -210,6 +219,11 @@ def wide(table: Table, console: Console) -> Console:
     """Return a console wide enough for a table, so that no cell is cut off."""
     natural = console.measure(table, options=console.options.update(max_width=10_000)).maximum
     return QuietConsole(file=console.file, highlight=False, width=max(natural, console.width))
+
+
+def narrow(console: Console) -> Console:
+    """Return a console of the terminal's width, or of 80 columns if there is no terminal; long names are folded."""
+    return QuietConsole(file=console.file, highlight=False, width=console.width if console.is_terminal else 80)
 
 
 def choice(decision: Decision) -> Text:

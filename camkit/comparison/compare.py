@@ -27,7 +27,7 @@ from camkit.methods import Method, known_method
 from camkit.metrics import METRICS, Evaluator, Metric, Value
 from camkit.metrics.registry import find_metric
 from camkit.targets.names import label_of
-from camkit.types import ImageLike, Pixels
+from camkit.types import ImageLike, Pixels, Progress
 
 if TYPE_CHECKING:
     from camkit.explainer import MethodLike
@@ -247,6 +247,7 @@ def compare(
     target_layer: Layers | Sequence[Layers | None] | None = None,
     target: TargetLike | None = None,
     metric: str = QUICK,
+    progress: Progress | None = None,
     **options: Any,
 ) -> Comparison:
     """Explain the same pictures with several methods.
@@ -262,6 +263,7 @@ def compare(
         target_layer: one layer or a list; each picture gets a row for each of them. None lets camkit choose the layer.
         target: None for each picture's best class, or one target for all.
         metric: a name from ``camkit.metrics.METRICS``, of a metric that needs no region.
+        progress: ``progress(done, of)`` is called after each picture that can be read.
         **options: ``preprocess``, ``labels``, ``device``, ``precision`` and ``references`` as for ``Explainer``.
 
     Raises:
@@ -298,6 +300,8 @@ def compare(
         by_chance = _by_chance(evaluator, metric, colour=methods is not None)
         for layer in layers:
             rows.append(_compared(explainer, evaluator, opened, source, chosen, layer, metric, by_chance))
+        if progress is not None:
+            progress(number, len(pictures))
     if not rows:
         raise ImageError(next(iter(unreadable.values())))
     if methods is None:

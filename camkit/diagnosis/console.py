@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rich.table import Table
 from rich.text import Text
 
@@ -32,19 +34,25 @@ _HEADINGS = (
 )
 
 
-def table(result: Diagnosis, *, sparks: bool = True) -> Table:
+_COMPACT = ("layer", "mean", "std", "zeros", "dead", "gradient", "activations")
+"""The columns that fit into 80 characters."""
+
+
+def table(result: Diagnosis, *, sparks: bool = True, complete: bool = True) -> Table:
     """Return a row for each layer in execution order, coloured if it has a finding.
 
     Args:
         result: the diagnosis.
         sparks: whether to draw the distributions of activations, from smallest to largest, and of gradient magnitudes,
             from the smallest to the largest in the model; the terminal must have the characters.
+        complete: whether to show all columns; the others fit into 80 characters, in which long names are folded.
     """
     layers = Table(box=None, pad_edge=False)
-    for heading, side in _HEADINGS:
-        layers.add_column(heading, no_wrap=True, justify="right" if side == "right" else "left")
-    for heading in ("activations", "gradient sizes") if sparks else ():
-        layers.add_column(heading, no_wrap=True)
+    headings = [*_HEADINGS, *((("activations", "left"), ("gradient sizes", "left")) if sparks else ())]
+    shown = [place for place, (heading, _) in enumerate(headings) if complete or heading in _COMPACT]
+    for heading, side in (headings[place] for place in shown):
+        justify: Literal["right", "left"] = "right" if side == "right" else "left"
+        layers.add_column(heading, no_wrap=complete or heading != "layer", overflow="fold", justify=justify)
     serious = {layer for finding in result.findings if finding.kind in _SERIOUS for layer in finding.layers}
     affected = {layer for finding in result.findings for layer in finding.layers}
     span = magnitude_span(result.rows)
@@ -53,7 +61,7 @@ def table(result: Diagnosis, *, sparks: bool = True) -> Table:
         cells = _cells(row)
         if sparks:
             cells += [_spark(row.activations.histogram.counts), _magnitudes(row.gradients, span)]
-        layers.add_row(*map(Text, map(printable, cells)), style=style)
+        layers.add_row(*(Text(printable(cells[place])) for place in shown), style=style)
     return layers
 
 

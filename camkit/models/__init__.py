@@ -192,7 +192,8 @@ def _source(name: str) -> str | None:
         return "from_timm"
     if name.startswith("hf:") or is_file(Path(name) / "config.json"):
         return "from_huggingface"
-    return KINDS.get(Path(name).suffix.lower()) or ("from_python" if name.partition(":")[2] else None)
+    suffix = Path(name).suffix.lower()
+    return KINDS.get(suffix) or ("from_python" if name.partition(":")[2] or suffix == ".py" else None)
 
 
 def runs_code(name: str) -> bool:

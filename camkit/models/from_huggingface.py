@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
 import transformers
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from PIL import Image
 from torch import Tensor, nn
 
@@ -75,8 +78,32 @@ class Prepare:
         return patches.permute(4, 0, 2, 1, 3).reshape(-1, rows * side, columns * side)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the hub's retries and progress bars, and the remarks of transformers, off the terminal."""
+    log = logging.getLogger("huggingface_hub")
+    level, bars = log.level, are_progress_bars_disabled()
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    log.setLevel(logging.ERROR)
+    disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        if not bars:
+            enable_progress_bars()
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
+
+
 def load(request: Request) -> LoadedModel:
     """Build the network of a configuration, with published weights, with weights from a file, or with none."""
+    with _quiet():
+        return _load(request)
+
+
+def _load(request: Request) -> LoadedModel:
     try:
         return _loaded(request, request.name.removeprefix("hf:"))
     except CamkitError:

@@ -481,6 +481,43 @@ def test_yolo_boxes_and_polygons_in_shares_and_names_by_number(tmp_path: Path, n
     assert (object_region([in_pixels(second, SIZE)], SIZE) == rectangle(4, 3, 36, 18)).all()
 
 
+@pytest.mark.parametrize(
+    ("table", "place"),
+    [
+        ("path: .\nval: images/val", "images/val"),
+        ("train: ../train/images\nval: ../valid/images", "valid/images"),  # as an annotation tool exports it
+        ("train: images/train\ntest: images/test", "images/test"),
+    ],
+)
+def test_a_data_yaml_stands_for_the_folder_of_its_pictures(tmp_path: Path, table: str, place: str) -> None:
+    for folder in (place, "images/train"):
+        labels = tmp_path / folder.replace("images", "labels")
+        for made in (tmp_path / folder, labels):
+            made.mkdir(parents=True)
+        name = "a" if folder == place else "b"
+        Image.new("RGB", SIZE).save(tmp_path / folder / f"{name}.png")
+        (labels / f"{name}.txt").write_text("1 0.5 0.5 0.5 0.2\n")
+    (tmp_path / "data.yaml").write_text(f"{table}\nnames: [dog, cat]\n")
+    data = read_data(tmp_path / "data.yaml")
+    assert [(item.path.resolve(), item.label) for item in data.items] == [(tmp_path / place / "a.png", "cat")]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("- a", "names no folder as val"),
+        ("names: [a]", "names no folder as val"),
+        ("val: [a, b]", "names no single folder as val"),
+        ("val: gone", "names no folder that exists, but gone"),
+        ("val: [", "cannot be read"),
+    ],
+)
+def test_a_data_yaml_without_pictures_is_one_sentence(tmp_path: Path, table: str, words: str) -> None:
+    (tmp_path / "data.yaml").write_text(table)
+    with pytest.raises(InputError, match=words):
+        read_data(tmp_path / "data.yaml")
+
+
 def test_yolo_without_names_numbers_its_classes_and_ignores_a_confidence(tmp_path: Path) -> None:
     annotations = yolo.read(yolo_folder(tmp_path, "\ufeff12 0.5 0.5 0.5 0.2 0.93"))
     assert [one.category for one in annotations.objects["a"]] == ["12"]

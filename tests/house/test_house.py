@@ -70,6 +70,7 @@ def test_public_names_are_pinned() -> None:
         "register_method",
         "scale",
         "scenes",
+        "slide",
         "targets",
         "tensorboard",
         "words",

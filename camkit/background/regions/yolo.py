@@ -13,6 +13,7 @@ import yaml
 from camkit.background.regions.annotations import LARGEST_SHARE, AnnotationCollector, Annotations, shorten
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in, has_picture_suffix
+from camkit.kit.wording import listed
 from camkit.types import Box
 
 _TABLES = ("data.yaml", "data.yml", "dataset.yaml")
@@ -108,6 +109,34 @@ def read(folder: Path) -> Annotations:
             else:
                 _add_object(collector, picture, category, numbers, outline=outline)
     return collector.finish("YOLO", folder)
+
+
+_PARTS = ("val", "valid", "test", "train")
+"""The parts of a data set in data.yaml, the best for a check first: a model knows its training pictures by heart."""
+
+
+def pictures_of(table: Path) -> Path:
+    """Return the folder of a data set's validation pictures, which its data.yaml names.
+
+    Raises:
+        InputError: the file cannot be read, or names no folder that exists.
+    """
+    try:
+        settings: Any = yaml.load(table.read_text(encoding="utf-8-sig"), _WithoutAliases)
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{table} cannot be read as the data.yaml of a YOLO data set: {brief(error)}") from error
+    named = {part: settings[part] for part in _PARTS if settings.get(part)} if isinstance(settings, dict) else {}
+    if not named:
+        raise InputError(f"{table} names no folder as {listed(_PARTS, 'or')}; pass the folder of the pictures itself")
+    root = table.parent / str(settings.get("path") or "")
+    for part, folder in named.items():
+        if not isinstance(folder, str):
+            raise InputError(f"{table} names no single folder as {part}; pass the folder of the pictures itself")
+        # Exports of annotation tools write ../valid/images, as seen from a folder that does not exist.
+        for place in (root / folder, table.parent / folder, table.parent / folder.removeprefix("../")):
+            if place.is_dir():
+                return place
+    raise InputError(f"{table} names no folder that exists, but {listed([*named.values()])}; pass the folder itself")
 
 
 def _check_row(file: Path, name: str, numbers: list[float], *, is_pose: bool) -> None:

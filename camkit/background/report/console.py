@@ -6,11 +6,12 @@ from rich.table import Table
 from rich.text import Text
 
 from camkit.background.effects import OVERALL
-from camkit.background.forecast import in_words, notice
+from camkit.background.forecast import notice
 from camkit.background.plan import Plan
 from camkit.background.report import words
 from camkit.background.result import CheckResult
 from camkit.errors import printable
+from camkit.kit.wording import in_words
 
 MOST_CAUSES = 3
 """Causes that the terminal names for pictures that could not be tested."""

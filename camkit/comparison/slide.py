@@ -1,0 +1,200 @@
+"""One picture for a colleague: what the model saw, what speaks for its answer and for the true class, as a slide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+
+from camkit.comparison.choices import chosen_explainer, chosen_methods
+from camkit.drawing.canvas import GREY, INK, Canvas
+from camkit.drawing.encode import as_html, encode
+from camkit.drawing.figure import percent
+from camkit.drawing.text import wrapped
+from camkit.errors import ImageError
+from camkit.explanation import Explanation
+from camkit.images.files import write_file
+from camkit.images.prepare import as_pixels
+from camkit.images.read import open_picture
+from camkit.metrics import Evaluator
+from camkit.targets import contrast
+from camkit.types import ImageLike, Pixels
+
+if TYPE_CHECKING:
+    from camkit.explainer import Explainer, MethodLike
+    from camkit.models.loaded import Loadable
+
+_WIDTH, _HEIGHT = 1920, 1080
+"""The size of a slide in pixels, 16:9."""
+_MARGIN, _GAP = 60, 30
+_TITLE, _TEXT, _SENTENCE = 30, 24, 38
+_LEADING = 1.35
+_ACROSS = 3
+"""The most pictures beside each other: more would be too small to see from the back of a room."""
+_HOTTEST = 0.2
+"""The share of the picture that is blurred, as for the metric top-loss."""
+
+
+_TITLES = ("What speaks for the answer", "What speaks for the true class", "Answer rather than true class")
+
+
+@dataclass(frozen=True, eq=False)
+class Slide:
+    """What a slide shows.
+
+    Attributes:
+        panels: the pictures, each with its title and what its colours mean.
+        sentence: what the slide says.
+        explanations: the maps that are drawn: of the answer and, if there is one, of the true class and the contrast.
+        before, after: the answer's score, a probability if the model has one, for the picture and without its hottest
+            fifth.
+    """
+
+    panels: tuple[tuple[str, Pixels, str], ...] = field(repr=False)
+    sentence: str
+    explanations: tuple[Explanation, ...] = field(repr=False)
+    before: float
+    after: float
+
+    def draw(self) -> Pixels:
+        """Return the slide, 1080 x 1920 x 3 uint8 RGB."""
+        canvas = Canvas(_WIDTH, _HEIGHT)
+        top = _lines(canvas, (_MARGIN, _MARGIN), self.sentence, _WIDTH - 2 * _MARGIN, _SENTENCE, INK, 2) + _GAP
+        columns = min(len(self.panels), _ACROSS)
+        rows = -(-len(self.panels) // columns)
+        width = (_WIDTH - 2 * _MARGIN - _GAP * (columns - 1)) // columns
+        height = (_HEIGHT - _MARGIN - top) / rows
+        above, below = round(_TITLE * _LEADING), round(2 * _TEXT * _LEADING) + _GAP
+        for number, (title, pixels, words) in enumerate(self.panels):
+            row, column = divmod(number, columns)
+            left, upper = _MARGIN + column * (width + _GAP), round(top + row * height)
+            _lines(canvas, (left, upper), title, width, _TITLE, INK, 1)
+            drawn = _enlarged(pixels, width, int(height - above - below))
+            canvas.picture(left, upper + above, drawn)
+            _lines(canvas, (left, upper + above + drawn.shape[0] + 6), words, width, _TEXT, GREY, 2)
+        return canvas.pixels()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the slide as a picture; the suffix decides the type.
+
+        Raises:
+            OutputError: the file cannot be written, or its type is unknown.
+        """
+        write_file(Path(path), encode(self.draw(), Path(path).suffix or ".png"))
+        return Path(path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sentence, the scores and the explanations as JSON values."""
+        rows = [explanation.to_dict() for explanation in self.explanations]
+        return {"sentence": self.sentence, "before": self.before, "after": self.after, "explanations": rows}
+
+    def _repr_html_(self) -> str:
+        """Show the slide in a notebook."""
+        return as_html(self.draw(), self.sentence)
+
+
+def slide(
+    model: Explainer | Loadable,
+    picture: ImageLike,
+    true: str | int | None = None,
+    *,
+    method: MethodLike | None = None,
+    **options: Any,
+) -> Slide:
+    """Return a slide about a model's answer to one picture.
+
+    It shows the picture, the heat of the answer, the heat of the true class and the contrast of the two, and the
+    picture whose hottest fifth is blurred, with the answer's score there.
+
+    Args:
+        model: an ``Explainer``, or what it takes as a model.
+        picture: one picture, as ``camkit.explain`` takes it.
+        true: the true class, as a label or an index; None leaves its heat and the contrast out.
+        method: the method; None for "auto".
+        **options: ``preprocess``, ``labels``, ``device``, ``precision`` and ``references`` as for ``Explainer``.
+
+    Raises:
+        InputError: an argument, the picture or the model is wrong.
+
+    Examples:
+        >>> import camkit
+        >>> camkit.slide("demo-biased", camkit.scenes.scene_paths()["plane-wood"], "plane").sentence
+        'demo-biased says bird (...), but this is a plane. Without the hottest fifth, bird stays at ...'
+    """
+    chosen = chosen_methods("auto" if method is None else method, ("auto",))
+    explainer = chosen_explainer(model, chosen, options).using(chosen[0], None)
+    opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
+    answer = explainer(opened)
+    found = [answer]
+    if true is not None:
+        of_true = explainer(opened, true)
+        if of_true.target != answer.target:
+            found += [of_true, explainer(opened, contrast(answer.target or 0, of_true.target or 0))]
+    if answer.picture is None or answer.heatmap.ndim != 2:
+        raise ImageError("a slide shows pictures, grey or RGB; this input is neither")
+    evaluator = Evaluator(explainer, opened, answer.target)
+    hot = answer.heatmap >= np.quantile(answer.heatmap, 1 - _HOTTEST)
+    if answer.status != "ok":
+        hot[:] = False
+    blurred = evaluator.picture.clone()
+    blurred[:, hot] = evaluator.emptied_picture("blur")[:, hot].to(blurred)
+    before, after = (float(score) for score in evaluator.scored(_stacked(evaluator.picture, blurred)))
+    panels = [("The picture", answer.picture, Path(answer.source).name)]
+    panels += [(_TITLES[number], row.overlay(scale="each"), _meaning(row)) for number, row in enumerate(found)]
+    pixels = as_pixels(blurred[None])
+    if pixels is not None and answer.status == "ok":
+        words = f"Blurred where most speaks for {answer.name}: {_value(answer, after)}."
+        panels.append(("Without the hottest fifth", pixels[0], words))
+    sentence = _sentence(explainer.name, found, before, after)
+    return Slide(tuple(panels), sentence, tuple(found), before, after)
+
+
+def _stacked(*pictures: Any) -> Any:
+    import torch  # noqa: PLC0415 - the tensors come from the evaluator
+
+    return torch.stack(pictures)
+
+
+def _value(answer: Explanation, score: float) -> str:
+    return f"score {score:.3g}" if answer.probability is None else percent(score)
+
+
+def _sentence(model: str, found: Sequence[Explanation], before: float, after: float) -> str:
+    answer = found[0]
+    said = f"{model} says {answer.name} ({_value(answer, before)})"
+    said += f", but this is a {found[1].name}." if len(found) > 1 else "."
+    if answer.status != "ok":
+        return f"{said} No place in the picture speaks for {answer.name}."
+    then = _value(answer, after)
+    verb = "stays at" if then == _value(answer, before) else "falls to" if after < before else "rises to"
+    return f"{said} Without the hottest fifth, {answer.name} {verb} {then}."
+
+
+def _meaning(row: Explanation) -> str:
+    if row.status != "ok":
+        return f"Nothing speaks for {row.name}."
+    share = "" if row.probability is None else f" ({percent(row.probability)})"
+    return f"Red: most evidence for {row.name}{share}; blue: none."
+
+
+def _enlarged(pixels: Pixels, width: int, height: int) -> Pixels:
+    """Return a picture as large as its place allows, in its own proportions."""
+    ratio = min(width / pixels.shape[1], height / pixels.shape[0])
+    size = (max(1, int(pixels.shape[1] * ratio)), max(1, int(pixels.shape[0] * ratio)))
+    way = cv2.INTER_AREA if ratio < 1 else cv2.INTER_CUBIC
+    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size, interpolation=way))
+
+
+def _lines(
+    canvas: Canvas, corner: tuple[float | int, float | int], words: str, width: int, size: int, colour: Any, most: int
+) -> float:
+    """Write words below a corner, in at most this many lines; return where they end."""
+    left, top = corner[0], float(corner[1])
+    for line in wrapped(words, width, size, most):
+        canvas.text(left, top + size * _LEADING / 2, line, size=size, colour=colour)
+        top += size * _LEADING
+    return top
