@@ -438,7 +438,7 @@ def test_a_hugging_face_model_that_cannot_be_loaded_is_one_sentence(tmp_path, mo
     (tmp_path / "broken" / "config.json").write_text("{")
     for name, said in (
         ("hf:nobody/nothing", "cannot be loaded"),
-        (str(tmp_path / "bert"), "not an image classifier"),
+        (str(tmp_path / "bert"), "is a bert model, which camkit cannot load"),
         (str(tmp_path / "broken"), "cannot be loaded"),
     ):
         with pytest.raises(ModelError, match=said) as caught:
