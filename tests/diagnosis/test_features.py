@@ -179,7 +179,7 @@ class TestCosts:
         assert "token" in costs(model, torch.randn(1, 3, 8, 8)).remark
 
     def test_the_command_lists_them(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["layers", "--model", "demo-fair"]) == 0
+        assert main(["layers", "--model", "demo-fair", "--verbose"]) == 0
         out = capsys.readouterr().out
         line = next(line for line in out.splitlines() if line.split()[0] == "features.1.0")
         assert "6.91k" in line
