@@ -23,7 +23,7 @@ from camkit.models import load_model
 
 PLANE = scene_paths()["plane-sky"]
 NAMES = {0: "person", 1: "car", 2: "dog"}
-FAMILIES = ["detr", "conditional_detr", "deformable_detr", "rt_detr", "rt_detr_v2", "d_fine", "yolos"]
+FAMILIES = ["detr", "conditional_detr", "deformable_detr", "rt_detr", "rt_detr_v2", "yolos"]
 LABELS = {"id2label": NAMES, "label2id": {name: index for index, name in NAMES.items()}}
 NONE = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
 SMALL = {
@@ -49,13 +49,9 @@ def made(family: str) -> tuple[Any, Any]:
         few = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
         config = t.YolosConfig(image_size=[96, 128], num_detection_tokens=12, **few, **LABELS)
         return t.YolosForObjectDetection(config), t.YolosImageProcessor(size=sides)
-    if family in ("rt_detr", "rt_detr_v2", "d_fine"):
-        name = {"rt_detr": "RTDetr", "rt_detr_v2": "RTDetrV2", "d_fine": "DFine"}[family]
+    if family in ("rt_detr", "rt_detr_v2"):
+        name = {"rt_detr": "RTDetr", "rt_detr_v2": "RTDetrV2"}[family]
         backbone = t.RTDetrResNetConfig(layer_type="basic", **WIDTHS, **LAST)
-        if family == "d_fine":
-            stages = {"stage_in_channels": [8, 16, 16, 24], "stage_mid_channels": [8] * 4, "stage_num_blocks": [1] * 4}
-            stages |= {"stage_out_channels": [16, 16, 24, 32], "stage_numb_of_layers": [1] * 4}
-            backbone = t.HGNetV2Config(stem_channels=[3, 8, 8], **stages, **LAST)
         config = getattr(t, f"{name}Config")(backbone_config=backbone, **HYBRID, **LABELS)
         return getattr(t, f"{name}ForObjectDetection")(config), t.RTDetrImageProcessor(size={"height": 96, "width": 96})
     name = {"detr": "Detr", "conditional_detr": "ConditionalDetr", "deformable_detr": "DeformableDetr"}[family]
@@ -273,7 +269,7 @@ def processor_boxes(output: Any, family: str) -> torch.Tensor:
     return torch.stack(corners, 1) * torch.tensor([150, 150 if family == "owlv2" else 100] * 2)
 
 
-@pytest.mark.parametrize("family", represented_by("rt_detr", among=["rt_detr", "d_fine", "deformable_detr"]))
+@pytest.mark.parametrize("family", represented_by("rt_detr", among=["rt_detr", "deformable_detr"]))
 def test_the_inputs_of_the_necks_of_transformers_are_found(saved, family):
     found = camkit.explain(f"hf:{saved(family)}", PLANE, target=targets.box(0), device="cpu")
 
