@@ -298,8 +298,8 @@ def test_a_segmentation_networks_features_are_chosen_and_not_its_class_scores():
         lambda name, *_: name.startswith("lraspp"),
         [
             ("lraspp_mobilenet_v3_large", "backbone.16", (6, 8)),
-            ("fasterrcnn_mobilenet_v3_large_320_fpn", "backbone.fpn.inner_blocks.1", (10, 14)),
-            ("retinanet_resnet50_fpn_v2", "backbone.body.layer4", (25, 34)),
+            ("fasterrcnn_mobilenet_v3_large_320_fpn", "backbone.body.13", (10, 14)),
+            ("retinanet_resnet50_fpn_v2", "backbone.fpn.inner_blocks.2", (25, 34)),
         ],
     ),
 )
