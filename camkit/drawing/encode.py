@@ -8,6 +8,7 @@ import math
 import struct
 import zlib
 from pathlib import Path
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -166,8 +167,12 @@ def _texts(start: bytes) -> list[bytes]:
 
 def as_html(pixels: Pixels, words: str) -> str:
     """Return a picture as an element of an HTML page, with words for those who cannot see it."""
-    data = base64.b64encode(encode(pixels)).decode()
-    return f'<img alt="{html.escape(printable(words))}" style="max-width: 100%" src="data:image/png;base64,{data}">'
+    return f'<img alt="{html.escape(printable(words))}" style="max-width: 100%" src="{as_address(pixels, "png")}">'
+
+
+def as_address(pixels: Pixels, kind: Literal["png", "jpeg", "webp"]) -> str:
+    """Return a picture as the address of an HTML page's element, which has all its data."""
+    return f"data:image/{kind};base64,{base64.b64encode(encode(pixels, f'.{kind}')).decode()}"
 
 
 def shrink(pixels: Pixels, side: int) -> Pixels:

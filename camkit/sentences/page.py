@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 
-from camkit.drawing.encode import encode, shrink
+from camkit.drawing.encode import as_address
 from camkit.kit.pages import templates
 from camkit.kit.wording import VERSION
 from camkit.sentences.word import Word
-from camkit.types import Pixels
 
 _SIDE = 640
 """The longest side of a picture on the page, in pixels."""
@@ -39,7 +37,7 @@ def _word(number: int, word: Word) -> dict[str, object]:
         "word": word,
         "shade": 0 if word.is_punctuation else round(100 * share),
         "strong": word.verdict == "needs the picture",
-        "heat": None if drawn is None else _address(drawn),
+        "heat": None if drawn is None else as_address(drawn, "webp"),
         "note": "" if word.explanation is None or word.explanation.status == "ok" else "Nothing speaks for this word.",
         "probability": f"{word.probability:.1%}",
         "needs": f"{word.needs_picture:+.2f}",
@@ -47,8 +45,3 @@ def _word(number: int, word: Word) -> dict[str, object]:
         "grey": f"{word.above_grey:+.2f}",
         "hidden": f"{word.above_none:+.2f}",
     }
-
-
-def _address(drawn: Pixels) -> str:
-    small = shrink(drawn, _SIDE) if max(drawn.shape[:2]) > _SIDE else drawn
-    return "data:image/webp;base64," + base64.b64encode(encode(small, ".webp")).decode()

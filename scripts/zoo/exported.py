@@ -10,9 +10,11 @@ loading takes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -99,6 +101,23 @@ def compared(name: str, suffix: str) -> list[str]:
     return [name, suffix, layer, f"{differs:.0e}", words, f"{seconds:.1f}", loaded.note or ""]
 
 
+def printed(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table, and print each of its lines as soon as it is known."""
+    lines = []
+    for row in itertools.chain((heads, ["---"] * len(heads)), rows):
+        lines.append(f"| {' | '.join(row)} |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines) + "\n"
+
+
+def _rows(networks: Iterable[str]) -> Iterator[list[str]]:
+    for name in networks:
+        for suffix in (".pt2", ".onnx"):
+            row = compared(name, suffix)
+            row[-1] = row[-1].partition(", SHA")[0]
+            yield row
+
+
 def main() -> None:
     """Print the table, and write it if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -108,19 +127,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     heads = ("network", "file", "layer", "outputs differ by", "maps differ by", "seconds to load", "remark")
-    lines = [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads))]
-    print("\n".join(lines))
-    for name in options.networks:
-        for suffix in (".pt2", ".onnx"):
-            row = compared(name, suffix)
-            row[-1] = row[-1].partition(", SHA")[0]
-            lines.append(f"| {' | '.join(row)} |")
-            print(lines[-1], flush=True)
+    text = printed(heads, _rows(options.networks))
     if options.markdown:
         packages = ("camkit", "torch", "torchvision", "timm", "onnx", "onnxruntime", "onnx2pytorch", "onnxslim")
         versions = ", ".join(f"{package} {version(package)}" for package in packages)
         head = f"Results of `scripts/zoo/exported.py` with {versions}; random weights.\n\n"
-        write_between(options.markdown, "networks", head + "\n".join(lines) + "\n")
+        write_between(options.markdown, "networks", head + text)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch
 
 import camkit
 from scripts.lab.lab_run import write_between
+from scripts.zoo.exported import printed
 
 MARK = "files"
 HEADS = ("file", "made with", "input", "what camkit does", "explained by")
@@ -73,12 +74,9 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    lines = [f"| {' | '.join(row)} |" for row in (HEADS, ["---"] * len(HEADS))]
-    for named in options.files:
-        lines.append(f"| {' | '.join(row_of(named))} |")
-        print(lines[-1], flush=True)
+    text = printed(HEADS, map(row_of, options.files))
     if options.markdown is not None:
-        write_between(options.markdown, MARK, "\n".join(lines) + "\n")
+        write_between(options.markdown, MARK, text)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import argparse
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ import torch
 
 import camkit
 from scripts.lab.lab_run import write_between
-from scripts.zoo.exported import SIDE, built
+from scripts.zoo.exported import SIDE, built, printed
 
 MARK = "graphs"
 
@@ -91,6 +91,17 @@ def difference(file: Path, loaded: camkit.LoadedModel) -> float:
     return max(float(np.abs(output.numpy() - right).max() / max(np.abs(right).max(), 1e-12)) for output, right in pairs)
 
 
+def _rows(files: Sequence[Path]) -> Iterator[Sequence[str]]:
+    for given in files:
+        yield row_of(given, given.name, "")
+    with tempfile.TemporaryDirectory() as folder:
+        for how, opset in EXPORTERS.items():
+            for name in NETWORKS:
+                export(name, file := Path(folder) / f"{name}-{opset}.onnx", opset)
+                yield row_of(file, name, how)
+                file.unlink()
+
+
 def main() -> None:
     """Print the table, and write it if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -99,19 +110,9 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    lines = [f"| {' | '.join(row)} |" for row in (HEADS, ["---"] * len(HEADS))]
-    for given in options.files:
-        lines.append(f"| {' | '.join(row_of(given, given.name, ''))} |")
-        print(lines[-1], flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for how, opset in EXPORTERS.items():
-            for name in NETWORKS:
-                export(name, file := Path(folder) / f"{name}-{opset}.onnx", opset)
-                lines.append(f"| {' | '.join(row_of(file, name, how))} |")
-                print(lines[-1], flush=True)
-                file.unlink()
+    text = printed(HEADS, _rows(options.files))
     if options.markdown is not None:
-        write_between(options.markdown, MARK, "\n".join(lines) + "\n")
+        write_between(options.markdown, MARK, text)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,10 @@ from camkit.background.report import words
 from camkit.background.result import CheckResult
 from camkit.background.rule import SHARES, VERDICTS, Judgement, worst_first
 from camkit.background.showcase import Panel, Showcase, Strip
-from camkit.drawing.encode import encode
+from camkit.drawing.encode import as_address
 from camkit.kit import wording
 from camkit.kit.pages import templates
 from camkit.kit.statistics import Estimate
-from camkit.types import Pixels
 
 _MOST_LISTED = 100
 """Classes whose reasons are listed, and unusable pictures, to keep the page readable."""
@@ -159,12 +158,10 @@ def _levels() -> list[tuple[Level, list[str]]]:
     return [(level, [of_scope.get(level, "never") for of_scope in when]) for level in when[0]]
 
 
-def _embedded(pixels: Pixels) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(encode(pixels, '.jpg')).decode()}"
-
-
 def _panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    return [{"title": panel.title, "image": _embedded(panel.pixels), "answer": panel.answer} for panel in panels]
+    return [
+        {"title": panel.title, "image": as_address(panel.pixels, "jpeg"), "answer": panel.answer} for panel in panels
+    ]
 
 
 def _strip(strip: Strip) -> dict[str, Any]:
@@ -174,7 +171,13 @@ def _strip(strip: Strip) -> dict[str, Any]:
         alt = f"{panel.title} of {strip.row.name}" + (f": the model answers {answer}" if answer else "")
         percent = 0 if panel.probability is None else round(100 * panel.probability)
         panels.append(
-            {"title": panel.title, "image": _embedded(panel.pixels), "answer": answer, "alt": alt, "percent": percent}
+            {
+                "title": panel.title,
+                "image": as_address(panel.pixels, "jpeg"),
+                "answer": answer,
+                "alt": alt,
+                "percent": percent,
+            }
         )
     return {"title": strip.title, "panels": panels}
 
@@ -185,7 +188,7 @@ def _triptych(strip: Strip) -> dict[str, Any]:
     for panel in strip.triptych:
         answer, style = panel.comment
         alt = f"{panel.title}: the model answers {panel.answer}, {'right' if panel.right else 'wrong'}"
-        shown = {"title": panel.title, "image": _embedded(panel.pixels), "answer": answer, "alt": alt}
+        shown = {"title": panel.title, "image": as_address(panel.pixels, "jpeg"), "answer": answer, "alt": alt}
         panels.append(shown | {"style": style or "soft"})
     return {"label": strip.row.label, "panels": panels}
 
