@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 from jaxtyping import Bool, Float
 
-from camkit.images.quality import LOSSLESS
+from camkit.images.read import LOSSLESS
 
 Picture = Float[np.ndarray, "h w 3"]
 Where = Bool[np.ndarray, "h w"]

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from camkit.background import cues
 from camkit.images.filling import fill_smoothly
-from camkit.images.quality import LOSSLESS
+from camkit.images.read import LOSSLESS
 from camkit.images.regions import Shades
 
 Arm: TypeAlias = Literal["same", "other", "same-cue", "other-cue", "removed"]

@@ -27,8 +27,7 @@ from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError
 from camkit.images.filling import dilated
 from camkit.images.prepare import prepare
-from camkit.images.quality import LOSSLESS, jpeg_quality
-from camkit.images.read import open_picture
+from camkit.images.read import LOSSLESS, jpeg_quality, open_picture
 from camkit.images.regions import preprocess_region
 from camkit.kit.statistics import MIN_GROUPS
 

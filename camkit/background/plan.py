@@ -28,7 +28,7 @@ from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
-from camkit.images.quality import jpeg_quality
+from camkit.images.read import jpeg_quality
 from camkit.images.regions import ShadesBySize
 from camkit.kit.fingerprint import digest, digest_of_preprocessing, digest_of_weights
 from camkit.layers.memory import ModelMemory

@@ -20,8 +20,16 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import differentiated
 from camkit.engine.record import ModelRecord
 from camkit.errors import LayerError, advice, listing_layers
-from camkit.layers.branches import ends_beside, shared, twins
-from camkit.layers.influence import ELSEWHERE, NOT_MEASURED, Influence, measure_influence, structural_verdict
+from camkit.layers.influence import (
+    ELSEWHERE,
+    NOT_MEASURED,
+    Influence,
+    ends_beside,
+    measure_influence,
+    shared,
+    structural_verdict,
+    twins,
+)
 from camkit.layers.layouts import Readings, channels_of, read_layouts
 from camkit.layers.levels import last_before_all_boxes, levels_of
 from camkit.layers.share import WHOLE, Carried, carried, is_balanced, takes_one_cell
@@ -75,6 +83,10 @@ class LayerRow:
     unsure: bool = False
 
 
+class Levels(tuple[TargetLayer, ...]):
+    """The grids of a detector's boxes, from the finest to the coarsest: the maps of all are added."""
+
+
 @dataclass(frozen=True)
 class Decision:
     """What the stages decided about a model's layers for one input size.
@@ -91,7 +103,7 @@ class Decision:
         any_target: True if it holds for any target, because all outputs of the model are computed from the layer.
         finer: a layer before it that carries the whole score, and whose grid is finer; None if there is none, or if the
             layer's own grid is fine enough.
-        levels: for a detector whose boxes come from several grids, a layer of each, from the finest to the coarsest.
+        levels: a layer of each grid, for a detector whose boxes come from several; None for other models.
     """
 
     rows: tuple[LayerRow, ...]
@@ -101,7 +113,7 @@ class Decision:
     holds_for: HoldsFor = "model"
     any_target: bool = False
     finer: TargetLayer | None = None
-    levels: tuple[TargetLayer, ...] = ()
+    levels: Levels | None = None
 
     @property
     def has_tokens(self) -> bool:
@@ -290,14 +302,14 @@ def choose_for_boxes(trace: Trace, readings: Readings, takes_one: Callable[[Call
         if not verdict and call.name and not graph.is_regional(call.operation):
             usable[call] = reading.layout
     rows = _rows(trace, readings, verdicts)
-    levels = levels_of(trace, usable)
-    if levels:
-        refs = [_outermost(call, trace) for call in levels]
+    of_levels = levels_of(trace, usable)
+    if of_levels:
+        refs = [_outermost(call, trace) for call in of_levels]
         layouts = [_layout_of(ref, trace, readings) for ref in refs]
-        reason = f"the inputs of the neck, {len(levels)} grids that all boxes are computed from"
+        reason = f"the inputs of the neck, {len(refs)} grids that all boxes are computed from"
         pairs = zip(refs, layouts, strict=True)
-        layers = tuple(TargetLayer(ref.name, ref.call, layout, trace.size, reason) for ref, layout in pairs)
-        return Decision(rows, layers[-1], any_target=True, levels=layers)
+        levels = Levels(TargetLayer(ref.name, ref.call, layout, trace.size, reason) for ref, layout in pairs)
+        return Decision(rows, levels[-1], any_target=True, levels=levels)
     last = last_before_all_boxes(trace, usable, takes_one)
     first: dict[int | None, int] = {}
     for number, call in enumerate(trace.calls):  # an outer module may return the earlier output of an inner one

@@ -18,7 +18,7 @@ from camkit.engine.features import Capture
 from camkit.engine.passes import faster_format, is_overwriting, keeping_overwritten
 from camkit.engine.references import ReferencesFor
 from camkit.errors import LayerError, MethodError
-from camkit.layers.choose import TOKENS, UNSURE, Decision
+from camkit.layers.choose import TOKENS, UNSURE, Decision, Levels
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
@@ -103,6 +103,7 @@ class LayerPasses:
         self._progress = progress
         self._references = references
         self._weights_maps = weights_maps
+        self._adds_levels = method.pools or (method.automatic and not weights_maps)
         self._given = {layer.ref: layer for layer in self.selectors or () if isinstance(layer, TargetLayer)}
         self._modules: Mapping[LayerRef, nn.Module] = {}
         self._modules_of: object = None
@@ -149,7 +150,7 @@ class LayerPasses:
         captured, layers = self._captured(targets, inputs)
         if not self.method.varies:
             return Ran(captured, layers, self.method)
-        if self.method.pools or self._are_levels(layers, inputs):
+        if self.method.pools or isinstance(layers, Levels):
             return Ran(pooled(captured, tuple(inputs.shape[2:])), layers, ODAM)
         for_boxes = find_method("hirescam")  # Grad-CAM weights whole channels, which a detector's boxes share.
         if self.method.automatic and self.selectors is not None:
@@ -160,16 +161,6 @@ class LayerPasses:
         reason = f"{deepest.reason}; sharpened by {finer}: {finer.reason}"
         layers = finer, replace(deepest, reason=reason)
         return Ran(sharpened(captured, tuple(inputs.shape[2:])), layers, SHARPENED)
-
-    @property
-    def _takes_levels(self) -> bool:
-        """Tell whether the maps of all grids that a detector's boxes come from are added."""
-        return self.method.pools or (self.method.automatic and not self._weights_maps)
-
-    def _are_levels(self, layers: Sequence[TargetLayer], inputs: Tensor) -> bool:
-        """Tell whether these are the grids of a detector whose maps are added."""
-        takes = self._takes_levels and self.selectors is None and len(layers) > 1
-        return takes and self._decision(inputs).levels == tuple(layers)
 
     def _method_at(self, layers: Sequence[TargetLayer], inputs: Tensor) -> Method:
         """Return what "auto" stands for at layers that the caller named.
@@ -193,9 +184,8 @@ class LayerPasses:
         """Tell whether the layer is camkit's choice and has tokens, and nothing is known against attention methods."""
         if self.selectors is not None or kind_of(inputs) in self.memory.not_all_tokens:
             return False
-        layers = self._decided({}, inputs, targets)
-        deepest = layers[-1].layout
-        return deepest is not None and deepest.kind in TOKENS
+        layouts = [self._decision(inputs, target).chosen().layout for target in targets or (None,)]
+        return all(layout is not None and layout.kind in TOKENS for layout in layouts)
 
     @functools.cached_property
     def _by_attention(self) -> LayerPasses:
@@ -354,7 +344,7 @@ class LayerPasses:
         """Return the layers that a decision chose for the method."""
         if self.method.stages:
             return decision.stages()
-        if decision.levels and self._takes_levels:
+        if decision.levels and self._adds_levels:
             return decision.levels
         if self.method.need.attention:
             return (decision.of_tokens(size),)
@@ -411,7 +401,7 @@ class LayerPasses:
             apart,
             self._references,
             memory.kept_references,
-            self._are_levels(layers, inputs),
+            isinstance(layers, Levels),
         )
         try:
             captured = run_for(method, module, inputs, targets, options)

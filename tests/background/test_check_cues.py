@@ -13,7 +13,7 @@ import camkit
 from camkit.background import cues
 from camkit.background.effects import OVERALL
 from camkit.demo.scenes import write_scenes
-from camkit.images.quality import LOSSLESS, jpeg_quality
+from camkit.images.read import LOSSLESS, jpeg_quality
 
 SIDE = 64
 EVERYWHERE = np.ones((SIDE, SIDE), bool)
