@@ -29,7 +29,18 @@ import camkit
 
 PACKAGE = Path(camkit.__file__).parent
 
-PRODUCTS = ("background", "comparison", "concepts", "demo", "diagnosis", "metrics", "scale", "tensorboard")
+PRODUCTS = (
+    "background",
+    "comparison",
+    "concepts",
+    "demo",
+    "diagnosis",
+    "mending",
+    "metrics",
+    "scale",
+    "sentences",
+    "tensorboard",
+)
 """The packages that explaining one picture needs nothing of."""
 
 AIMS = {"file": (220, 22), "tensor": (150, 20), "check": (None, 70), "shell": (None, None)}
