@@ -94,8 +94,8 @@ class Effect:
         significant: whether the effect is significantly above the limit.
         present: whether the effect is significantly above 0.
         enough: whether there are enough pictures to test it; with fewer, an effect never fails and never warns.
-        counts: whether the effect counts. A sufficiency counts only while a gap of all classes is not excluded: a model
-            may recognise a place without relying on it.
+        counts: whether the effect counts. A sufficiency counts only while a gap of all classes is not excluded, since a
+            model may recognise a place without relying on it, and only if there are enough groups to test that gap.
         least_groups: how many groups of pictures the effect needs to be significant, if it has too few for that
             whatever the answers; otherwise the fewest groups that give an interval.
     """
@@ -244,7 +244,7 @@ LEVELS: Mapping[Scope, tuple[LevelRule, ...]] = MappingProxyType(
             _EXCLUDED,
             LevelRule(
                 "warn",
-                "its interval lies above the limit, and the gap of all classes is not excluded",
+                "its interval lies above the limit, and the gap of all classes is neither excluded nor short of groups",
                 lambda effect: effect.counts and effect.enough and effect.low > effect.limit,
             ),
             _OPEN,

@@ -9,7 +9,7 @@
   of classes.
 - Sufficiency counts for all classes together only, and only while their gap is not excluded. A model that sees no
   object often names the class whose objects usually stand there, but hardly uses the background while the object is in
-  the picture.
+  the picture. If there are too few groups to test the gap, the verdict is INCONCLUSIVE whatever the sufficiency.
 - A class's attraction counts beside its gap: a mark on one class of many changes the answers to each other class only a
   little.
 - The heat warns only for all classes together. A clean network often names one class if it sees nothing else, and the
@@ -224,9 +224,9 @@ def _tested_effects(
                 present=p_zero <= _PRESENT * limits.alpha,
                 least_groups=least if floor > limits.alpha else MIN_GROUPS,
             )
-    gap_excluded = any(effect.name == "gap" and effect.level == "excluded" for effect in tested[OVERALL])
+    settled = any(e.name == "gap" and (e.level == "excluded" or e.lacks_groups) for e in tested[OVERALL])
     tested[OVERALL] = [
-        replace(effect, counts=not gap_excluded) if effect.name == "sufficiency" else effect
+        replace(effect, counts=not settled) if effect.name == "sufficiency" else effect
         for effect in tested[OVERALL]
     ]
     return tested

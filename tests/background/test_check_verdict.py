@@ -389,6 +389,18 @@ def test_a_model_that_reads_only_the_background_is_inconclusive_with_too_few_gro
         assert f"from at least {6 - groups} more group" in reason.step
 
 
+def test_right_answers_without_the_object_do_not_warn_if_a_gap_lacks_groups():
+    """The chance of four classes is low, so the sufficiency's interval over five groups lies above its limit."""
+    rows = [row for label in ("cat", "dog", "fox", "wolf") for row in rows_of(label, 60, gap=1.0, kept=0.95)]
+    rows = [replace(row, group=f"patient {n % 5}") for n, row in enumerate(rows)]
+
+    overall = judged(rows)[OVERALL]
+
+    assert overall.effects["sufficiency"].low > LIMITS.sufficiency
+    assert overall.verdict == "INCONCLUSIVE"
+    assert overall.reasons[0].text.endswith("too few for a gap to be significant; the check needs 6")
+
+
 @pytest.mark.parametrize(("groups", "verdict"), [(7, "INCONCLUSIVE"), (8, "INCONCLUSIVE"), (9, "FAIL")])
 def test_a_class_of_too_few_groups_is_inconclusive_unless_others_leave_it_the_level(groups, verdict):
     """Four classes have four gaps to test, so 0.5^n must not exceed 0.015 / 4 if all have as many groups."""
