@@ -144,13 +144,14 @@ def _read_data(
             f"{data} is a single picture, but the check needs many; pass a folder with a folder per class, or a CSV "
             "with the columns path and label"
         )
-    if data.suffix.lower() in (".yaml", ".yml"):
-        data = yolo.pictures_of(data)
+    table = data if data.suffix.lower() in (".yaml", ".yml") else None
+    if table is not None:
+        data = yolo.pictures_of(table)
     root = data if data.is_dir() else data.parent
     without = [name for name, entries in (class_map or {}).items() if entries is None]
     only = None if class_map is None else class_map.keys() - without
     of_classes = _class_folders(root, only or ())
-    sources = read_regions(regions) if regions is not None else find_regions(root, of_classes)
+    sources = find_regions(root, of_classes, table) if regions is None else read_regions(regions, table)
     # Beside a table, subfolders need not belong to the data.
     if not sources and (unread := find_unread(root, of_classes, deep=root == data)) is not None:
         raise InputError(f"{unread}, or move such files away to check without regions")

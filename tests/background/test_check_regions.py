@@ -502,6 +502,19 @@ def test_a_data_yaml_stands_for_the_folder_of_its_pictures(tmp_path: Path, table
     assert [(item.path.resolve(), item.label) for item in data.items] == [(tmp_path / place / "a.png", "cat")]
 
 
+@pytest.mark.parametrize("regions", [None, "set/labels"])
+def test_the_named_table_of_a_yolo_data_set_may_have_any_name_and_place(tmp_path: Path, regions: str | None) -> None:
+    """The tables of Ultralytics, such as coco8-pose.yaml, lie apart from their data."""
+    for folder in ("images", "labels"):
+        (tmp_path / "set" / folder).mkdir(parents=True)
+    Image.new("RGB", SIZE).save(tmp_path / "set/images/a.png")
+    (tmp_path / "set/labels/a.txt").write_text("1 0.5 0.5 0.5 0.2 0.3 0.45 0.5 0.5 0.7 0.55\n")
+    (tmp_path / "set/classes.txt").write_text("other\nnames\n")
+    (tmp_path / "pose.yaml").write_text("path: set\nval: images\nnames: [dog, cat]\nkpt_shape: [3, 2]\n")
+    (item,) = read_data(tmp_path / "pose.yaml", regions=None if regions is None else tmp_path / regions).items
+    assert (item.label, [one.kind for one in item.objects]) == ("cat", ["box"])
+
+
 @pytest.mark.parametrize(
     ("table", "words"),
     [
@@ -1541,7 +1554,15 @@ def test_other_files_beside_the_pictures_are_no_annotations(tmp_path: Path) -> N
     assert not find_regions(tmp_path)
 
 
-@pytest.mark.parametrize("folder", ["annotations", "annotations/xmls", "xmls"])
+@pytest.mark.parametrize("folder", ["jsons", "labelme"])
+def test_labelme_in_a_folder_beside_the_pictures_is_named(tmp_path: Path, folder: str) -> None:
+    for name in ("images", folder):
+        (tmp_path / name).mkdir()
+    (tmp_path / folder / "a.json").write_text(json.dumps(LABELME))
+    assert "LabelMe files found" in str(find_unread(tmp_path / "images"))
+
+
+@pytest.mark.parametrize("folder", ["annotations", "annotations/xmls", "xmls", "xml"])
 def test_voc_in_a_folder_where_it_is_not_sought_is_named(tmp_path: Path, folder: str) -> None:
     (tmp_path / "images").mkdir()
     Image.new("RGB", SIZE).save(tmp_path / "images" / "a.jpg")

@@ -55,16 +55,17 @@ FORMATS = {
 """The formats that camkit reads, by name."""
 
 
-def find_regions(folder: Path, classes: Collection[str] = ()) -> list[Annotations]:
+def find_regions(folder: Path, classes: Collection[str] = (), table: Path | None = None) -> list[Annotations]:
     """Read all regions that are in a folder of pictures or beside it.
 
-    ``classes`` are folders that hold pictures of a class, even if their names are usual for regions.
+    ``classes`` are folders that hold pictures of a class, even if their names are usual for regions. ``table`` is the
+    data.yaml that the user named.
     """
-    files = [(known.read, file) for known in FORMATS.values() for file in known.find(folder)]
-    return [read(file) for read, file in files if file.parent != folder or file.name not in classes]
+    files = [(known, file) for known in FORMATS.values() for file in known.find(folder)]
+    return [_read(known, file, table) for known, file in files if file.parent != folder or file.name not in classes]
 
 
-def read_regions(source: Path) -> list[Annotations]:
+def read_regions(source: Path, table: Path | None = None) -> list[Annotations]:
     """Read the regions that the user named: a file, or a folder of files.
 
     Raises:
@@ -72,9 +73,10 @@ def read_regions(source: Path) -> list[Annotations]:
     """
     regions: list[Annotations] = []
     if source.is_dir():
-        files = [(known.read, file) for known in FORMATS.values() for file in known.find(source)]
+        files = [(known, file) for known in FORMATS.values() for file in known.find(source)]
         inside = os.path.realpath(source)  # a format also looks beside the folder, but only this one was named
-        regions = [read(file) for read, file in files if Path(os.path.realpath(file)).is_relative_to(inside)]
+        own = [(known, file) for known, file in files if Path(os.path.realpath(file)).is_relative_to(inside)]
+        regions = [_read(known, file, table) for known, file in own]
         if not regions and files_in(source, [".png"]):
             regions = [masks.read(source)]
     elif (known := _format_of(source)) is not None:
@@ -88,6 +90,10 @@ def read_regions(source: Path) -> list[Annotations]:
             "files of boxes"
         )
     return regions
+
+
+def _read(known: RegionFormat, file: Path, table: Path | None) -> Annotations:
+    return yolo.read(file, table) if known.read is yolo.read else known.read(file)
 
 
 def _format_of(file: Path) -> RegionFormat | None:

@@ -12,7 +12,8 @@ from camkit.background.regions.masks import holds_photographs, mask_folders
 from camkit.errors import advice
 from camkit.images.files import files_in
 
-_FOLDERS = ("", *(f"../{name}" for name in ("annotations", "Annotations", "labels", "ann", "json", "labelTxt", "xmls")))
+_BESIDE = ("annotations", "Annotations", "labels", "ann", "json", "jsons", "labelme", "labelTxt", "xml", "xmls")
+_FOLDERS = ("", *(f"../{name}" for name in _BESIDE))
 
 _PICTURE_FOLDERS = ("images", "img", "jpegimages", "train", "val", "valid", "test")
 """The annotations of such a folder may lie directly beside it."""

@@ -74,15 +74,15 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def read(folder: Path) -> Annotations:
+def read(folder: Path, table: Path | None = None) -> Annotations:
     """Read all text files in a folder; ``classes.txt`` or ``data.yaml`` in or above it names the classes.
 
-    A class may also be a name. Only the box of a pose is used.
+    A ``table`` with the content of a data.yaml comes first. A class may also be a name. Only the box of a pose is used.
 
     Raises:
         InputError: a line is not a class and a box, polygon or pose.
     """
-    class_names = _find_class_names(folder)
+    class_names = _find_class_names(_files_of_names(folder, _CLASS_FILES, table))
     rows_of: dict[Path, list[_Row]] = {}
     for file in _text_files(folder):
         try:
@@ -91,7 +91,7 @@ def read(folder: Path) -> Annotations:
             raise InputError(f"{file} is not a YOLO annotation: {brief(error)}") from error
     collector = AnnotationCollector()
     all_numbers = [numbers for rows in rows_of.values() for _, numbers in rows]
-    is_pose = _pose_test(folder, all_numbers)
+    is_pose = _pose_test(_files_of_names(folder, _TABLES, table), all_numbers)
     for file, rows in rows_of.items():
         picture = file.relative_to(folder).with_suffix("").as_posix()
         for name, numbers in rows:
@@ -167,16 +167,16 @@ def _box_of(numbers: list[float]) -> Box:
     return Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
 
 
-def _pose_test(folder: Path, rows: list[list[float]]) -> Callable[[list[float]], bool]:
+def _pose_test(tables: list[Path], rows: list[list[float]]) -> Callable[[list[float]], bool]:
     """Return a function that tells whether the numbers of a row are a box with keypoints.
 
-    ``kpt_shape``, in the file of class names, says how many keypoints there are; each has 2 or 3 numbers. A detector
+    ``kpt_shape``, in one of the tables, says how many keypoints there are; each has 2 or 3 numbers. A detector
     adds its confidence to every row. Without ``kpt_shape``, the rows are poses if, in all rows that are longer than a
     box, every third number after the box is a visibility (0, 1 or 2). Keypoints of two numbers need ``kpt_shape``,
     because they look like a polygon.
     """
     longer = [numbers for numbers in rows if len(numbers) > 5]
-    for file in (place / name for place in _places_of_names(folder) for name in _TABLES):
+    for file in tables:
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
             table = yaml.load(file.read_text(encoding="utf-8-sig"), _WithoutAliases)
             if table.get("kpt_shape") is not None:
@@ -190,23 +190,21 @@ def _pose_test(folder: Path, rows: list[list[float]]) -> Callable[[list[float]],
     return lambda numbers: poses and len(numbers) > 5
 
 
-def _places_of_names(folder: Path) -> tuple[Path, ...]:
-    return folder, folder.parent, folder.parent.parent
+def _files_of_names(folder: Path, names: tuple[str, ...], table: Path | None) -> list[Path]:
+    """List the files with these names in a folder and the two above it, after the table that the user named."""
+    files = (place / name for place in (folder, folder.parent, folder.parent.parent) for name in names)
+    return [file for file in (table, *files) if file is not None and file.is_file()]
 
 
-def _find_class_names(folder: Path) -> dict[int, str]:
-    """Return the class names by number from the nearest file that lists them; nothing if there is none."""
-    for place in _places_of_names(folder):
-        for name in _CLASS_FILES:
-            file = place / name
-            if not file.is_file():
-                continue
-            try:
-                names = _read_class_names(file)
-            except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
-                raise InputError(f"the classes in {file} cannot be read: {brief(error)}") from error
-            if names is not None:
-                return names
+def _find_class_names(files: list[Path]) -> dict[int, str]:
+    """Return the class names by number from the first file that lists them; nothing if there is none."""
+    for file in files:
+        try:
+            names = _read_class_names(file)
+        except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"the classes in {file} cannot be read: {brief(error)}") from error
+        if names is not None:
+            return names
     return {}
 
 
