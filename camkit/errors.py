@@ -153,6 +153,30 @@ def refuse_unknown_options(function: Callable[..., Any], options: Iterable[str],
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}{hint}")
 
 
+@contextlib.contextmanager
+def refusing_other_arguments(function: Callable[..., Any], given: int, kind: type[InputError], who: str) -> Iterator[None]:
+    """Refuse, around its call, a function of the user's that does not take this many arguments.
+
+    Errors from inside the function pass through.
+
+    Raises:
+        InputError: it takes other arguments; ``kind`` is the class of the error, and ``who`` its first words.
+    """
+    try:
+        yield
+    except TypeError as error:
+        try:
+            signature = inspect.signature(function, follow_wrapped=False)
+        except (TypeError, ValueError):  # some functions of C have none
+            raise error from None
+        try:
+            signature.bind(*range(given))
+        except TypeError:
+            called = f"{given} argument{'' if given == 1 else 's'}"
+            raise kind(f"{who} is called with {called}, but it takes {signature}") from error
+        raise
+
+
 def did_you_mean(word: str, choices: Iterable[str], limit: int = 5) -> str:
     """Return ``"; did you mean 'a' or 'b'?"`` with the nearest choices, or an empty string if none is similar.
 

@@ -19,7 +19,7 @@ from camkit.engine.capture_pictures import capture_with_pictures
 from camkit.engine.capture_references import capture_with_references
 from camkit.engine.features import Capture
 from camkit.engine.nested import mapped
-from camkit.errors import MethodError
+from camkit.errors import MethodError, refusing_other_arguments
 from camkit.methods.registry import Method, Needs
 from camkit.targets.outputs import describe
 from camkit.targets.scores import Target
@@ -79,11 +79,13 @@ def weigh(method: Method, *given: Any) -> Tensor:
     """Return the weights of a method. A function of the user's gets copies, since it may work in place.
 
     Raises:
-        MethodError: it does not return a dense floating-point tensor. Each pass checks the shape.
+        MethodError: it takes other arguments, or does not return a dense floating-point tensor. Each pass checks the shape.
     """
     if not method.users:
         return method.weights(*given)
-    weights = method.weights(*mapped(given, lambda value: value.clone() if isinstance(value, Tensor) else value))
+    copies = mapped(given, lambda value: value.clone() if isinstance(value, Tensor) else value)
+    with refusing_other_arguments(method.weights, len(given), MethodError, f"method {method.name!r}"):
+        weights = method.weights(*copies)
     is_dense = isinstance(weights, Tensor) and weights.layout is torch.strided and not weights.is_nested
     if not is_dense or not weights.is_floating_point() or not weights.dim():
         kind = describe(weights) + (f" of {weights.dtype}" if isinstance(weights, Tensor) else "")

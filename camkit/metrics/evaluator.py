@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from camkit.errors import InputError
+from camkit.errors import InputError, refusing_other_arguments
 from camkit.explainer import Explainer
 from camkit.explanation import Explanation
 from camkit.layers.names import find_layers
@@ -205,7 +205,8 @@ class Evaluator:
         try:
             if heat.problem is not None:
                 raise heat.problem
-            measured = metric.measure(*(self._copied(heat) if metric.users else (self, heat)))
+            with refusing_other_arguments(metric.measure, 2, InputError, f"metric {metric.name!r}"):
+                measured = metric.measure(*(self._copied(heat) if metric.users else (self, heat)))
         except UndefinedError as error:
             return Value(metric.name, None, error.status, str(error), fill)
         try:

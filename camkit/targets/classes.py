@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from camkit.errors import TargetError, advice
+from camkit.errors import TargetError, advice, refusing_other_arguments
 from camkit.targets.boxes import boxes_of_class, ranked_box
 from camkit.targets.maps import SegmentTarget, class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, label_of, whole_number
@@ -419,7 +419,8 @@ class FunctionTarget(Target):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the function's scores; there must be one per image."""
-        values = self.function(copied(output))
+        with refusing_other_arguments(self.function, 1, TargetError, "the target function"):
+            values = self.function(copied(output))
         check_values(values, batch, "the target function")
         return Scores(
             values=values,

@@ -165,6 +165,23 @@ def test_scores_elsewhere_are_refused() -> None:
         camkit.explain("demo-fair", PICTURE, target=Own(lambda scores: Scores(scores.to("meta"))))
 
 
+def test_functions_of_other_arguments_are_named(tmp_path: Path) -> None:
+    camkit.register_method("own")(lambda activations: activations)
+    for door in DOORS.values():
+        with pytest.raises(MethodError, match=r"method 'own' is called with 2 arguments, but it takes \(activations\)"):
+            door(tmp_path)
+    with pytest.raises(TargetError, match=r"the target function is called with 1 argument, but it takes \(a, b\)"):
+        camkit.explain("demo-fair", PICTURE, target=lambda a, b: a)
+    metrics.register_metric("own")(lambda evaluator: 1)
+    with pytest.raises(InputError, match=r"metric 'own' is called with 2 arguments, but it takes \(evaluator\)"):
+        metrics.Evaluator("demo-fair", PICTURE)(np.eye(8), "own")
+
+
+def test_a_wrong_call_inside_the_users_function_passes_through() -> None:
+    with pytest.raises(TypeError, match="fewer"):
+        camkit.explain("demo-fair", PICTURE, method=lambda a, g: (lambda: a)(fewer=g))  # type: ignore[call-arg]
+
+
 def test_errors_of_the_users_own_code_pass_through() -> None:
     metrics.register_metric("own")(fails)
     for call in (
