@@ -371,7 +371,8 @@ def find_method(method: MethodLike) -> Method:
     A function that was registered gives its registered method; any other is named after itself.
 
     Raises:
-        MethodError: no method has this name (the message suggests the nearest), or it is neither name nor function.
+        MethodError: no method has this name (the message suggests the nearest), a function has the name of another
+            method, or it is neither name nor function.
     """
     if isinstance(method, Method):
         return method
@@ -388,6 +389,8 @@ def find_method(method: MethodLike) -> Method:
         if registered.weights is method:
             return registered
     name = getattr(method, "__name__", type(method).__name__)
+    if known_method(name) is not None:  # an explanation keeps the name alone, by which metrics make its map again
+        raise MethodError(f"there is another method {name!r} than the function of this name; give yours another name")
     return Method(name, title=name, summary="", paper="", needs="gradients", weights=method)
 
 

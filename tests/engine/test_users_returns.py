@@ -177,6 +177,19 @@ def test_functions_of_other_arguments_are_named(tmp_path: Path) -> None:
         metrics.Evaluator("demo-fair", PICTURE)(np.eye(8), "own")
 
 
+@pytest.mark.parametrize("name", ["gradcam", "auto", "own"])
+def test_a_function_may_not_have_the_name_of_another_method(name: str) -> None:
+    """An explanation keeps the name of its method, so metrics would make its map again by the other method."""
+    camkit.register_method("own")(lambda activations, gradients: gradients)
+
+    def method(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        return -gradients
+
+    method.__name__ = name
+    with pytest.raises(MethodError, match=f"there is another method '{name}' than the function of this name"):
+        camkit.explain("demo-fair", PICTURE, method=method)
+
+
 def test_a_wrong_call_inside_the_users_function_passes_through() -> None:
     with pytest.raises(TypeError, match="fewer"):
         camkit.explain("demo-fair", PICTURE, method=lambda a, g: (lambda: a)(fewer=g))  # type: ignore[call-arg]
