@@ -528,12 +528,11 @@ class _Csv:
         try:
             with self._path.open("r", encoding="utf-8", newline="") as file:
                 reader = csv.DictReader(file, strict=True)
+                if sorted(reader.fieldnames or ()) != sorted(COLUMNS):
+                    raise InputError(f"{self._path} cannot be read: {_OTHER_COLUMNS}")
                 while (cells := _next_row(reader)) is not None:
-                    is_other = cells.keys() != COLUMNS.keys() or len(reader.fieldnames or ()) != len(COLUMNS)
-                    if is_other or None in cells.values() or not cells["path"]:
-                        raise InputError(
-                            f"{self._path} cannot be read: it has other columns than a table of camkit, or no path"
-                        )
+                    if None in cells or None in cells.values() or not cells["path"]:
+                        raise InputError(f"{self._path} cannot be read: {_OTHER_COLUMNS}, or no path")
                     yield {name: _parsed(kind, from_cell(cells[name])) for name, kind in COLUMNS.items()}
         except (csv.Error, OSError, ValueError) as error:
             if isinstance(error, InputError):
@@ -545,6 +544,8 @@ class _Csv:
         write_file(self.beside, json.dumps(about).encode())
         write_file(self._path, itertools.chain([csv_line(COLUMNS)], lines))
 
+
+_OTHER_COLUMNS = "it has other columns than a table of camkit"
 
 _LONGEST_CELL = 2**31 - 1
 """Python's own limit of 131,072 characters is shorter than a map with a value for each pixel."""

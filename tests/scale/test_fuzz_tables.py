@@ -247,6 +247,18 @@ def test_a_missing_or_doubled_column_is_named(copied):
         camkit.scale.read(file)
 
 
+@pytest.mark.parametrize("content", [b"", b"\0" * 1000, b"a,b\n", b"path\n"])
+def test_a_csv_without_rows_needs_its_columns(copied, content):
+    """A file that a full disk emptied is no table without rows."""
+    file = copied() / "t.csv"
+    header = file.read_bytes().splitlines(keepends=True)[0]
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"t\.csv cannot be read: it has other columns"):
+        camkit.scale.read(file)
+    file.write_bytes(header)
+    assert list(camkit.scale.read(file)) == []
+
+
 def test_tables_that_pandas_wrote_again_are_read_alike(copied):
     pytest.importorskip("pandas")
     table = copied() / "t.parquet"
