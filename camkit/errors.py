@@ -154,7 +154,9 @@ def refuse_unknown_options(function: Callable[..., Any], options: Iterable[str],
 
 
 @contextlib.contextmanager
-def refusing_other_arguments(function: Callable[..., Any], given: int, kind: type[InputError], who: str) -> Iterator[None]:
+def refusing_other_arguments(
+    function: Callable[..., Any], given: int, kind: type[InputError], who: str
+) -> Iterator[None]:
     """Refuse, around its call, a function of the user's that does not take this many arguments.
 
     Errors from inside the function pass through.

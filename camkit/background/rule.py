@@ -226,8 +226,7 @@ def _tested_effects(
             )
     settled = any(e.name == "gap" and (e.level == "excluded" or e.lacks_groups) for e in tested[OVERALL])
     tested[OVERALL] = [
-        replace(effect, counts=not settled) if effect.name == "sufficiency" else effect
-        for effect in tested[OVERALL]
+        replace(effect, counts=not settled) if effect.name == "sufficiency" else effect for effect in tested[OVERALL]
     ]
     return tested
 

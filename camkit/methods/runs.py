@@ -79,7 +79,7 @@ def weigh(method: Method, *given: Any) -> Tensor:
     """Return the weights of a method. A function of the user's gets copies, since it may work in place.
 
     Raises:
-        MethodError: it takes other arguments, or does not return a dense floating-point tensor. Each pass checks the shape.
+        MethodError: it takes other arguments, or returns no dense floating-point tensor. Each pass checks the shape.
     """
     if not method.users:
         return method.weights(*given)
