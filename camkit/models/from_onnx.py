@@ -6,9 +6,10 @@ Some graphs are converted wrongly without an error, so each module is compared w
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import onnx
 import onnxruntime
 import onnxslim
 import torch
+from google.protobuf.message import Message
 from onnx.reference import ReferenceEvaluator
 from onnx2pytorch import ConvertModel
 from torch import Tensor, nn
@@ -47,6 +49,9 @@ _FIRST_OPSET = 19
 """The first opset whose operators of ``_STORING`` ONNX's own evaluator runs; earlier ones compute the same."""
 
 _QUANTISED = (*_STORING, "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
+
+_LARGEST = 1 << 31
+"""The bytes that a message of protobuf, and so an ONNX file, may have at most."""
 
 _SIDE = 224
 """Height and width of the picture that the two are compared with, if the file takes any size."""
@@ -188,18 +193,53 @@ class _Converted(ConvertModel):  # type: ignore[misc]
         return super().forward(images)
 
 
-def _read(path: Path) -> tuple[onnx.ModelProto, list[Path]]:
-    """Return the graph with its weights, and the files beside it that hold some of them."""
+def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:
+    """Return the graph with its weights, and the checksums of those that lie in files beside it."""
+    if path.stat().st_size > _LARGEST:
+        raise ModelError(f"{path} has more than 2 GiB, which no ONNX file has; larger weights lie in files beside it")
     try:
         graph = onnx.load(path, load_external_data=False)
-        entries = (entry for tensor in graph.graph.initializer for entry in tensor.external_data)
-        named = sorted({entry.value for entry in entries if entry.key == "location"})
+        outside = [tensor for tensor in _tensors(graph) if tensor.data_location == onnx.TensorProto.EXTERNAL]
+        named = sorted({_entry(tensor, "location") for tensor in outside})
         if all(Path(name).name == name for name in named):
+            _limit_lengths(outside, sum((path.parent / name).stat().st_size for name in named))
             onnx.load_external_data_for_model(graph, str(path.parent))
-            return graph, [path.parent / name for name in named]
+            return graph, [hashlib.sha256(tensor.raw_data).digest() for tensor in outside]
     except Exception as error:  # a damaged file can make the parser raise anything
         raise ModelError(f"{path} cannot be read as an ONNX file ({brief(error)})") from error
     raise ModelError(f"{path} names weights in other folders; they must lie beside it")
+
+
+def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors of a graph: its weights, and the constants of its nodes, subgraphs and functions."""
+    if isinstance(message, onnx.TensorProto):
+        yield message
+    else:
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                for part in value if field.is_repeated else (value,):
+                    yield from _tensors(part)
+
+
+def _entry(tensor: onnx.TensorProto, key: str) -> str:
+    """Return what a tensor says of where its data lie; empty if it does not."""
+    return next((entry.value for entry in tensor.external_data if entry.key == key), "")
+
+
+def _limit_lengths(tensors: Sequence[onnx.TensorProto], held: int) -> None:
+    """Read no more of the files beside a graph than its tensors have, and each part once.
+
+    Raises:
+        ValueError: the tensors have more than the ``held`` bytes of the files.
+    """
+    total = 0
+    for tensor in tensors:
+        if not _entry(tensor, "length"):
+            size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+            tensor.external_data.add(key="length", value=str(math.prod(tensor.dims) * size))
+        total += int(_entry(tensor, "length"))
+    if total > held:
+        raise ValueError(f"its weights have {total} bytes, and the files beside it {held}")
 
 
 def _session(path: Path) -> onnxruntime.InferenceSession:

@@ -1,8 +1,8 @@
 """Export classifiers to ONNX with PyTorch's two exporters, and say what camkit does with each graph.
 
-    python -m scripts.zoo.exported_graphs --markdown scripts/results/exported.md [FILE ...]
+    python -m scripts.zoo.exported_graphs --state graphs.jsonl --markdown scripts/results/exported.md [FILE ...]
 
-Each of 12 networks with random weights is exported with the newer exporter (opset 18) and with the older one (opset
+Each finished row is a line of the state file, and an interrupted run continues where it stopped. Each of 12 networks with random weights is exported with the newer exporter (opset 18) and with the older one (opset
 17), for any number of pictures. Further files, such as ultralytics' exports, are loaded as they are. A row says how the
 graph runs, and how far the module's outputs are from onnxruntime's at most, as a share of the largest, on other noise
 than that of camkit's own comparison.
@@ -11,6 +11,7 @@ than that of camkit's own comparison.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 import warnings
@@ -22,7 +23,7 @@ import onnxruntime
 import torch
 
 import camkit
-from scripts.lab.lab_run import write_between
+from scripts.lab.lab_run import finished, write_between
 from scripts.zoo.exported import SIDE, built, printed
 
 MARK = "graphs"
@@ -91,26 +92,34 @@ def difference(file: Path, loaded: camkit.LoadedModel) -> float:
     return max(float(np.abs(output.numpy() - right).max() / max(np.abs(right).max(), 1e-12)) for output, right in pairs)
 
 
-def _rows(files: Sequence[Path]) -> Iterator[Sequence[str]]:
-    for given in files:
-        yield row_of(given, given.name, "")
-    with tempfile.TemporaryDirectory() as folder:
-        for how, opset in EXPORTERS.items():
-            for name in NETWORKS:
-                export(name, file := Path(folder) / f"{name}-{opset}.onnx", opset)
-                yield row_of(file, name, how)
-                file.unlink()
+def rows(state: Path, files: Sequence[Path]) -> Iterator[Sequence[str]]:
+    """Yield the rows of all files and networks, those of earlier runs from the state; new ones are added to it."""
+    known = {name: row["row"] for name, row in finished(state).items()}
+    jobs = {(given.name, ""): given for given in files}
+    yield from (row for name, row in known.items() if name.endswith(" ()") and (row[0], "") not in jobs)
+    jobs |= {(name, how): None for how in EXPORTERS for name in NETWORKS}
+    with tempfile.TemporaryDirectory() as folder, state.open("a") as kept:
+        for (name, how), given in jobs.items():
+            key = f"{name} ({how})"
+            if key not in known:
+                file = given or Path(folder) / "model.onnx"
+                if given is None:
+                    export(name, file, EXPORTERS[how])
+                known[key] = row_of(file, name, how)
+                print(json.dumps({"name": key, "row": known[key]}), file=kept, flush=True)
+            yield known[key]
 
 
 def main() -> None:
     """Print the table, and write it if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--state", type=Path, default=Path("graphs.jsonl"), metavar="FILE", help="the rows so far")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the page to write the table into")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    text = printed(HEADS, _rows(options.files))
+    text = printed(HEADS, rows(options.state, options.files))
     if options.markdown is not None:
         write_between(options.markdown, MARK, text)
 
