@@ -740,6 +740,46 @@ def test_damaged_files_are_one_sentence(suffix: str, program: Path, tmp_path: Pa
             assert "\n" not in str(error)
 
 
+# --- forward passes
+
+
+class Resized(nn.Module):
+    """The graph of ``resized`` in PyTorch."""
+
+    def __init__(self, weights: np.ndarray) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.from_numpy(weights.copy()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        small = nn.functional.avg_pool2d(images, 8)
+        places = torch.arange(12) / 3  # asymmetric: cell i of the large map is place i / 3 of the small one
+        low, share = places.long(), places - places.floor()
+        high = (low + 1).clamp(max=3)
+        rows = small[:, :, low] * (1 - share)[:, None] + small[:, :, high] * share[:, None]
+        large = rows[..., low] * (1 - share) + rows[..., high] * share
+        return nn.functional.conv2d(large, self.weights, stride=4).mean((2, 3))
+
+
+@pytest.mark.parametrize("kind", ["m.onnx", "resized.onnx", "m.pt2", "m.ts", "function"])
+@pytest.mark.parametrize("method", [FEW, "occlusion"], ids=["rise", "occlusion"])
+def test_methods_of_forward_passes_explain_files_and_functions_as_the_model(
+    kind: str, method: Any, program: Path, tmp_path: Path
+) -> None:
+    model: nn.Module = small()
+    if kind == "m.onnx":
+        onnx_file(tmp_path / kind, model)
+    elif kind == "resized.onnx":
+        graph = onnx.load(resized(tmp_path / kind))
+        weights = {each.name: each for each in graph.graph.initializer}["weights"]
+        model = Resized(onnx.numpy_helper.to_array(weights))
+    elif kind == "m.ts":
+        torch.jit.trace(model, torch.randn(2, 3, SIDE, SIDE)).save(tmp_path / kind)
+    file = program if kind == "m.pt2" else tmp_path / kind
+    loaded = camkit.black_box(as_function) if kind == "function" else camkit.load_model(str(file))
+    found, expected = (camkit.explain(each, picture(), method=method, target=1) for each in (loaded, model))
+    np.testing.assert_allclose(found.raw, expected.raw, atol=1e-4 * np.abs(expected.raw).max())
+
+
 # --- TorchScript and functions
 
 
