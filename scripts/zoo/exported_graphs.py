@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,7 +34,7 @@ NETWORKS = (
 
 EXPORTERS = {"newer exporter, opset 18": 18, "older exporter, opset 17": 17}
 
-HEADS = ("file", "exported by", "what camkit does", "outputs differ by", "seconds to load")
+HEADS = ("file", "exported by", "what camkit does", "outputs differ by")
 
 
 def export(name: str, file: Path, opset: int) -> None:
@@ -66,15 +65,13 @@ def export(name: str, file: Path, opset: int) -> None:
 
 def row_of(file: Path, name: str, how: str) -> list[str]:
     """Return the row of a file."""
-    begin = time.perf_counter()
     try:
         loaded = camkit.load_model(str(file))
     except camkit.CamkitError as error:
-        return [name, how, str(error).replace(str(file), "the file")[:300], "", ""]
-    seconds = time.perf_counter() - begin
+        return [name, how, str(error).replace(str(file), "the file")[:300], ""]
     said = (loaded.note or "").partition(", SHA")[0].partition(", with gradients")[0]
     differs = f"{difference(file, loaded):.0e}" if "as a PyTorch module" in said else ""
-    return [name, how, said, differs, f"{seconds:.1f}"]
+    return [name, how, said, differs]
 
 
 def difference(file: Path, loaded: camkit.LoadedModel) -> float:
