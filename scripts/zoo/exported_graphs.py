@@ -2,19 +2,20 @@
 
     python -m scripts.zoo.exported_graphs --state graphs.jsonl --markdown scripts/results/exported.md [FILE ...]
 
-Each finished row is a line of the state file, and an interrupted run continues where it stopped. Each of 12 networks with random weights is exported with the newer exporter (opset 18) and with the older one (opset
-17), for any number of pictures. Further files, such as ultralytics' exports, are loaded as they are. A row says how the
-graph runs, and how far the module's outputs are from onnxruntime's at most, as a share of the largest, on other noise
-than that of camkit's own comparison.
+Each finished row is a line of the state file, and an interrupted run continues where it stopped. Each of 12 networks
+with random weights is exported with the newer exporter (opset 18) and with the older one (opset 17), for any number of
+pictures. Further files, such as ultralytics' exports, are loaded as they are. A row says how the graph runs, and how
+far the module's outputs are from onnxruntime's at most, as a share of the largest, on other noise than that of camkit's
+own comparison.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,8 @@ import onnxruntime
 import torch
 
 import camkit
-from scripts.lab.lab_run import finished, write_between
-from scripts.zoo.exported import SIDE, built, printed
+from scripts.lab.lab_run import write_between
+from scripts.zoo.exported import SIDE, built, kept, printed, said_by
 
 MARK = "graphs"
 
@@ -69,7 +70,7 @@ def row_of(file: Path, name: str, how: str) -> list[str]:
         loaded = camkit.load_model(str(file))
     except camkit.CamkitError as error:
         return [name, how, str(error).replace(str(file), "the file")[:300], ""]
-    said = (loaded.note or "").partition(", SHA")[0].partition(", with gradients")[0]
+    said = said_by(loaded.note)
     differs = f"{difference(file, loaded):.0e}" if "as a PyTorch module" in said else ""
     return [name, how, said, differs]
 
@@ -89,22 +90,11 @@ def difference(file: Path, loaded: camkit.LoadedModel) -> float:
     return max(float(np.abs(output.numpy() - right).max() / max(np.abs(right).max(), 1e-12)) for output, right in pairs)
 
 
-def rows(state: Path, files: Sequence[Path]) -> Iterator[Sequence[str]]:
-    """Yield the rows of all files and networks, those of earlier runs from the state; new ones are added to it."""
-    known = {name: row["row"] for name, row in finished(state).items()}
-    jobs = {(given.name, ""): given for given in files}
-    yield from (row for name, row in known.items() if name.endswith(" ()") and (row[0], "") not in jobs)
-    jobs |= {(name, how): None for how in EXPORTERS for name in NETWORKS}
-    with tempfile.TemporaryDirectory() as folder, state.open("a") as kept:
-        for (name, how), given in jobs.items():
-            key = f"{name} ({how})"
-            if key not in known:
-                file = given or Path(folder) / "model.onnx"
-                if given is None:
-                    export(name, file, EXPORTERS[how])
-                known[key] = row_of(file, name, how)
-                print(json.dumps({"name": key, "row": known[key]}), file=kept, flush=True)
-            yield known[key]
+def exported_row(name: str, how: str) -> list[str]:
+    """Export a network, and return its row."""
+    with tempfile.TemporaryDirectory() as folder:
+        export(name, file := Path(folder) / "model.onnx", EXPORTERS[how])
+        return row_of(file, name, how)
 
 
 def main() -> None:
@@ -116,7 +106,9 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    text = printed(HEADS, rows(options.state, options.files))
+    jobs = {f"{file.name} ()": functools.partial(row_of, file, file.name, "") for file in options.files}
+    jobs |= {f"{name} ({how})": functools.partial(exported_row, name, how) for how in EXPORTERS for name in NETWORKS}
+    text = printed(HEADS, kept(options.state, jobs))
     if options.markdown is not None:
         write_between(options.markdown, MARK, text)
 
