@@ -18,7 +18,6 @@ import onnx
 import onnxruntime
 import onnxslim
 import torch
-from google.protobuf.message import Message
 from onnx.reference import ReferenceEvaluator
 from onnx2pytorch import ConvertModel
 from torch import Tensor, nn
@@ -213,7 +212,7 @@ def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:
     raise ModelError(f"{path} names weights in other folders; they must lie beside it")
 
 
-def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
+def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
     """Yield the tensors of a graph: its weights, and the constants of its nodes, subgraphs and functions."""
     if isinstance(message, onnx.TensorProto):
         yield message
