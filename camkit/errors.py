@@ -80,6 +80,8 @@ def brief(error: object) -> str:
     'line 1: no number'
     """
     text = " ".join(str(error).split())
+    if not text and isinstance(error, BaseException):
+        text = type(error).__name__  # a MemoryError, for example, says nothing
     return text[:_LONGEST_QUOTE] + "..." * (len(text) > _LONGEST_QUOTE)
 
 

@@ -65,11 +65,15 @@ def file_to_read(request: Request) -> Path:
 
 
 def refuse_bomb(archive: zipfile.ZipFile, path: Path) -> None:
-    """Refuse an archive whose compressed parts unpack to very much; PyTorch compresses the code only.
+    """Refuse an archive whose compressed parts unpack to very much, or whose parts overlap.
+
+    PyTorch compresses the code only.
 
     Raises:
         ModelError: they do.
     """
+    if sum(entry.compress_size for entry in archive.infolist()) > path.stat().st_size:
+        raise ModelError(f"{path} is an archive whose parts overlap; export it again")
     parts = (entry.file_size for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED)
     if sum(parts) > _MOST_UNPACKED:
         raise ModelError(f"{path} is compressed and unpacks to more than {_MOST_UNPACKED >> 20} MiB; export it again")
@@ -100,7 +104,7 @@ def described(
     shape: Shape,
     kind: str,
     metadata: Mapping[str, Any] | None = None,
-    beside: Sequence[Path] = (),
+    beside: Sequence[bytes] = (),
 ) -> LoadedModel:
     """Return a module from a file with the preprocessing that the call or the file's metadata names.
 
@@ -110,8 +114,8 @@ def described(
         shape: the shape of its input.
         kind: what the file is, such as "torch.export".
         metadata: texts or values by name that the file holds.
-        beside: files that hold a part of the model. The checksum of all files is a buffer of the module, so that the
-            results of another file are never taken for those of this one.
+        beside: checksums of the weights in files beside it. The checksum of the file and of these is a buffer of the
+            module, so that the results of another file are never taken for those of this one.
 
     Raises:
         ModelError: the model takes something other than a picture, or another size than the caller asked for.
@@ -139,8 +143,11 @@ def described(
         size = None
     preprocess = None if size is None or mean is None or std is None else preset(size, mean, std)
     checksum = hashlib.sha256()
-    for file in (Path(request.name), *beside):
-        checksum.update(file.read_bytes())
+    with Path(request.name).open("rb") as stream:
+        while part := stream.read(1 << 24):
+            checksum.update(part)
+    for data in beside:
+        checksum.update(data)
     module.register_buffer("checksum_of_file", torch.tensor(list(checksum.digest()), dtype=torch.uint8))
     note = f"{kind}, SHA-256 {checksum.hexdigest()[:12]}"
     from_metadata = [name for name in ("mean", "std") if preprocess is not None and name not in request.changes]

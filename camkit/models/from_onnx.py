@@ -6,9 +6,10 @@ Some graphs are converted wrongly without an error, so each module is compared w
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,14 @@ from camkit.models.modules import dtype_of
 from camkit.models.request import Request
 
 TOLERANCE = 1e-4
-"""How far a converted module's outputs may be from onnxruntime's, as a share of the largest output."""
+"""How far a converted module's outputs may be from onnxruntime's: the norm of the difference, as a share of theirs."""
 
 _ROUGH = 1e-2
-"""The same for files of half precision, whose numbers have three digits, and for pictures with values of 0 to 255:
-RegNet, which takes normalised pictures, rounds these to 0.001 of the largest output in PyTorch itself."""
+"""The same for files of half precision, whose numbers have three digits."""
+
+_BRIGHT = 5e-2
+"""The same for pictures with values of 0 to 255, which networks that take normalised pictures blow up: onnxruntime's
+outputs of a RegNet with random weights are then 0.02 off those of double precision."""
 
 _LEAST = 1e-5
 """Probabilities that differ by this are the same; if all are tiny, rounding is a larger share of the largest."""
@@ -47,6 +51,9 @@ _FIRST_OPSET = 19
 """The first opset whose operators of ``_STORING`` ONNX's own evaluator runs; earlier ones compute the same."""
 
 _QUANTISED = (*_STORING, "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
+
+_LARGEST = 1 << 31
+"""The bytes that a message of protobuf, and so an ONNX file, may have at most."""
 
 _SIDE = 224
 """Height and width of the picture that the two are compared with, if the file takes any size."""
@@ -75,7 +82,7 @@ def load(request: Request) -> LoadedModel:
     noise = torch.randn(filled, generator=torch.Generator().manual_seed(0))
     runs = Session(session, channels_last=is_last)
     # Networks take pictures that are normalised, or have values of 0 to 1 or 0 to 255.
-    pictures = {noise: TOLERANCE, noise.abs() / noise.abs().max(): TOLERANCE, noise.abs().clamp(max=2.5) * 100: _ROUGH}
+    pictures = {noise: TOLERANCE, noise.abs() / noise.abs().max(): TOLERANCE, noise.abs().clamp(max=2.5) * 100: _BRIGHT}
     module, reason = _converted(graph, runs, pictures)
     kind = f"an ONNX file of opset {opsets.get('ai.onnx', '?')}"
     runtime = f"onnxruntime {onnxruntime.__version__}"
@@ -188,18 +195,53 @@ class _Converted(ConvertModel):  # type: ignore[misc]
         return super().forward(images)
 
 
-def _read(path: Path) -> tuple[onnx.ModelProto, list[Path]]:
-    """Return the graph with its weights, and the files beside it that hold some of them."""
+def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:
+    """Return the graph with its weights, and the checksums of those that lie in files beside it."""
+    if path.stat().st_size > _LARGEST:
+        raise ModelError(f"{path} has more than 2 GiB, which no ONNX file has; larger weights lie in files beside it")
     try:
         graph = onnx.load(path, load_external_data=False)
-        entries = (entry for tensor in graph.graph.initializer for entry in tensor.external_data)
-        named = sorted({entry.value for entry in entries if entry.key == "location"})
+        outside = [tensor for tensor in _tensors(graph) if tensor.data_location == onnx.TensorProto.EXTERNAL]
+        named = sorted({_entry(tensor, "location") for tensor in outside})
         if all(Path(name).name == name for name in named):
+            _limit_lengths(outside, sum((path.parent / name).stat().st_size for name in named))
             onnx.load_external_data_for_model(graph, str(path.parent))
-            return graph, [path.parent / name for name in named]
+            return graph, [hashlib.sha256(tensor.raw_data).digest() for tensor in outside]
     except Exception as error:  # a damaged file can make the parser raise anything
         raise ModelError(f"{path} cannot be read as an ONNX file ({brief(error)})") from error
     raise ModelError(f"{path} names weights in other folders; they must lie beside it")
+
+
+def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors of a graph: its weights, and the constants of its nodes, subgraphs and functions."""
+    if isinstance(message, onnx.TensorProto):
+        yield message
+    else:
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                for part in value if field.is_repeated else (value,):
+                    yield from _tensors(part)
+
+
+def _entry(tensor: onnx.TensorProto, key: str) -> str:
+    """Return what a tensor says of where its data lie; empty if it does not."""
+    return next((entry.value for entry in tensor.external_data if entry.key == key), "")
+
+
+def _limit_lengths(tensors: Sequence[onnx.TensorProto], held: int) -> None:
+    """Read no more of the files beside a graph than its tensors have, and each part once.
+
+    Raises:
+        ValueError: the tensors have more than the ``held`` bytes of the files.
+    """
+    total = 0
+    for tensor in tensors:
+        if not _entry(tensor, "length"):
+            size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+            tensor.external_data.add(key="length", value=str(math.prod(tensor.dims) * size))
+        total += int(_entry(tensor, "length"))
+    if total > held:
+        raise ValueError(f"its weights have {total} bytes, and the files beside it {held}")
 
 
 def _session(path: Path) -> onnxruntime.InferenceSession:
@@ -270,9 +312,11 @@ def _difference(module: nn.Module, session: Session, picture: Tensor, tolerance:
         return "converted to PyTorch, it returns other shapes"
     for output, right in zip(outputs, expected, strict=True):
         exact = right.astype(np.float64)
-        differs = np.abs(output.double().numpy() - exact).max(initial=0)
+        differs = output.double().numpy() - exact
         are_shares = exact.min(initial=1) >= 0 and exact.max(initial=0) <= 1
         allowed = _ROUGH if right.dtype == np.float16 else tolerance
-        if not (differs <= allowed * np.abs(exact).max(initial=0) or (are_shares and differs <= _LEAST)):
-            return f"converted to PyTorch, its outputs differ by {differs:.2g}"
+        # Norms, not maxima: rounding changes a few of the 500,000 probabilities of PP-OCR's recognition by 0.01.
+        error, size = float(np.linalg.norm(differs)), float(np.linalg.norm(exact))
+        if not (error <= allowed * size or (are_shares and np.abs(differs).max(initial=0) <= _LEAST)):
+            return f"converted to PyTorch, its outputs differ by {100 * error / size if size else 100:.2g} %"
     return ""

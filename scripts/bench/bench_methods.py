@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -30,6 +33,9 @@ Run: TypeAlias = Callable[[], object]
 Prepare: TypeAlias = Callable[[torch.device], tuple[Run, Run]]
 
 SIZE = 224
+
+WINDOWS = 169
+"""The places of occlusion's window on a picture of this size, by default."""
 
 _MOST_ROUNDS = 40
 
@@ -78,6 +84,58 @@ def score_cam(device: torch.device) -> tuple[Run, Run]:
     )
 
 
+def occlusion(*, captums: bool) -> Prepare:
+    """Return occlusion on SqueezeNet with its 169 windows, and captum's, or as many forward passes and the plain one.
+
+    Args:
+        captums: compare with captum's of the same windows, in batches of the same size.
+    """
+
+    def prepare(device: torch.device) -> tuple[Run, Run]:
+        model, image = network("squeezenet1_1", device)
+        batch = at_once(device)
+        explainer = camkit.Explainer(model, method="occlusion")
+        if not captums:
+            full, rest = divmod(1 + WINDOWS, batch)
+            parts = [plain(model, torch.randn(batch, *image.shape, device=device), full)]
+            parts += [plain(model, torch.randn(rest, *image.shape, device=device))] if rest else []
+            return lambda: explainer(image, target=0), lambda: [part() for part in parts]
+
+        from captum.attr import Occlusion  # noqa: PLC0415 - optional
+
+        window, stride = SIZE // 7, SIZE // 14
+        shape, peer = {"sliding_window_shapes": (3, window, window), "strides": (3, stride, stride)}, Occlusion(model)
+
+        def captum() -> None:
+            with torch.no_grad():
+                peer.attribute(image[None], target=0, perturbations_per_eval=batch, **shape)
+
+        return lambda: explainer(image, target=0), captum
+
+    return prepare
+
+
+def exported(name: str) -> Prepare:
+    """Return Grad-CAM on an ONNX file, and onnxruntime alone on the file, with as many threads as PyTorch."""
+
+    def prepare(device: torch.device) -> tuple[Run, Run]:
+        import onnxruntime  # noqa: PLC0415 - optional
+
+        model, image = network(name, device)
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            file = Path(folder) / f"{name}.onnx"
+            torch.onnx.export(model, (image[None],), file, dynamo=False, opset_version=17)
+            explainer = camkit.Explainer(camkit.load_model(str(file), device=device), method="gradcam")
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = torch.get_num_threads()
+            session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        inputs = {session.get_inputs()[0].name: image[None].cpu().numpy()}
+        return lambda: explainer(image, target=0), lambda: session.run(None, inputs)
+
+    return prepare
+
+
 def whole_model(method: str) -> Prepare:
     """Return a method that differentiates the whole model, and one plain pass."""
 
@@ -106,6 +164,10 @@ def compared(*, first: bool) -> Prepare:
 
 ROWS = {
     "scorecam": Row("Score-CAM / its forward passes alone", score_cam, 1.05),
+    "occlusion": Row("occlusion, SqueezeNet / its 170 forward passes alone", occlusion(captums=False)),
+    "occlusion-captum": Row("occlusion, SqueezeNet / captum's", occlusion(captums=True)),
+    "onnx-squeezenet": Row("Grad-CAM of a SqueezeNet as ONNX / onnxruntime alone", exported("squeezenet1_1")),
+    "onnx-mobilenet": Row("Grad-CAM of a MobileNetV2 as ONNX / onnxruntime alone", exported("mobilenet_v2")),
     "fullgrad": Row("FullGrad / one plain pass", whole_model("fullgrad")),
     "guidedbackprop": Row("guided backpropagation / one plain pass", whole_model("guidedbackprop")),
     "guidedgradcam": Row("Guided Grad-CAM / one plain pass", whole_model("guidedgradcam")),

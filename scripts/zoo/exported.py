@@ -1,20 +1,22 @@
 """Export networks with random weights, load the files, and compare layers and maps with the original networks'.
 
-    python -m scripts.zoo.exported --markdown scripts/results/exported.md
+    python -m scripts.zoo.exported --state exported.jsonl --markdown scripts/results/exported.md
 
-Each network is exported with torch.export and as ONNX. A row says whether the chosen layer is the same, how far the
-outputs and the Grad-CAM map at the deepest grid are from the original's (as a share of the largest value), and how long
-loading takes.
+Each finished row is a line of the state file. Each network is exported with torch.export and as ONNX. A row says
+whether the chosen layer is the same, how far the outputs and the Grad-CAM map at the deepest grid are from the
+original's (as a share of the largest value), and how long loading takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
+import json
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,7 +27,7 @@ import torchvision
 from torch import nn
 
 import camkit
-from scripts.lab.lab_run import write_between
+from scripts.lab.lab_run import finished, write_between
 
 SIDE = 224
 
@@ -98,7 +100,7 @@ def compared(name: str, suffix: str) -> list[str]:
     map_differs = float(np.abs(found.raw - expected.raw).max() / np.abs(expected.raw).max()) if same else None
     layer = "the same" if found.layer == expected.layer else f"`{found.layer}` for `{expected.layer}`"
     words = f"{map_differs:.0e}" if map_differs is not None else f"{found.raw.shape} for {expected.raw.shape}"
-    return [name, suffix, layer, f"{differs:.0e}", words, f"{seconds:.1f}", loaded.note or ""]
+    return [name, suffix, layer, f"{differs:.0e}", words, f"{seconds:.1f}", said_by(loaded.note)]
 
 
 def printed(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -110,24 +112,44 @@ def printed(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(networks: Iterable[str]) -> Iterator[list[str]]:
-    for name in networks:
-        for suffix in (".pt2", ".onnx"):
-            row = compared(name, suffix)
-            row[-1] = row[-1].partition(", SHA")[0]
-            yield row
+def kept(state: Path, jobs: Mapping[str, Callable[[], Sequence[str]]]) -> Iterator[Sequence[str]]:
+    """Yield the rows of earlier runs, and those of the jobs without a row yet, which are added to the state file.
+
+    Args:
+        state: holds a line for each finished row.
+        jobs: make the rows, by name.
+    """
+    known = {name: row["row"] for name, row in finished(state).items()}
+    yield from (row for name, row in known.items() if name not in jobs)
+    with state.open("a") as file:
+        for name, make in jobs.items():
+            if name not in known:
+                known[name] = make()
+                print(json.dumps({"name": name, "row": known[name]}), file=file, flush=True)
+            yield known[name]
+
+
+def said_by(note: str | None) -> str:
+    """Return what a model's note says of the kind of file and how it runs."""
+    return (note or "").partition(", SHA")[0].partition(", with gradients")[0]
 
 
 def main() -> None:
     """Print the table, and write it if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("networks", nargs="*", default=NETWORKS)
+    parser.add_argument("--state", type=Path, default=Path("exported.jsonl"), metavar="FILE", help="the rows so far")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to this page")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     heads = ("network", "file", "layer", "outputs differ by", "maps differ by", "seconds to load", "remark")
-    text = printed(heads, _rows(options.networks))
+    jobs = {
+        f"{name} {suffix}": functools.partial(compared, name, suffix)
+        for name in options.networks
+        for suffix in (".pt2", ".onnx")
+    }
+    text = printed(heads, kept(options.state, jobs))
     if options.markdown:
         packages = ("camkit", "torch", "torchvision", "timm", "onnx", "onnxruntime", "onnx2pytorch", "onnxslim")
         versions = ", ".join(f"{package} {version(package)}" for package in packages)

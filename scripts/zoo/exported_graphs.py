@@ -1,20 +1,21 @@
 """Export classifiers to ONNX with PyTorch's two exporters, and say what camkit does with each graph.
 
-    python -m scripts.zoo.exported_graphs --markdown scripts/results/exported.md [FILE ...]
+    python -m scripts.zoo.exported_graphs --state graphs.jsonl --markdown scripts/results/exported.md [FILE ...]
 
-Each of 12 networks with random weights is exported with the newer exporter (opset 18) and with the older one (opset
-17), for any number of pictures. Further files, such as ultralytics' exports, are loaded as they are. A row says how the
-graph runs, and how far the module's outputs are from onnxruntime's at most, as a share of the largest, on other noise
-than that of camkit's own comparison.
+Each finished row is a line of the state file, and an interrupted run continues where it stopped. Each of 12 networks
+with random weights is exported with the newer exporter (opset 18) and with the older one (opset 17), for any number of
+pictures. Further files, such as ultralytics' exports, are loaded as they are. A row says how the graph runs, and how
+far the module's outputs are from onnxruntime's at most, as a share of the largest, on other noise than that of camkit's
+own comparison.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
-import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ import torch
 
 import camkit
 from scripts.lab.lab_run import write_between
-from scripts.zoo.exported import SIDE, built, printed
+from scripts.zoo.exported import SIDE, built, kept, printed, said_by
 
 MARK = "graphs"
 
@@ -34,7 +35,7 @@ NETWORKS = (
 
 EXPORTERS = {"newer exporter, opset 18": 18, "older exporter, opset 17": 17}
 
-HEADS = ("file", "exported by", "what camkit does", "outputs differ by", "seconds to load")
+HEADS = ("file", "exported by", "what camkit does", "outputs differ by")
 
 
 def export(name: str, file: Path, opset: int) -> None:
@@ -65,15 +66,13 @@ def export(name: str, file: Path, opset: int) -> None:
 
 def row_of(file: Path, name: str, how: str) -> list[str]:
     """Return the row of a file."""
-    begin = time.perf_counter()
     try:
         loaded = camkit.load_model(str(file))
     except camkit.CamkitError as error:
-        return [name, how, str(error).replace(str(file), "the file")[:300], "", ""]
-    seconds = time.perf_counter() - begin
-    said = (loaded.note or "").partition(", SHA")[0].partition(", with gradients")[0]
+        return [name, how, str(error).replace(str(file), "the file")[:300], ""]
+    said = said_by(loaded.note)
     differs = f"{difference(file, loaded):.0e}" if "as a PyTorch module" in said else ""
-    return [name, how, said, differs, f"{seconds:.1f}"]
+    return [name, how, said, differs]
 
 
 def difference(file: Path, loaded: camkit.LoadedModel) -> float:
@@ -91,26 +90,25 @@ def difference(file: Path, loaded: camkit.LoadedModel) -> float:
     return max(float(np.abs(output.numpy() - right).max() / max(np.abs(right).max(), 1e-12)) for output, right in pairs)
 
 
-def _rows(files: Sequence[Path]) -> Iterator[Sequence[str]]:
-    for given in files:
-        yield row_of(given, given.name, "")
+def exported_row(name: str, how: str) -> list[str]:
+    """Export a network, and return its row."""
     with tempfile.TemporaryDirectory() as folder:
-        for how, opset in EXPORTERS.items():
-            for name in NETWORKS:
-                export(name, file := Path(folder) / f"{name}-{opset}.onnx", opset)
-                yield row_of(file, name, how)
-                file.unlink()
+        export(name, file := Path(folder) / "model.onnx", EXPORTERS[how])
+        return row_of(file, name, how)
 
 
 def main() -> None:
     """Print the table, and write it if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--state", type=Path, default=Path("graphs.jsonl"), metavar="FILE", help="the rows so far")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the page to write the table into")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    text = printed(HEADS, _rows(options.files))
+    jobs = {f"{file.name} ()": functools.partial(row_of, file, file.name, "") for file in options.files}
+    jobs |= {f"{name} ({how})": functools.partial(exported_row, name, how) for how in EXPORTERS for name in NETWORKS}
+    text = printed(HEADS, kept(options.state, jobs))
     if options.markdown is not None:
         write_between(options.markdown, MARK, text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.server
 import json
 import threading
@@ -70,23 +71,31 @@ def test_heat_is_drawn_if_the_config_names_a_method_that_a_black_box_has(scenes:
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's exporters warn of what they deprecate
+@pytest.mark.parametrize("name", [pytest.param("m.ts", marks=pytest.mark.extended), "m.pt2", "m.onnx"])
 def test_an_exported_file_is_checked_as_its_model(
-    scenes: Path, of_the_model: camkit.CheckResult, tmp_path: Path
+    name: str, scenes: Path, of_the_model: camkit.CheckResult, tmp_path: Path
 ) -> None:
-    loaded = camkit.load_model("demo-biased")
-    torch.jit.trace(loaded.module, torch.randn(2, 3, 128, 128)).save(tmp_path / "m.ts")
-    torch.export.save(
-        torch.export.export(
-            loaded.module, (torch.randn(2, 3, 128, 128),), dynamic_shapes=({0: torch.export.Dim("N")},)
-        ),
-        tmp_path / "m.pt2",
+    plain, file, example = camkit.load_model("demo-biased"), tmp_path / name, torch.randn(2, 3, 128, 128)
+    if name == "m.ts":
+        torch.jit.trace(plain.module, example).save(file)
+    elif name == "m.pt2":
+        shapes = ({0: torch.export.Dim("N")},)
+        torch.export.save(torch.export.export(plain.module, (example,), dynamic_shapes=shapes), file)
+    else:
+        axes = {"images": {0: "N"}}
+        torch.onnx.export(
+            plain.module, (example,), file, dynamo=False, opset_version=17, input_names=["images"], dynamic_axes=axes
+        )
+    again = camkit.load_model(str(file))
+    found = camkit.check(
+        again, scenes, config=CONFIG, out=tmp_path / "out", preprocess=plain.preprocess, labels=plain.labels
     )
-    for file in ("m.ts", "m.pt2"):
-        again = camkit.load_model(str(tmp_path / file))
-        out = tmp_path / "out"
-        found = camkit.check(again, scenes, config=CONFIG, out=out, preprocess=loaded.preprocess, labels=loaded.labels)
-        assert_same_figures(found, of_the_model)
-        assert again.note in (out / "report.html").read_text("utf-8")
+    assert found.verdict == "FAIL"
+    assert_same_figures(found, of_the_model)
+    page = html.unescape((tmp_path / "out" / "report.html").read_text("utf-8"))
+    assert again.note in page
+    assert name in page
+    assert ("without gradients" in page) == (name == "m.ts")
 
 
 class Served(http.server.BaseHTTPRequestHandler):

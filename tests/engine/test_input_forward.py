@@ -105,6 +105,17 @@ def expected_map(name: str, model: nn.Module, image: Tensor, index: int) -> np.n
     return oracles.scorecam(logit, array, maps)
 
 
+@pytest.mark.parametrize(("window", "stride"), [(5, 3), (4, 4), (6, 1)])
+def test_occlusion_equals_captums(window: int, stride: int) -> None:
+    captum = pytest.importorskip("captum.attr", reason="captum is not installed: pip install 'camkit[bench]'")
+    model, image = small(), picture()
+    found = camkit.explain(model, image, method=variant("occlusion", window=window, stride=stride), target=2).raw
+    peers = captum.Occlusion(model).attribute(
+        image[None], sliding_window_shapes=(3, window, window), strides=(3, stride, stride), target=2, baselines=0
+    )
+    np.testing.assert_allclose(found, peers[0, 0].detach().numpy(), rtol=0, atol=1e-5 * np.abs(found).max())
+
+
 def layer_of(name: str) -> str | None:
     return "1" if METHODS[name].layer else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import zipfile
@@ -455,6 +456,18 @@ def test_quantised_weights_become_floating_point_numbers(tmp_path: Path, axis: i
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_weights_in_a_file_beside_the_graph_are_read_and_are_part_of_the_checksum(tmp_path: Path) -> None:
+    notes = []
+    for seed in range(2):
+        weights = np.random.default_rng(seed).standard_normal((3 * SIDE * SIDE, 4)).astype(np.float32)
+        (tmp_path / "data").write_bytes(weights.tobytes() + bytes(100))
+        loaded = camkit.load_model(str(of_weights_in_files(tmp_path, in_a_file("data"))))
+        found = loaded.module(picture()[None])[0].numpy()
+        np.testing.assert_allclose(found, picture().flatten().numpy() @ weights, atol=1e-3)
+        notes.append(loaded.note)
+    assert notes[0] != notes[1]
+
+
 class Calibration(quantization.CalibrationDataReader):
     def __init__(self) -> None:
         self.left = iter([{"images": picture(seed)[None].numpy()} for seed in range(3)])
@@ -476,17 +489,105 @@ def test_quantised_activations_are_run_without_gradients(form: str, tmp_path: Pa
     assert np.corrcoef(found.raw.ravel(), expected.raw.ravel())[0, 1] > 0.9
 
 
-def outside(folder: Path) -> Path:
-    """Write a graph whose weights lie in another folder."""
-    (folder / "secret").write_bytes(bytes(4 * 4 * 3))
-    tensor = TensorProto(name="weights", data_type=TensorProto.FLOAT, dims=[4, 3], data_location=TensorProto.EXTERNAL)
-    tensor.external_data.add(key="location", value="../secret")
-    inner = folder / "inner"
-    inner.mkdir()
-    file = graph_file(inner / "m.onnx", [helper.make_node("Flatten", ["images"], ["scores"])])
+def in_a_file(location: str, *, length: int | None = None, classes: int = 4) -> TensorProto:
+    """Return weights that lie in a file beside the graph."""
+    tensor = TensorProto(name="weights", data_type=TensorProto.FLOAT, dims=[3 * SIDE * SIDE, classes])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    if length is not None:
+        tensor.external_data.add(key="length", value=str(length))
+    return tensor
+
+
+def of_weights_in_files(folder: Path, *tensors: TensorProto) -> Path:
+    """Write a linear layer whose weights, and other tensors that nobody uses, lie in files."""
+    folder.mkdir(exist_ok=True)
+    linear = [
+        helper.make_node("Flatten", ["images"], ["values"]),
+        helper.make_node("MatMul", ["values", "weights"], ["scores"]),
+    ]
+    file = graph_file(folder / "m.onnx", linear)
     graph = onnx.load(file)
-    graph.graph.initializer.append(tensor)
+    graph.graph.initializer.extend(tensors)
     file.write_bytes(graph.SerializeToString())
+    return file
+
+
+def outside(folder: Path) -> Path:
+    (folder / "secret").write_bytes(bytes(3 * SIDE * SIDE * 4 * 4))
+    return of_weights_in_files(folder / "inner", in_a_file("../secret"))
+
+
+def a_constant_outside(folder: Path) -> Path:
+    file = of_weights_in_files(folder / "inner")
+    graph = onnx.load(file)
+    graph.graph.node.insert(0, helper.make_node("Constant", [], ["weights"], value=in_a_file("/dev/zero")))
+    file.write_bytes(graph.SerializeToString())
+    return file
+
+
+def a_link_to_zeros(folder: Path) -> Path:
+    (folder / "data").symlink_to("/dev/zero")
+    return of_weights_in_files(folder, in_a_file("data"))
+
+
+def of_terabytes(folder: Path) -> Path:
+    (folder / "data").write_bytes(bytes(16))
+    return of_weights_in_files(folder, in_a_file("data", length=10**13, classes=10**9))
+
+
+def of_one_part_many_times(folder: Path) -> Path:
+    """Write 1,000 tensors that are the same 1 GiB of a file; it is a hole, which takes no place."""
+    with (folder / "data").open("wb") as data:
+        data.truncate(1 << 30)
+    return of_weights_in_files(folder, *(in_a_file("data", length=1 << 30) for _ in range(1000)))
+
+
+def of_nested_branches(folder: Path) -> Path:
+    """Write a graph with 10,000 branches inside each other, byte by byte."""
+
+    def number(value: int) -> bytes:
+        return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + number(value >> 7)
+
+    def field(place: int, *parts: bytes) -> list[bytes]:
+        return [number(place << 3 | 2), number(sum(map(len, parts))), *parts]
+
+    node = helper.make_node("Identity", ["images"], ["scores"]).SerializeToString()
+    result = b"".join(field(12, onnx.ValueInfoProto(name="scores").SerializeToString()))
+    before, after, length = list[bytes](), list[bytes](), len(node)
+    for _ in range(10_000):  # from the inside out: the branch's graph, the attribute that holds it, and the node
+        for place, more in ((1, result), (6, b""), (5, b"")):
+            before += [number(place << 3 | 2) + number(length)]
+            after += [more]
+            length += len(before[-1]) + len(more)
+        kind = b"".join(field(4, b"If"))
+        after += [kind]
+        length += len(kind)
+    raw = b"".join([*before[::-1], node, *after])
+    model = onnx.load(graph_file(folder / "m.onnx", []))
+    graph = model.graph.SerializeToString() + b"".join(field(1, raw))
+    model.ClearField("graph")
+    (folder / "m.onnx").write_bytes(model.SerializeToString() + b"".join(field(7, graph)))
+    return folder / "m.onnx"
+
+
+def larger_than_any(folder: Path) -> Path:
+    with (folder / "m.onnx").open("wb") as file:
+        file.truncate(10**12)
+    return folder / "m.onnx"
+
+
+def overlapping(folder: Path) -> Path:
+    """Write an archive whose directory names one part a hundred times."""
+    file = folder / "m.ts"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("m/constants.pkl", b"")
+        archive.writestr("m/code/__torch__.py", bytes(1 << 20))
+        first = archive.infolist()[1]
+        for place in range(100):
+            entry = copy.copy(first)
+            entry.filename = f"m/code/{place}.py"
+            archive.filelist.append(entry)
     return file
 
 
@@ -574,6 +675,13 @@ def of_a_huge_constant(folder: Path) -> Path:
 
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "weights in another folder": (outside, "names weights in other folders"),
+    "a constant in a device": (a_constant_outside, "names weights in other folders"),
+    "weights in a link": (a_link_to_zeros, "its weights have 49152 bytes, and the files beside it 0"),
+    "weights of terabytes": (of_terabytes, "its weights have 10000000000000 bytes, and the files beside it 16"),
+    "one part many times": (of_one_part_many_times, "its weights have 1073741824000 bytes"),
+    "nested branches": (of_nested_branches, "cannot be read as an ONNX file"),
+    "a file of a terabyte": (larger_than_any, "has more than 2 GiB, which no ONNX file has"),
+    "an archive of overlapping parts": (overlapping, "is an archive whose parts overlap"),
     "a cycle": (cyclic, "cannot be run by onnxruntime"),
     "unknown operators": (of_unknown_operators, "cannot be run by onnxruntime"),
     "not an ONNX file": (written("m.onnx", b"words" * 100), "cannot be read as an ONNX file|cannot be run"),
@@ -630,6 +738,46 @@ def test_damaged_files_are_one_sentence(suffix: str, program: Path, tmp_path: Pa
             camkit.load_model(str(file))
         except ModelError as error:
             assert "\n" not in str(error)
+
+
+# --- forward passes
+
+
+class Resized(nn.Module):
+    """The graph of ``resized`` in PyTorch."""
+
+    def __init__(self, weights: np.ndarray) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.from_numpy(weights.copy()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        small = nn.functional.avg_pool2d(images, 8)
+        places = torch.arange(12) / 3  # asymmetric: cell i of the large map is place i / 3 of the small one
+        low, share = places.long(), places - places.floor()
+        high = (low + 1).clamp(max=3)
+        rows = small[:, :, low] * (1 - share)[:, None] + small[:, :, high] * share[:, None]
+        large = rows[..., low] * (1 - share) + rows[..., high] * share
+        return nn.functional.conv2d(large, self.weights, stride=4).mean((2, 3))
+
+
+@pytest.mark.parametrize("kind", ["m.onnx", "resized.onnx", "m.pt2", "m.ts", "function"])
+@pytest.mark.parametrize("method", [FEW, "occlusion"], ids=["rise", "occlusion"])
+def test_methods_of_forward_passes_explain_files_and_functions_as_the_model(
+    kind: str, method: Any, program: Path, tmp_path: Path
+) -> None:
+    model: nn.Module = small()
+    if kind == "m.onnx":
+        onnx_file(tmp_path / kind, model)
+    elif kind == "resized.onnx":
+        graph = onnx.load(resized(tmp_path / kind))
+        weights = {each.name: each for each in graph.graph.initializer}["weights"]
+        model = Resized(onnx.numpy_helper.to_array(weights))
+    elif kind == "m.ts":
+        torch.jit.trace(model, torch.randn(2, 3, SIDE, SIDE)).save(tmp_path / kind)
+    file = program if kind == "m.pt2" else tmp_path / kind
+    loaded = camkit.black_box(as_function) if kind == "function" else camkit.load_model(str(file))
+    found, expected = (camkit.explain(each, picture(), method=method, target=1) for each in (loaded, model))
+    np.testing.assert_allclose(found.raw, expected.raw, atol=1e-4 * np.abs(expected.raw).max())
 
 
 # --- TorchScript and functions

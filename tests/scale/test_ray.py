@@ -233,6 +233,37 @@ def test_a_model_comes_as_a_name_a_function_or_a_module(nodes, tmp_path, model):
     assert all(torch.equal(value, before[name]) for name, value in loaded.module.state_dict().items())
 
 
+@on_cluster
+@pytest.mark.filterwarnings("ignore")  # PyTorch's older exporter warns that it is deprecated
+@pytest.mark.parametrize("kind", ["function", "m.onnx"])
+def test_functions_and_exported_files_are_explained_as_on_one_machine(nodes, tmp_path, model, kind):
+    import ray  # noqa: PLC0415
+
+    files = write_pictures(tmp_path / "in", 6)
+    loaded = load_model(model)
+    source: Any = tmp_path / kind
+    if kind == "function":
+        part = loaded.module
+
+        def scores(pictures: torch.Tensor) -> np.ndarray:
+            with torch.no_grad():
+                return part(pictures).numpy()
+
+        source = camkit.black_box(scores, preprocess=loaded.preprocess)
+    else:
+        torch.onnx.export(loaded.module, (torch.zeros(1, 3, SIDE, SIDE),), source, dynamo=False, opset_version=17)
+        source = str(source)
+    dataset = ray.data.from_items([{"path": str(file)} for file in files])
+    method = camkit.methods.variant("occlusion", window=4, stride=4)
+    camkit.scale.explain_dataset(
+        dataset, source, method=method, batch_size=4, preprocess=loaded.preprocess
+    ).write_parquet(str(tmp_path / "many"))
+    list(run_folder(loaded, files, None, method=method, table=tmp_path / "one.parquet"))
+    rows = rows_of(tmp_path / "many")
+    assert [row["status"] for row in rows] == ["ok"] * len(files)
+    assert_same(rows, rows_of(tmp_path / "one.parquet"))
+
+
 def _without_file(loaded: LoadedModel) -> Callable[[], LoadedModel]:
     return lambda: loaded
 
