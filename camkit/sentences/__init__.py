@@ -19,14 +19,15 @@ from camkit.engine.guard import guarded
 from camkit.engine.interrupts import interruptible
 from camkit.errors import InputError, MethodError, ModelError, did_you_mean, refusing_exit
 from camkit.images.prepare import source_of
-from camkit.sentences.heat import attention_rows, combined, expected_gradients
-from camkit.sentences.inputs import Inputs, box_of
+from camkit.sentences.heat import attention_rows, combined, expected_gradients, frozen
+from camkit.sentences.inputs import Inputs
+from camkit.sentences.loading import processor_of
 from camkit.sentences.reading import Reading, read_sentence
 from camkit.sentences.references import read
 from camkit.sentences.result import Words
 from camkit.sentences.sentence import Span
 from camkit.sentences.word import PREDICTABLE, Word, explanation_of
-from camkit.types import Box, ImageLike, ReferenceScores, ReferencesLike
+from camkit.types import ImageLike, ReferenceScores, ReferencesLike
 
 __all__ = ["METHODS", "Method", "Word", "Words", "words"]
 
@@ -67,8 +68,8 @@ def words(
     Raises:
         InputError: the call is wrong, or the model writes nothing.
         ImageError: a picture cannot be read.
-        ModelError: the model does not pass its picture to a decoder in a form that camkit knows, or the picture's
-            tokens are not one grid.
+        ModelError: the model does not pass its picture to the part that writes in a form that camkit knows, or it
+            squeezes the picture into tokens that each look at all of it, and shows no others.
 
     Examples:
         >>> import camkit  # doctest: +SKIP
@@ -81,13 +82,12 @@ def words(
         raise InputError(f"max_new_tokens is at least 1, not {max_new_tokens}")
     picture = read(image, source_of(image, 1))
     processor = _processor_of(model) if processor is None else processor
-    with guarded(model), interruptible():
+    with guarded(model), frozen(model), interruptible():
         inputs = Inputs(model, processor, prompt)
         reading = read_sentence(model, inputs, picture, words, references, max_new_tokens)
-        box = box_of(processor, picture)
-        wanted = _wanted(reading.spans, only, inputs.tokenizer.decode(reading.sentence))
+        wanted = _wanted(reading.spans, only, reading.decoded)
         heat = _heat(reading, wanted, method)
-    return _result(reading, heat, picture, box, method, source_of(image, 1), inputs.prompt, written=words is None)
+    return _result(reading, heat, picture, method, source_of(image, 1), inputs.prompt, written=words is None)
 
 
 def _wanted(found: Sequence[Span], only: str | None, sentence: str) -> list[int]:
@@ -104,21 +104,19 @@ def _heat(reading: Reading, wanted: Sequence[int], method: str) -> dict[int, Flo
     chosen = [reading.spans[number] for number in wanted]
     maps: Tensor | None = None
     if method != "attention":
-        maps = expected_gradients(reading.call, reading.tokens, functools.partial(reading.score, chosen=chosen))
+        maps = expected_gradients(reading.cut, reading.tokens, functools.partial(reading.score, chosen=chosen))
     if method != "expected":
-        rows = [[reading.first + token - 1 for token in span.tokens] for span in chosen]
-        attention = attention_rows(reading.call, rows)
+        rows = [[reading.text.places[token] - 1 for token in span.tokens] for span in chosen]
+        attention = attention_rows(reading.cut, rows)
         maps = attention if maps is None else combined(attention, maps)
     assert maps is not None
-    rows_, columns, before = reading.grid
-    return {number: each[before:].reshape(rows_, columns) for number, each in zip(wanted, maps, strict=True)}
+    return {number: reading.places.drawn(each) for number, each in zip(wanted, maps, strict=True)}
 
 
 def _result(
     reading: Reading,
     heat: dict[int, Tensor],
     picture: Image.Image,
-    box: Box | None,
     method: str,
     source: str,
     prompt: str | None,
@@ -127,7 +125,6 @@ def _result(
 ) -> Words:
     mean, spread = reading.others.mean(0), reading.others.std(0, correction=0)
     likely = reading.others.exp().amin(0) >= PREDICTABLE
-    layer = f"{type(reading.call.decoder).__name__}: {reading.call.entry}"
     made = []
     for number, span in enumerate(reading.spans):
         own = float(reading.own[number])
@@ -140,8 +137,8 @@ def _result(
                 own,
                 compared if method == "expected" else None,
                 picture,
-                box,
-                layer=layer,
+                reading.places.box,
+                layer=reading.cut.name,
                 method=method,
                 source=source,
             )
@@ -164,11 +161,9 @@ def _result(
 
 def _processor_of(model: Any) -> Any:
     """Return the processor of the folder that a model was loaded from."""
-    from transformers import AutoProcessor  # noqa: PLC0415 - an optional package
-
     name = getattr(model, "name_or_path", "")
     try:
-        return AutoProcessor.from_pretrained(name)
+        return processor_of(name)
     except Exception as error:
         raise ModelError(
             f"there is no processor beside the model ({name or 'no folder'}); pass processor=..."

@@ -82,7 +82,7 @@ def explanation_of(
     log_probability: float,
     compared: ReferenceScores | None,
     picture: Image.Image,
-    box: Box | None,
+    box: Box,
     *,
     layer: str,
     method: str,
@@ -90,8 +90,7 @@ def explanation_of(
 ) -> Explanation:
     """Return the heat of a word as an Explanation, drawn on the part of the picture that the model sees."""
     raw = heat.detach().float().cpu()
-    seen = Box(0, 0, *picture.size) if box is None else box
-    size = round(seen.bottom - seen.top), round(seen.right - seen.left)
+    size = round(box.bottom - box.top), round(box.right - box.left)
     maps = LayerMaps((raw,), (EVEN,), "mean", (max(size[0], 1), max(size[1], 1)))
     cells = np.asarray(raw.numpy())
     status: Status = "ok"
@@ -112,7 +111,7 @@ def explanation_of(
         layer_reason="the picture enters the decoder here",
         method=method,
         status=status,
-        box=seen,
+        box=box,
         shown=picture,
         source=source,
         quantity="log-probability",
