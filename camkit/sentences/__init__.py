@@ -137,7 +137,7 @@ def _result(
                 own,
                 compared if method == "expected" else None,
                 picture,
-                reading.places.box,
+                reading.places,
                 layer=reading.cut.name,
                 method=method,
                 source=source,

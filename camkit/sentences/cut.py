@@ -121,7 +121,10 @@ class DecoderCut(Cut):
         if getattr(output, "logits", None) is not None:
             return output.logits[:, -last:].float()  # type: ignore[no-any-return]
         model: Any = self.model
-        return model.get_output_embeddings()(output[0][:, -last:]).float()  # type: ignore[no-any-return]
+        states = output[0] if isinstance(output, (tuple, Mapping)) else output
+        if not isinstance(states, Tensor) or states.dim() != 3:
+            raise ModelError(f"{type(self.decoder).__name__} returns no state for each token")
+        return model.get_output_embeddings()(states[:, -last:]).float()  # type: ignore[no-any-return]
 
     def output(self, tokens: Float[Tensor, "m n c"], *, attend: bool = True, **more: Any) -> Any:
         """Run the decoder for M versions of the picture's tokens; ``more`` are further arguments."""

@@ -72,6 +72,8 @@ def find_cut(
         places = locate(cut)
         if places is not None and _gives(cut, cut.tokens_of(other), changed, moved / 4):
             found.append((places.without, -order, cut, places))
+            if not places.without:
+                break
     if found:
         return min(found, key=lambda each: each[:2])[2:]
     if blind is not None:

@@ -41,17 +41,23 @@ class Inputs:
 
     def _full(self, prompt: str | None) -> str | None:
         """Return the prompt with the place of the picture, as the model's chat template or processor writes it."""
-        marks = [str(mark) for mark in (getattr(self._processor, "image_token", None),) if mark]
-        if prompt is not None and any(mark in prompt for mark in marks):
+        mark = self._mark()
+        if prompt is not None and mark is not None and mark in prompt:
             return prompt
         if getattr(self._processor, "chat_template", None):
             parts: list[dict[str, str]] = [{"type": "image"}]
             parts += [] if prompt is None else [{"type": "text", "text": prompt}]
             messages = [{"role": "user", "content": parts}]
             return str(self._processor.apply_chat_template(messages, add_generation_prompt=True))
-        if marks and not self.is_encoder_decoder:
-            return f"{marks[0]}{'' if prompt is None else prompt}"
-        return prompt
+        # BLIP-2 puts the picture's tokens before the prompt by itself.
+        if mark is None or self.is_encoder_decoder or hasattr(self._processor, "num_query_tokens"):
+            return prompt
+        return f"{mark}{'' if prompt is None else prompt}"
+
+    def _mark(self) -> str | None:
+        """Return what stands for a picture in a prompt."""
+        mark = getattr(self._processor, "image_token", None)
+        return None if mark is None else str(mark)
 
     def of(self, picture: Image.Image, *, cast: bool = True) -> dict[str, Any]:
         """Return the arguments for a picture and the prompt, in the precision of the model unless ``cast`` is False.
@@ -79,44 +85,58 @@ class Inputs:
         }
 
     def written(self, inputs: Mapping[str, Any], most: int) -> Text:
-        """Return the text that the model writes, with what it starts from.
+        """Return the text that the model writes, with what it starts from and without what ends it."""
+        ids, first = self._generated(inputs, most)
+        special, ends = set(self.tokenizer.all_special_ids), self._ends()
+        stop = next((number for number in range(first, len(ids)) if ids[number] in ends), len(ids))
+        if stop == first and self._forced() in ends:  # BART starts its sentences with the end of one
+            stop = next((number for number in range(first + 1, len(ids)) if ids[number] in ends), len(ids))
+        return Text(self._tensor(ids[:stop]), [number for number in range(first, stop) if ids[number] not in special])
+
+    def given(self, inputs: Mapping[str, Any], sentence: str) -> Text:
+        """Return a given sentence after what the model starts from."""
+        written, first = self._generated(inputs, 1)
+        forced = self._forced()
+        start = written[: first + (forced is not None and written[first : first + 1] == [forced])]
+        ids = self.tokenizer(sentence, add_special_tokens=False)["input_ids"]
+        return Text(self._tensor([*start, *ids]), list(range(len(start), len(start) + len(ids))))
+
+    def _generated(self, inputs: Mapping[str, Any], most: int) -> tuple[list[int], int]:
+        """Return the text that the model writes after what it starts from, and where the new tokens begin.
 
         Some models return the prompt with the sentence, some without it, and BLIP changes its first and last token.
         """
         arguments = {name: value.clone() for name, value in inputs.items()}  # BLIP writes to its input_ids
         with torch.no_grad():
             ids = self._model.generate(**arguments, max_new_tokens=most, do_sample=False, num_beams=1)[0].tolist()
-        special = set(self.tokenizer.all_special_ids)
-        prompt = [] if self.is_encoder_decoder or "input_ids" not in inputs else inputs["input_ids"][0].tolist()
-        first = 1
-        if prompt:
-            words = [token for token in prompt if token not in special]
-            lead = next((number for number, token in enumerate(ids) if token not in special), len(ids))
-            if ids[: len(prompt)] == prompt:
-                first = len(prompt)
-            elif words and ids[lead : lead + len(words)] == words:
-                first = lead + len(words)
-            else:
-                ids, first = prompt + ids, len(prompt)
-        ends = set(self._ends())
-        while len(ids) > first and (ids[-1] in ends or (len(ids) > first + 1 and ids[-1] in special)):
-            ids.pop()
-        places = [number for number in range(first, len(ids)) if ids[number] not in special]
-        return Text(torch.tensor(ids, device=next(self._model.parameters()).device), places)
+        if self.is_encoder_decoder or "input_ids" not in inputs:
+            return ids, max(len(ids) - most, 1)
+        prompt, special = inputs["input_ids"][0].tolist(), set(self.tokenizer.all_special_ids)
+        words = [token for token in prompt if token not in special]
+        lead = next((number for number, token in enumerate(ids) if token not in special), len(ids))
+        if ids[: len(prompt)] == prompt:
+            return ids, len(prompt)
+        if words and ids[lead : lead + len(words)] == words:
+            return ids, lead + len(words)
+        if len(ids) > most:
+            raise ModelError(
+                f"{type(self._model).__name__} returns neither its prompt and a sentence nor a sentence alone; pass "
+                "processor=... that belongs to the model"
+            )
+        return prompt + ids, len(prompt)
 
-    def given(self, inputs: Mapping[str, Any], sentence: str) -> Text:
-        """Return a given sentence after what the model starts from; a first token that it always writes stays."""
-        start = self.written(inputs, 1)
-        before = start.ids[:-1] if start.places else start.ids
-        ids = self.tokenizer(sentence, add_special_tokens=False)["input_ids"]
-        more = torch.tensor(ids, device=before.device, dtype=before.dtype)
-        return Text(torch.cat([before, more]), list(range(len(before), len(before) + len(ids))))
+    def _forced(self) -> int | None:
+        """Return the token that the model always writes first, if there is one."""
+        return getattr(self._model.generation_config, "forced_bos_token_id", None)
 
-    def _ends(self) -> list[int]:
+    def _tensor(self, ids: list[int]) -> Int[Tensor, " t"]:
+        return torch.tensor(ids, device=next(self._model.parameters()).device)
+
+    def _ends(self) -> set[int]:
         """Return the tokens that end a sentence."""
         configs = [self._model.generation_config, self._model.config, self.tokenizer]
         found = [getattr(config, name, None) for config in configs for name in ("eos_token_id", "sep_token_id")]
-        return [each for value in found for each in (value if isinstance(value, list) else [value]) if each is not None]
+        return {each for value in found for each in (value if isinstance(value, list) else [value]) if each is not None}
 
     def with_text(self, inputs: Mapping[str, Any], text: Int[Tensor, " t"], kind: int = 0) -> dict[str, Any]:
         """Return the arguments for the prompt and a sentence after it.

@@ -8,6 +8,7 @@ itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,14 +25,18 @@ from camkit.sentences.cut import Cut
 from camkit.sentences.inputs import Inputs
 from camkit.types import Box
 
-_CODES = 32
-"""Signs that name a token: so many that two of some thousand tokens share no name."""
+_SIGNS = 8
+"""Signs of a token's name, besides two for each bit of the number of tokens: so no two tokens share a name."""
 _EACH = 256
 """Values of the input that are looked at for each token: a cell of 16 x 16 pixels has as many in each colour."""
 _FEWEST = 4
 """Values that show where a token looks; with fewer, their spread says nothing about its size."""
 _PARTS = 4
 """Pictures that show an axis, each a part of it: 256 levels are few for 100 cells."""
+_LEVEL = 1 / 256
+"""What brightness cannot show of a picture's edge."""
+_SMALL = 0.25
+"""The share of tokens below the size of the finest grid's: tokens at a picture's edge may read only a part of it."""
 _LARGEST = 0.4
 """A token that reads more than this share of the picture has no place: a grid of 2 x 2 is the coarsest with one."""
 _AT_ONCE = 1 << 22
@@ -45,20 +50,20 @@ class Places:
     Attributes:
         shares: for each cell, its share of each token (rows * columns, n); a token's shares sum to 1, or to 0 if it
             looks at no place (a class token) or outside of the picture (padding).
-        rows, columns: the size of the grid: that of the smallest tokens.
-        box: the part of the picture that the grid covers.
+        rows, columns: where each row and column of the grid looks, as shares of the box: those of the smallest tokens.
+        box: the part of the picture that the tokens read.
         without: how many tokens read no value of the input, such as class tokens.
     """
 
     shares: Float[Tensor, "g n"]
-    rows: int
-    columns: int
+    rows: tuple[float, ...]
+    columns: tuple[float, ...]
     box: Box
     without: int
 
     def drawn(self, heat: Float[Tensor, " n"]) -> Float[Tensor, "h w"]:
         """Return the heat of tokens on the grid; the sum stays."""
-        return (self.shares.to(heat.device, heat.dtype) @ heat).reshape(self.rows, self.columns)
+        return (self.shares.to(heat.device, heat.dtype) @ heat).reshape(len(self.rows), len(self.columns))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,18 +82,20 @@ def places_of(cut: Cut, inputs: Inputs, picture: Image.Image) -> Places | None:
         return None
     count = len(cut.tokens)
     chosen, owner = owners
-    x, y, seen = (torch.cat([part[name].flatten() for name in chosen])[torch.cat(list(chosen.values()))]
-                  for part in origin.parts(chosen))  # fmt: skip
+    x, y, seen = (torch.cat([part[name].flatten()[numbers] for name, numbers in chosen.items()])
+                  for part in (origin.x, origin.y, origin.seen))  # fmt: skip
     reads = torch.bincount(owner, minlength=count)
-    own = seen.bool()
-    placed = torch.bincount(owner[own], minlength=count) >= _FEWEST
+    inside = torch.bincount(owner[seen], minlength=count)
+    placed = inside >= _FEWEST
     if 2 * int((reads >= _FEWEST).sum()) < count or not placed.any():
         return None
-    values = [owner[own], x[own], y[own]]
-    looks = [_look(values[0], values[axis], count) for axis in (1, 2)]
+    owner, axes = owner[seen], [x[seen], y[seen]]
+    looks = [_look(owner, axis, count) for axis in axes]
     if float((looks[0].width * looks[1].width)[placed].median()) > _LARGEST:
         return None
-    return _on_grid(values, looks, placed, picture.size, int((reads < _FEWEST).sum()))
+    whole = placed & (inside > 0.9 * reads)
+    return _on_grid(owner, axes, looks, placed, whole if whole.any() else placed, picture.size,
+                    int((reads < _FEWEST).sum()))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,10 +126,6 @@ class _Origin:
             x[name], y[name] = (sum((each[name] - low) / step for each in axis) / _PARTS for axis in (right, down))
         return cls(x, y, seen)
 
-    def parts(self, names: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
-        for part in (self.x, self.y, self.seen):
-            yield {name: part[name] for name in names}
-
 
 def _grey(level: Any) -> Image.Image:
     shade = np.rint(255 * level).astype(np.uint8)
@@ -140,7 +143,7 @@ def _owners(cut: Cut, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, Tenso
     if not pixels or any(pixels[name].shape != shape for name, shape in shapes.items() if name in pixels):
         return None
     generator = torch.Generator().manual_seed(0)
-    names = 2 * torch.randint(0, 2, (_CODES, count), generator=generator) - 1
+    names = 2 * torch.randint(0, 2, (_SIGNS + 2 * count.bit_length(), count), generator=generator) - 1
     direction = 2 * torch.randint(0, 2, (cut.tokens.shape[-1],), generator=generator) - 1
     with torch.enable_grad(), _alone(cut.model):
         tokens = cut.tokens_of({**cut.inputs, **pixels})
@@ -172,78 +175,81 @@ def _owners(cut: Cut, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, Tenso
 
 
 def _look(owner: Int[Tensor, " p"], places: Float[Tensor, " p"], count: int) -> _Look:
-    """Return the middle of each token's values, and the width of an even spread with their median deviation."""
+    """Return the middle of each token's values, and the width of an even spread with their deviation.
+
+    A few values far away, which several tokens read, are left out.
+    """
     middle, width = torch.zeros(count), torch.ones(count)
-    order = torch.argsort(owner, stable=True)
-    parts = places[order].split(torch.bincount(owner, minlength=count).tolist())
+    parts = places[torch.argsort(owner, stable=True)].split(torch.bincount(owner, minlength=count).tolist())
     for number, part in enumerate(parts):
         if len(part) >= _FEWEST:
-            middle[number] = part.median()
-            near = (part - part.median()).abs()
-            width[number] = 4 * near.median()
-            middle[number] = part[near <= 0.75 * width[number] + 1e-6].mean()
+            low, centre, high = part.quantile(torch.tensor([0.1, 0.5, 0.9])).tolist()
+            near = part[(part - centre).abs() <= high - low + 1e-6]
+            middle[number], width[number] = near.mean(), math.sqrt(12) * near.std(correction=0)
     return _Look(middle, width)
 
 
 def _on_grid(
-    values: list[Tensor], looks: list[_Look], placed: Bool[Tensor, " n"], size: tuple[int, int], without: int
+    owner: Int[Tensor, " p"],
+    axes: list[Tensor],
+    looks: list[_Look],
+    placed: Bool[Tensor, " n"],
+    whole: Bool[Tensor, " n"],
+    size: tuple[int, int],
+    without: int,
 ) -> Places:
     """Return the places of tokens on the grid of the smallest; larger ones are spread over its cells."""
+    sizes = [max(float(look.width[whole].quantile(_SMALL)), 1e-6) for look in looks]
     small = placed.clone()
-    for look in looks:
-        small &= look.width <= 1.25 * look.width[placed].quantile(0.05).clamp(min=1e-6)
-    small = small if small.any() else placed
-    axes = [_axis(look, small, placed) for look in looks]
-    (left, pitch_x, columns), (top, pitch_y, rows) = axes
-    count = len(placed)
-    shares = torch.zeros(rows * columns, count)
-    at = [((look.middle - start) / pitch, amount) for look, (start, pitch, amount) in zip(looks, axes, strict=True)]
-    fits = small & _central(*at[0]) & _central(*at[1])
-    cells = [place.floor().long().clamp(0, amount - 1) for place, amount in at]
-    numbers = fits.nonzero()[:, 0]
-    shares[(cells[1] * columns + cells[0])[numbers], numbers] = 1
-    owner, x, y = values
+    for look, width in zip(looks, sizes, strict=True):
+        small &= look.width <= 1.4 * width
+    ends = [_ends(owner, axis) for axis in axes]
+    lines = [
+        _lines(look.middle[small], width, end) for look, width, end in zip(looks, sizes, ends, strict=True)
+    ]
+    fits = small.clone()
+    for look, line, width in zip(looks, lines, sizes, strict=True):
+        fits &= (look.middle - line[_nearest(line, look.middle)]).abs() < 0.3 * width
+    columns, rows = (len(line) for line in lines)
+    shares = torch.zeros(rows * columns, len(placed))
+    column, row = (_nearest(line, look.middle)[fits] for line, look in zip(lines, looks, strict=True))
+    shares[row * columns + column, fits.nonzero()[:, 0]] = 1
     rest = (placed & ~fits)[owner]
     if rest.any():
-        column = ((x[rest] - left) / pitch_x).floor().long().clamp(0, columns - 1)
-        row = ((y[rest] - top) / pitch_y).floor().long().clamp(0, rows - 1)
+        column, row = (_nearest(line, axis[rest]) for line, axis in zip(lines, axes, strict=True))
         shares.index_put_((row * columns + column, owner[rest]), torch.ones(int(rest.sum())), accumulate=True)
         shares /= shares.sum(0).clamp(min=1)
-    width, height = size
-    box = Box(
-        _edge(left) * width,
-        _edge(top) * height,
-        _edge(left + pitch_x * columns) * width,
-        _edge(top + pitch_y * rows) * height,
+    (left, right), (top, bottom) = ends
+    across, down = (
+        tuple(((line - start) / (end - start)).tolist()) for line, (start, end) in zip(lines, ends, strict=True)
     )
-    return Places(shares, rows, columns, box, without)
+    box = Box(left * size[0], top * size[1], right * size[0], bottom * size[1])
+    return Places(shares, down, across, box, without)
 
 
-def _axis(look: _Look, small: Bool[Tensor, " n"], placed: Bool[Tensor, " n"]) -> tuple[float, float, int]:
-    """Return where the grid starts on an axis, the size of its cells, and their number."""
-    middles = look.middle[small].sort().values
-    width = float(look.width[small].median())
-    new = torch.cat([torch.ones(1, dtype=torch.bool), middles.diff() > width / 2])
-    groups = middles.split(torch.diff(new.nonzero()[:, 0], append=torch.tensor([len(middles)])).tolist())
-    lines = torch.stack([group.mean() for group in groups])
-    pitch = float(lines.diff().median()) if len(lines) > 1 else width
-    half = torch.where(small, torch.tensor(pitch), look.width)[placed] / 2
-    start = float((look.middle[placed] - half).min().clamp(min=0))
-    end = float((look.middle[placed] + half).max().clamp(max=1))
-    count = max(round((end - start) / pitch), 1)
-    return start, (end - start) / count, count
+def _lines(middles: Float[Tensor, " s"], width: float, ends: tuple[float, float]) -> Float[Tensor, " l"]:
+    """Return the rows or columns in which small tokens lie; even ones if those of several grids do not agree."""
+    ordered = middles.sort().values
+    starts = (ordered.diff() > 0.25 * width).nonzero()[:, 0] + 1
+    lines = torch.stack([group.mean() for group in ordered.tensor_split(starts)])
+    if len(lines) == 1 or 0.6 * width < float(lines.diff().median()) < 1.5 * width:
+        return lines
+    count = max(round((ends[1] - ends[0]) / width), 1)
+    return ends[0] + (torch.arange(count) + 0.5) / count * (ends[1] - ends[0])
 
 
-def _central(place: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
-    """Tell which tokens lie in the middle of a cell, and so fill it."""
-    return ((place - place.floor() - 0.5).abs() < 0.3) & (place > 0) & (place < count)
+def _nearest(lines: Float[Tensor, " l"], places: Float[Tensor, " p"]) -> Int[Tensor, " p"]:
+    """Return the number of the line nearest to each place."""
+    return torch.bucketize(places, (lines[1:] + lines[:-1]) / 2)
 
 
-def _edge(share: float) -> float:
-    """Return an edge of the grid; the brightness that shows it has levels."""
-    if share < 1 / 255:
-        return 0.0
-    return 1.0 if share > 1 - 1 / 255 else share
+def _ends(owner: Int[Tensor, " p"], places: Float[Tensor, " p"]) -> tuple[float, float]:
+    """Return where the values that tokens read start and end; each stands in the middle of a pixel."""
+    most = places[owner == owner.bincount().argmax()]
+    steps = (4096 * most).round().unique().diff()
+    half = float(steps.median()) / 4096 / 2 if len(steps) else 0.0
+    start, end = float(places.min()) - half, float(places.max()) + half
+    return (0.0 if start < _LEVEL else start), (1.0 if end > 1 - _LEVEL else end)
 
 
 _SOFTMAXES = (nn.functional.softmax, torch.softmax, Tensor.softmax)

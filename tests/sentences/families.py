@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers as hf
+from tokenizers import processors
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -21,12 +22,22 @@ TEMPLATE = (
 )
 
 
-def tokenizer(*, named: bool = True, **special: str) -> Any:
-    """Return a tokenizer with further special tokens, each under a name; texts start with ``<s>`` only if asked."""
-    made = tokenizer_for([WORDS] * 50)
+def tokenizer(*, named: bool = True, framed: bool = False, unknown: str = "<unk>", **special: str) -> Any:
+    """Return a tokenizer with further special tokens, each under a name.
+
+    Args:
+        named: give the token of a picture a name.
+        framed: put texts between a start and an end, as BERT's.
+        unknown: the token of unknown words.
+        special: names and tokens.
+    """
+    made = tokenizer_for([WORDS] * 50).backend_tokenizer
+    if framed:
+        ends = [(token, made.token_to_id(token)) for token in ("<s>", "</s>")]
+        made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
     return hf.PreTrainedTokenizerFast(
-        tokenizer_object=made.backend_tokenizer,
-        unk_token="<unk>",
+        tokenizer_object=made,
+        unk_token=unknown,
         pad_token="<pad>",
         bos_token="<s>",
         eos_token="</s>",
@@ -207,7 +218,7 @@ def florence2() -> tuple[Any, Any]:
         decoder_start_token_id=words.eos_token_id, forced_bos_token_id=None, forced_eos_token_id=None, **ids(words),
     )  # fmt: skip
     vision = {
-        "depths": [1, 1], "patch_size": [3, 3], "patch_stride": [4, 2], "patch_padding": [1, 1],
+        "depths": [1, 1], "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1],
         "patch_prenorm": [False, True], "embed_dim": [16, 24], "num_heads": [2, 4], "num_groups": [2, 4],
         "window_size": 4, "projection_dim": 32, "drop_path_rate": 0.0,
     }  # fmt: skip
@@ -223,7 +234,7 @@ def florence2() -> tuple[Any, Any]:
 
 def blip() -> tuple[Any, Any]:
     """A decoder that attends to the picture's tokens, and changes the prompt's first token."""
-    words = tokenizer()
+    words = tokenizer(framed=True)
     config = hf.BlipConfig(
         vision_config={**VIEW, "projection_dim": 24, "initializer_range": 0.02},
         text_config={
@@ -265,9 +276,9 @@ def git() -> tuple[Any, Any]:
 
 def kosmos2() -> tuple[Any, Any]:
     """Latent tokens that each read the whole picture, at places that a mask shows."""
-    words = tokenizer()
+    words = tokenizer(unknown="<video>")  # the latent tokens get the 64 ids after it
     images = hf.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    processor = hf.Kosmos2Processor(images, words, 16)
+    processor = hf.Kosmos2Processor(images, words, 64)
     text = {
         "embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4, "max_position_embeddings": 256,
         "dropout": 0.0, "attention_dropout": 0.0, **ids(words),
