@@ -11,7 +11,7 @@ from jaxtyping import Int
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.errors import InputError, ModelError
+from camkit.errors import InputError, ModelError, brief
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +29,14 @@ class Inputs:
         model: the model.
         processor: its processor.
         prompt: the prompt as the user writes it; None for none.
+
+    Raises:
+        ModelError: the model does not write.
     """
 
     def __init__(self, model: nn.Module, processor: Any, prompt: str | None) -> None:
+        if not callable(getattr(model, "generate", None)):
+            raise ModelError(f"{type(model).__name__} does not write; pass a Hugging Face model that has generate()")
         self._model: Any = model
         self._processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
@@ -87,10 +92,10 @@ class Inputs:
     def written(self, inputs: Mapping[str, Any], most: int) -> Text:
         """Return the text that the model writes, with what it starts from and without what ends it."""
         ids, first = self._generated(inputs, most)
-        special, ends = set(self.tokenizer.all_special_ids), self._ends()
-        stop = next((number for number in range(first, len(ids)) if ids[number] in ends), len(ids))
-        if stop == first and self._forced() in ends:  # BART starts its sentences with the end of one
-            stop = next((number for number in range(first + 1, len(ids)) if ids[number] in ends), len(ids))
+        special, stop = set(self.tokenizer.all_special_ids), len(ids)
+        ends = self._ends() | special
+        while stop > first and ids[stop - 1] in ends:
+            stop -= 1
         return Text(self._tensor(ids[:stop]), [number for number in range(first, stop) if ids[number] not in special])
 
     def given(self, inputs: Mapping[str, Any], sentence: str) -> Text:
@@ -107,8 +112,15 @@ class Inputs:
         Some models return the prompt with the sentence, some without it, and BLIP changes its first and last token.
         """
         arguments = {name: value.clone() for name, value in inputs.items()}  # BLIP writes to its input_ids
-        with torch.no_grad():
-            ids = self._model.generate(**arguments, max_new_tokens=most, do_sample=False, num_beams=1)[0].tolist()
+        try:
+            with torch.no_grad():
+                ids = self._model.generate(**arguments, max_new_tokens=most, do_sample=False, num_beams=1)[0].tolist()
+        except Exception as error:
+            if self.prompt is not None:
+                raise
+            raise ModelError(
+                f"{type(self._model).__name__} cannot write about a picture alone ({brief(error)}); pass a prompt"
+            ) from error
         if self.is_encoder_decoder or "input_ids" not in inputs:
             return ids, max(len(ids) - most, 1)
         prompt, special = inputs["input_ids"][0].tolist(), set(self.tokenizer.all_special_ids)
