@@ -134,9 +134,7 @@ def _decoder_cuts(model: nn.Module, passes: _Pass) -> Iterator[Cut]:
 
 
 @contextmanager
-def _entries(
-    model: nn.Module, inputs: Mapping[str, Any]
-) -> Iterator[list[tuple[nn.Module, Entry, dict[str, Any]]]]:
+def _entries(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[list[tuple[nn.Module, Entry, dict[str, Any]]]]:
     """Record the calls of modules that take one of the two arguments, with a place for each token of the text."""
     calls: list[tuple[nn.Module, Entry, dict[str, Any]]] = []
     lengths = {inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs}
@@ -174,7 +172,9 @@ def _output_cuts(model: nn.Module, passes: _Pass) -> Iterator[tuple[int, Cut]]:
         and call in shorter
         and made.sums == shorter[call].sums
     }
-    outer = [(number, call) for number, (call, made) in enumerate(mine.items()) if call in fits and not made.around & fits]
+    outer = [
+        (number, call) for number, (call, made) in enumerate(mine.items()) if call in fits and not made.around & fits
+    ]
     names = {module: name for name, module in model.named_modules()}
     for number, call in sorted(outer, key=lambda each: (len(mine[each[1]].around), -each[0])):
         cut = OutputCut(model, passes.mine, torch.zeros(0, 0), call[0], names[call[0]], call[1])

@@ -204,9 +204,7 @@ def _on_grid(
     for look, width in zip(looks, sizes, strict=True):
         small &= look.width <= 1.4 * width
     ends = [_ends(owner, axis) for axis in axes]
-    lines = [
-        _lines(look.middle[small], width, end) for look, width, end in zip(looks, sizes, ends, strict=True)
-    ]
+    lines = [_lines(look.middle[small], width, end) for look, width, end in zip(looks, sizes, ends, strict=True)]
     fits = small.clone()
     for look, line, width in zip(looks, lines, sizes, strict=True):
         fits &= (look.middle - line[_nearest(line, look.middle)]).abs() < 0.3 * width
@@ -288,5 +286,3 @@ def _alone(model: nn.Module) -> Iterator[None]:
     finally:
         for config, name in others:
             config._attn_implementation_internal = name
-
-

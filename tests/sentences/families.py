@@ -129,7 +129,12 @@ def qwen2_vl() -> tuple[Any, Any]:
 def qwen2_5_vl() -> tuple[Any, Any]:
     """The same with windows, whose order differs from the picture's."""
     return _qwen(
-        "Qwen2_5_VL", hidden_size=32, out_hidden_size=32, intermediate_size=48, window_size=32, fullatt_block_indexes=[1]
+        "Qwen2_5_VL",
+        hidden_size=32,
+        out_hidden_size=32,
+        intermediate_size=48,
+        window_size=32,
+        fullatt_block_indexes=[1],
     )
 
 

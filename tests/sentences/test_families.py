@@ -74,7 +74,9 @@ def share_near_the_patch(explanation: camkit.Explanation) -> float:
     rows = box.top + (np.arange(raw.shape[0]) + 0.5) / raw.shape[0] * (box.bottom - box.top)
     columns = box.left + (np.arange(raw.shape[1]) + 0.5) / raw.shape[1] * (box.right - box.left)
     left, top, right, bottom = PATCH
-    inside = ((rows > top - NEAR) & (rows < bottom + NEAR))[:, None] & (columns > left - NEAR) & (columns < right + NEAR)
+    inside = (
+        ((rows > top - NEAR) & (rows < bottom + NEAR))[:, None] & (columns > left - NEAR) & (columns < right + NEAR)
+    )
     return float(raw[inside].sum() / raw.sum())
 
 

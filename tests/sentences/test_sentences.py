@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import json
 
 import numpy as np
@@ -170,7 +171,7 @@ def test_models_without_words_or_places_are_refused(llava, picture, monkeypatch)
 
 
 def test_settings_of_generation_stay_and_do_not_change_the_words(llava, picture):
-    """A sampling model with a static cache, in the slow attention, is explained as it writes when it does not sample."""
+    """A model that samples, with a static cache and slow attention, is explained as it writes without these."""
     model, processor = llava
     options = {"processor": processor, "max_new_tokens": 6, "references": drawn(2)}
     plain = camkit.words(model, picture, PROMPT, **options)
@@ -237,17 +238,55 @@ def test_tokens_of_one_word_are_joined_and_punctuation_stands_alone():
     assert [span.is_punctuation for span in found] == [False, False, False, True, False, True]
 
 
-def test_the_command_writes_a_page_a_sheet_and_json_for_a_folder(llava, picture, tmp_path, capsys):
+def test_the_command_writes_a_page_a_sheet_and_json(llava, picture, tmp_path, capsys):
     model, processor = llava
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     picture.save(tmp_path / "photo.png")
-    arguments = ["words", str(tmp_path / "photo.png"), "--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT]
-    arguments += ["--sentence", SENTENCE, "--word", "red", "-o", str(tmp_path / "out"), "--device", "cpu"]
-    assert main(arguments) == 0
+    options = ["--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT, "--sentence", SENTENCE, "--word", "red"]
+    options += ["-o", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(["words", str(tmp_path / "photo.png"), *options]) == 0
     assert SENTENCE in capsys.readouterr().out
     saved = json.loads((tmp_path / "out/photo.words.json").read_text())
     assert [word["text"] for word in saved["words"]] == SENTENCE.split()
     assert [word["text"] for word in saved["words"] if word["explanation"]] == ["red"]
     assert "heat of the word red" in (tmp_path / "out/photo.words.html").read_text()
-    assert main([*arguments[:3], f"hf:{tmp_path / 'nothing'}"]) == 2
+    assert (tmp_path / "out/photo.words.png").exists()
+    assert main(["words", str(tmp_path / "photo.png"), "--model", f"hf:{tmp_path / 'nothing'}"]) == 2
+    assert main(["words", str(tmp_path / "no.png"), *options]) == 2
+    assert "no.png does not exist" in capsys.readouterr().err
+
+
+def test_pictures_of_a_folder_are_compared_with_the_others(llava, tmp_path, capsys):
+    """A broken picture is named, stops no other and is no reference; the table has a row for each word."""
+    model, processor = llava
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    (folder / "broken.png").write_bytes(b"no picture")
+    places = ["a.png", "a.jpg", "more/b.png"]
+    for place, drawing in zip(places, drawn(3), strict=True):
+        drawing.save(folder / place, quality=100)
+    options = ["--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT, "--sentence", SENTENCE, "--word", "red"]
+    assert main(["words", str(folder), *options, "-o", str(tmp_path / "out"), "--device", "cpu", "--json"]) == 2
+    printed = capsys.readouterr()
+    assert "broken.png" in printed.err
+    assert "3 pictures explained, 1 failed" in printed.err
+    by_source = {each["source"]: each for each in map(json.loads, printed.out.splitlines())}
+    assert set(by_source) == {str(folder / place) for place in places}
+    files = list((tmp_path / "out").rglob("*.html"))
+    assert {str(file.relative_to(tmp_path / "out")) for file in files} == {
+        "a.png.words.html", "a.jpg.words.html", "more/b.words.html",
+    }  # fmt: skip
+    others = [folder / place for place in places[:2]]
+    alone = camkit.words(
+        model, folder / "more/b.png", PROMPT, processor=processor, words=SENTENCE, references=others, only="red"
+    )
+    saved = by_source[str(folder / "more/b.png")]["words"]
+    assert [word["needs_picture"] for word in saved] == pytest.approx([word.needs_picture for word in alone], abs=1e-3)
+    with (tmp_path / "out/words.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * len(SENTENCE.split())
+    red = next(row for row in rows if row["word"] == "red" and row["picture"].endswith("b.png"))
+    assert float(red["needs_picture"]) == pytest.approx(alone[1].needs_picture, abs=1e-3)
