@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from camkit.errors import InputError, ModelError, brief
 
@@ -34,13 +34,13 @@ class Inputs:
         ModelError: the model does not write.
     """
 
-    def __init__(self, model: nn.Module, processor: Any, prompt: str | None) -> None:
+    def __init__(self, model: Any, processor: Any, prompt: str | None) -> None:
         if not callable(getattr(model, "generate", None)):
             raise ModelError(f"{type(model).__name__} does not write; pass a Hugging Face model that has generate()")
-        self._model: Any = model
+        self._model = model
         self._processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
-        configs = (self._model.config, self._model.config.get_text_config())
+        configs: list[Any] = [self._model.config, self._model.config.get_text_config()]
         self.is_encoder_decoder = any(getattr(config, "is_encoder_decoder", False) for config in configs)
         self.prompt = self._full(prompt)
 

@@ -166,8 +166,8 @@ def _owners(cut: Cut, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, Tenso
         for code in names:
             slopes = torch.autograd.grad((each * code.to(each)).sum(), [pixels[name] for name in chosen],
                                          retain_graph=True)  # fmt: skip
-            there = [slope.flatten()[numbers] for slope, numbers in zip(slopes, chosen.values(), strict=True)]
-            signs.append((torch.cat(there) / base).float().clamp(-1, 1).cpu())
+            some_of_each = [slope.flatten()[numbers] for slope, numbers in zip(slopes, chosen.values(), strict=True)]
+            signs.append((torch.cat(some_of_each) / base).float().clamp(-1, 1).cpu())
     values = torch.stack(signs, 1).nan_to_num()
     parts = values.split(max(_AT_ONCE // count, 1))
     owner = torch.cat([(part @ names.float()).argmax(1) for part in parts])
@@ -272,7 +272,7 @@ class _ToItself(TorchFunctionMode):
 @contextmanager
 def _alone(model: nn.Module) -> Iterator[None]:
     """Let each token attend only to itself; a kernel from outside of PyTorch makes way for the time being."""
-    configs = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    configs: dict[int, Any] = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
     others = [
         (config, name)
         for config in configs.values()

@@ -138,12 +138,13 @@ def weighted_attention(reading: Reading, spans: Sequence[Span], rows: Sequence[S
     cut = reading.cut
     assert isinstance(cut, DecoderCut)
     config: Any = cut.decoder.config
+    model: Any = cut.model
     before, config._attn_implementation_internal = config._attn_implementation_internal, "eager"
     try:
         point = cut.tokens[None].detach().requires_grad_()
         with torch.enable_grad():
             output = cut.output(point, output_attentions=True)
-            scores = log_probabilities(cut.model.get_output_embeddings()(output[0]), reading.text, spans)[0]
+            scores = log_probabilities(model.get_output_embeddings()(output[0]), reading.text, spans)[0]
         layers = output.attentions
         maps = []
         for score, places in zip(scores, rows, strict=True):
