@@ -186,8 +186,8 @@ class OutputCut(Cut):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """What is cut."""
-        return self.path
+        """What is cut; 'x#2' is the second call of x."""
+        return self.path if not self.number else f"{self.path}#{self.number + 1}"
 
     def logits(
         self, tokens: Float[Tensor, "m n c"], *, attend: bool = True, keep: int | None = None

@@ -11,6 +11,8 @@ from torch import nn
 from camkit.errors import CamkitError, ImageError, InputError
 from camkit.images.listing import Found
 from camkit.images.references import MOST
+from camkit.sentences.explain import explain
+from camkit.sentences.reading import Known
 from camkit.sentences.references import read
 from camkit.sentences.result import Words
 from camkit.types import ReferencesLike
@@ -29,15 +31,14 @@ def explain_files(
         model: the model.
         files: the pictures.
         references: what each is compared with; by default up to 16 of the others, or noise if there are no others.
-        options: those of ``words``.
+        options: the other arguments of ``explain``.
     """
-    from camkit.sentences import words  # noqa: PLC0415 - the package imports its parts
-
+    known: Known = {}
     pool = _readable(files, MOST + 1) if references is None and len(files) > 1 else []
     for file in files:
         others: ReferencesLike | None = [path for path in pool if path != file.path][:MOST] or references
         try:
-            yield file, words(model, file.path, references=others, **options)
+            yield file, explain(model, file.path, references=others, known=known, **options)
         except (ImageError, InputError) as error:  # other pictures may be readable, or have the word
             yield file, error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,9 @@ from camkit.sentences.references import reference_pictures
 from camkit.sentences.scores import log_probabilities
 from camkit.sentences.sentence import Span, spans
 from camkit.types import ReferencesLike
+
+Known: TypeAlias = dict[tuple[str, int, tuple[int, int]], Places | None]
+"""Where the tokens of one model look: by the name of the cut, the number of tokens, and the picture's size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +68,18 @@ def read_sentence(
     given: str | None,
     references: ReferencesLike | None,
     most: int,
+    known: Known,
 ) -> Reading:
     """Let the model write a sentence about a picture, or take the given one, and score its words.
+
+    Args:
+        model: the model.
+        inputs: makes its arguments.
+        picture: the picture.
+        given: the given sentence.
+        references: other pictures.
+        most: the most tokens that the model writes.
+        known: where tokens look in pictures that were read before; what is measured is added.
 
     Raises:
         InputError, ImageError, ModelError: as for ``words``.
@@ -82,7 +95,13 @@ def read_sentence(
     kind = _kind(model, inputs, prepared, text)
     whole = functools.partial(inputs.with_text, text=text.ids, kind=kind)
     shorter = inputs.with_text(prepared, text.ids[:-1], kind)
-    locate = functools.partial(places_of, inputs=inputs, picture=picture)
+
+    def locate(cut: Cut) -> Places | None:
+        of_cut = cut.name, len(cut.tokens), picture.size
+        if of_cut not in known:
+            known[of_cut] = places_of(cut, inputs, picture)
+        return known[of_cut]
+
     cut, places = find_cut(model, whole(prepared), whole(grey), shorter, locate)
     others, pictures = reference_pictures(references, picture.size)
     with torch.no_grad():

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from camkit.sentences.cut import DecoderCut
 from camkit.sentences.heat import attention_rows, combined, expected_gradients
 from camkit.sentences.inputs import Inputs
-from camkit.sentences.reading import Reading, read_sentence
+from camkit.sentences.reading import Known, Reading, read_sentence
 from camkit.sentences.scores import log_probabilities
 from camkit.sentences.sentence import Span
 from scripts.words.word_model import PROMPT, load
@@ -52,10 +52,13 @@ def main() -> None:
     references = [Image.fromarray(draw((REFERENCE_SEED, number)).picture) for number in range(REFERENCES)]
     rows: list[dict[str, Any]] = []
     asked = right = 0
+    looks: Known = {}
     for number in range(given.scenes):
         scene, start = draw((SEED, number)), time.monotonic()
         picture = Image.fromarray(scene.picture)
-        noise, others = (read_sentence(model, inputs, picture, scene.sentence, each, 40) for each in (None, references))
+        noise, others = (
+            read_sentence(model, inputs, picture, scene.sentence, each, 40, known) for each in (None, references)
+        )
         known = words_known(others)
         asked, right = asked + 1, right + all(known)
         rows += list(judged(number, scene, noise, others, known))

@@ -12,6 +12,7 @@ from PIL import Image
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import camkit
+from camkit.sentences import heat
 from camkit.sentences.loading import load
 from tests.sentences.families import FAMILIES, localised
 
@@ -89,7 +90,26 @@ def test_a_family_is_scored_as_it_writes_and_a_bright_patch_has_the_heat(name, t
     prompt = None if name in WITHOUT_PROMPT else PROMPT
     found = camkit.words(model, bright, prompt, processor=processor, words=SENTENCE, references=[plain])
     assert [word.text for word in found] == SENTENCE.split()
-    steps = as_written(model, processor, bright, found.prompt, name)
+    with_patch, without = (as_written(model, processor, each, found.prompt, name) for each in (bright, plain))
     for word in found:
-        assert np.log(word.probability) == pytest.approx(sum(float(steps[token]) for token in word.tokens), abs=1e-4)
+        own, other = (sum(float(steps[token]) for token in word.tokens) for steps in (with_patch, without))
+        assert np.log(word.probability) == pytest.approx(own, abs=1e-4)
+        assert word.needs_picture == pytest.approx(own - other, abs=1e-4)
         assert share_near_the_patch(word.explanation) > 0.65  # of chance 0.16
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "blip2"])
+def test_references_in_one_pass_are_as_one_after_another(name, monkeypatch):
+    torch.manual_seed(0)
+    model, processor = FAMILIES[name]()
+    picture, plain = pictures()
+    references = [plain, plain.transpose(Image.Transpose.ROTATE_180), Image.new("RGB", plain.size, (30, 60, 200))]
+    maps = []
+    for room in (0, 1e6):
+        monkeypatch.setattr(heat, "_ROOM", room)
+        found = camkit.words(
+            model.eval(), picture, PROMPT, processor=processor, words=SENTENCE, references=references, only="red"
+        )
+        maps.append(found[1].explanation.raw)
+    np.testing.assert_allclose(maps[0], maps[1], atol=1e-6)
+    assert np.abs(maps[0]).max() > 1e-5
