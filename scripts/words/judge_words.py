@@ -57,7 +57,7 @@ def main() -> None:
         scene, start = draw((SEED, number)), time.monotonic()
         picture = Image.fromarray(scene.picture)
         noise, others = (
-            read_sentence(model, inputs, picture, scene.sentence, each, 40, known) for each in (None, references)
+            read_sentence(model, inputs, picture, scene.sentence, each, 40, looks) for each in (None, references)
         )
         known = words_known(others)
         asked, right = asked + 1, right + all(known)
