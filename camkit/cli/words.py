@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from camkit.cli.options import DATA, GENERAL, METHOD, MODEL, OUTPUT, RUN, TARGET
-from camkit.cli.terminal import TALK, emit, say
-from camkit.errors import InputError, printable
+from camkit.cli.terminal import TALK, emit, fail, say
+from camkit.errors import CamkitError, InputError, as_cell, printable
+
+if TYPE_CHECKING:
+    from camkit.sentences import Words
 
 
 def words(
-    picture: Annotated[Path, Parameter(group=DATA)],
-    *,
+    *pictures: Annotated[str, Parameter(group=DATA)],
     model: Annotated[str, Parameter(alias="-m", group=MODEL, metavar="hf:NAME")],
     prompt: Annotated[str | None, Parameter(group=TARGET)] = None,
     sentence: Annotated[str | None, Parameter(group=TARGET)] = None,
@@ -24,6 +29,7 @@ def words(
     max_new_tokens: Annotated[int, Parameter(group=METHOD, metavar="NUMBER")] = 64,
     device: Annotated[str | None, Parameter(group=RUN)] = None,
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FOLDER")] = Path("camkit-out"),
+    json: Annotated[bool, Parameter(group=OUTPUT, negative=(), show_default=False)] = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative=(), group=GENERAL, show_default=False)] = False,
 ) -> int:
     """Show what a vision-language model looked at for each word, and which words need no picture.
@@ -31,46 +37,65 @@ def words(
     Example: camkit words photo.jpg --model hf:llava-hf/llava-1.5-7b-hf --prompt "What is on the picture?"
 
     Args:
-        picture: The picture.
+        pictures: Pictures, folders and quoted patterns.
         model: A Hugging Face model that writes text about pictures: hf:NAME, or hf: and a folder.
         prompt: The question to the model.
         sentence: Explain this sentence instead of the one that the model writes.
         word: Draw the heat of this word only.
-        references: Other pictures of yours to compare with, 8 or more. Default: smooth noise that camkit makes.
+        references: Other pictures of yours to compare with, 8 or more. Default: of several pictures the others, for a
+            single picture smooth noise that camkit makes.
         method: expected, attention or attention-expected.
         max_new_tokens: The most tokens that the model writes.
         device: cpu, cuda, cuda:1 or mps. Default: the first of CUDA, MPS and CPU.
-        out: The folder for the page (.html), the sheet of heatmaps (.png) and the figures (.json).
+        out: The folder for each picture's page (.html), sheet of heatmaps (.png) and figures (.json), and for the table
+            of several pictures (words.csv).
+        json: Print one JSON object for each picture.
         quiet: Print only errors.
     """
     TALK.set(quiet=quiet)
-    if not picture.exists():
-        raise InputError(f"{picture} does not exist; name a picture")
-    from camkit.images.files import check_folder
-    from camkit.sentences import words as explain_words
+    if not pictures:
+        raise InputError("no picture is named; pass pictures or folders")
+    from camkit.images.files import check_folder, csv_line, write_file
+    from camkit.images.listing import Pictures
+    from camkit.sentences.folder import COLUMNS, explain_files, rows_of
     from camkit.sentences.loading import load
 
+    files = list(Pictures(pictures, skip=out))
+    missing = next((file.path for file in files if not file.path.exists()), None)
+    if missing is not None:
+        raise InputError(f"{missing} does not exist; name pictures or folders")
     check_folder(out)
     loaded, processor = load(model, device)
-    found = explain_words(
-        loaded,
-        picture,
-        prompt,
-        processor=processor,
-        words=sentence,
-        references=references,
-        method=method,
-        max_new_tokens=max_new_tokens,
-        only=word,
-    )
-    files = [found.save(out / f"{picture.stem}.words{suffix}") for suffix in (".html", ".png", ".json")]
-    if quiet:
-        return 0
+    options = {"processor": processor, "words": sentence, "method": method, "max_new_tokens": max_new_tokens}
+    stems = Counter(file.place.with_suffix("") for file in files)
+    failed, table = 0, [csv_line(COLUMNS)]
+    for file, found in explain_files(loaded, files, references, prompt=prompt, only=word, **options):
+        if isinstance(found, CamkitError):
+            if len(files) == 1:
+                raise found
+            failed += 1
+            fail(f"{file.path}: {found}")
+            continue
+        stem = file.place.with_suffix("")
+        name = stem if stems[stem] == 1 else file.place
+        written = [found.save(out / f"{name}.words{suffix}") for suffix in (".html", ".png", ".json")]
+        table += [csv_line(map(as_cell, map(str, row))) for row in rows_of(file, found)]
+        if json:
+            emit(dumps(found.to_dict(), allow_nan=False))
+        elif not quiet:
+            _print(found, written)
+    if len(files) > 1:
+        write_file(out / "words.csv", b"".join(table))
+        file_of_all = printable(str(out / "words.csv"))
+        say(f"{len(files) - failed} pictures explained, {failed} failed; {file_of_all} has all words")
+    return 2 if failed else 0
+
+
+def _print(found: Words, written: Sequence[Path]) -> None:
     emit(printable(found.sentence))
     for each in found:
         if not each.is_punctuation:
             emit(
                 printable(f"  {each.text:<16}{each.probability:>7.1%}{each.needs_picture:>+8.2f} nats  {each.verdict}")
             )
-    say(f"compared with {printable(found.references)}; wrote {', '.join(printable(str(file)) for file in files)}")
-    return 0
+    say(f"compared with {printable(found.references)}; wrote {', '.join(printable(str(file)) for file in written)}")

@@ -7,32 +7,17 @@ two say where its evidence lies. So both are one number, cell by cell.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
-from jaxtyping import Float
-from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
-from camkit.engine.guard import guarded
-from camkit.engine.interrupts import interruptible
-from camkit.errors import InputError, MethodError, ModelError, did_you_mean, refusing_exit
-from camkit.images.prepare import source_of
-from camkit.sentences.heat import attention_rows, combined, expected_gradients
-from camkit.sentences.inputs import Inputs, box_of
-from camkit.sentences.reading import Reading, read_sentence
-from camkit.sentences.references import read
+from camkit.errors import refusing_exit
+from camkit.sentences.explain import DEFAULT, METHODS, Method, explain
 from camkit.sentences.result import Words
-from camkit.sentences.sentence import Span
-from camkit.sentences.word import PREDICTABLE, Word, explanation_of
-from camkit.types import Box, ImageLike, ReferenceScores, ReferencesLike
+from camkit.sentences.word import Word
+from camkit.types import ImageLike, ReferencesLike
 
 __all__ = ["METHODS", "Method", "Word", "Words", "words"]
-
-Method: TypeAlias = Literal["expected", "attention", "attention-expected"]
-METHODS: tuple[str, ...] = get_args(Method)
-DEFAULT: Method = "expected"
 
 
 @refusing_exit()
@@ -67,109 +52,23 @@ def words(
     Raises:
         InputError: the call is wrong, or the model writes nothing.
         ImageError: a picture cannot be read.
-        ModelError: the model does not pass its picture to a decoder in a form that camkit knows, or the picture's
-            tokens are not one grid.
+        ModelError: the model does not pass its picture to the part that writes in a form that camkit knows, or it
+            squeezes the picture into tokens that each look at all of it, and shows no others.
 
     Examples:
         >>> import camkit  # doctest: +SKIP
         >>> found = camkit.words(model, "dog.jpg", "What is on the picture?", references="photos/")  # doctest: +SKIP
         >>> [(word.text, word.needs_picture) for word in found]  # doctest: +SKIP
     """
-    if method not in METHODS:
-        raise MethodError(f"{method!r} is not a method for words; there are {', '.join(METHODS)}")
-    if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is at least 1, not {max_new_tokens}")
-    picture = read(image, source_of(image, 1))
-    processor = _processor_of(model) if processor is None else processor
-    with guarded(model), interruptible():
-        inputs = Inputs(model, processor, prompt)
-        reading = read_sentence(model, inputs, picture, words, references, max_new_tokens)
-        box = box_of(processor, picture)
-        wanted = _wanted(reading.spans, only, inputs.tokenizer.decode(reading.sentence))
-        heat = _heat(reading, wanted, method)
-    return _result(reading, heat, picture, box, method, source_of(image, 1), inputs.prompt, written=words is None)
-
-
-def _wanted(found: Sequence[Span], only: str | None, sentence: str) -> list[int]:
-    """Return the numbers of the words whose heat is drawn."""
-    chosen = [number for number, span in enumerate(found) if only is None or span.text.lower() == only.lower()]
-    if not chosen:
-        hint = did_you_mean(only or "", [span.text for span in found])
-        raise InputError(f"the sentence {sentence.strip()!r} has no word {only!r}{hint}")
-    return chosen
-
-
-def _heat(reading: Reading, wanted: Sequence[int], method: str) -> dict[int, Float[Tensor, "h w"]]:
-    """Return the heat of the chosen words on the picture's grid."""
-    chosen = [reading.spans[number] for number in wanted]
-    maps: Tensor | None = None
-    if method != "attention":
-        maps = expected_gradients(reading.call, reading.tokens, functools.partial(reading.score, chosen=chosen))
-    if method != "expected":
-        rows = [[reading.first + token - 1 for token in span.tokens] for span in chosen]
-        attention = attention_rows(reading.call, rows)
-        maps = attention if maps is None else combined(attention, maps)
-    assert maps is not None
-    rows_, columns, before = reading.grid
-    return {number: each[before:].reshape(rows_, columns) for number, each in zip(wanted, maps, strict=True)}
-
-
-def _result(
-    reading: Reading,
-    heat: dict[int, Tensor],
-    picture: Image.Image,
-    box: Box | None,
-    method: str,
-    source: str,
-    prompt: str | None,
-    *,
-    written: bool,
-) -> Words:
-    mean, spread = reading.others.mean(0), reading.others.std(0, correction=0)
-    likely = reading.others.exp().amin(0) >= PREDICTABLE
-    layer = f"{type(reading.call.decoder).__name__}: {reading.call.entry}"
-    made = []
-    for number, span in enumerate(reading.spans):
-        own = float(reading.own[number])
-        compared = ReferenceScores(reading.pictures, "log-probability", own, float(mean[number]))
-        explained = None
-        if number in heat:
-            explained = explanation_of(
-                span.text,
-                heat[number],
-                own,
-                compared if method == "expected" else None,
-                picture,
-                box,
-                layer=layer,
-                method=method,
-                source=source,
-            )
-        made.append(
-            Word(
-                text=span.text,
-                tokens=span.tokens,
-                probability=float(reading.own[number].exp()),
-                needs_picture=own - float(mean[number]),
-                spread=float(spread[number]),
-                above_grey=own - float(reading.grey[number]),
-                above_none=own - float(reading.hidden[number]),
-                is_punctuation=span.is_punctuation,
-                is_dictated=bool(likely[number]) and not span.is_punctuation,
-                explanation=explained,
-            )
-        )
-    return Words(reading.decoded.strip(), tuple(made), picture, source, prompt, reading.pictures, written)
-
-
-def _processor_of(model: Any) -> Any:
-    """Return the processor of the folder that a model was loaded from."""
-    from transformers import AutoProcessor  # noqa: PLC0415 - an optional package
-
-    name = getattr(model, "name_or_path", "")
-    try:
-        return AutoProcessor.from_pretrained(name)
-    except Exception as error:
-        raise ModelError(
-            f"there is no processor beside the model ({name or 'no folder'}); pass processor=..."
-        ) from error
+    return explain(
+        model,
+        image,
+        prompt,
+        processor=processor,
+        words=words,
+        references=references,
+        method=method,
+        max_new_tokens=max_new_tokens,
+        only=only,
+        known={},
+    )

@@ -10,36 +10,79 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.sentences.decoder import Call
+from camkit.errors import ModelError
+from camkit.sentences.cut import Cut, DecoderCut
 
 Score: TypeAlias = Callable[[Tensor], Tensor]
-"""``score(logits)`` turns logits (M, T, V) into the log-probabilities (M, W) of the words."""
+"""``score(tokens)`` turns versions of the picture's tokens (M, n, C) into the log-probabilities (M, W) of the words."""
 
-AT_ONCE = 4
-"""Versions of the picture's tokens that one pass with gradients takes: its graph holds the activations of all."""
+_ROOM = 0.5
+"""What the activations of a pass may take, as a share of the model's weights: so the whole stays below 1.5 times."""
 
 
-def expected_gradients(call: Call, references: Float[Tensor, "m n c"], score: Score) -> Float[Tensor, "w n"]:
+def expected_gradients(cut: Cut, references: Float[Tensor, "m n c"], score: Score) -> Float[Tensor, "w n"]:
     """Give token i the mean over the references B of (A_i - B_i) dS/dA_i, taken at B + a (A - B).
 
     S is a word's log-probability. Each reference has one a, and together they lie evenly in (0, 1). The tokens sum to S
     minus its mean over the references, but for the error of so short a sum (Erion et al. 2021, arXiv:1906.10670).
+
+    The first pass takes one reference, and says how many more fit into a pass.
     """
     total: Tensor | None = None
-    shares = _shares(len(references)).to(references.device)
-    for part in torch.arange(len(references), device=references.device).split(AT_ONCE):
-        steps = call.tokens.float() - references[part].float()
+    count, done, at_once = len(references), 0, 1
+    shares = _shares(count).to(references.device)
+    while done < count:
+        part = slice(done, done + at_once)
+        steps = cut.tokens.float() - references[part].float()
         points = (references[part].float() + shares[part, None, None] * steps).requires_grad_()
-        with torch.enable_grad():
-            scores = score(call.logits(points)).sum(0)
+        with torch.enable_grad(), _counted(cut.model) as taken:
+            scores = score(points).sum(0)
         found = [
             (torch.autograd.grad(each, points, retain_graph=number + 1 < len(scores))[0] * steps).sum((0, 2))
             for number, each in enumerate(scores)
         ]
         heat = torch.stack(found).detach()
         total = heat if total is None else total + heat
+        done += at_once
+        if done == 1:
+            at_once = _fitting(cut.model, sum(taken.values()), count)
     assert total is not None
-    return total / len(references)
+    return total / count
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Ask for no gradients of the weights, so that a pass keeps nothing for them."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _counted(model: nn.Module) -> Iterator[dict[int, int]]:
+    """Count the bytes that a pass keeps for its gradients, without the model's weights."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    taken: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            taken[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield taken
+
+
+def _fitting(model: nn.Module, bytes_each: int, most: int) -> int:
+    """Return how many references fit into a pass."""
+    weights = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
+    return max(min(int(_ROOM * weights / max(bytes_each, 1)), most), 1)
 
 
 def _shares(count: int) -> Float[Tensor, " count"]:
@@ -48,18 +91,28 @@ def _shares(count: int) -> Float[Tensor, " count"]:
     return (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count
 
 
-def attention_rows(call: Call, rows: Sequence[Sequence[int]]) -> Float[Tensor, "w n"]:
+def attention_rows(cut: Cut, rows: Sequence[Sequence[int]]) -> Float[Tensor, "w n"]:
     """Return how much the tokens that predict each word attend to the picture's: mean over layers, heads and tokens.
 
     Only these rows are computed, from queries and keys; the attention itself runs as usual.
 
     Args:
-        call: the decoder's call.
+        cut: where the picture enters.
         rows: for each word, the positions of the text from which its tokens are predicted.
+
+    Raises:
+        ModelError: the words do not attend to the picture's tokens, or not through an attention that camkit can read.
     """
     wanted = sorted({place for places in rows for place in places})
-    with torch.no_grad(), _recorded(call, wanted) as layers:
-        call.output(call.tokens[None])
+    layers: list[Tensor] = []
+    own_text = "decoder_input_ids" not in cut.inputs or getattr(cut, "entry", "") == "encoder_hidden_states"
+    if isinstance(cut, DecoderCut) and own_text:
+        with torch.no_grad(), _recorded(cut, wanted) as layers:
+            cut.output(cut.tokens[None])
+    if not layers:
+        raise ModelError(
+            f"camkit cannot read how {type(cut.model).__name__} attends to the picture's tokens; use method='expected'"
+        )
     mean = torch.stack(layers).mean(0)
     return torch.stack([mean[[wanted.index(place) for place in places]].mean(0) for places in rows])
 
@@ -68,7 +121,7 @@ _NAME = "camkit_rows"
 
 
 @contextmanager
-def _recorded(call: Call, wanted: Sequence[int]) -> Iterator[list[Tensor]]:
+def _recorded(cut: DecoderCut, wanted: Sequence[int]) -> Iterator[list[Tensor]]:
     """Record rows of attention on the picture's tokens in each layer, each (rows, n); restore the implementation."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -77,15 +130,15 @@ def _recorded(call: Call, wanted: Sequence[int]) -> Iterator[list[Tensor]]:
     layers: list[Tensor] = []
 
     def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
-        length = call.entering.shape[1]
+        length = cut.entering.shape[1]
         if key.shape[2] == length and query.shape[2] > max(wanted):
             layers.append(
-                _rows(query, key, mask, wanted, options.get("scaling"), crossing=_crosses(call))[:, call.positions]
+                _rows(query, key, mask, wanted, options.get("scaling"), crossing=_crosses(cut))[:, cut.positions]
             )
         return sdpa_attention_forward(module, query, key, value, mask, **options)
 
     configs: dict[int, Any] = {
-        id(each.config): each.config for each in call.decoder.modules() if hasattr(each, "config")
+        id(each.config): each.config for each in cut.decoder.modules() if hasattr(each, "config")
     }
     before = {number: config._attn_implementation_internal for number, config in configs.items()}
     AttentionInterface.register(_NAME, attend)
@@ -99,8 +152,8 @@ def _recorded(call: Call, wanted: Sequence[int]) -> Iterator[list[Tensor]]:
             config._attn_implementation_internal = before[number]
 
 
-def _crosses(call: Call) -> bool:
-    return call.entry == "encoder_hidden_states"
+def _crosses(cut: DecoderCut) -> bool:
+    return cut.entry == "encoder_hidden_states"
 
 
 def _rows(

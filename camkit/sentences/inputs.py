@@ -1,23 +1,25 @@
-"""From a picture and a prompt to the model's arguments, and where the picture's tokens lie on it."""
+"""From a picture and a prompt to the model's arguments, and to the text that the model writes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
-from camkit.errors import ModelError
-from camkit.images.crop import CropBoxes
-from camkit.images.prepare import located, prepare
-from camkit.types import Box
+from camkit.errors import InputError, ModelError, brief
 
-_MOST_BEFORE_GRID = 2
-"""Tokens before a grid that stand for the whole picture: a class token, and one of distillation."""
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """The tokens that a model starts from and the sentence (T,), and the places of the sentence's tokens in it."""
+
+    ids: Int[Tensor, " t"]
+    places: list[int]
 
 
 class Inputs:
@@ -27,31 +29,43 @@ class Inputs:
         model: the model.
         processor: its processor.
         prompt: the prompt as the user writes it; None for none.
+
+    Raises:
+        ModelError: the model does not write.
     """
 
-    def __init__(self, model: nn.Module, processor: Any, prompt: str | None) -> None:
-        self._model: Any = model
+    def __init__(self, model: Any, processor: Any, prompt: str | None) -> None:
+        if not callable(getattr(model, "generate", None)):
+            raise ModelError(f"{type(model).__name__} does not write; pass a Hugging Face model that has generate()")
+        self._model = model
         self._processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
-        self.is_encoder_decoder = bool(getattr(self._model.config, "is_encoder_decoder", False))
+        configs: list[Any] = [self._model.config, self._model.config.get_text_config()]
+        self.is_encoder_decoder = any(getattr(config, "is_encoder_decoder", False) for config in configs)
         self.prompt = self._full(prompt)
 
     def _full(self, prompt: str | None) -> str | None:
         """Return the prompt with the place of the picture, as the model's chat template or processor writes it."""
-        marks = [str(mark) for mark in (getattr(self._processor, "image_token", None),) if mark]
-        if prompt is not None and any(mark in prompt for mark in marks):
+        mark = self._mark()
+        if prompt is not None and mark is not None and mark in prompt:
             return prompt
         if getattr(self._processor, "chat_template", None):
             parts: list[dict[str, str]] = [{"type": "image"}]
             parts += [] if prompt is None else [{"type": "text", "text": prompt}]
             messages = [{"role": "user", "content": parts}]
             return str(self._processor.apply_chat_template(messages, add_generation_prompt=True))
-        if marks and not self.is_encoder_decoder:
-            return f"{marks[0]}{'' if prompt is None else prompt}"
-        return prompt
+        # BLIP-2 puts the picture's tokens before the prompt by itself.
+        if mark is None or self.is_encoder_decoder or hasattr(self._processor, "num_query_tokens"):
+            return prompt
+        return f"{mark}{'' if prompt is None else prompt}"
 
-    def of(self, picture: Image.Image) -> dict[str, Any]:
-        """Return the arguments for a picture and the prompt.
+    def _mark(self) -> str | None:
+        """Return what stands for a picture in a prompt."""
+        mark = getattr(self._processor, "image_token", None)
+        return None if mark is None else str(mark)
+
+    def of(self, picture: Image.Image, *, cast: bool = True) -> dict[str, Any]:
+        """Return the arguments for a picture and the prompt, in the precision of the model unless ``cast`` is False.
 
         Raises:
             ModelError: the processor fails.
@@ -64,77 +78,92 @@ class Inputs:
                 f"the processor {type(self._processor).__name__} cannot prepare the picture and the prompt ({error}); "
                 "pass processor=... that belongs to the model"
             ) from error
+        tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and name != "labels"}
+        if self.prompt is not None and "input_ids" not in tensors:
+            raise InputError(f"{type(self._model).__name__} reads no prompt, only a picture; leave out the prompt")
+        if not cast:
+            return tensors
         weights = next(self._model.parameters())
         return {
             name: value.to(weights.device, weights.dtype if value.is_floating_point() else None)
-            for name, value in made.items()
-            if isinstance(value, Tensor)
+            for name, value in tensors.items()
         }
 
-    def generated(self, inputs: Mapping[str, Any], most: int) -> Int[Tensor, " t"]:
-        """Return the tokens of the text that the model writes, with what it starts from, but without the end."""
-        with torch.no_grad():
-            return self._model.generate(**inputs, max_new_tokens=most, do_sample=False, num_beams=1)[0]  # type: ignore[no-any-return]
+    def written(self, inputs: Mapping[str, Any], most: int) -> Text:
+        """Return the text that the model writes, with what it starts from and without what ends it."""
+        ids, first = self._generated(inputs, most)
+        special, stop = set(self.tokenizer.all_special_ids), len(ids)
+        ends = self._ends() | special
+        while stop > first and ids[stop - 1] in ends:
+            stop -= 1
+        return Text(self._tensor(ids[:stop]), [number for number in range(first, stop) if ids[number] not in special])
 
-    def start(self, inputs: Mapping[str, Any]) -> Int[Tensor, " t"]:
-        """Return the tokens before the sentence."""
-        if "input_ids" in inputs and not self.is_encoder_decoder:
-            return inputs["input_ids"][0]  # type: ignore[no-any-return]
-        configs = [self._model.generation_config, self._model.config, getattr(self._model.config, "decoder", None)]
-        names = ("decoder_start_token_id", "bos_token_id")
-        found = [getattr(config, name, None) for name in names for config in configs if config is not None]
-        start = next((each for each in found if each is not None), None)
-        if start is None:
-            raise ModelError("the model's configuration has no decoder_start_token_id, from which its sentences start")
-        return torch.tensor([start], device=next(self._model.parameters()).device)
+    def given(self, inputs: Mapping[str, Any], sentence: str) -> Text:
+        """Return a given sentence after what the model starts from."""
+        written, first = self._generated(inputs, 1)
+        forced = self._forced()
+        start = written[: first + (forced is not None and written[first : first + 1] == [forced])]
+        ids = self.tokenizer(sentence, add_special_tokens=False)["input_ids"]
+        return Text(self._tensor([*start, *ids]), list(range(len(start), len(start) + len(ids))))
 
-    def with_text(self, inputs: Mapping[str, Any], text: Int[Tensor, " t"]) -> dict[str, Any]:
-        """Return the arguments for the prompt and a sentence after it."""
+    def _generated(self, inputs: Mapping[str, Any], most: int) -> tuple[list[int], int]:
+        """Return the text that the model writes after what it starts from, and where the new tokens begin.
+
+        Some models return the prompt with the sentence, some without it, and BLIP changes its first and last token.
+        """
+        arguments = {name: value.clone() for name, value in inputs.items()}  # BLIP writes to its input_ids
+        try:
+            with torch.no_grad():
+                ids = self._model.generate(**arguments, max_new_tokens=most, do_sample=False, num_beams=1)[0].tolist()
+        except Exception as error:
+            if self.prompt is not None:
+                raise
+            raise ModelError(
+                f"{type(self._model).__name__} cannot write about a picture alone ({brief(error)}); pass a prompt"
+            ) from error
+        if self.is_encoder_decoder or "input_ids" not in inputs:
+            return ids, max(len(ids) - most, 1)
+        prompt, special = inputs["input_ids"][0].tolist(), set(self.tokenizer.all_special_ids)
+        words = [token for token in prompt if token not in special]
+        lead = next((number for number, token in enumerate(ids) if token not in special), len(ids))
+        if ids[: len(prompt)] == prompt:
+            return ids, len(prompt)
+        if words and ids[lead : lead + len(words)] == words:
+            return ids, lead + len(words)
+        if len(ids) > most:
+            raise ModelError(
+                f"{type(self._model).__name__} returns neither its prompt and a sentence nor a sentence alone; pass "
+                "processor=... that belongs to the model"
+            )
+        return prompt + ids, len(prompt)
+
+    def _forced(self) -> int | None:
+        """Return the token that the model always writes first, if there is one."""
+        return getattr(self._model.generation_config, "forced_bos_token_id", None)
+
+    def _tensor(self, ids: list[int]) -> Int[Tensor, " t"]:
+        return torch.tensor(ids, device=next(self._model.parameters()).device)
+
+    def _ends(self) -> set[int]:
+        """Return the tokens that end a sentence."""
+        configs = [self._model.generation_config, self._model.config, self.tokenizer]
+        found = [getattr(config, name, None) for config in configs for name in ("eos_token_id", "sep_token_id")]
+        return {each for value in found for each in (value if isinstance(value, list) else [value]) if each is not None}
+
+    def with_text(self, inputs: Mapping[str, Any], text: Int[Tensor, " t"], kind: int = 0) -> dict[str, Any]:
+        """Return the arguments for the prompt and a sentence after it.
+
+        Args:
+            inputs: the arguments for the prompt.
+            text: the prompt and the sentence; for an encoder-decoder what the decoder starts from, and the sentence.
+            kind: the kind of the sentence's tokens, for models whose arguments say for each token what it is.
+        """
         arguments = dict(inputs)
         if self.is_encoder_decoder:
             return {**arguments, "decoder_input_ids": text[None], "use_cache": False}
         old = arguments["input_ids"].shape[1] if "input_ids" in arguments else 0
         for name, value in inputs.items():
-            if name != "input_ids" and old and value.shape[:2] == (1, old):  # a mask, or the kind of each token
-                fill = torch.ones if name == "attention_mask" else torch.zeros
-                more = fill(1, len(text) - old, dtype=value.dtype, device=value.device)
-                arguments[name] = torch.cat([value, more], 1)
+            if name != "input_ids" and old and value.shape[:2] == (1, old):
+                more = value.new_full((1, max(len(text) - old, 0)), 1 if name == "attention_mask" else kind)
+                arguments[name] = torch.cat([value, more], 1)[:, : len(text)]
         return {**arguments, "input_ids": text[None], "use_cache": False}
-
-
-def grid_of(inputs: Mapping[str, Any], positions: Sequence[int]) -> tuple[int, int, int]:
-    """Return the rows and columns of the picture's tokens, and how many come before them.
-
-    Raises:
-        ModelError: they are not one grid.
-    """
-    count = len(positions)
-    is_run = positions[-1] - positions[0] + 1 == count
-    sizes = inputs.get("image_grid_thw")
-    if sizes is not None and len(sizes) == 1:
-        _, rows, columns = sizes[0].tolist()
-        merged = math.isqrt(rows * columns // count)
-        if merged and rows // merged * (columns // merged) == count:
-            return rows // merged, columns // merged, 0
-    for before in range(_MOST_BEFORE_GRID + 1):
-        side = math.isqrt(max(count - before, 0))
-        if is_run and side > 1 and side * side == count - before:
-            return side, side, before
-    raise ModelError(
-        f"the picture's {count} tokens are not one square grid, so camkit cannot say where they lie; pass a processor "
-        "that makes one grid of the whole picture, without tiles or crops"
-    )
-
-
-def box_of(processor: Any, picture: Image.Image) -> Box | None:
-    """Return the part of the picture that the model sees; None if that cannot be found."""
-    images = getattr(processor, "image_processor", processor)
-
-    def preprocess(shown: Image.Image) -> Tensor:
-        values: Tensor = images(images=[shown], return_tensors="pt")["pixel_values"]
-        return values[0]
-
-    tensor = preprocess(picture)
-    if tensor.dim() != 3:  # patches, cut from a picture that is resized but not cropped
-        return Box(0, 0, *picture.size)
-    return located(prepare(picture, preprocess, "the picture"), preprocess, CropBoxes()).box

@@ -11,6 +11,32 @@ from camkit.errors import ModelError, brief
 from camkit.models import pick_device
 
 
+class Pair:
+    """An image processor and a tokenizer, as the processor of a model whose folder names none of its own."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
+        self.image_processor, self.tokenizer = image_processor, tokenizer
+
+    def __call__(self, images: Any, text: Any = None, **options: Any) -> dict[str, Any]:
+        """Return the arguments for pictures, and texts if there are any."""
+        texts = {} if text is None else dict(self.tokenizer(text, **options))
+        return {**self.image_processor(images, **options), **texts}
+
+
+def processor_of(name: str) -> Any:
+    """Return the processor of a model on the hub or in a folder.
+
+    Raises:
+        Exception: there is none; which one depends on transformers.
+    """
+    from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer  # noqa: PLC0415 - an optional package
+
+    processor = AutoProcessor.from_pretrained(name)
+    if hasattr(processor, "tokenizer") and hasattr(processor, "image_processor"):
+        return processor
+    return Pair(AutoImageProcessor.from_pretrained(name), AutoTokenizer.from_pretrained(name))
+
+
 def load(name: str, device: str | None = None) -> tuple[nn.Module, Any]:
     """Return a model and its processor, ``hf:NAME`` or a folder; code that comes with a model is not run.
 
@@ -18,13 +44,13 @@ def load(name: str, device: str | None = None) -> tuple[nn.Module, Any]:
         ModelError: it cannot be loaded, or does not write text about pictures.
     """
     try:
-        from transformers import AutoModelForImageTextToText, AutoProcessor  # noqa: PLC0415 - an optional package
+        from transformers import AutoModelForImageTextToText  # noqa: PLC0415 - an optional package
     except ImportError as error:
         raise ModelError("models that write need an optional package: pip install 'camkit[transformers]'") from error
     folder = name.removeprefix("hf:")
     try:
         model = AutoModelForImageTextToText.from_pretrained(folder)
-        processor = AutoProcessor.from_pretrained(folder)
+        processor = processor_of(folder)
     except Exception as error:
         raise ModelError(
             f"{name} cannot be loaded as a model that writes about pictures ({brief(error)}); pass the name of one on "

@@ -5,19 +5,25 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.errors import InputError
-from camkit.sentences.decoder import Call, find_call, tokens_of
-from camkit.sentences.inputs import Inputs, grid_of
+from camkit.errors import InputError, ModelError
+from camkit.sentences.cut import Cut
+from camkit.sentences.find import find_cut, reads_in_order
+from camkit.sentences.inputs import Inputs, Text
+from camkit.sentences.places import Places, places_of
 from camkit.sentences.references import reference_pictures
 from camkit.sentences.scores import log_probabilities
 from camkit.sentences.sentence import Span, spans
 from camkit.types import ReferencesLike
+
+Known: TypeAlias = dict[tuple[str, int, tuple[int, int]], Places | None]
+"""Where the tokens of one model look: by the name of the cut, the number of tokens, and the picture's size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +31,9 @@ class Reading:
     """What the model was asked and answered, and what the words score with each picture.
 
     Attributes:
-        call: the decoder's call.
-        grid: the rows and columns of the picture's tokens, and how many tokens come before them.
-        text: the prompt's tokens and the sentence's (T,).
-        first: where the sentence starts in it.
-        sentence: the sentence's tokens.
+        cut: where the picture's tokens are taken.
+        places: where they look.
+        text: the prompt's tokens and the sentence's.
         decoded: the sentence.
         spans: its words.
         tokens: the references' tokens (M, n, C).
@@ -38,23 +42,23 @@ class Reading:
             (M, W), with a grey picture (W,), and with the picture hidden (W,).
     """
 
-    call: Call
-    grid: tuple[int, int, int]
-    text: Tensor
-    first: int
-    sentence: list[int]
+    cut: Cut
+    places: Places
+    text: Text
     decoded: str
     spans: list[Span]
-    tokens: Tensor
+    tokens: Float[Tensor, "m n c"]
     pictures: str
-    own: Tensor
-    others: Tensor
-    grey: Tensor
-    hidden: Tensor
+    own: Float[Tensor, " w"]
+    others: Float[Tensor, "m w"]
+    grey: Float[Tensor, " w"]
+    hidden: Float[Tensor, " w"]
 
-    def score(self, logits: Tensor, chosen: Sequence[Span] | None = None) -> Tensor:
-        """Return the log-probabilities (M, W) of the words."""
-        return log_probabilities(logits, self.text, self.first, self.spans if chosen is None else chosen)
+    def score(
+        self, tokens: Float[Tensor, "m n c"], chosen: Sequence[Span] | None = None, *, attend: bool = True
+    ) -> Float[Tensor, "m w"]:
+        """Return the log-probabilities of the words for M versions of the picture's tokens."""
+        return _scores(self.cut, self.text, self.spans if chosen is None else chosen, tokens, attend=attend)
 
 
 def read_sentence(
@@ -64,56 +68,75 @@ def read_sentence(
     given: str | None,
     references: ReferencesLike | None,
     most: int,
+    known: Known,
 ) -> Reading:
     """Let the model write a sentence about a picture, or take the given one, and score its words.
+
+    Args:
+        model: the model.
+        inputs: makes its arguments.
+        picture: the picture.
+        given: the given sentence.
+        references: other pictures.
+        most: the most tokens that the model writes.
+        known: where tokens look in pictures that were read before; what is measured is added.
 
     Raises:
         InputError, ImageError, ModelError: as for ``words``.
     """
     prepared = inputs.of(picture)
-    start = inputs.start(prepared)
-    sentence = _sentence(inputs, prepared, start, given, most)
+    text = inputs.written(prepared, most) if given is None else inputs.given(prepared, given)
+    sentence = text.ids[text.places].tolist()
     decode: Callable[[Sequence[int]], str] = inputs.tokenizer.decode
     found = spans(sentence, decode)
     if not found:
         raise InputError("the model writes no word about this picture; pass words='a sentence' to explain one")
-    text = torch.cat([start, torch.tensor(sentence, device=start.device, dtype=start.dtype)])
     grey = inputs.of(Image.new("RGB", picture.size, (128, 128, 128)))
-    arguments = functools.partial(inputs.with_text, text=text)
-    call, _ = find_call(model, arguments(prepared), arguments(grey))
+    kind = _kind(model, inputs, prepared, text)
+    whole = functools.partial(inputs.with_text, text=text.ids, kind=kind)
+    shorter = inputs.with_text(prepared, text.ids[:-1], kind)
+
+    def locate(cut: Cut) -> Places | None:
+        of_cut = cut.name, len(cut.tokens), picture.size
+        if of_cut not in known:
+            known[of_cut] = places_of(cut, inputs, picture)
+        return known[of_cut]
+
+    cut, places = find_cut(model, whole(prepared), whole(grey), shorter, locate)
     others, pictures = reference_pictures(references, picture.size)
-    tokens = torch.stack([tokens_of(model, call, arguments(inputs.of(each))) for each in others])
-    grey_tokens = tokens_of(model, call, arguments(grey))
-
-    def scored(versions: Tensor, **options: bool) -> Tensor:
-        parts = versions.split(1)
-        return torch.cat([log_probabilities(call.logits(part, **options), text, len(start), found) for part in parts])
-
     with torch.no_grad():
+        tokens = torch.stack([cut.tokens_of(whole(inputs.of(each))) for each in others])
+        score = functools.partial(_scores, cut, text, found)
         return Reading(
-            call,
-            grid_of(prepared, call.positions.tolist()),
+            cut,
+            places,
             text,
-            len(start),
-            sentence,
             decode(sentence),
             found,
             tokens,
             pictures,
-            scored(call.tokens[None])[0],
-            scored(tokens),
-            scored(grey_tokens[None])[0],
-            scored(call.tokens[None], attend=False)[0],
+            score(cut.tokens[None])[0],
+            torch.cat([score(each[None]) for each in tokens]),
+            score(cut.tokens_of(whole(grey))[None])[0],
+            score(cut.tokens[None], attend=False)[0],
         )
 
 
-def _sentence(inputs: Inputs, prepared: dict[str, Any], start: Tensor, given: str | None, most: int) -> list[int]:
-    """Return the tokens of the sentence, without those that only mark its start or end."""
-    special = set(inputs.tokenizer.all_special_ids)
-    if given is not None:
-        ids = inputs.tokenizer(given, add_special_tokens=False)["input_ids"]
-    else:
-        written = inputs.generated(prepared, most)
-        begins = bool(len(written) >= len(start) and torch.equal(written[: len(start)], start))
-        ids = written[len(start) if begins else 0 :].tolist()
-    return [token for token in ids if token not in special]
+def _scores(cut: Cut, text: Text, words: Sequence[Span], tokens: Tensor, *, attend: bool = True) -> Tensor:
+    keep = len(text.ids) - text.places[0] + 1
+    return log_probabilities(cut.logits(tokens, attend=attend, keep=keep), text, words)
+
+
+def _kind(model: nn.Module, inputs: Inputs, prepared: dict[str, Any], text: Text) -> int:
+    """Return the kind of the sentence's tokens with which no word sees the ones after it.
+
+    PaliGemma calls what it writes 1 and everything before it 0, and Gemma 3 calls all text 0.
+    """
+    for kind in (0, 1):
+        whole, shorter = (inputs.with_text(prepared, ids, kind) for ids in (text.ids, text.ids[:-1]))
+        if reads_in_order(model, whole, shorter):
+            return kind
+    raise ModelError(
+        f"{type(model).__name__} does not read a whole sentence as it writes one, word by word; pass a model that "
+        "continues a text"
+    )

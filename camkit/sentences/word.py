@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from camkit.explanation import Explanation, LayerMaps, finite_or_none
-from camkit.types import EVEN, Box, ReferenceScores, Status
+from camkit.sentences.places import Places
+from camkit.types import Placement, ReferenceScores, Status
 
 PREDICTABLE = 0.5
 """A word that is at least this probable with every reference picture is one that the earlier words dictate."""
@@ -82,7 +83,7 @@ def explanation_of(
     log_probability: float,
     compared: ReferenceScores | None,
     picture: Image.Image,
-    box: Box | None,
+    places: Places,
     *,
     layer: str,
     method: str,
@@ -90,9 +91,11 @@ def explanation_of(
 ) -> Explanation:
     """Return the heat of a word as an Explanation, drawn on the part of the picture that the model sees."""
     raw = heat.detach().float().cpu()
-    seen = Box(0, 0, *picture.size) if box is None else box
-    size = round(seen.bottom - seen.top), round(seen.right - seen.left)
-    maps = LayerMaps((raw,), (EVEN,), "mean", (max(size[0], 1), max(size[1], 1)))
+    box = places.box
+    size = max(round(box.bottom - box.top), 1), max(round(box.right - box.left), 1)
+    axes = zip((places.rows, places.columns), size, strict=True)
+    placement = Placement(positions=tuple(tuple(share * side - 0.5 for share in axis) for axis, side in axes))
+    maps = LayerMaps((raw,), (placement,), "mean", size)
     cells = np.asarray(raw.numpy())
     status: Status = "ok"
     if not np.isfinite(cells).all():
@@ -112,7 +115,7 @@ def explanation_of(
         layer_reason="the picture enters the decoder here",
         method=method,
         status=status,
-        box=seen,
+        box=box,
         shown=picture,
         source=source,
         quantity="log-probability",

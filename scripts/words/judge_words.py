@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from camkit.sentences.cut import DecoderCut
 from camkit.sentences.heat import attention_rows, combined, expected_gradients
 from camkit.sentences.inputs import Inputs
-from camkit.sentences.reading import Reading, read_sentence
+from camkit.sentences.reading import Known, Reading, read_sentence
+from camkit.sentences.scores import log_probabilities
 from camkit.sentences.sentence import Span
 from scripts.words.word_model import PROMPT, load
 from scripts.words.word_scenes import IN_PICTURE, SIDE, Scene, SceneWord, draw
@@ -50,10 +52,13 @@ def main() -> None:
     references = [Image.fromarray(draw((REFERENCE_SEED, number)).picture) for number in range(REFERENCES)]
     rows: list[dict[str, Any]] = []
     asked = right = 0
+    looks: Known = {}
     for number in range(given.scenes):
         scene, start = draw((SEED, number)), time.monotonic()
         picture = Image.fromarray(scene.picture)
-        noise, others = (read_sentence(model, inputs, picture, scene.sentence, each, 40) for each in (None, references))
+        noise, others = (
+            read_sentence(model, inputs, picture, scene.sentence, each, 40, looks) for each in (None, references)
+        )
         known = words_known(others)
         asked, right = asked + 1, right + all(known)
         rows += list(judged(number, scene, noise, others, known))
@@ -65,9 +70,9 @@ def main() -> None:
 @torch.no_grad()
 def words_known(reading: Reading) -> list[bool]:
     """Return for each word whether the model would write it here: each of its tokens is the most probable one."""
-    best = reading.call.logits(reading.call.tokens[None])[0].argmax(-1)
-    places = [[reading.first + token for token in span.tokens] for span in reading.spans]
-    return [all(best[place - 1] == reading.text[place] for place in each) for each in places]
+    best = reading.cut.logits(reading.cut.tokens[None])[0].argmax(-1)
+    places = [[reading.text.places[token] for token in span.tokens] for span in reading.spans]
+    return [all(best[place - 1] == reading.text.ids[place] for place in each) for each in places]
 
 
 def judged(
@@ -91,19 +96,19 @@ def judged(
         row["hidden"] = float(others.own[place] - others.hidden[place])
         if place in places:
             chosen = places.index(place)
-            row["heat"] = {name: measures(each[chosen].reshape(others.grid[:2]), word) for name, each in maps.items()}
+            row["heat"] = {name: measures(others.places.drawn(each[chosen]), word) for name, each in maps.items()}
         yield row
 
 
 def maps_of(noise: Reading, others: Reading, spans: Sequence[Span]) -> Maps:
     """Return the maps (W, n) of all methods."""
-    call, tokens = others.call, others.call.tokens
-    rows = [[others.first + token - 1 for token in span.tokens] for span in spans]
-    expected = expected_gradients(call, others.tokens, functools.partial(others.score, chosen=spans))
-    of_noise = expected_gradients(call, noise.tokens, functools.partial(others.score, chosen=spans))
-    attention = attention_rows(call, rows)
+    tokens = others.cut.tokens
+    rows = [[others.text.places[token] - 1 for token in span.tokens] for span in spans]
+    expected = expected_gradients(others.cut, others.tokens, functools.partial(others.score, chosen=spans))
+    of_noise = expected_gradients(others.cut, noise.tokens, functools.partial(others.score, chosen=spans))
+    attention = attention_rows(others.cut, rows)
     gradient = gradients(others, spans)
-    count, side = len(spans), others.grid[0]
+    count, side = len(spans), len(others.places.rows)
     random = torch.rand(count, len(tokens), generator=torch.Generator().manual_seed(len(spans)))
     place = torch.linspace(-1, 1, side)
     blob = (-(place[:, None] ** 2) - place**2).exp().flatten().expand(count, -1)
@@ -125,21 +130,24 @@ def maps_of(noise: Reading, others: Reading, spans: Sequence[Span]) -> Maps:
 
 def gradients(reading: Reading, spans: Sequence[Span]) -> Tensor:
     """Return the gradient of each word's log-probability at the picture's tokens (W, n, C)."""
-    point = reading.call.tokens[None].detach().requires_grad_()
+    point = reading.cut.tokens[None].detach().requires_grad_()
     with torch.enable_grad():
-        scores = reading.score(reading.call.logits(point), spans)[0]
+        scores = reading.score(point, spans)[0]
     return torch.stack([torch.autograd.grad(each, point, retain_graph=True)[0][0] for each in scores])
 
 
 def weighted_attention(reading: Reading, spans: Sequence[Span], rows: Sequence[Sequence[int]]) -> Tensor:
     """Return each word's rows of attention times the positive part of their gradients, mean over layers and heads."""
-    config: Any = reading.call.decoder.config
+    cut = reading.cut
+    assert isinstance(cut, DecoderCut)
+    config: Any = cut.decoder.config
+    model: Any = cut.model
     before, config._attn_implementation_internal = config._attn_implementation_internal, "eager"
     try:
-        point = reading.call.tokens[None].detach().requires_grad_()
+        point = cut.tokens[None].detach().requires_grad_()
         with torch.enable_grad():
-            output = reading.call.output(point, output_attentions=True)
-            scores = reading.score(reading.call.head(output), spans)[0]
+            output = cut.output(point, output_attentions=True)
+            scores = log_probabilities(model.get_output_embeddings()(output[0]), reading.text, spans)[0]
         layers = output.attentions
         maps = []
         for score, places in zip(scores, rows, strict=True):
@@ -148,7 +156,7 @@ def weighted_attention(reading: Reading, spans: Sequence[Span], rows: Sequence[S
                 (layer * slope).clamp(min=0)[0, :, list(places)].mean((0, 1))
                 for layer, slope in zip(layers, slopes, strict=True)
             ]
-            maps.append(torch.stack(parts).mean(0)[reading.call.positions].detach())
+            maps.append(torch.stack(parts).mean(0)[cut.positions].detach())
     finally:
         config._attn_implementation_internal = before
     return torch.stack(maps)
@@ -162,18 +170,20 @@ def activation_maps(reading: Reading, spans: Sequence[Span]) -> Tensor:
     the earlier tokens' maps is taken away, each weighted by how much that earlier token's state asks for this one; the
     multiple leaves the least squares. Then each cell becomes the weighted mean of its ranked 3 x 3 neighbours.
     """
-    logits = reading.call.logits(reading.call.tokens[None])[0]
-    side = reading.grid[0]
-    at_picture = logits[reading.call.positions].clamp(min=0)
+    cut = reading.cut
+    assert isinstance(cut, DecoderCut)
+    logits = cut.logits(cut.tokens[None])[0]
+    side, first, text = len(reading.places.rows), reading.text.places[0], reading.text.ids
+    at_picture = logits[cut.positions].clamp(min=0)
     maps = []
     for span in spans:
         parts = []
         for token in span.tokens:
-            wanted = int(reading.text[reading.first + token])
+            wanted = int(text[first + token])
             own = at_picture[:, wanted]
-            earlier = reading.text[reading.first : reading.first + token]
+            earlier = text[first : first + token]
             if len(earlier):
-                asks = logits[reading.first - 1 : reading.first + token - 1, wanted].clamp(min=0)
+                asks = logits[first - 1 : first + token - 1, wanted].clamp(min=0)
                 other = (at_picture[:, earlier] * asks).sum(1) / asks.sum().clamp(min=1e-6)
                 own = (own - (own @ other) / (other @ other).clamp(min=1e-6) * other).clamp(min=0)
             parts.append(own)
@@ -192,7 +202,7 @@ def ranked(cells: Tensor) -> Tensor:
 @torch.no_grad()
 def windows(reading: Reading, spans: Sequence[Span], references: int = 2) -> Tensor:
     """Return how much each word loses if a window comes from references, plus what it gains if only it is kept."""
-    call, side = reading.call, reading.grid[0]
+    tokens, side = reading.cut.tokens, len(reading.places.rows)
     starts = [*range(0, side - WINDOW, STEP), side - WINDOW]
     masks = torch.zeros(len(starts) ** 2, side, side)
     for number, (row, column) in enumerate((row, column) for row in starts for column in starts):
@@ -200,10 +210,10 @@ def windows(reading: Reading, spans: Sequence[Span], references: int = 2) -> Ten
     flat = masks.flatten(1)[..., None]
     total = torch.zeros(len(flat), len(spans))
     for reference in reading.tokens[:references]:
-        replaced = call.tokens + flat * (reference - call.tokens)
-        kept = reference + flat * (call.tokens - reference)
+        replaced = tokens + flat * (reference - tokens)
+        kept = reference + flat * (tokens - reference)
         for versions, sign in ((replaced, -1), (kept, 1)):
-            total += sign * torch.cat([reading.score(call.logits(part), spans) for part in versions.split(8)])
+            total += sign * torch.cat([reading.score(part, spans) for part in versions.split(8)])
     cover = flat[..., 0]
     return (cover.T @ total / cover.sum(0)[:, None]).T
 

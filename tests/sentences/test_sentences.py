@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import csv
 import json
 
 import numpy as np
@@ -12,6 +14,8 @@ from PIL import Image
 import camkit
 from camkit.cli import main
 from camkit.errors import InputError, MethodError, ModelError
+from camkit.sentences import heat
+from camkit.sentences.cut import DecoderCut
 from camkit.sentences.heat import _shares
 from camkit.sentences.sentence import spans
 from scripts.words.word_model import PROMPT, PROMPT_TEXT, build, processor_for, tokenizer_for
@@ -33,6 +37,10 @@ def picture():
     return Image.fromarray(draw((9, 1)).picture)
 
 
+def drawn(count):
+    return [Image.fromarray(draw((8, number)).picture) for number in range(count)]
+
+
 def hooks_of(model):
     return [[*module._forward_pre_hooks.values(), *module._forward_hooks.values()] for module in model.modules()]
 
@@ -52,7 +60,7 @@ def log_probability(model, processor, picture, sentence, word):
 
 def test_words_score_as_plain_passes_of_the_whole_model_do(llava, picture):
     model, processor = llava
-    references = [Image.fromarray(draw((8, number)).picture) for number in range(2)]
+    references = drawn(2)
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=references)
     assert [word.text for word in found] == SENTENCE.split()
     assert found[-1].is_punctuation
@@ -68,7 +76,7 @@ def test_words_score_as_plain_passes_of_the_whole_model_do(llava, picture):
 def test_the_heat_is_that_of_one_reference_after_another(llava, picture):
     """The slow reference replaces the tokens in the embeddings by hand and takes gradients of the whole model."""
     model, processor = llava
-    references = [Image.fromarray(draw((8, number)).picture) for number in range(3)]
+    references = drawn(3)
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=references)
     ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
     inputs = processor(text=[PROMPT_TEXT], images=[picture, *references][:1], return_tensors="pt")
@@ -147,6 +155,80 @@ def test_refusals_are_one_sentence(llava, picture):
         camkit.words(model, picture, PROMPT)
 
 
+def test_models_without_words_or_places_are_refused(llava, picture, monkeypatch):
+    model, processor = llava
+    with pytest.raises(ModelError, match="Linear does not write; pass a Hugging Face model"):
+        camkit.words(torch.nn.Linear(2, 2), picture, PROMPT, processor=processor)
+    embeddings = model.model.vision_tower.embeddings
+    patches = embeddings.forward
+
+    def spread(pixel_values, **options):  # each patch shows a frequency of the whole picture
+        return patches(torch.fft.fft2(pixel_values).real, **options)
+
+    monkeypatch.setattr(embeddings, "forward", spread)
+    with pytest.raises(ModelError, match="cannot say where the 16 tokens that LlavaForConditionalGeneration makes"):
+        camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE)
+
+
+def test_settings_of_generation_stay_and_do_not_change_the_words(llava, picture):
+    """A model that samples, with a static cache and slow attention, is explained as it writes without these."""
+    model, processor = llava
+    options = {"processor": processor, "max_new_tokens": 6, "references": drawn(2)}
+    plain = camkit.words(model, picture, PROMPT, **options)
+    old = model.generation_config
+    model.generation_config = copy.deepcopy(old)
+    model.generation_config.update(
+        do_sample=True, temperature=0.3, num_beams=1, max_length=400, cache_implementation="static", use_cache=True
+    )
+    model.set_attn_implementation("eager")
+    before = model.generation_config.to_dict(), model.config.to_dict(), set(vars(model))
+    try:
+        found = camkit.words(model, picture, PROMPT, method="attention-expected", **options)
+        after = model.generation_config.to_dict(), model.config.to_dict(), set(vars(model))
+        assert after == before
+        assert model.config.get_text_config()._attn_implementation == "eager"
+        assert found.sentence == plain.sentence
+        assert [word.needs_picture for word in found] == pytest.approx([word.needs_picture for word in plain], abs=1e-4)
+    finally:
+        model.set_attn_implementation("sdpa")
+        model.generation_config = old
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gives_nearly_the_same_words(llava, picture, dtype):
+    model, processor = llava
+    options = {"processor": processor, "words": SENTENCE, "references": drawn(2)}
+    exact, found = (camkit.words(each, picture, PROMPT, **options) for each in (model, copy.deepcopy(model).to(dtype)))
+    for whole, half in zip(exact, found, strict=True):
+        assert half.probability == pytest.approx(whole.probability, rel=0.05)
+        assert np.corrcoef(half.explanation.raw.ravel(), whole.explanation.raw.ravel())[0, 1] > 0.95
+
+
+def test_references_are_batched_into_half_of_the_memory_of_the_weights(llava, picture, monkeypatch):
+    """One reference goes first and says how much each takes; the result is the same in all batches."""
+    model, processor = llava
+    sizes: list[int] = []
+    logits = DecoderCut.logits
+
+    def counted(self, tokens, **options):
+        if torch.is_grad_enabled():
+            sizes.append(len(tokens))
+        return logits(self, tokens, **options)
+
+    monkeypatch.setattr(DecoderCut, "logits", counted)
+    maps = []
+    for room in (0.0, 0.5, 1e6):
+        monkeypatch.setattr(heat, "_ROOM", room)
+        found = camkit.words(
+            model, picture, PROMPT, processor=processor, words=SENTENCE, references=drawn(4), only="red"
+        )
+        maps.append(found[1].explanation.raw)
+    assert sizes[:4] == [1] * 4
+    assert sizes[-2:] == [1, 3]
+    np.testing.assert_allclose(maps[0], maps[2], atol=1e-6)
+    np.testing.assert_allclose(maps[0], maps[1], atol=1e-6)
+
+
 def test_tokens_of_one_word_are_joined_and_punctuation_stands_alone():
     pieces = ["The", " air", "craft", "'s", " wing", ",", " now", "."]
     found = spans(list(range(len(pieces))), lambda ids: "".join(pieces[number] for number in ids))
@@ -156,17 +238,55 @@ def test_tokens_of_one_word_are_joined_and_punctuation_stands_alone():
     assert [span.is_punctuation for span in found] == [False, False, False, True, False, True]
 
 
-def test_the_command_writes_a_page_a_sheet_and_json_for_a_folder(llava, picture, tmp_path, capsys):
+def test_the_command_writes_a_page_a_sheet_and_json(llava, picture, tmp_path, capsys):
     model, processor = llava
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     picture.save(tmp_path / "photo.png")
-    arguments = ["words", str(tmp_path / "photo.png"), "--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT]
-    arguments += ["--sentence", SENTENCE, "--word", "red", "-o", str(tmp_path / "out"), "--device", "cpu"]
-    assert main(arguments) == 0
+    options = ["--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT, "--sentence", SENTENCE, "--word", "red"]
+    options += ["-o", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(["words", str(tmp_path / "photo.png"), *options]) == 0
     assert SENTENCE in capsys.readouterr().out
     saved = json.loads((tmp_path / "out/photo.words.json").read_text())
     assert [word["text"] for word in saved["words"]] == SENTENCE.split()
     assert [word["text"] for word in saved["words"] if word["explanation"]] == ["red"]
     assert "heat of the word red" in (tmp_path / "out/photo.words.html").read_text()
-    assert main([*arguments[:3], f"hf:{tmp_path / 'nothing'}"]) == 2
+    assert (tmp_path / "out/photo.words.png").exists()
+    assert main(["words", str(tmp_path / "photo.png"), "--model", f"hf:{tmp_path / 'nothing'}"]) == 2
+    assert main(["words", str(tmp_path / "no.png"), *options]) == 2
+    assert "no.png does not exist" in capsys.readouterr().err
+
+
+def test_pictures_of_a_folder_are_compared_with_the_others(llava, tmp_path, capsys):
+    """A broken picture is named, stops no other and is no reference; the table has a row for each word."""
+    model, processor = llava
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    (folder / "broken.png").write_bytes(b"no picture")
+    places = ["a.png", "a.jpg", "more/b.png"]
+    for place, drawing in zip(places, drawn(3), strict=True):
+        drawing.save(folder / place, quality=100)
+    options = ["--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT, "--sentence", SENTENCE, "--word", "red"]
+    assert main(["words", str(folder), *options, "-o", str(tmp_path / "out"), "--device", "cpu", "--json"]) == 2
+    printed = capsys.readouterr()
+    assert "broken.png" in printed.err
+    assert "3 pictures explained, 1 failed" in printed.err
+    by_source = {each["source"]: each for each in map(json.loads, printed.out.splitlines())}
+    assert set(by_source) == {str(folder / place) for place in places}
+    files = list((tmp_path / "out").rglob("*.html"))
+    assert {str(file.relative_to(tmp_path / "out")) for file in files} == {
+        "a.png.words.html", "a.jpg.words.html", "more/b.words.html",
+    }  # fmt: skip
+    others = [folder / place for place in places[:2]]
+    alone = camkit.words(
+        model, folder / "more/b.png", PROMPT, processor=processor, words=SENTENCE, references=others, only="red"
+    )
+    saved = by_source[str(folder / "more/b.png")]["words"]
+    assert [word["needs_picture"] for word in saved] == pytest.approx([word.needs_picture for word in alone], abs=1e-3)
+    with (tmp_path / "out/words.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * len(SENTENCE.split())
+    red = next(row for row in rows if row["word"] == "red" and row["picture"].endswith("b.png"))
+    assert float(red["needs_picture"]) == pytest.approx(alone[1].needs_picture, abs=1e-3)

@@ -1,0 +1,378 @@
+"""Where the picture enters the part of a model that writes: its tokens there, and what the model says for others.
+
+Two forms of a cut do for all families. ``DecoderCut``: the model passes the picture's tokens to a decoder, among its
+``inputs_embeds`` or as ``encoder_hidden_states``; the decoder is run alone. ``OutputCut``: the tokens are what some
+module returns; the rest of the model runs on other tokens in their place.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from camkit.errors import ModelError
+
+Entry: TypeAlias = Literal["inputs_embeds", "encoder_hidden_states"]
+ENTRIES: tuple[Entry, ...] = ("inputs_embeds", "encoder_hidden_states")
+Path: TypeAlias = tuple[str, int | None]
+"""An argument by its name, and the number of a tensor in it if it is a list."""
+
+
+class Enough(Exception):  # noqa: N818 - ends a pass whose rest is not needed
+    """The tokens are known."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cut(abc.ABC):
+    """A place in a model that all of a picture's evidence passes.
+
+    Attributes:
+        model: the whole model.
+        inputs: its arguments for the picture and the whole text.
+        tokens: the picture's tokens here (n, C).
+    """
+
+    model: nn.Module = field(repr=False)
+    inputs: Mapping[str, Any] = field(repr=False)
+    tokens: Float[Tensor, "n c"] = field(repr=False)
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def logits(
+        self, tokens: Float[Tensor, "m n c"], *, attend: bool = True, keep: int | None = None
+    ) -> Float[Tensor, "m t v"]:
+        """Return the logits after the last ``keep`` tokens of the text, for M versions of the picture's tokens.
+
+        Args:
+            tokens: the picture's tokens in each version.
+            attend: False hides the picture from the text.
+            keep: the number of the text's last tokens; by default all.
+        """
+
+    @abc.abstractmethod
+    def tokens_of(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
+        """Return the tokens of another picture, without running what follows.
+
+        Raises:
+            ModelError: the other picture has another number of tokens.
+        """
+
+    def in_place(self, tokens: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        """Return tokens of another picture, if they are as many.
+
+        Raises:
+            ModelError: they are not.
+        """
+        if tokens.shape != self.tokens.shape:
+            raise ModelError(
+                f"a reference picture makes {len(tokens)} tokens and the picture {len(self.tokens)}, although camkit "
+                "gives them the same size; pass a processor whose tokens depend on a picture's size only"
+            )
+        return tokens
+
+    def kept(self, keep: int | None) -> int:
+        """Return how many of the text's tokens have logits."""
+        return text_of(self.inputs).shape[1] if keep is None else keep
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderCut(Cut):
+    """The arguments of a decoder's call, which is run alone.
+
+    Attributes:
+        decoder: the module that was called.
+        entry: the name of the argument with the picture's tokens.
+        arguments: all arguments of the call.
+        positions: the positions of the picture's tokens.
+        more: further arguments with a row for each of these tokens (Qwen3-VL's features of earlier layers). A token's
+            values are those of all arguments, one after the other.
+    """
+
+    decoder: nn.Module = field(repr=False)
+    entry: Entry
+    arguments: Mapping[str, Any] = field(repr=False)
+    positions: Int[Tensor, " n"] = field(repr=False)
+    more: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """What is cut."""
+        return f"{type(self.decoder).__name__}: {self.entry}"
+
+    @property
+    def entering(self) -> Float[Tensor, "1 l c"]:
+        """The whole tensor that holds the picture's tokens."""
+        entering: Tensor = self.arguments[self.entry]
+        return entering
+
+    def logits(
+        self, tokens: Float[Tensor, "m n c"], *, attend: bool = True, keep: int | None = None
+    ) -> Float[Tensor, "m t v"]:
+        """Return the logits of the decoder alone."""
+        output, last = self.output(tokens, attend=attend), self.kept(keep)
+        if getattr(output, "logits", None) is not None:
+            return output.logits[:, -last:].float()  # type: ignore[no-any-return]
+        model: Any = self.model
+        states = output[0] if isinstance(output, (tuple, Mapping)) else output
+        if not isinstance(states, Tensor) or states.dim() != 3:
+            raise ModelError(f"{type(self.decoder).__name__} returns no state for each token")
+        return model.get_output_embeddings()(states[:, -last:]).float()  # type: ignore[no-any-return]
+
+    def output(self, tokens: Float[Tensor, "m n c"], *, attend: bool = True, **more: Any) -> Any:
+        """Run the decoder for M versions of the picture's tokens; ``more`` are further arguments."""
+        count = len(tokens)
+        arguments = {name: repeated(value, count) for name, value in self.arguments.items()}
+        widths = [self.entering.shape[-1], *(values_at(self.arguments, path).shape[-1] for path in self.more)]
+        first, *others = tokens.split(widths, -1)
+        entering = self.entering.detach().expand(count, -1, -1)
+        arguments[self.entry] = entering.index_copy(1, self.positions, first.to(entering.dtype))
+        for path, part in zip(self.more, others, strict=True):
+            old = values_at(self.arguments, path)
+            new = part.to(old.dtype)
+            _put(arguments, path, new.flatten(0, 1) if old.dim() == 2 else new)
+        if not attend:
+            arguments |= self._hidden(count)
+        return self.decoder(**{**arguments, **more})
+
+    def tokens_of(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
+        """Return the tokens of another picture."""
+        caught: list[dict[str, Any]] = []
+
+        def stop(_: nn.Module, __: Any, arguments: dict[str, Any]) -> None:
+            caught.append(arguments)
+            raise Enough
+
+        _run_until(self.model, inputs, self.decoder.register_forward_pre_hook(stop, with_kwargs=True))
+        (arguments,) = caught
+        if arguments[self.entry].shape[1] != self.entering.shape[1]:
+            return self.in_place(arguments[self.entry][0])
+        return self.in_place(_tokens(arguments, self.entry, self.positions, self.more))
+
+    def _hidden(self, count: int) -> dict[str, Any]:
+        """Return the arguments that hide the picture."""
+        if self.entry == "encoder_hidden_states":
+            return {self.entry: torch.zeros_like(self.entering).expand(count, -1, -1)}
+        given = self.arguments.get("attention_mask")
+        hide = functools.partial(_without, positions=self.positions)
+        if isinstance(given, Mapping):
+            return {"attention_mask": {kind: hide(repeated(mask, count)) for kind, mask in given.items()}}
+        if isinstance(given, Tensor) and given.dim() == 4:
+            return {"attention_mask": hide(repeated(given, count))}
+        seen = torch.ones(count, self.entering.shape[1], dtype=torch.long, device=self.entering.device)
+        return {"attention_mask": _without(seen, self.positions)}
+
+
+@dataclass(frozen=True, eq=False)
+class OutputCut(Cut):
+    """What a module returns in one of its calls; the part of the model before it runs on one picture.
+
+    Attributes:
+        module: the module.
+        path: its name in the model.
+        number: the number of its call, from 0.
+    """
+
+    module: nn.Module = field(repr=False)
+    path: str
+    number: int
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """What is cut; 'x#2' is the second call of x."""
+        return self.path if not self.number else f"{self.path}#{self.number + 1}"
+
+    def logits(
+        self, tokens: Float[Tensor, "m n c"], *, attend: bool = True, keep: int | None = None
+    ) -> Float[Tensor, "m t v"]:
+        """Return the logits of the model with the tokens in the place of the module's output."""
+        count = len(tokens)
+        new = tokens if attend else torch.zeros_like(tokens)
+        names = {"input_ids", "decoder_input_ids"}
+        length = self.inputs["input_ids"].shape[1] if "input_ids" in self.inputs else -1
+        inputs = {
+            name: repeated(value, count)
+            if name in names or (isinstance(value, Tensor) and value.shape[:2] == (1, length))
+            else value
+            for name, value in self.inputs.items()
+        }
+
+        def swap(output: Any) -> Any:
+            old = tensor_of(output)
+            assert old is not None
+            return _exchanged(output, old, new.to(old.dtype))
+
+        with self._at_call(swap):
+            return self.model(**inputs).logits[:, -self.kept(keep) :].float()  # type: ignore[no-any-return]
+
+    def tokens_of(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
+        """Return the tokens of another picture."""
+        return self.in_place(self.caught(inputs))
+
+    def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
+        """Return what the call makes of a picture.
+
+        Raises:
+            ModelError: it makes no tokens.
+        """
+        caught: list[Tensor] = []
+
+        def stop(output: Any) -> Any:
+            tensor = tensor_of(output)
+            caught.extend([] if tensor is None else [tensor])
+            raise Enough
+
+        with self._at_call(stop):
+            _run_until(self.model, inputs)
+        if not caught:
+            raise ModelError(f"{self.path} returns no tokens for a reference picture; pass other references")
+        return caught[0][0]
+
+    @contextmanager
+    def _at_call(self, act: Callable[[Any], Any]) -> Iterator[None]:
+        calls = 0
+
+        def hook(_: nn.Module, __: Any, output: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return act(output) if calls == self.number + 1 else output
+
+        handle = self.module.register_forward_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+def decoder_cut(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    decoder: nn.Module,
+    entry: Entry,
+    arguments: Mapping[str, Any],
+    changed: Mapping[str, Any],
+) -> DecoderCut | None:
+    """Return the cut at a decoder's call, or None if it reads the picture in another form.
+
+    Args:
+        model: the whole model.
+        inputs: its arguments.
+        decoder: the module that was called.
+        entry: the name of the argument with the picture's tokens.
+        arguments: those of the call for the picture.
+        changed: those of the call for another picture.
+    """
+    if arguments[entry].shape != changed[entry].shape:
+        return None
+    positions = (arguments[entry] != changed[entry]).any(-1)[0].nonzero()[:, 0]
+    if not len(positions):
+        return None
+    more = []
+    for path in _paths(arguments):
+        mine, others = values_at(arguments, path), values_at(changed, path)
+        if path[0] == entry or not isinstance(others, Tensor) or torch.equal(mine, others):
+            continue
+        if not mine.is_floating_point() or mine.shape[:-1] not in ((len(positions),), (1, len(positions))):
+            return None
+        more.append(path)
+    tokens = _tokens(arguments, entry, positions, more)
+    return DecoderCut(model, inputs, tokens, decoder, entry, arguments, positions, tuple(more))
+
+
+def text_of(inputs: Mapping[str, Any]) -> Int[Tensor, "1 t"]:
+    """Return the text that the model reads or continues."""
+    text: Tensor = inputs["decoder_input_ids"] if "decoder_input_ids" in inputs else inputs["input_ids"]
+    return text
+
+
+def tensor_of(output: Any) -> Tensor | None:
+    """Return the sequence (1, n, C) in a module's output: itself, or the first part of that form."""
+    parts = [output] if isinstance(output, Tensor) else []
+    if isinstance(output, (tuple, list)):
+        parts = list(output)
+    elif isinstance(output, Mapping):
+        parts = list(output.values())
+    fitting = (part for part in parts if isinstance(part, Tensor) and part.dim() == 3 and part.is_floating_point())
+    return next((part for part in fitting if part.shape[0] == 1), None)
+
+
+def values_at(arguments: Mapping[str, Any], path: Path) -> Any:
+    """Return an argument, or a tensor of the list that it is; None if there is none."""
+    value = arguments.get(path[0])
+    if path[1] is None:
+        return value
+    return value[path[1]] if isinstance(value, (list, tuple)) and path[1] < len(value) else None
+
+
+def repeated(value: Any, count: int) -> Any:
+    """Return an argument for a batch; caches are left out."""
+    if isinstance(value, Tensor):
+        if value.dim() and value.shape[0] == 1:
+            return value.expand(count, *value.shape[1:])
+        if value.dim() > 1 and value.shape[1] == 1:  # positions of three kinds come first in Qwen-VL
+            return value.expand(value.shape[0], count, *value.shape[2:])
+        return value
+    if isinstance(value, dict):
+        return {name: repeated(each, count) for name, each in value.items()}
+    return None if type(value).__name__.endswith("Cache") else value
+
+
+def _paths(arguments: Mapping[str, Any]) -> Iterator[Path]:
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            yield name, None
+        elif isinstance(value, (list, tuple)):
+            yield from ((name, number) for number, each in enumerate(value) if isinstance(each, Tensor))
+
+
+def _put(arguments: dict[str, Any], path: Path, value: Tensor) -> None:
+    name, number = path
+    if number is None:
+        arguments[name] = value
+    else:
+        several = list(arguments[name])
+        several[number] = value
+        arguments[name] = type(arguments[name])(several)
+
+
+def _tokens(
+    arguments: Mapping[str, Any], entry: Entry, positions: Tensor, more: tuple[Path, ...] | list[Path]
+) -> Float[Tensor, "n c"]:
+    parts = [arguments[entry][0, positions], *(values_at(arguments, path).flatten(0, -2) for path in more)]
+    return torch.cat([part.to(parts[0].dtype) for part in parts], -1)
+
+
+def _without(mask: Any, positions: Tensor) -> Any:
+    """Return a mask that hides some positions; None, which hides nothing, has no place for them."""
+    if not isinstance(mask, Tensor):
+        return mask
+    hidden = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
+    return mask.clone().index_fill_(-1, positions, hidden)
+
+
+def _run_until(model: nn.Module, inputs: Mapping[str, Any], *handles: Any) -> None:
+    """Run the model until a hook has enough."""
+    try:
+        model(**inputs)
+    except Enough:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _exchanged(output: Any, old: Tensor, new: Tensor) -> Any:
+    """Return a module's output with another tensor in one place."""
+    if isinstance(output, Tensor):
+        return new
+    if isinstance(output, Mapping):
+        rest = {name: new if value is old else value for name, value in output.items()}
+        return type(output)(**rest)
+    return type(output)(new if value is old else value for value in output)

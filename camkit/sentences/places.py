@@ -1,0 +1,288 @@
+"""Where on the picture each of its tokens looks, measured.
+
+Two measurements say it for every family, also for tiles, crops, merged and reordered patches. Pictures whose brightness
+rises from left to right, and from top to bottom, show through the processor where in the picture each value of the
+model's input comes from. And gradients of the tokens show which values each reads, while every token attends only to
+itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from PIL import Image
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from camkit.sentences.cut import Cut
+from camkit.sentences.inputs import Inputs
+from camkit.types import Box
+
+_SIGNS = 8
+"""Signs of a token's name, besides two for each bit of the number of tokens: so no two tokens share a name."""
+_EACH = 256
+"""Values of the input that are looked at for each token: a cell of 16 x 16 pixels has as many in each colour."""
+_FEWEST = 4
+"""Values that show where a token looks; with fewer, their spread says nothing about its size."""
+_PARTS = 4
+"""Pictures that show an axis, each a part of it: 256 levels are few for 100 cells."""
+_LEVEL = 1 / 256
+"""What brightness cannot show of a picture's edge."""
+_SMALL = 0.25
+"""The share of tokens below the size of the finest grid's: tokens at a picture's edge may read only a part of it."""
+_LARGEST = 0.4
+"""A token that reads more than this share of the picture has no place: a grid of 2 x 2 is the coarsest with one."""
+_AT_ONCE = 1 << 22
+"""Products of values and tokens that are compared at once, for little memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the picture's tokens look, as shares of the cells of one grid.
+
+    Attributes:
+        shares: for each cell, its share of each token (rows * columns, n); a token's shares sum to 1, or to 0 if it
+            looks at no place (a class token) or outside of the picture (padding).
+        rows, columns: where each row and column of the grid looks, as shares of the box: those of the smallest tokens.
+        box: the part of the picture that the tokens read.
+        without: how many tokens read no value of the input, such as class tokens.
+    """
+
+    shares: Float[Tensor, "g n"]
+    rows: tuple[float, ...]
+    columns: tuple[float, ...]
+    box: Box
+    without: int
+
+    def drawn(self, heat: Float[Tensor, " n"]) -> Float[Tensor, "h w"]:
+        """Return the heat of tokens on the grid; the sum stays."""
+        return (self.shares.to(heat.device, heat.dtype) @ heat).reshape(len(self.rows), len(self.columns))
+
+
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """Where a token's values lie on an axis, as shares of the picture: the middle, and the width."""
+
+    middle: Float[Tensor, " n"]
+    width: Float[Tensor, " n"]
+
+
+def places_of(cut: Cut, inputs: Inputs, picture: Image.Image) -> Places | None:
+    """Return where the tokens of a cut look, or None if most look at no place of their own."""
+    origin = _Origin.measured(inputs, picture.size)
+    owners = _owners(cut, {name: values.shape for name, values in origin.x.items()})
+    if owners is None:
+        return None
+    count = len(cut.tokens)
+    chosen, owner = owners
+    x, y, seen = (torch.cat([part[name].flatten()[numbers] for name, numbers in chosen.items()])
+                  for part in (origin.x, origin.y, origin.seen))  # fmt: skip
+    reads = torch.bincount(owner, minlength=count)
+    inside = torch.bincount(owner[seen], minlength=count)
+    placed = inside >= _FEWEST
+    if 2 * int((reads >= _FEWEST).sum()) < count or not placed.any():
+        return None
+    owner, axes = owner[seen], [x[seen], y[seen]]
+    looks = [_look(owner, axis, count) for axis in axes]
+    if float((looks[0].width * looks[1].width)[placed].median()) > _LARGEST:
+        return None
+    whole = placed & (inside > 0.9 * reads)
+    return _on_grid(owner, axes, looks, placed, whole if whole.any() else placed, picture.size,
+                    int((reads < _FEWEST).sum()))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where in the picture each value of the model's input comes from, as shares of its width and height."""
+
+    x: dict[str, Tensor]
+    y: dict[str, Tensor]
+    seen: dict[str, Tensor]
+
+    @classmethod
+    def measured(cls, inputs: Inputs, size: tuple[int, int]) -> _Origin:
+        width, height = size
+        black, white = (inputs.of(_grey(np.full((height, width), level)), cast=False) for level in (0, 1))
+        columns = (np.arange(width) + 0.5) / width * np.ones((height, 1))
+        rows = ((np.arange(height) + 0.5) / height)[:, None] * np.ones((1, width))
+        right, down = (
+            [inputs.of(_grey((_PARTS * share - part).clip(0, 1)), cast=False) for part in range(_PARTS)]
+            for share in (columns, rows)
+        )
+        x, y, seen = {}, {}, {}
+        for name, low in black.items():
+            if not low.is_floating_point() or torch.equal(low, white[name]):
+                continue
+            step = white[name] - low
+            seen[name] = step.abs() > 1e-3 * step.abs().max()
+            step = torch.where(seen[name], step, torch.ones_like(step))
+            x[name], y[name] = (sum((each[name] - low) / step for each in axis) / _PARTS for axis in (right, down))
+        return cls(x, y, seen)
+
+
+def _grey(level: Any) -> Image.Image:
+    shade = np.rint(255 * level).astype(np.uint8)
+    return Image.fromarray(np.repeat(shade[..., None], 3, 2))
+
+
+def _owners(cut: Cut, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, Tensor], Int[Tensor, " p"]] | None:
+    """Return some values of the input, as numbers into each flattened tensor, and the token that reads each.
+
+    Each token has a name of random signs. The gradient of the sum of all tokens, each times its sign, is at a value
+    plus or minus that of the plain sum, exactly, if one token alone reads it. Of several, the nearest name wins.
+    """
+    count = len(cut.tokens)
+    pixels = {name: cut.inputs[name].detach().clone().requires_grad_() for name in shapes if name in cut.inputs}
+    if not pixels or any(pixels[name].shape != shape for name, shape in shapes.items() if name in pixels):
+        return None
+    generator = torch.Generator().manual_seed(0)
+    names = 2 * torch.randint(0, 2, (_SIGNS + 2 * count.bit_length(), count), generator=generator) - 1
+    direction = 2 * torch.randint(0, 2, (cut.tokens.shape[-1],), generator=generator) - 1
+    with torch.enable_grad(), _alone(cut.model):
+        tokens = cut.tokens_of({**cut.inputs, **pixels})
+        if not tokens.requires_grad:
+            return None
+        each = (tokens * direction.to(tokens)).sum(-1)
+        plain = torch.autograd.grad(each.sum(), list(pixels.values()), retain_graph=True, allow_unused=True)
+        read = {name: slope for name, slope in zip(pixels, plain, strict=True) if slope is not None}
+        total = sum(int(slope.count_nonzero()) for slope in read.values())
+        if not total:
+            return None
+        some = min(1.0, _EACH * count / total)
+        chosen = {}
+        for name, slope in read.items():
+            there = slope.flatten().nonzero()[:, 0]
+            order = torch.randperm(len(there), generator=generator).to(there.device)
+            chosen[name] = there[order[: round(some * len(there))]]
+        base = torch.cat([read[name].flatten()[numbers] for name, numbers in chosen.items()])
+        signs = []
+        for code in names:
+            slopes = torch.autograd.grad((each * code.to(each)).sum(), [pixels[name] for name in chosen],
+                                         retain_graph=True)  # fmt: skip
+            some_of_each = [slope.flatten()[numbers] for slope, numbers in zip(slopes, chosen.values(), strict=True)]
+            signs.append((torch.cat(some_of_each) / base).float().clamp(-1, 1).cpu())
+    values = torch.stack(signs, 1).nan_to_num()
+    parts = values.split(max(_AT_ONCE // count, 1))
+    owner = torch.cat([(part @ names.float()).argmax(1) for part in parts])
+    return {name: numbers.cpu() for name, numbers in chosen.items()}, owner
+
+
+def _look(owner: Int[Tensor, " p"], places: Float[Tensor, " p"], count: int) -> _Look:
+    """Return the middle of each token's values, and the width of an even spread with their deviation.
+
+    A few values far away, which several tokens read, are left out.
+    """
+    middle, width = torch.zeros(count), torch.ones(count)
+    parts = places[torch.argsort(owner, stable=True)].split(torch.bincount(owner, minlength=count).tolist())
+    for number, part in enumerate(parts):
+        if len(part) >= _FEWEST:
+            low, centre, high = part.quantile(torch.tensor([0.1, 0.5, 0.9])).tolist()
+            near = part[(part - centre).abs() <= high - low + 1e-6]
+            middle[number], width[number] = near.mean(), math.sqrt(12) * near.std(correction=0)
+    return _Look(middle, width)
+
+
+def _on_grid(
+    owner: Int[Tensor, " p"],
+    axes: list[Tensor],
+    looks: list[_Look],
+    placed: Bool[Tensor, " n"],
+    whole: Bool[Tensor, " n"],
+    size: tuple[int, int],
+    without: int,
+) -> Places:
+    """Return the places of tokens on the grid of the smallest; larger ones are spread over its cells."""
+    sizes = [max(float(look.width[whole].quantile(_SMALL)), 1e-6) for look in looks]
+    small = placed.clone()
+    for look, width in zip(looks, sizes, strict=True):
+        small &= look.width <= 1.4 * width
+    ends = [_ends(owner, axis) for axis in axes]
+    lines = [_lines(look.middle[small], width, end) for look, width, end in zip(looks, sizes, ends, strict=True)]
+    fits = small.clone()
+    for look, line, width in zip(looks, lines, sizes, strict=True):
+        fits &= (look.middle - line[_nearest(line, look.middle)]).abs() < 0.3 * width
+    columns, rows = (len(line) for line in lines)
+    shares = torch.zeros(rows * columns, len(placed))
+    column, row = (_nearest(line, look.middle)[fits] for line, look in zip(lines, looks, strict=True))
+    shares[row * columns + column, fits.nonzero()[:, 0]] = 1
+    rest = (placed & ~fits)[owner]
+    if rest.any():
+        column, row = (_nearest(line, axis[rest]) for line, axis in zip(lines, axes, strict=True))
+        shares.index_put_((row * columns + column, owner[rest]), torch.ones(int(rest.sum())), accumulate=True)
+        shares /= shares.sum(0).clamp(min=1)
+    (left, right), (top, bottom) = ends
+    across, down = (
+        tuple(((line - start) / (end - start)).tolist()) for line, (start, end) in zip(lines, ends, strict=True)
+    )
+    box = Box(left * size[0], top * size[1], right * size[0], bottom * size[1])
+    return Places(shares, down, across, box, without)
+
+
+def _lines(middles: Float[Tensor, " s"], width: float, ends: tuple[float, float]) -> Float[Tensor, " l"]:
+    """Return the rows or columns in which small tokens lie; even ones if those of several grids do not agree."""
+    ordered = middles.sort().values
+    starts = (ordered.diff() > 0.25 * width).nonzero()[:, 0] + 1
+    lines = torch.stack([group.mean() for group in ordered.tensor_split(starts)])
+    if len(lines) == 1 or 0.6 * width < float(lines.diff().median()) < 1.5 * width:
+        return lines
+    count = max(round((ends[1] - ends[0]) / width), 1)
+    return ends[0] + (torch.arange(count) + 0.5) / count * (ends[1] - ends[0])
+
+
+def _nearest(lines: Float[Tensor, " l"], places: Float[Tensor, " p"]) -> Int[Tensor, " p"]:
+    """Return the number of the line nearest to each place."""
+    return torch.bucketize(places, (lines[1:] + lines[:-1]) / 2)
+
+
+def _ends(owner: Int[Tensor, " p"], places: Float[Tensor, " p"]) -> tuple[float, float]:
+    """Return where the values that tokens read start and end; each stands in the middle of a pixel."""
+    most = places[owner == owner.bincount().argmax()]
+    steps = (4096 * most).round().unique().diff()
+    half = float(steps.median()) / 4096 / 2 if len(steps) else 0.0
+    start, end = float(places.min()) - half, float(places.max()) + half
+    return (0.0 if start < _LEVEL else start), (1.0 if end > 1 - _LEVEL else end)
+
+
+_SOFTMAXES = (nn.functional.softmax, torch.softmax, Tensor.softmax)
+_EXACT = ("eager", "sdpa")
+"""Implementations of attention that are functions of PyTorch's."""
+
+
+class _ToItself(TorchFunctionMode):
+    """Lets each token attend only to itself, where a sequence attends to itself."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is nn.functional.scaled_dot_product_attention:
+            query, key, value = args[:3]
+            if query.shape[-2] == key.shape[-2]:
+                return value.repeat_interleave(query.shape[1] // value.shape[1], 1) if query.dim() > 3 else value
+        result = function(*args, **(kwargs or {}))
+        if function in _SOFTMAXES and result.dim() > 2 and result.shape[-1] == result.shape[-2]:
+            return torch.eye(result.shape[-1], dtype=result.dtype, device=result.device).expand_as(result)
+        return result
+
+
+@contextmanager
+def _alone(model: nn.Module) -> Iterator[None]:
+    """Let each token attend only to itself; a kernel from outside of PyTorch makes way for the time being."""
+    configs: dict[int, Any] = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    others = [
+        (config, name)
+        for config in configs.values()
+        if (name := getattr(config, "_attn_implementation_internal", None)) not in (None, *_EXACT)
+    ]
+    try:
+        for config, _ in others:
+            config._attn_implementation_internal = "sdpa"
+        with _ToItself():
+            yield
+    finally:
+        for config, name in others:
+            config._attn_implementation_internal = name

@@ -1,0 +1,115 @@
+"""Words of each family: a tiny model in a folder is loaded, scored as it writes, and its heat lies where it must."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import LogitsProcessor, LogitsProcessorList
+
+import camkit
+from camkit.sentences import heat
+from camkit.sentences.loading import load
+from tests.sentences.families import FAMILIES, localised
+
+PROMPT = "what is here ?"
+SENTENCE = "a red boat ."
+WITHOUT_PROMPT = ("trocr", "vit_gpt2")
+PATCH = (68, 2, 80, 13)
+"""A bright patch (left, top, right, bottom) in a picture of 90 x 60 pixels: near one corner, away from all others."""
+NEAR = 12
+"""Pixels around it: half of the largest cell."""
+
+
+class Forced(LogitsProcessor):
+    """Lets a model write given tokens."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids, self._step = ids, 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self._ids[self._step]] = 0
+        self._step += 1
+        return forced
+
+
+def folder_of(name: str, path: Path) -> str:
+    torch.manual_seed(0)
+    model, processor = FAMILIES[name]()
+    localised(model).save_pretrained(path)
+    for part in processor if isinstance(processor, tuple) else (processor,):
+        part.save_pretrained(path)
+    return f"hf:{path}"
+
+
+def pictures() -> tuple[Image.Image, Image.Image]:
+    plain = np.random.default_rng(0).integers(90, 130, (60, 90, 3), dtype=np.uint8)
+    bright = plain.copy()
+    bright[PATCH[1] : PATCH[3], PATCH[0] : PATCH[2]] = 255
+    return Image.fromarray(bright), Image.fromarray(plain)
+
+
+def as_written(model: Any, processor: Any, picture: Image.Image, prompt: str | None, name: str) -> list[torch.Tensor]:
+    """Return the log-probabilities after each token of the sentence while the model itself writes it."""
+    ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
+    before = [processor.tokenizer.bos_token_id] if name == "florence2" else []
+    text = {} if prompt is None else {"text": [prompt]}
+    inputs = {**processor(images=[picture], return_tensors="pt", **text)}
+    inputs.pop("labels", None)
+    written = model.generate(
+        **inputs, max_new_tokens=len(before + ids), do_sample=False, output_logits=True, return_dict_in_generate=True,
+        logits_processor=LogitsProcessorList([Forced(before + ids)]),
+    )  # fmt: skip
+    steps = written.logits[len(before) :]
+    return [step[0].float().log_softmax(-1)[token] for step, token in zip(steps, ids, strict=True)]
+
+
+def share_near_the_patch(explanation: camkit.Explanation) -> float:
+    """Return the share of the heat, of either sign, in cells whose middle is near the patch."""
+    raw, box = np.abs(explanation.raw), explanation.box
+    rows = box.top + (np.arange(raw.shape[0]) + 0.5) / raw.shape[0] * (box.bottom - box.top)
+    columns = box.left + (np.arange(raw.shape[1]) + 0.5) / raw.shape[1] * (box.right - box.left)
+    left, top, right, bottom = PATCH
+    inside = (
+        ((rows > top - NEAR) & (rows < bottom + NEAR))[:, None] & (columns > left - NEAR) & (columns < right + NEAR)
+    )
+    return float(raw[inside].sum() / raw.sum())
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # PaliGemma's processor and NumPy 2
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_scored_as_it_writes_and_a_bright_patch_has_the_heat(name, tmp_path):
+    """The reference is the same picture without the patch, so nothing else can have any heat."""
+    model, processor = load(folder_of(name, tmp_path), "cpu")
+    bright, plain = pictures()
+    prompt = None if name in WITHOUT_PROMPT else PROMPT
+    found = camkit.words(model, bright, prompt, processor=processor, words=SENTENCE, references=[plain])
+    assert [word.text for word in found] == SENTENCE.split()
+    with_patch, without = (as_written(model, processor, each, found.prompt, name) for each in (bright, plain))
+    for word in found:
+        own, other = (sum(float(steps[token]) for token in word.tokens) for steps in (with_patch, without))
+        assert np.log(word.probability) == pytest.approx(own, abs=1e-4)
+        assert word.needs_picture == pytest.approx(own - other, abs=1e-4)
+        assert share_near_the_patch(word.explanation) > 0.65  # of chance 0.16
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "blip2"])
+def test_references_in_one_pass_are_as_one_after_another(name, monkeypatch):
+    torch.manual_seed(0)
+    model, processor = FAMILIES[name]()
+    picture, plain = pictures()
+    references = [plain, plain.transpose(Image.Transpose.ROTATE_180), Image.new("RGB", plain.size, (30, 60, 200))]
+    maps = []
+    for room in (0, 1e6):
+        monkeypatch.setattr(heat, "_ROOM", room)
+        found = camkit.words(
+            model.eval(), picture, PROMPT, processor=processor, words=SENTENCE, references=references, only="red"
+        )
+        maps.append(found[1].explanation.raw)
+    np.testing.assert_allclose(maps[0], maps[1], atol=1e-6)
+    assert np.abs(maps[0]).max() > 1e-5
