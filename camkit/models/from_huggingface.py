@@ -15,7 +15,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camkit.errors import CamkitError, ModelError, advice
+from camkit.models.clips import TakesClips
 from camkit.models.huggingface_boxes import Boxes, with_texts
+from camkit.models.huggingface_clips import PrepareClip
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line, read_weights
@@ -138,6 +140,8 @@ def _loaded(request: Request, name: str) -> LoadedModel:
     detector = _detector_class(config, architectures)
     if detector is not None:
         return _with_boxes(request, name, config, detector)
+    if type(config) in transformers.MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING:
+        return _of_clips(request, name, config)
     if compares and not any(name.endswith("ForImageClassification") for name in architectures):
         return _with_texts(request, name, config)
     if not classifies:
@@ -225,6 +229,20 @@ def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedM
     tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
     found = with_texts(model, tokenizer, request.text)
     return LoadedModel(found, request.name, _prepared(request, name), request.text, detects=True)
+
+
+def _of_clips(request: Request, name: str, config: Any) -> LoadedModel:
+    """Load a classifier of clips."""
+    request.refuse_text()
+    if request.weights is not None:
+        raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")
+    if request.changes:
+        raise ModelError(f"{request.name} takes clips, which its own processor prepares; leave out size, mean and std")
+    model = _built(request, transformers.AutoModelForVideoClassification, name, config)
+    processor = transformers.AutoVideoProcessor.from_pretrained(name, trust_remote_code=request.trust_remote_code)
+    frames = getattr(processor, "num_frames", None) or getattr(config, "num_frames", None) or config.frames_per_clip
+    module = TakesClips(model, model.main_input_name)
+    return LoadedModel(module, request.name, PrepareClip(processor, int(frames)), _labels(config))
 
 
 def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:

@@ -142,7 +142,13 @@ _CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 
 
 def spatial_rank(module: nn.Module) -> int:
-    """Return the number of spatial axes of the module's input, read from its first convolution; 2 if it has none."""
+    """Return the number of axes of the module's input after the channels.
+
+    It is read from the module's ``spatial_axes`` or else from its first convolution; 2 if it has neither.
+    """
+    named = getattr(module, "spatial_axes", None)
+    if isinstance(named, int):
+        return named
     first = next((part for part in module.modules() if isinstance(part, tuple(_CONVOLUTIONS))), None)
     return next((rank for kind, rank in _CONVOLUTIONS.items() if isinstance(first, kind)), 2)
 
