@@ -189,6 +189,8 @@ class Explanation:
         references: for a method that compares the picture with reference pictures, these and their mean score;
             ``residual`` says how much of the difference no cell shows.
         frames: for a model of clips, the frames that it saw; ``drawn_frames`` draws each.
+        without_picture: for a model with other inputs, the score of the same class if the picture has one colour, its
+            mean; ``beside_picture`` is this as a share of the score.
     """
 
     maps: LayerMaps = field(repr=False)
@@ -212,6 +214,17 @@ class Explanation:
     reduction: float = 1.0
     references: ReferenceScores | None = None
     frames: tuple[ClipFrame, ...] = ()
+    without_picture: float | None = None
+
+    @property
+    def beside_picture(self) -> float | None:
+        """The share of the score that the model's other inputs carry: ``without_picture`` divided by ``score``.
+
+        None if the model has no other inputs, or if the two differ in sign, so that there is no share.
+        """
+        if self.without_picture is None or self.without_picture * self.score <= 0:
+            return None
+        return self.without_picture / self.score
 
     @property
     def residual(self) -> float | None:
@@ -488,6 +501,9 @@ class Explanation:
                 f"Compared with {compared.pictures}: {compared.quantity} {figure.number(abs(above))} "
                 f"{'below' if above < 0 else 'above'} their mean; the cells sum to {figure.number(cells)}."
             )
+        if self.without_picture is not None:
+            share = "" if self.beside_picture is None else f", {self.beside_picture:.0%} of it"
+            yield f"Without the picture, the other inputs give {figure.number(self.without_picture)}{share}."
         if self.detection is not None:
             corners = ", ".join(f"{side:.0f}" for side in self.detection)
             yield f"Outlined: the detected box (left, top, right, bottom: {corners})."
@@ -556,6 +572,7 @@ class Explanation:
             "box": self.in_file(self.box),
             "detection": self.in_file(self.detection),
             "peak": self.in_file(self.peak),
+            **({} if self.without_picture is None else {"without_picture": finite_or_none(self.without_picture)}),
             "references": None if self.references is None else {**vars(self.references), "residual": self.residual},
             "raw": cells.tolist(),
         }

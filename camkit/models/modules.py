@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.errors import ModelError
+from camkit.errors import ModelError, advice
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -98,10 +98,12 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
         )
     others = _other_inputs(module) if isinstance(error, TypeError) else []
     if others:
+        passed = ", ".join(f"{name}=..." for name in others)
+        held = ", ".join(f"{name!r}: ..." for name in others)
         return (
-            f"the model's forward also needs {' and '.join(map(repr, others))}, but camkit passes only the "
-            f"picture; wrap the model in a module whose forward(self, picture) returns "
-            f"self.model(picture, {', '.join(f'{name}=...' for name in others)})"
+            f"the model's forward also needs {' and '.join(map(repr, others))}, but camkit passes only the picture; "
+            + advice(f"pass inputs={{{held}}} to camkit.explain or Explainer, or ", "")
+            + f"wrap the model in a module whose forward(self, picture) returns self.model(picture, {passed})"
         )
     if any(words in str(error) for words in _INSIDE_FUNC):
         return (

@@ -835,17 +835,18 @@ class OfThirty(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "listed", "passed"),
+    ("kind", "listed", "held", "passed"),
     [
-        (WithAge, "'age'", "age=..."),
-        (WithAgeAndPlace, "'age' and 'place'", "age=..., place=..."),
+        (WithAge, "'age'", "'age': ...", "age=..."),
+        (WithAgeAndPlace, "'age' and 'place'", "'age': ..., 'place': ...", "age=..., place=..."),
     ],
 )
 @pytest.mark.parametrize("method", ["gradcam", "rise", "chefer"])
-def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, listed, passed, method):
+def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, listed, held, passed, method):
     sentence = (
-        f"the model's forward also needs {listed}, but camkit passes only the picture; wrap the model in a module "
-        f"whose forward(self, picture) returns self.model(picture, {passed})"
+        f"the model's forward also needs {listed}, but camkit passes only the picture; pass inputs={{{held}}} to "
+        f"camkit.explain or Explainer, or wrap the model in a module whose forward(self, picture) returns "
+        f"self.model(picture, {passed})"
     )
     with pytest.raises(ModelError) as caught:
         camkit.explain(kind().eval(), torch.zeros(3, 16, 16), method=method)
@@ -853,6 +854,62 @@ def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(ki
     with pytest.raises(ModelError, match="also needs"):
         camkit.Explainer(kind().eval()).scores_of(torch.zeros(3, 16, 16))
     assert camkit.explain(OfThirty(WithAge()).eval(), torch.rand(3, 16, 16)).status == "ok"
+
+
+class Fused(nn.Module):
+    """Reads a picture and a map of depths; the first argument is not the picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.colours, self.depths = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(1, 4, 3, 2, 1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, depth: Tensor, extra: dict[str, list[Tensor]], pixel_values: Tensor) -> Tensor:
+        assert len(depth) == len(extra["more"][0]) == len(pixel_values)
+        maps = self.colours(pixel_values).relu(), self.depths(depth).relu() * extra["more"][0][:, :, None, None]
+        scores: Tensor = self.head(torch.cat([one.mean((2, 3)) for one in maps], 1))
+        return scores
+
+
+def test_a_model_with_several_inputs_is_explained_with_the_others_held_fixed():
+    net = Fused().eval()
+    image, depth = torch.rand(3, 16, 16), torch.rand(1, 1, 16, 16)
+    others = {"depth": depth, "extra": {"more": [torch.tensor([[2.0]])]}}
+
+    for row in (
+        camkit.explain(net, image, net.colours, inputs=others, picture="pixel_values", target=1, method="hirescam"),
+        camkit.Explainer(net, "model.colours", inputs=others, picture="pixel_values", method="hirescam")(image, 1),
+        camkit.explain(net, [image, image], inputs=others, picture="pixel_values", target=[0, 1], method="hirescam")[3],
+    ):
+        maps = net.colours(image[None]).detach().requires_grad_()
+        beside = (net.depths(depth).relu() * 2).mean((2, 3))
+        score = net.head(torch.cat([maps.relu().mean((2, 3)), beside], 1))[0, 1]
+        score.backward()
+        expected = (maps * maps.grad).sum(1)[0].detach().numpy()
+        assert np.allclose(row.raw, expected, atol=1e-6)
+        plain = image.mean((1, 2), keepdim=True).expand(3, 16, 16)
+        without = float(net(depth, others["extra"], plain[None])[0, 1].detach())
+        assert row.score == pytest.approx(score.item(), abs=1e-6)
+        assert row.without_picture == row.to_dict()["without_picture"] == pytest.approx(without, abs=1e-6)
+        share = None if without * score.item() <= 0 else pytest.approx(without / score.item(), rel=1e-4)
+        assert row.beside_picture == share
+        assert any("Without the picture, the other inputs give" in said for said in row.caption().remarks)
+    assert "without_picture" not in camkit.explain("demo-fair", torch.rand(3, 128, 128)).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"inputs": [1]}, "dictionary"),
+        ({"picture": 3}, "name of the model's argument"),
+        ({"picture": "x", "inputs": {"x": 1}}, "among the other inputs"),
+    ],
+)
+def test_wrong_inputs_are_one_sentence(options, said):
+    with pytest.raises(InputError, match=said) as caught:
+        camkit.explain(WithAge().eval(), torch.zeros(3, 16, 16), **options)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_type_error_of_the_models_own_passes_through():
