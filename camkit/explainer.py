@@ -86,7 +86,7 @@ from camkit.models import (
     spatial_rank,
     usual_batch_size,
 )
-from camkit.models.inputs import HeldInputs, with_inputs
+from camkit.models.inputs import HeldInputs, with_inputs, with_output
 from camkit.models.labels import as_labels
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
@@ -251,6 +251,7 @@ class Explainer:
         inputs: the model's other arguments by name, which are held fixed; tensors have a batch axis of 1. Each
             explanation says what the score is without the picture (``Explanation.without_picture``).
         picture: the name of the model's argument for the picture; None passes the picture as the first argument.
+        output: the one of several outputs that has the scores: its key, its attribute, or its place from 0.
 
     Raises:
         InputError: an argument is wrong; see ``camkit.errors`` for the kinds.
@@ -281,6 +282,7 @@ class Explainer:
         references: ReferencesLike | None = None,
         inputs: Mapping[str, Any] | None = None,
         picture: str | None = None,
+        output: str | int | None = None,
     ) -> None:
         given: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth}
         given |= {"spread": spread, "progress": progress, "references": references}
@@ -288,7 +290,7 @@ class Explainer:
         choices = _Choices.of(target_layer, given, settings)
         named = model if settings is None else _configured_model(model, settings, device)
         loaded = as_model(named, preprocess=preprocess, labels=labels, device=device)
-        loaded = replace(loaded, module=with_inputs(loaded.module, inputs, picture))
+        loaded = replace(loaded, module=with_output(with_inputs(loaded.module, inputs, picture), output))
         self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
 
     @classmethod
@@ -739,7 +741,7 @@ class Explainer:
                 new = explanations(
                     maps, captured, batch, shown, layers, self._choices.fuse, self._choices.smooth, self._loaded.labels
                 )
-                if isinstance(self.model, HeldInputs):
+                if any(isinstance(part, HeldInputs) and part.others for part in (self.model, *self.model.children())):
                     new = self._compared_without_picture(new, part, captured.scores, batch, inputs)
                 for of_picture, more in zip(rows, new, strict=True):
                     of_picture[number].extend(more)
@@ -944,6 +946,7 @@ class Options(TypedDict, total=False):
     references: ReferencesLike | None
     inputs: Mapping[str, Any] | None
     picture: str | None
+    output: str | int | None
 
 
 class _Shell:
@@ -969,7 +972,8 @@ class _Shell:
         settings = None if config is None else _settings(config)
         choices = _Choices.of(target_layer, options, settings)
         loaded = self._load(model, settings, options)
-        loaded = replace(loaded, module=with_inputs(loaded.module, options.get("inputs"), options.get("picture")))
+        whole = with_inputs(loaded.module, options.get("inputs"), options.get("picture"))
+        loaded = replace(loaded, module=with_output(whole, options.get("output")))
         memory = self._memories.get(loaded.module)
         if memory is None:
             memory = self._memories.setdefault(loaded.module, ModelMemory(loaded.module))
@@ -1027,9 +1031,9 @@ def explain(
             or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
         target_layer: None (camkit chooses it), a name, a pattern, a type, a module or a TargetLayer; several are fused.
         **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``smooth``, ``spread``,
-            ``config``, ``progress``, ``references``, ``inputs`` and ``picture`` as for ``Explainer``; ``target`` and
-            ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class, a class index, a label's text, a
-            function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
+            ``config``, ``progress``, ``references``, ``inputs``, ``picture`` and ``output`` as for ``Explainer``;
+            ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class, a
+            class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
 
     Returns:
         One Explanation for one picture and one target; otherwise a list, ``Explanations``, picture by picture, target

@@ -1,4 +1,4 @@
-"""Models with several inputs: one is the picture, and the others are held fixed."""
+"""Models with several inputs or outputs: one input is the picture, the others are held fixed; one output is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from camkit.errors import InputError
+from camkit.errors import InputError, ModelError
 
 
 class HeldInputs(nn.Module):
@@ -38,6 +38,44 @@ class HeldInputs(nn.Module):
         if self.picture is None:
             return self.model(pictures, **others)
         return self.model(**{self.picture: pictures}, **others)
+
+
+class OneOutput(nn.Module):
+    """Returns one of several outputs of a model.
+
+    Args:
+        model: the model, which returns a dictionary, a tuple, a list, or an object with attributes.
+        name: the key, the attribute, or the place from 0.
+    """
+
+    def __init__(self, model: nn.Module, name: str | int) -> None:
+        super().__init__()
+        self.model = model
+        self.name = name
+
+    def forward(self, pictures: Tensor) -> Any:
+        """Return this output for a batch of pictures.
+
+        Raises:
+            ModelError: the model has no such output.
+        """
+        output: Any = self.model(pictures)
+        named = dict(output) if isinstance(output, Mapping) else {}
+        if isinstance(output, (tuple, list)):
+            named = {str(place): value for place, value in enumerate(output)}
+            named |= output._asdict() if hasattr(output, "_asdict") else {}
+        elif not named:
+            named = dict(getattr(output, "__dict__", {}))
+        keys = {str(key): key for key in named}
+        if str(self.name) not in keys:
+            has = f"; it has {', '.join(map(repr, keys))}" if keys else ""
+            raise ModelError(f"the model has no output {str(self.name)!r}: it returned a {type(output).__name__}{has}")
+        return named[keys[str(self.name)]]
+
+
+def with_output(model: nn.Module, name: str | int | None) -> nn.Module:
+    """Return a model that returns one of its outputs; the model itself if None is named."""
+    return model if name is None else OneOutput(model, name)
 
 
 def with_inputs(model: nn.Module, others: Any, picture: Any) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from camkit.errors import ModelError, advice
+from camkit.models.inputs import HeldInputs, OneOutput
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -134,10 +135,18 @@ def explained_failures(module: nn.Module) -> Iterator[None]:
 
 
 def _other_inputs(module: nn.Module) -> list[str]:
-    """Return the names of the arguments that a module's forward needs besides the first."""
-    parameters = list(inspect.signature(module.forward).parameters.values())[1:]
+    """Return the names of the arguments that a module's forward needs besides the picture and what it holds."""
+    held: set[str] = set()
+    picture: str | None = None
+    while isinstance(module, (HeldInputs, OneOutput)):
+        if isinstance(module, HeldInputs):
+            held, picture = {*held, *module.others}, module.picture
+        module = module.model
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    given = {*held, picture or next((each.name for each in parameters), "")}
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
+    needed = [each for each in parameters if each.default is each.empty and each.kind not in variable]
+    return [each.name for each in needed if each.name not in given]
 
 
 _CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}

@@ -6,7 +6,9 @@ import copy
 import functools
 import gc
 import inspect
+import json
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import camkit
+from camkit.cli import main
 from camkit.engine.passes import usable_precision
 from camkit.errors import ImageError, InputError, LayerError, MethodError, ModelError, TargetError
 from camkit.targets import ClassTarget
@@ -896,6 +899,72 @@ def test_a_model_with_several_inputs_is_explained_with_the_others_held_fixed():
         assert row.beside_picture == share
         assert any("Without the picture, the other inputs give" in said for said in row.caption().remarks)
     assert "without_picture" not in camkit.explain("demo-fair", torch.rand(3, 128, 128)).to_dict()
+
+
+def test_what_a_model_needs_besides_the_inputs_it_was_given_is_named():
+    with pytest.raises(ModelError, match=r"also needs 'place', but"):
+        camkit.explain(WithAgeAndPlace().eval(), torch.zeros(3, 16, 16), inputs={"age": torch.zeros(1, 1)})
+    with pytest.raises(ModelError, match=r"also needs 'depth' and 'extra', but"):
+        camkit.explain(Fused().eval(), torch.zeros(3, 16, 16), picture="pixel_values", output="scores")
+
+
+class Tasks(nn.Module):
+    """Returns scores of two tasks."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.conv, self.first, self.second = nn.Conv2d(3, 4, 3, 2, 1), nn.Linear(4, 3), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        pooled = self.conv(x).relu().mean((2, 3))
+        both = self.first(pooled), self.second(pooled)
+        if self.kind == "object":
+            return types.SimpleNamespace(kind=both[0], age=both[1])
+        return dict(zip(("kind", "age"), both, strict=True)) if self.kind == "dict" else both
+
+
+@pytest.mark.parametrize(("kind", "name"), [("tuple", 1), ("tuple", "1"), ("dict", "age"), ("object", "age")])
+def test_one_of_several_outputs_is_explained(kind, name):
+    net = Tasks(kind).eval()
+    image = torch.rand(3, 16, 16)
+
+    row = camkit.explain(net, image, net.conv, output=name, target=4, method="hirescam")
+
+    maps = net.conv(image[None]).detach().requires_grad_()
+    score = net.second(maps.relu().mean((2, 3)))[0, 4]
+    score.backward()
+    assert row.score == pytest.approx(score.item(), abs=1e-6)
+    assert np.allclose(row.raw, (maps * maps.grad).sum(1)[0].detach().numpy(), atol=1e-6)
+    with pytest.raises(ModelError, match="the model has no output 'mood'"):
+        camkit.explain(net, image, output="mood")
+
+
+def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.py").write_text(
+        "import torch\nfrom torch import nn\nfrom torchvision.transforms.v2 import functional as f\n\n\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, names):\n        super().__init__()\n        self.conv = nn.Conv2d(3, 4, 3, 2, 1)\n"
+        "        self.names = names\n\n"
+        "    def forward(self, x):\n        maps = self.conv(x).relu()\n"
+        "        both = maps.mean((2, 3)), maps.amax((2, 3))\n"
+        "        return dict(zip(self.names, both)) if self.names else both\n\n\n"
+        "def prepare(picture):\n    return f.pil_to_tensor(picture.resize((32, 32))) / 255\n\n\n"
+        "def places():\n    torch.manual_seed(0)\n    return Net(()), prepare\n\n\n"
+        "def names():\n    torch.manual_seed(0)\n    return Net(('mean', 'most')), prepare\n"
+    )
+    picture = str(camkit.scenes.scene_paths()["plane-sky"])
+    options = ["--device", "cpu", "--out", str(tmp_path)]
+
+    for factory, option in (("places", "--output 1"), ("names", "--output mean")):
+        assert main([picture, "--model", f"two.py:{factory}", *options]) == 2
+        said = capsys.readouterr().err
+        assert option in said
+        assert "lambda" not in said
+        assert main([picture, "--model", f"two.py:{factory}", *options, *option.split(), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["status"] == "ok"
 
 
 @pytest.mark.parametrize(
