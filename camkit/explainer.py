@@ -1032,8 +1032,8 @@ def explain(
         target_layer: None (camkit chooses it), a name, a pattern, a type, a module or a TargetLayer; several are fused.
         **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``smooth``, ``spread``,
             ``config``, ``progress``, ``references``, ``inputs``, ``picture`` and ``output`` as for ``Explainer``;
-            ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class, a
-            class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
+            ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class,
+            a class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
 
     Returns:
         One Explanation for one picture and one target; otherwise a list, ``Explanations``, picture by picture, target
