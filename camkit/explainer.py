@@ -880,8 +880,9 @@ def _check_count(request: _Request, pictures: int) -> None:
 def _of_pictures(targets: Sequence[Target], batch: Sequence[Prepared]) -> tuple[Target, ...]:
     """Return the targets for the pictures of a batch; some targets differ between pictures."""
     numbers, to_inputs = [item.number for item in batch], [item.to_input for item in batch]
+    size = tuple(batch[0].tensor.shape[1:])
     chosen = [target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets]
-    return tuple(target.on_inputs(to_inputs) if isinstance(target, OnPicture) else target for target in chosen)
+    return tuple(target.on_inputs(to_inputs, size) if isinstance(target, OnPicture) else target for target in chosen)
 
 
 def _finite(inputs: Tensor) -> list[bool]:

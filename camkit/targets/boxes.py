@@ -205,7 +205,7 @@ class BoxAtTarget(OnPicture):
     part: Part | None = None
     points: tuple[tuple[float, float], ...] = field(default=(), compare=False, repr=False)
 
-    def on_inputs(self, to_inputs: Sequence[ToInput]) -> BoxAtTarget:
+    def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> BoxAtTarget:  # noqa: ARG002
         """Return the target with its point in pixels of the inputs."""
         return replace(self, points=tuple(to_input(*self.point) for to_input in to_inputs))
 

@@ -81,6 +81,12 @@ def maps_of(output: Any, batch: int) -> Float[Tensor, "n k h w"] | None:
     return maps if is_map and maps.shape[1] > 0 and maps.shape[2] * maps.shape[3] > 1 else None
 
 
+def depth_of(output: Any) -> Tensor | None:
+    """Return the depth of each pixel (N, h, w) in the output of a network of Hugging Face; None if there is none."""
+    found = output.get("predicted_depth") if isinstance(output, dict) else getattr(output, "predicted_depth", None)
+    return found if isinstance(found, Tensor) else None
+
+
 def detections_of(output: Any, batch: int) -> list[dict[str, Tensor]] | None:
     """Return each image's detections: ``boxes`` (K, 4), ``scores`` (K,) and perhaps ``labels``.
 
