@@ -16,6 +16,7 @@ from camkit.errors import InputError, ModelError, did_you_mean
 from camkit.models import from_torchvision
 from camkit.models.black_box import BlackBox, black_box
 from camkit.models.from_file import KINDS
+from camkit.models.from_ultralytics import holds_ultralytics
 from camkit.models.inputs import with_output
 from camkit.models.labels import Labels, as_labels, read_labels
 from camkit.models.loaded import Loadable, LoadedModel
@@ -196,6 +197,8 @@ def _source(name: str) -> str | None:
     if name.startswith("hf:") or is_file(Path(name) / "config.json"):
         return "from_huggingface"
     suffix = Path(name).suffix.lower()
+    if suffix == ".pt" and holds_ultralytics(Path(name)):
+        return "from_ultralytics"
     return KINDS.get(suffix) or ("from_python" if name.partition(":")[2] or suffix == ".py" else None)
 
 
