@@ -21,7 +21,7 @@ from camkit.errors import ImageError, InputError, ModelError
 from camkit.images.prepare import prepare
 from camkit.models import load_model
 
-FAMILIES = ["videomae", "vivit", "timesformer"]
+FAMILIES = ["videomae", "vivit", "timesformer", "vjepa2"]
 FEW = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32, "image_size": 32,
     "num_frames": 8, "num_labels": 3,
@@ -30,7 +30,7 @@ TALL, WIDE, FRAMES, RATE = 48, 64, 21, 12
 
 
 def made(family: str, **options: Any) -> tuple[Any, Any]:
-    """Return a tiny random model of a family and the image processor that its folders on the hub name."""
+    """Return a tiny random model of a family and the processor that its folders on the hub name."""
     t = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sides = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}}
@@ -40,6 +40,12 @@ def made(family: str, **options: Any) -> tuple[Any, Any]:
     if family == "vivit":
         config = t.VivitConfig(tubelet_size=[2, 8, 8], **FEW, **options)
         return t.VivitForVideoClassification(config), t.VivitImageProcessor(**sides)
+    if family == "vjepa2":
+        few = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_pooler_layers": 1}
+        parts = {"patch_size": 8, "crop_size": 32, "frames_per_clip": 8, "tubelet_size": 2, "num_labels": 3}
+        predictor = {"pred_hidden_size": 48, "pred_num_attention_heads": 4, "pred_num_hidden_layers": 1}
+        config = t.VJEPA2Config(**few, **parts, **predictor, **options)
+        return t.VJEPA2ForVideoClassification(config), t.VJEPA2VideoProcessor(**sides)
     config = t.TimesformerConfig(patch_size=8, **FEW, **options)
     return t.TimesformerForVideoClassification(config), t.VideoMAEImageProcessor(**sides)
 
@@ -99,7 +105,8 @@ def test_a_clip_is_sampled_and_prepared_as_its_library_does(saved, clip, family)
     processor = transformers.AutoVideoProcessor.from_pretrained(saved(family))
     metadata = transformers.video_utils.VideoMetadata(total_num_frames=len(frames), fps=RATE)
     numbers = processor.sample_frames(metadata, num_frames=8)
-    prepared = processor(videos=[np.stack([frames[number] for number in numbers])], return_tensors="pt")["pixel_values"]
+    sampled = np.stack([frames[number] for number in numbers])
+    (prepared,) = processor(videos=[sampled], return_tensors="pt", do_sample_frames=False).values()
     model = transformers.AutoModelForVideoClassification.from_pretrained(saved(family)).eval()
     logits = model(prepared).logits[0]
     assert [frame.number for frame in row.frames] == [int(number) + 1 for number in numbers]
