@@ -23,6 +23,9 @@ from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, preset
 from camkit.models.weights import first_line
 
+_LARGEST_PICKLE = 64 << 20
+"""The most bytes of a pickle that is searched for the package's name; without its tensors, it takes less than 1 MiB."""
+
 _STRIDE = 32
 """Sides of prepared pictures are multiples of this, the coarsest stride of the networks."""
 
@@ -44,8 +47,8 @@ def holds_ultralytics(path: Path) -> bool:
     if not path.is_file() or not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
-        pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-        return any(b"ultralytics" in archive.read(name) for name in pickles)
+        parts = [part for part in archive.infolist() if part.filename.endswith("/data.pkl")]
+        return any(b"ultralytics" in archive.read(part) for part in parts if part.file_size <= _LARGEST_PICKLE)
 
 
 def load(request: Request) -> LoadedModel:

@@ -26,7 +26,7 @@ from camkit.errors import ModelError
 from camkit.models import load_model
 
 PLANE = scene_paths()["plane-sky"]
-TASKS = ["yolo11n", "yolo11n-seg", "yolo11n-pose", "yolo26n", "yolov8n"]
+TASKS = ["yolo11n", "yolo11n-seg", "yolo11n-pose", "yolo26n", "yolov8n", "yolov10n"]
 
 
 @pytest.fixture(scope="module")
