@@ -86,7 +86,7 @@ from camkit.models import (
     spatial_rank,
     usual_batch_size,
 )
-from camkit.models.inputs import HeldInputs, with_inputs, with_output
+from camkit.models.inputs import HeldInputs, adapted
 from camkit.models.labels import as_labels
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
@@ -290,7 +290,7 @@ class Explainer:
         choices = _Choices.of(target_layer, given, settings)
         named = model if settings is None else _configured_model(model, settings, device)
         loaded = as_model(named, preprocess=preprocess, labels=labels, device=device)
-        loaded = replace(loaded, module=with_output(with_inputs(loaded.module, inputs, picture), output))
+        loaded = replace(loaded, module=adapted(loaded.module, inputs, picture, output))
         self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
 
     @classmethod
@@ -303,6 +303,8 @@ class Explainer:
     def _set_up(self, loaded: LoadedModel, memory: ModelMemory, boxes: CropBoxes, choices: _Choices) -> None:
         self._loaded, self._memory, self._boxes = loaded, memory, boxes
         self._rank = spatial_rank(loaded.module)
+        outer = (loaded.module, getattr(loaded.module, "model", None))
+        self._has_inputs = any(isinstance(part, HeldInputs) and part.others for part in outer)
         precision, note = usable_precision(choices.precision, device_of(loaded.module))
         if note:
             warnings.warn(note, stacklevel=3)
@@ -741,7 +743,7 @@ class Explainer:
                 new = explanations(
                     maps, captured, batch, shown, layers, self._choices.fuse, self._choices.smooth, self._loaded.labels
                 )
-                if any(isinstance(part, HeldInputs) and part.others for part in (self.model, *self.model.children())):
+                if self._has_inputs:
                     new = self._compared_without_picture(new, part, captured.scores, batch, inputs)
                 for of_picture, more in zip(rows, new, strict=True):
                     of_picture[number].extend(more)
@@ -973,8 +975,9 @@ class _Shell:
         settings = None if config is None else _settings(config)
         choices = _Choices.of(target_layer, options, settings)
         loaded = self._load(model, settings, options)
-        whole = with_inputs(loaded.module, options.get("inputs"), options.get("picture"))
-        loaded = replace(loaded, module=with_output(whole, options.get("output")))
+        inputs, picture, output = options.get("inputs"), options.get("picture"), options.get("output")
+        if (inputs, picture, output) != (None, None, None):
+            loaded = replace(loaded, module=adapted(loaded.module, inputs, picture, output))
         memory = self._memories.get(loaded.module)
         if memory is None:
             memory = self._memories.setdefault(loaded.module, ModelMemory(loaded.module))

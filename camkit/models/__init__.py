@@ -17,7 +17,7 @@ from camkit.models import from_torchvision
 from camkit.models.black_box import BlackBox, black_box
 from camkit.models.from_file import KINDS
 from camkit.models.from_ultralytics import holds_ultralytics
-from camkit.models.inputs import with_output
+from camkit.models.inputs import adapted
 from camkit.models.labels import Labels, as_labels, read_labels
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.models.modules import (
@@ -154,7 +154,7 @@ def load_model(
     )
     with torch.inference_mode(mode=False):
         loaded = _load(request)
-        module = with_output(unwrapped(loaded.module), output)
+        module = adapted(unwrapped(loaded.module), output=output)
         check_tensors(module)
         module = module.eval().to(pick_device(device))
         module = module if trainable else module.requires_grad_(requires_grad=False)

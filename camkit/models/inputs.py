@@ -73,19 +73,18 @@ class OneOutput(nn.Module):
         return named[keys[str(self.name)]]
 
 
-def with_output(model: nn.Module, name: str | int | None) -> nn.Module:
-    """Return a model that returns one of its outputs; the model itself if None is named."""
-    return model if name is None else OneOutput(model, name)
-
-
-def with_inputs(model: nn.Module, others: Any, picture: Any) -> nn.Module:
-    """Return a model that holds its other inputs; the model itself if none are named.
+def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: str | int | None = None) -> nn.Module:
+    """Return a model that holds its other inputs and returns one of its outputs; the model itself if none is named.
 
     Raises:
         InputError: ``others`` is not a dictionary of names, ``picture`` is not a name, or names one of the others.
     """
-    if others is None and picture is None:
-        return model
+    if others is not None or picture is not None:
+        model = _with_inputs(model, others, picture)
+    return model if output is None else OneOutput(model, output)
+
+
+def _with_inputs(model: nn.Module, others: Any, picture: Any) -> HeldInputs:
     if not isinstance(others or {}, Mapping) or not all(isinstance(name, str) for name in others or ()):
         raise InputError(f"inputs must be a dictionary of the model's other arguments by name, not {others!r}")
     if picture is not None and (not isinstance(picture, str) or not picture):

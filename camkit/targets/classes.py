@@ -122,9 +122,12 @@ class TopTarget(Target):
         maps = maps_of(output, batch)
         if maps is not None:
             return class_by_area(maps, self.rank, skip_first=self.background)
-        if depth_of(output) is not None:
+        try:
+            logits = logits_of(output, batch)
+        except TargetError:
+            if depth_of(output) is None:
+                raise
             return RegionTarget()(output, batch)
-        logits = logits_of(output, batch)
         if self.rank > logits.shape[1]:
             raise TargetError(
                 f"there are no {self.of or self.rank} best classes: the model has only {logits.shape[1]} classes"
