@@ -86,6 +86,7 @@ from camkit.models import (
     spatial_rank,
     usual_batch_size,
 )
+from camkit.models.inputs import HeldInputs, adapted
 from camkit.models.labels import as_labels
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
@@ -247,6 +248,10 @@ class Explainer:
         progress: called as ``progress(done, of)`` while a method runs the model on many pictures, such as Score-CAM.
         references: the pictures with which "expected" compares a picture: a folder, a list, or a batch (N, C, H, W). 8
             to 16 are enough; of more, 16 at equal distances are used. None is smooth noise that camkit makes.
+        inputs: the model's other arguments by name, which are held fixed; tensors have a batch axis of 1. Each
+            explanation says what the score is without the picture (``Explanation.without_picture``).
+        picture: the name of the model's argument for the picture; None passes the picture as the first argument.
+        output: the one of several outputs that has the scores: its key, its attribute, or its place from 0.
 
     Raises:
         InputError: an argument is wrong; see ``camkit.errors`` for the kinds.
@@ -275,6 +280,9 @@ class Explainer:
         config: Config | None = None,
         progress: Progress | None = None,
         references: ReferencesLike | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        picture: str | None = None,
+        output: str | int | None = None,
     ) -> None:
         given: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth}
         given |= {"spread": spread, "progress": progress, "references": references}
@@ -282,6 +290,7 @@ class Explainer:
         choices = _Choices.of(target_layer, given, settings)
         named = model if settings is None else _configured_model(model, settings, device)
         loaded = as_model(named, preprocess=preprocess, labels=labels, device=device)
+        loaded = replace(loaded, module=adapted(loaded.module, inputs, picture, output))
         self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
 
     @classmethod
@@ -294,6 +303,8 @@ class Explainer:
     def _set_up(self, loaded: LoadedModel, memory: ModelMemory, boxes: CropBoxes, choices: _Choices) -> None:
         self._loaded, self._memory, self._boxes = loaded, memory, boxes
         self._rank = spatial_rank(loaded.module)
+        outer = (loaded.module, getattr(loaded.module, "model", None))
+        self._has_inputs = any(isinstance(part, HeldInputs) and part.others for part in outer)
         precision, note = usable_precision(choices.precision, device_of(loaded.module))
         if note:
             warnings.warn(note, stacklevel=3)
@@ -732,12 +743,42 @@ class Explainer:
                 new = explanations(
                     maps, captured, batch, shown, layers, self._choices.fuse, self._choices.smooth, self._loaded.labels
                 )
+                if self._has_inputs:
+                    new = self._compared_without_picture(new, part, captured.scores, batch, inputs)
                 for of_picture, more in zip(rows, new, strict=True):
                     of_picture[number].extend(more)
             scores += captured.scores
             del captured, ran  # frees the gradients before the next pass
         by_method = (of_method for of_picture in rows for of_method in of_picture)
         return [row for of_method in by_method for row in sharing_scale(existing(of_method, scores))]
+
+    def _compared_without_picture(
+        self,
+        rows: Sequence[Sequence[Explanation | Failure]],
+        request: _Request,
+        scores: Sequence[Scores],
+        batch: Sequence[Prepared],
+        inputs: Tensor,
+    ) -> list[list[Explanation | Failure]]:
+        """Add to each explanation what the other inputs give with a picture of one colour, the picture's mean."""
+        plain = inputs.mean(tuple(range(2, inputs.dim())), keepdim=True).expand_as(inputs).contiguous()
+        targets = _of_pictures(request.targets, batch)
+        several = targets * len(scores) if len(targets) == 1 else targets
+        fixed = [
+            None if scored.boxes is not None else of_changed_picture(target, scored, mirrored=False)
+            for target, scored in zip(several, scores, strict=True)
+        ]
+        precision, record = self._choices.precision, self._current_memory().record
+        with quiet_pass(self.model, inputs.device, precision, record), interruptible():
+            output = self.model(plain)
+            values = [None if one is None else one(output, len(batch)).values.tolist() for one in fixed]
+        return [
+            [
+                row if isinstance(row, Failure) or of_target is None else replace(row, without_picture=of_target[place])
+                for row, of_target in zip(of_picture, values, strict=True)
+            ]
+            for place, of_picture in enumerate(rows)
+        ]
 
     def _averaged(
         self,
@@ -841,8 +882,9 @@ def _check_count(request: _Request, pictures: int) -> None:
 def _of_pictures(targets: Sequence[Target], batch: Sequence[Prepared]) -> tuple[Target, ...]:
     """Return the targets for the pictures of a batch; some targets differ between pictures."""
     numbers, to_inputs = [item.number for item in batch], [item.to_input for item in batch]
+    size = tuple(batch[0].tensor.shape[1:])
     chosen = [target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets]
-    return tuple(target.on_inputs(to_inputs) if isinstance(target, OnPicture) else target for target in chosen)
+    return tuple(target.on_inputs(to_inputs, size) if isinstance(target, OnPicture) else target for target in chosen)
 
 
 def _finite(inputs: Tensor) -> list[bool]:
@@ -905,6 +947,9 @@ class Options(TypedDict, total=False):
     config: Config | None
     progress: Progress | None
     references: ReferencesLike | None
+    inputs: Mapping[str, Any] | None
+    picture: str | None
+    output: str | int | None
 
 
 class _Shell:
@@ -930,6 +975,9 @@ class _Shell:
         settings = None if config is None else _settings(config)
         choices = _Choices.of(target_layer, options, settings)
         loaded = self._load(model, settings, options)
+        inputs, picture, output = options.get("inputs"), options.get("picture"), options.get("output")
+        if (inputs, picture, output) != (None, None, None):
+            loaded = replace(loaded, module=adapted(loaded.module, inputs, picture, output))
         memory = self._memories.get(loaded.module)
         if memory is None:
             memory = self._memories.setdefault(loaded.module, ModelMemory(loaded.module))
@@ -987,9 +1035,9 @@ def explain(
             or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
         target_layer: None (camkit chooses it), a name, a pattern, a type, a module or a TargetLayer; several are fused.
         **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``smooth``, ``spread``,
-            ``config``, ``progress`` and ``references`` as for ``Explainer``; ``target`` and ``batch_size`` as for
-            ``Explainer.batch``: ``target`` is None for each picture's best class, a class index, a label's text, a
-            function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
+            ``config``, ``progress``, ``references``, ``inputs``, ``picture`` and ``output`` as for ``Explainer``;
+            ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class,
+            a class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
 
     Returns:
         One Explanation for one picture and one target; otherwise a list, ``Explanations``, picture by picture, target

@@ -33,6 +33,7 @@ from camkit.types import (
     EVEN,
     WHOLE_MODEL,
     Box,
+    ClipFrame,
     Extent,
     Failure,
     Fusion,
@@ -187,6 +188,9 @@ class Explanation:
             read at a reduced size (``draft``).
         references: for a method that compares the picture with reference pictures, these and their mean score;
             ``residual`` says how much of the difference no cell shows.
+        frames: for a model of clips, the frames that it saw; ``drawn_frames`` draws each.
+        without_picture: for a model with other inputs, the score of the same class if the picture has one colour, its
+            mean; ``beside_picture`` is this as a share of the score.
     """
 
     maps: LayerMaps = field(repr=False)
@@ -209,6 +213,18 @@ class Explanation:
     together: tuple[LayerMaps, ...] = field(default=(), repr=False)
     reduction: float = 1.0
     references: ReferenceScores | None = None
+    frames: tuple[ClipFrame, ...] = ()
+    without_picture: float | None = None
+
+    @property
+    def beside_picture(self) -> float | None:
+        """The share of the score that the model's other inputs carry: ``without_picture`` divided by ``score``.
+
+        None if the model has no other inputs, or if the two differ in sign, so that there is no share.
+        """
+        if self.without_picture is None or self.without_picture * self.score <= 0:
+            return None
+        return self.without_picture / self.score
 
     @property
     def residual(self) -> float | None:
@@ -360,9 +376,8 @@ class Explanation:
         heatmap = self.heatmap if colours.scale.maps == 1 else self.maps.on_scale(colours.scale.limits)
         if heatmap.ndim == 3:
             volume = self.shown if isinstance(self.shown, Tensor) else None
-            return draw_slices(
-                heatmap, None if volume is None else as_volume_pixels(volume), colours.colormap, colours.alpha
-            )
+            pixels = None if volume is None else as_volume_pixels(volume)
+            return draw_slices(heatmap, pixels, colours.colormap, colours.alpha, tuple(map(str, self.frames)))
         if heatmap.ndim != 2:
             raise InputError("the map of a signal has one axis and cannot be drawn as a picture; plot its heatmap")
         picture, box, detection = self._drawable, self.box, self.detection
@@ -402,12 +417,39 @@ class Explanation:
         overlay.check("figure", colormap, alpha)
         colours = _Colours(colormap, alpha, self.colour_scale(scale))
         panel = self._drawn("overlay", colours, functools.partial(figure.fitted, most=side))
+        return self._composed(panel, colours, fixed=fixed)
+
+    def _composed(self, panel: Pixels, colours: _Colours, *, fixed: bool) -> Pixels:
+        """Add the caption and the colour bar to a drawing."""
         bar = None
         if self.status == "ok":
             scale = colours.scale
             reached = self.maps.maxima[0] if scale.maps > 1 and len(scale.limits) == 1 else None
             bar = figure.ColourBar(scale.largest, self._bar_words(scale), colours.colormap, reached)
         return figure.compose(panel, self.caption(colours.scale), bar, fixed=fixed)
+
+    def drawn_frames(
+        self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5, scale: ScaleLike = "shared"
+    ) -> Iterator[Pixels]:
+        """Draw each frame of a clip, all on one scale. The arguments are those of ``overlay``.
+
+        Raises:
+            InputError: the style, colormap or scale is unknown, alpha is out of range, or the map is not of a clip.
+        """
+        overlay.check(style, colormap, alpha)
+        clip = self.shown if isinstance(self.shown, Tensor) and self.frames else None
+        pixels = None if clip is None else as_volume_pixels(clip)
+        if pixels is None:
+            raise InputError("the explanation has no frames of a clip to draw; use overlay")
+        colours = _Colours(colormap, alpha, self.colour_scale(scale))
+        heatmap = self.heatmap if colours.scale.maps == 1 else self.maps.on_scale(colours.scale.limits)
+        in_figure = style == "figure"
+        for frame, heat_in_frame in zip(pixels, heatmap, strict=True):
+            picture = figure.resized(frame, figure.shown_size(*frame.shape[:2])) if in_figure else frame
+            drawn = overlay.render(
+                picture, heat_in_frame, None, style="overlay" if in_figure else style, colormap=colormap, alpha=alpha
+            )
+            yield self._composed(drawn, colours, fixed=True) if in_figure else drawn
 
     def _bar_words(self, scale: ColourScale) -> str:
         fused = len(scale.limits) > 1
@@ -459,6 +501,9 @@ class Explanation:
                 f"Compared with {compared.pictures}: {compared.quantity} {figure.number(abs(above))} "
                 f"{'below' if above < 0 else 'above'} their mean; the cells sum to {figure.number(cells)}."
             )
+        if self.without_picture is not None:
+            share = "" if self.beside_picture is None else f", {self.beside_picture:.0%} of it"
+            yield f"Without the picture, the other inputs give {figure.number(self.without_picture)}{share}."
         if self.detection is not None:
             corners = ", ".join(f"{side:.0f}" for side in self.detection)
             yield f"Outlined: the detected box (left, top, right, bottom: {corners})."
@@ -527,6 +572,7 @@ class Explanation:
             "box": self.in_file(self.box),
             "detection": self.in_file(self.detection),
             "peak": self.in_file(self.peak),
+            **({} if self.without_picture is None else {"without_picture": finite_or_none(self.without_picture)}),
             "references": None if self.references is None else {**vars(self.references), "residual": self.residual},
             "raw": cells.tolist(),
         }
@@ -692,7 +738,8 @@ def explanations(
         For each picture, an explanation for each target; a Failure for one that does not exist in the picture.
     """
     size = tuple(pictures[0].tensor.shape[1:])
-    placements = tuple(maps.placement for maps in captured.features)
+    are_frames = bool(pictures[0].frames)
+    placements = tuple(replace(maps.placement, stepped=are_frames) for maps in captured.features)
     placement = placements[heat.finest([maps.activations.shape[2:] for maps in captured.features])]
     names = "+".join(map(str, layers))
     reason = max((layer.reason for layer in layers), key=len)
@@ -731,6 +778,7 @@ def explanations(
                 quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
                 smooth=smooth,
                 references=compared,
+                frames=picture.frames,
             )
             of_picture.append(explanation)
     return rows

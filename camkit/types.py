@@ -49,6 +49,17 @@ class Box(NamedTuple):
     bottom: float
 
 
+class ClipFrame(NamedTuple):
+    """A frame that a model of clips saw: its number, from 1, and its time in seconds if that is known."""
+
+    number: int
+    time: float | None = None
+
+    def __str__(self) -> str:
+        """Return, for example, ``"frame 3, 0.17 s"``."""
+        return f"frame {self.number}" + ("" if self.time is None else f", {self.time:.2f} s")
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where the cells of a grid lie on the input.
@@ -57,10 +68,12 @@ class Placement:
         extent: the part of the grid that lies on the input.
         positions: where each cell looks, along each axis; empty if that is not known, or not wanted. The cells are then
             spread evenly over the extent.
+        stepped: whether cells are repeated along the first axis, and not interpolated: the frames of a clip.
     """
 
     extent: Extent = ()
     positions: CellPositions = ()
+    stepped: bool = False
 
     def centres(self, grid: tuple[int, ...], size: tuple[int, ...]) -> CellPositions:
         """Return the place of each cell of a grid along each axis of an input, in pixels."""
@@ -88,7 +101,8 @@ class Layout:
     ``kind`` is "channels_first" (N, C, \*grid), "channels_last" (N, \*grid, C), "tokens" (N, L, C), "tokens_last"
     (N, C, L) or "sequence_first" (L, N, C); ``prefix`` counts the tokens before the grid (class, distillation,
     registers). ``extent`` is the part of the grid that lies on the input, and ``positions`` say where each cell
-    looks if that is known.
+    looks if that is known. ``order`` names the grid's axes in the order in which tokens run through them, the last
+    fastest; empty if that is the order of the input's axes.
     """
 
     kind: LayoutKind
@@ -96,6 +110,7 @@ class Layout:
     prefix: int = 0
     extent: Extent = ()
     positions: CellPositions = field(default=(), compare=False, repr=False)
+    order: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         """Return, for example, ``"channels_first 7x7"`` or ``"tokens 14x14 after 1"``."""

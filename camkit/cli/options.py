@@ -84,6 +84,7 @@ class _ModelOptions:
         std: The standard deviation of each channel: 0.229,0.224,0.225.
         labels: A file with the names of the classes: one per line, or JSON.
         text: A class of a CLIP-like model, as text; repeat the option for each class.
+        output: The one of several outputs that has the scores: its name, or its place from 0.
         trust_remote_code: Run the Python code that comes with a Hugging Face model. By default, it is refused.
     """
 
@@ -94,6 +95,7 @@ class _ModelOptions:
     std: Annotated[str | None, Parameter(metavar="R,G,B")] = None
     labels: Annotated[Path | None, Parameter(metavar="FILE")] = None
     text: Annotated[list[str] | None, Parameter(negative=(), metavar="TEXT")] = None
+    output: Annotated[str | None, Parameter(metavar="NAME")] = None
     trust_remote_code: Annotated[bool, Parameter(negative=(), show_default=False)] = False
 
     def about(self) -> dict[str, str]:
@@ -104,6 +106,7 @@ class _ModelOptions:
             "mean": "" if self.mean is None else f"mean-{self.mean}",
             "std": "" if self.std is None else f"std-{self.std}",
             "text": "+".join(self.text or ()),
+            "output": "" if self.output is None else f"output-{self.output}",
         }
 
     def files(self) -> list[Path | None]:
@@ -121,6 +124,7 @@ class _ModelOptions:
             "std": None if self.std is None else numbers("std", self.std),
             "labels": None if self.labels is None else read_labels(self.labels),
             "text": self.text,
+            "output": self.output,
             "trust_remote_code": self.trust_remote_code,
         }
 
@@ -172,6 +176,7 @@ class OptionalSource(_ModelOptions, _Optional):
             "std": None if self.std is None else list(numbers("std", self.std)),
             "labels": self.labels,
             "text": self.text,
+            "output": self.output,
         }
 
 

@@ -43,6 +43,8 @@ class TargetOptions:
         box: Explain the detector's box with this number; numbers start at 0.
         box_at: Explain the detector's box around this point x,y, in pixels of the picture.
         near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
+        region: Explain the mean of a map of numbers, such as depth, in left,top,right,bottom, in pixels of the picture;
+            --direction down explains what lowers it.
         part: Explain where one side of the box lies, or its objectness, in place of the score of its class.
         mask: Explain the target of a segmentation network inside the object of this mask picture.
         everywhere: Explain the target of a segmentation network everywhere, not only where it is predicted.
@@ -59,6 +61,7 @@ class TargetOptions:
     box: Annotated[int | None, Parameter(metavar="NUMBER")] = None
     box_at: Annotated[str | None, Parameter(metavar="X,Y")] = None
     near: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
+    region: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
     part: Part | None = None
     mask: Annotated[Path | None, Parameter(metavar="FILE")] = None
     everywhere: Annotated[bool, Parameter(negative=(), show_default=False)] = False
@@ -70,6 +73,7 @@ class TargetOptions:
             "mask": "" if self.mask is None else f"mask-{self.mask.stem}",
             "near": "" if self.near is None else f"near-{self.near}",
             "box_at": "" if self.box_at is None else f"box-at-{self.box_at}",
+            "region": "" if self.region is None else f"region-{self.region}",
             "part": self.part or "",
             "everywhere": "everywhere" if self.everywhere else "",
             "similar": "" if self.similar_to is None else self.similar_to.stem,
@@ -82,9 +86,12 @@ class TargetOptions:
             InputError: an option is wrong, two exclude each other, or one needs another.
         """
         names = self.target or []
-        self._corners()
+        self._corners("near", self.near)
+        self._corners("region", self.region)
         self._point()
         kinds = [f"--{name.replace('_', '-')}" for name in _ALONE if getattr(self, name) is not None]
+        if self.region is not None and self.direction is not None:
+            kinds.remove("--direction")
         refinements = [f"--{name}" for name in _REFINEMENTS if getattr(self, name) not in (None, False)]
         if len(kinds) > 1:
             raise InputError(f"{' and '.join(kinds)} cannot be combined")
@@ -96,7 +103,7 @@ class TargetOptions:
             raise InputError("--part is a part of one box; name the box with --box, --box-at, --near or --target")
         if refinements and len(names) != 1:
             raise InputError(f"{refinements[0]} needs one --target")
-        if self.direction is not None:
+        if self.direction is not None and self.region is None:
             self._direction_target()
 
     def targets(
@@ -121,11 +128,12 @@ class TargetOptions:
             return [camkit.targets.boxes()] if detects else None
         return [self._class_target(name, pictures, preprocess) for name in self.target]
 
-    def _corners(self) -> tuple[float, ...] | None:
-        """Return the corners of the box in --near."""
-        corners = None if self.near is None else numbers("near", self.near)
-        if corners is not None and len(corners) != 4:
-            raise InputError(f"--near takes left,top,right,bottom, not {self.near!r}")
+    @staticmethod
+    def _corners(option: str, text: str | None) -> tuple[float, ...]:
+        """Return the corners in an option; none if it is not given."""
+        corners = () if text is None else numbers(option, text)
+        if len(corners) not in (0, 4):
+            raise InputError(f"--{option} takes left,top,right,bottom, not {text!r}")
         return corners
 
     def _point(self) -> tuple[float, ...]:
@@ -155,11 +163,14 @@ class TargetOptions:
 _ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget]]] = {
     "top_k": lambda options: camkit.targets.top(options.top_k or 0),
     "above": lambda options: camkit.targets.above(options.above or 0),
+    "region": lambda options: camkit.targets.region(
+        *options._corners("region", options.region), sign="-" if options.direction == "down" else "+"
+    ),
     "direction": TargetOptions._direction_target,
     "threshold": lambda options: camkit.targets.boxes(options.threshold or 0),
     "box": lambda options: camkit.targets.box(options.box, part=options.part),
     "box_at": lambda options: camkit.targets.box_at(*options._point(), part=options.part),
-    "near": lambda options: camkit.targets.box(near=options._corners(), part=options.part),
+    "near": lambda options: camkit.targets.box(near=options._corners("near", options.near), part=options.part),
     "similar_to": lambda options: camkit.targets.similar_to(options.similar_to),
 }
 """What each option that chooses another kind of target makes; they exclude each other."""

@@ -81,7 +81,8 @@ def video(written: WrittenVideo) -> Text:
     text.append(f"  colours {scale}\n")
     if written.problem:
         text.append(f"  {printable(written.problem)}; the frames before that are drawn\n", "red")
-    return text.append(f"  wrote {printable(str(written.file))}")
+    sheet = "" if written.sheet is None else f" and {printable(str(written.sheet))}"
+    return text.append(f"  wrote {printable(str(written.file))}{sheet}")
 
 
 def methods(rows: Iterable[Method]) -> Table:

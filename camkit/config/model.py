@@ -44,5 +44,6 @@ def configured_model(
         std=section.std,
         labels=None if section.labels is None else read_labels(section.labels),
         text=section.text,
+        output=section.output,
         trainable=trainable,
     )

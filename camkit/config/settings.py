@@ -47,6 +47,7 @@ class ModelSection(_Section):
     std: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     labels: Path | None = None
     text: list[str] | None = None
+    output: str | int | None = None
 
     def describes(self, name: str) -> bool:
         """Return whether these settings apply to the model with this name: they name this model, or none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -37,9 +38,13 @@ def chosen_slices(heatmap: Float[np.ndarray, "d h w"]) -> list[int]:
 
 
 def draw_slices(
-    heatmap: Float[np.ndarray, "d h w"], volume: UInt8[np.ndarray, "d h w 3"] | None, colormap: str, alpha: float
+    heatmap: Float[np.ndarray, "d h w"],
+    volume: UInt8[np.ndarray, "d h w 3"] | None,
+    colormap: str,
+    alpha: float,
+    names: Sequence[str] = (),
 ) -> Pixels:
-    """Return a sheet of slices, each with its number; without a volume to draw on, of the colours alone."""
+    """Return a sheet of slices, each with its name or number; without a volume to draw on, of the colours alone."""
     numbers = chosen_slices(heatmap)
     columns = math.ceil(math.sqrt(len(numbers)))
     rows = math.ceil(len(numbers) / columns)
@@ -55,6 +60,6 @@ def draw_slices(
                 resized(volume[number], (height, width)), heatmap[number], None, colormap=colormap, alpha=alpha
             )
         canvas.picture(left, top, tile)
-        words = f"slice {number + 1} of {len(heatmap)}"
+        words = names[number] if names else f"slice {number + 1} of {len(heatmap)}"
         canvas.text(left, top + height + _CAPTION / 2, words, size=_SIZE, colour=GREY)
     return canvas.pixels()

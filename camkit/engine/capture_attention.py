@@ -18,7 +18,7 @@ from camkit.engine.attention import AttentionRecorder, Block, after_blocks, are_
 from camkit.engine.batches import unlike
 from camkit.engine.capture import Pass, expand, features_of, is_absent, layouts_of, plain_scores
 from camkit.engine.cut import Saved, Tape, cut
-from camkit.engine.features import Capture, Weigh
+from camkit.engine.features import Capture, Weigh, on_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import tensors_in
 from camkit.engine.passes import quiet_pass
@@ -256,8 +256,7 @@ def _on_grid(relevance: Tensor, run: _Run) -> Float[Tensor, "n *grid"]:
     expected, given = (run.pictures, run.tokens), tuple(relevance.shape)
     if given != expected:
         raise MethodError(f"method {run.weigh.name!r} must return a number for each token, {expected}, not {given}")
-    cells = relevance[:, run.layout.prefix :][:, : math.prod(run.layout.grid)]
-    return cells.reshape(run.pictures, *run.layout.grid)
+    return on_grid(relevance, run.layout)
 
 
 # --- maps, and gradients of the model's own score

@@ -50,7 +50,7 @@ def capture_with_pictures(
 
     Raises:
         LayerError, TargetError: as for ``capture``.
-        MethodError: a target is a box, which changed pictures would move, or a row of weights is missing.
+        MethodError: a target is a part of a box, or a row of weights is missing.
     """
     each_pass = functools.partial(options.quiet, model, image.device)
     with (
@@ -66,7 +66,7 @@ def capture_with_pictures(
         given = [given_by(target(output, 1)) for target in single]
         scores = plain_scores(single, output, 1)
         fixed = [
-            ConfidenceTarget(_fixed(target, scored, output), already)
+            ConfidenceTarget(_fixed(target, scored, output), None if scored.boxes is not None else already)
             for target, scored, already in zip(single, scores, given, strict=True)
             if not is_absent(scored)
         ]
@@ -89,14 +89,15 @@ def capture_with_pictures(
 
 
 def _fixed(target: Target, scored: Scores, output: Any) -> Target:
-    """Return the target that scores the same class, whatever the changed pictures show.
+    """Return the target that scores the same class or the same box, whatever the changed pictures show.
 
     Raises:
-        MethodError: the target is a box, which changed pictures would move.
+        MethodError: the target is a side of a box, or its objectness.
     """
-    if scored.boxes is not None:
+    if scored.boxes is not None and getattr(target, "part", None) is not None:
         raise MethodError(
-            "methods that run the model on changed pictures explain scores, not boxes; use 'gradcam' or 'hirescam'"
+            "methods that run the model on changed pictures explain the score of a box and not a part of it; use "
+            "'hirescam'"
         )
     return fixed_target(target, scored, output)
 

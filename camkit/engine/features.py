@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -69,13 +70,30 @@ def to_grid(tensor: Shaped[Tensor, "*shape"], layout: Layout) -> Shaped[Tensor, 
         if layout.kind == "sequence_first":
             tensor = tensor.movedim(0, 1)
         cells = tensor if layout.kind == "tokens_last" else tensor.movedim(-1, 1)
-        cells = cells[:, :, layout.prefix :][:, :, : math.prod(layout.grid)]
-        return cells.reshape(*cells.shape[:2], *layout.grid)
+        return on_grid(cells, layout)
     except RuntimeError as error:
         raise LayerError(
             f"a layer's output of shape {tuple(tensor.shape)} does not match its layout {str(layout)!r}; "
             "the model may have changed"
         ) from error
+
+
+def on_grid(tokens: Shaped[Tensor, "*before tokens"], layout: Layout) -> Shaped[Tensor, "*before *grid"]:
+    """Return the tokens of a grid, in the last axis of a tensor, as that grid."""
+    cells, before = tokens[..., layout.prefix :][..., : math.prod(layout.grid)], tokens.shape[:-1]
+    if not layout.order:
+        return cells.reshape(*before, *layout.grid)
+    cells = cells.reshape(*before, *(layout.grid[axis] for axis in layout.order))
+    return cells.permute(*range(len(before)), *(len(before) + place for place in inverse(layout.order)))
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """Return the places of the axes 0, 1, ... in an order of axes.
+
+    >>> inverse((1, 2, 0))
+    [2, 0, 1]
+    """
+    return [order.index(axis) for axis in range(len(order))]
 
 
 def from_grid(maps: Shaped[Tensor, "n c *grid"], output: Shaped[Tensor, "*shape"], layout: Layout) -> Tensor:

@@ -83,8 +83,16 @@ def enlarge(
 ) -> Float[Tensor, "n *size"]:
     """Interpolate a grid to the input's size, linearly between its cells; beyond the outermost cell it is constant.
 
-    If it is not known where each cell looks, the cells are spread evenly. The result is linear in the cells.
+    If it is not known where each cell looks, the cells are spread evenly. The result is linear in the cells. Along the
+    first axis of a stepped placement, each place has the value of the cell nearest to it.
     """
+    if placement.stepped:
+        centres = np.asarray(placement.centres(tuple(cells.shape[1:]), tuple(size))[0])
+        nearest = np.abs(np.arange(size[0])[:, None] - centres).argmin(1)
+        frames = cells[:, torch.from_numpy(nearest).to(cells.device)]
+        within = Placement(placement.extent[1:], placement.positions[1:])
+        pictures = enlarge(frames.flatten(0, 1), size[1:], within)
+        return pictures.reshape(*frames.shape[:2], *size[1:])
     if placement.positions:
         for axis, side in reversed(list(enumerate(size))):
             cells = resample(cells, axis + 1, placement.positions[axis], tuple(map(float, range(side))))

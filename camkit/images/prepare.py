@@ -14,10 +14,12 @@ from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ImageError, advice
+from camkit.images.clips import read_clip
 from camkit.images.crop import CropBoxes
 from camkit.images.read import from_array, open_draft, upright
+from camkit.models.clips import ClipPreprocess
 from camkit.models.modules import CLIPS
-from camkit.types import Box, ImageLike, Preprocess
+from camkit.types import Box, ClipFrame, ImageLike, Preprocess
 
 
 def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]:
@@ -43,8 +45,9 @@ def prepare(
     Whether its values are finite is checked later, for a whole batch at once; see ``extremes``.
 
     Args:
-        image: a path, a PIL picture, an array (H, W, C), or a normalised tensor (C, H, W), which is used unchanged.
-        preprocess: turns a PIL picture into the model's input; not used for a tensor.
+        image: a path, a PIL picture, an array (H, W, C), or a normalised tensor (C, H, W), which is used unchanged; for
+            a model of clips, a video's path or a tensor (C, T, H, W).
+        preprocess: turns a PIL picture, or the frames of a clip, into the model's input; not used for a tensor.
         source: the name to report.
         rank: the number of axes after the channels in a tensor: 1 for a signal, 2 for a picture, 3 for a volume.
         draft: read a large JPEG file at a half, a quarter or an eighth of its size, if that is at least
@@ -53,8 +56,13 @@ def prepare(
     Raises:
         ImageError: the image cannot be read or has the wrong form, or it needs ``preprocess`` and there is none.
     """
+    is_clip = isinstance(preprocess, ClipPreprocess)
     if isinstance(image, Tensor):
-        return _prepare_tensor(image, source, rank)
+        prepared = _prepare_tensor(image, source, rank)
+        return replace(prepared, frames=tuple(map(ClipFrame, range(1, image.shape[1] + 1)))) if is_clip else prepared
+    if isinstance(preprocess, ClipPreprocess) and isinstance(image, (str, Path)):
+        clip, frames = read_clip(Path(image), preprocess)
+        return Prepared(clip, None, None, source, frames=frames)
     reduction = 1.0
     if isinstance(image, (str, Path)):
         side = _resized_side(preprocess, at_once=True) if draft and preprocess is not None else None
@@ -220,6 +228,7 @@ class Prepared:
         source: the name to report.
         number: which picture of the call this is, from 1.
         reduction: how many times the sides of the file's picture are longer than those of ``picture``.
+        frames: the frames of a clip.
     """
 
     tensor: Float[Tensor, "c *size"]
@@ -228,6 +237,7 @@ class Prepared:
     source: str
     number: int = 1
     reduction: float = 1.0
+    frames: tuple[ClipFrame, ...] = ()
 
     def to_input(self, x: float, y: float) -> tuple[float, float]:
         """Return where a point of the picture's file lies on the tensor, in pixels; without a picture, the point."""

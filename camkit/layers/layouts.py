@@ -173,19 +173,31 @@ def cells_of(places: Tensor) -> Cells:
 
 def grid_in(kind: LayoutKind, cells: Cells) -> tuple[Layout, Cells] | None:
     """Return the layout of one kind in which cells are in the order of a grid, and the grid's cells; None if none."""
-    prefix = 0
     if kind in _OF_TOKENS:
-        prefix, end = _longest_run(cells)
-        cells = cells[:, prefix:end]
-        grid = _sides(cells[1:])
-        if grid is None or (prefix and kind == "tokens_last"):
-            return None
-        cells = cells.reshape(-1, *grid)
-    elif kind == "channels_last" and cells.dim() == 2 and not bool((cells[0] > KNOWN).all()):
+        orders = _ORDERS if len(cells) == 4 else _ORDERS[:1]
+        return next(filter(None, (_grid_of_tokens(kind, cells, order) for order in orders)), None)
+    if kind == "channels_last" and cells.dim() == 2 and not bool((cells[0] > KNOWN).all()):
         return None  # a signal with a class token
-    if not _are_in_order(cells):
+    return (Layout(kind, tuple(cells.shape[1:])), cells) if _are_in_order(cells) else None
+
+
+_ORDERS: tuple[tuple[int, ...], ...] = ((), (1, 2, 0))
+"""The orders in which tokens may run through the axes of a clip's grid: as usual, and frame by frame within each patch
+(TimeSformer). See ``Layout.order``."""
+
+
+def _grid_of_tokens(kind: LayoutKind, cells: Cells, order: tuple[int, ...]) -> tuple[Layout, Cells] | None:
+    """Return the grid through whose axes tokens run in this order; None if they do not."""
+    axes = order or tuple(range(len(cells) - 1))
+    tokens = cells[[0, *(1 + axis for axis in axes)]]
+    prefix, end = _longest_run(tokens)
+    tokens = tokens[:, prefix:end]
+    sides = _sides(tokens[1:])
+    if sides is None or (prefix and kind == "tokens_last"):
         return None
-    return Layout(kind, tuple(cells.shape[1:]), prefix), cells
+    back = [1 + axes.index(axis) for axis in range(len(axes))]
+    grid = tokens[[0, *back]].reshape(-1, *sides).permute(0, *back)
+    return (Layout(kind, tuple(grid.shape[1:]), prefix, order=order), grid) if _are_in_order(grid) else None
 
 
 def _longest_run(cells: Cells) -> tuple[int, int]:

@@ -144,6 +144,9 @@ def rise(
     instead. A mask is a grid of ``cells`` along each axis, each 1 with probability p = ``kept``, else 0; it is enlarged
     to one cell more than the picture and cut out at a random place (section 3.2). Mask i depends on i alone, so the
     map is the same in every run.
+
+    For a box of a detector, P_i is how well the boxes of the masked picture match it (Petsiuk et al. 2021, D-RISE,
+    arXiv:2006.03204), which published 5,000 masks of 16 cells; see ``camkit.targets.boxes.SameBoxTarget``.
     """
     import torch  # noqa: PLC0415 - as above
 

@@ -16,6 +16,8 @@ from camkit.errors import InputError, ModelError, did_you_mean
 from camkit.models import from_torchvision
 from camkit.models.black_box import BlackBox, black_box
 from camkit.models.from_file import KINDS
+from camkit.models.from_ultralytics import holds_ultralytics
+from camkit.models.inputs import adapted
 from camkit.models.labels import Labels, as_labels, read_labels
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.models.modules import (
@@ -102,6 +104,7 @@ def load_model(
     std: float | Sequence[float] | None = None,
     labels: Labels | None = None,
     text: str | Sequence[str] | None = None,
+    output: str | int | None = None,
     trainable: bool = False,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
@@ -120,6 +123,7 @@ def load_model(
             deviation of values 0..1, one number for all channels or one per channel.
         labels: replace the names of the classes.
         text: the classes of a CLIP-like model, one text per class.
+        output: the one of several outputs that has the scores: its key, its attribute, or its place from 0.
         trainable: keep ``requires_grad`` as the model sets it. By default it is switched off, as explaining needs none.
         trust_remote_code: run the Python code in the folder of a Hugging Face model, or in its repository on the hub.
             By default, such a model is refused.
@@ -150,7 +154,7 @@ def load_model(
     )
     with torch.inference_mode(mode=False):
         loaded = _load(request)
-        module = unwrapped(loaded.module)
+        module = adapted(unwrapped(loaded.module), output=output)
         check_tensors(module)
         module = module.eval().to(pick_device(device))
         module = module if trainable else module.requires_grad_(requires_grad=False)
@@ -193,6 +197,8 @@ def _source(name: str) -> str | None:
     if name.startswith("hf:") or is_file(Path(name) / "config.json"):
         return "from_huggingface"
     suffix = Path(name).suffix.lower()
+    if suffix == ".pt" and holds_ultralytics(Path(name)):
+        return "from_ultralytics"
     return KINDS.get(suffix) or ("from_python" if name.partition(":")[2] or suffix == ".py" else None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ from camkit.types import Preprocess
 
 Scores: TypeAlias = Callable[[Tensor], Any]
 """Takes pictures (N, C, H, W), float32 and on the CPU, and returns one row of scores (N, classes) for each of them, as
-a tensor or as anything that NumPy makes an array of."""
+a tensor or as anything that NumPy makes an array of; or a list with a dictionary of each picture's boxes."""
 
 
 class _Seen:
@@ -44,25 +44,29 @@ class BlackBox(nn.Module):
         self._batch = batch
         self._seen = _Seen()
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the scores of pictures (N, C, H, W), on the same device.
+    def forward(self, images: Tensor) -> Tensor | list[dict[str, Tensor]]:
+        """Return the scores of pictures (N, C, H, W), or their boxes, on the same device.
 
         Raises:
             RunError: the function returned something other than a row of numbers for each picture.
         """
         pictures = images.detach().float().cpu()
-        if self._batch is None:
-            rows = self._rows(pictures)
-        else:
+        parts = [pictures]
+        if self._batch is not None:
             parts = list(pictures.split(self._batch))
             missing = self._batch - len(parts[-1])
             parts[-1] = torch.cat([parts[-1], parts[-1][-1:].expand(missing, *parts[-1].shape[1:])])
-            rows = torch.cat([self._rows(part) for part in parts])[: len(pictures)]
-        return rows.to(images.device)
+        rows = [self._rows(part) for part in parts]
+        boxes = [detections for part in rows if isinstance(part, list) for detections in part][: len(pictures)]
+        if boxes:
+            return [{name: value.to(images.device) for name, value in detections.items()} for detections in boxes]
+        return torch.cat([part for part in rows if isinstance(part, Tensor)])[: len(pictures)].to(images.device)
 
-    def _rows(self, pictures: Tensor) -> Tensor:
+    def _rows(self, pictures: Tensor) -> Tensor | list[dict[str, Tensor]]:
         with torch.no_grad():
             scores = self.function(pictures.clone())  # which the function may write to
+        if isinstance(scores, (list, tuple)) and scores and all(isinstance(each, dict) for each in scores):
+            return _boxes(scores, len(pictures))
         try:
             rows = scores.detach() if isinstance(scores, Tensor) else torch.from_numpy(np.array(scores, np.float32))
         except (TypeError, ValueError, RuntimeError) as error:
@@ -80,6 +84,28 @@ class BlackBox(nn.Module):
         return rows.to("cpu", torch.float32, copy=True)  # the function may use its array again
 
 
+def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]]:
+    """Return the boxes of each picture as tensors.
+
+    Raises:
+        RunError: they are not ``boxes`` (K, 4) and ``scores`` (K,), perhaps with ``labels`` (K,), for each picture.
+    """
+    wrong = "the function returned a list of dictionaries; each needs boxes (K, 4) and scores (K,), for each picture"
+    try:
+        found = [
+            {name: torch.as_tensor(row[name]).detach().cpu() for name in ("boxes", "scores", "labels") if name in row}
+            for row in rows
+        ]
+        sizes = [(each["boxes"].reshape(-1, 4), *each.values()) for each in found]
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise RunError(wrong) from error
+    if len(found) != count or any(len({len(value) for value in values}) != 1 for values in sizes):
+        raise RunError(wrong)
+    return [
+        {name: value.float() if name != "labels" else value.long() for name, value in each.items()} for each in found
+    ]
+
+
 def black_box(
     function: Scores,
     *,
@@ -95,7 +121,8 @@ def black_box(
 
     Args:
         function: takes pictures (N, C, H, W) as a float32 tensor on the CPU, prepared by ``preprocess``, and returns
-            their scores (N, classes): logits, or probabilities that add up to 1. What it raises passes through.
+            their scores (N, classes): logits, or probabilities that add up to 1; or for a detector a list with a
+            dictionary of ``boxes`` (K, 4), ``scores`` and ``labels`` (K,) for each. What it raises passes through.
         labels: the names of the classes.
         preprocess: prepares a PIL picture for the function.
         name: what reports call the model; the function's name if not given.

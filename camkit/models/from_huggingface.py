@@ -15,7 +15,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camkit.errors import CamkitError, ModelError, advice
+from camkit.models.clips import TakesClips
 from camkit.models.huggingface_boxes import Boxes, with_texts
+from camkit.models.huggingface_clips import PrepareClip
+from camkit.models.huggingface_maps import queried_maps
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line, read_weights
@@ -135,9 +138,14 @@ def _loaded(request: Request, name: str) -> LoadedModel:
     )
     compares = hasattr(config, "text_config") and hasattr(config, "vision_config")
     architectures = [str(architecture) for architecture in config.architectures or ()]
-    detector = _detector_class(config, architectures)
+    detector = _class_in(_DETECTORS, config, architectures)
     if detector is not None:
         return _with_boxes(request, name, config, detector)
+    of_maps = _class_in(_OF_MAPS, config, architectures)
+    if of_maps is not None:
+        return _with_maps(request, name, config, of_maps)
+    if type(config) in transformers.MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING:
+        return _of_clips(request, name, config)
     if compares and not any(name.endswith("ForImageClassification") for name in architectures):
         return _with_texts(request, name, config)
     if not classifies:
@@ -200,10 +208,31 @@ _DETECTORS = (
 """Networks that return boxes: of the classes that they were trained for, and of classes that texts name."""
 
 
-def _detector_class(config: Any, architectures: Sequence[str]) -> Any:
-    """Return the class of a folder's detector; None if the folder holds another kind of network."""
-    known = (mapping.get(type(config), None) for mapping in _DETECTORS)
+_OF_MAPS = (
+    transformers.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING,
+    transformers.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING,
+    transformers.MODEL_FOR_DEPTH_ESTIMATION_MAPPING,
+)
+"""Networks that return maps: of each class, of queries with their classes, and of depths."""
+
+
+def _class_in(mappings: Sequence[Any], config: Any, architectures: Sequence[str]) -> Any:
+    """Return the class of a folder's network if it is in one of these mappings; None if not."""
+    known = (mapping.get(type(config), None) for mapping in mappings)
     return next((one for one in known if one is not None and one.__name__ in architectures), None)
+
+
+def _with_maps(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
+    """Load a network that returns maps of classes or of depths."""
+    request.refuse_text()
+    if request.weights is not None:
+        raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")
+    model = _built(request, build, name, config)
+    labels = None if build.__name__.endswith("DepthEstimation") else _labels(config)
+    if build is _OF_MAPS[1].get(type(config), None):
+        tasks = transformers.AutoTokenizer.from_pretrained(name) if config.model_type == "oneformer" else None
+        model = queried_maps(model, tasks)
+    return LoadedModel(model, request.name, _prepared(request, name), labels)
 
 
 def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
@@ -225,6 +254,20 @@ def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedM
     tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
     found = with_texts(model, tokenizer, request.text)
     return LoadedModel(found, request.name, _prepared(request, name), request.text, detects=True)
+
+
+def _of_clips(request: Request, name: str, config: Any) -> LoadedModel:
+    """Load a classifier of clips."""
+    request.refuse_text()
+    if request.weights is not None:
+        raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")
+    if request.changes:
+        raise ModelError(f"{request.name} takes clips, which its own processor prepares; leave out size, mean and std")
+    model = _built(request, transformers.AutoModelForVideoClassification, name, config)
+    processor = transformers.AutoVideoProcessor.from_pretrained(name, trust_remote_code=request.trust_remote_code)
+    frames = getattr(processor, "num_frames", None) or getattr(config, "num_frames", None) or config.frames_per_clip
+    module = TakesClips(model, model.main_input_name)
+    return LoadedModel(module, request.name, PrepareClip(processor, int(frames)), _labels(config))
 
 
 def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:

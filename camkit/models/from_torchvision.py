@@ -1,25 +1,59 @@
-"""Loads torchvision's classifiers, segmentation networks and detectors by the names of their builders."""
+"""Loads torchvision's classifiers, segmentation and video networks, and detectors by the names of their builders."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torchvision
+from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.transforms._presets import ImageClassification
+from torchvision.transforms._presets import ImageClassification, VideoClassification
 
 from camkit.errors import ModelError, advice, did_you_mean
+from camkit.models.clips import ClipPreprocess, refuse_short
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, changed_preset, is_file
 from camkit.models.weights import Weights, first_line, read_weights
-from camkit.types import Preprocess
+from camkit.types import Pixels, Preprocess
 
-_KINDS = (torchvision.models, torchvision.models.segmentation, torchvision.models.detection)
+_KINDS = (
+    torchvision.models,
+    torchvision.models.segmentation,
+    torchvision.models.detection,
+    torchvision.models.video,
+)
+
+_CLIPS = {"mvit": (16, 7.5), "s3d": (128, 15.0), "swin3d": (32, 15.0)}
+"""By family of video networks: how many frames they take, and how many of them a second, as torchvision evaluates them;
+its others take 16, and 15 a second."""
+
+
+class PresetOfClips(ClipPreprocess):
+    """Prepares clips with torchvision's preset: frames at the rate of its recipe, from the middle of the video."""
+
+    def __init__(self, preset: Any, frames: int, rate: float) -> None:
+        self.preset = preset
+        self.frames = frames
+        self.rate = rate
+
+    def chosen(self, count: int, rate: float) -> list[int]:
+        """Return the numbers of the frames, from 0."""
+        step = rate / self.rate
+        span = (self.frames - 1) * step
+        refuse_short(count, round(span) + 1)
+        first = (count - 1 - span) / 2
+        return [round(first + number * step) for number in range(self.frames)]
+
+    def of_frames(self, frames: Sequence[Pixels]) -> Float[Tensor, "c t h w"]:
+        """Return the model's input for these frames."""
+        prepared: Tensor = self.preset(torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2))
+        return prepared
 
 
 @functools.cache
@@ -70,6 +104,9 @@ def _loaded(request: Request) -> LoadedModel:
 
 def _prepared(recipe: Any, request: Request) -> Preprocess:
     preset = recipe.transforms()
+    if isinstance(preset, VideoClassification) and not request.changes:
+        family = next((name for name in _CLIPS if request.name.startswith(name)), "")
+        return PresetOfClips(preset, *_CLIPS.get(family, (16, 15.0)))
     if not request.changes:
         return cast("Preprocess", preset)
     if not isinstance(preset, ImageClassification):
@@ -99,7 +136,7 @@ def _build(name: str, classes: int | None, state: Mapping[str, Tensor]) -> nn.Mo
     if name in ("googlenet", "inception_v3"):
         # Their published weights expect an input that the model rescales. Their slow initialisation is not needed.
         options |= {"init_weights": False, "transform_input": True, "aux_logits": auxiliary}
-    if name not in torchvision.models.list_models(module=torchvision.models):
+    if name in torchvision.models.list_models(module=_KINDS[1]) + torchvision.models.list_models(module=_KINDS[2]):
         options |= {"weights_backbone": None}
         if auxiliary:
             options |= {"aux_loss": True}

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.errors import ModelError
+from camkit.errors import ModelError, advice
+from camkit.models.inputs import HeldInputs, OneOutput
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -98,10 +99,12 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
         )
     others = _other_inputs(module) if isinstance(error, TypeError) else []
     if others:
+        passed = ", ".join(f"{name}=..." for name in others)
+        held = ", ".join(f"{name!r}: ..." for name in others)
         return (
-            f"the model's forward also needs {' and '.join(map(repr, others))}, but camkit passes only the "
-            f"picture; wrap the model in a module whose forward(self, picture) returns "
-            f"self.model(picture, {', '.join(f'{name}=...' for name in others)})"
+            f"the model's forward also needs {' and '.join(map(repr, others))}, but camkit passes only the picture; "
+            + advice(f"pass inputs={{{held}}} to camkit.explain or Explainer, or ", "")
+            + f"wrap the model in a module whose forward(self, picture) returns self.model(picture, {passed})"
         )
     if any(words in str(error) for words in _INSIDE_FUNC):
         return (
@@ -132,17 +135,31 @@ def explained_failures(module: nn.Module) -> Iterator[None]:
 
 
 def _other_inputs(module: nn.Module) -> list[str]:
-    """Return the names of the arguments that a module's forward needs besides the first."""
-    parameters = list(inspect.signature(module.forward).parameters.values())[1:]
+    """Return the names of the arguments that a module's forward needs besides the picture and what it holds."""
+    held: set[str] = set()
+    picture: str | None = None
+    while isinstance(module, (HeldInputs, OneOutput)):
+        if isinstance(module, HeldInputs):
+            held, picture = {*held, *module.others}, module.picture
+        module = module.model
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    given = {*held, picture or next((each.name for each in parameters), "")}
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
+    needed = [each for each in parameters if each.default is each.empty and each.kind not in variable]
+    return [each.name for each in needed if each.name not in given]
 
 
 _CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 
 
 def spatial_rank(module: nn.Module) -> int:
-    """Return the number of spatial axes of the module's input, read from its first convolution; 2 if it has none."""
+    """Return the number of axes of the module's input after the channels.
+
+    It is read from the module's ``spatial_axes`` or else from its first convolution; 2 if it has neither.
+    """
+    named = getattr(module, "spatial_axes", None)
+    if isinstance(named, int):
+        return named
     first = next((part for part in module.modules() if isinstance(part, tuple(_CONVOLUTIONS))), None)
     return next((rank for kind, rank in _CONVOLUTIONS.items() if isinstance(first, kind)), 2)
 

@@ -26,12 +26,13 @@ from camkit.explanation import Explanation
 from camkit.images.listing import Found, Pictures
 from camkit.images.video import is_video
 from camkit.models import device_of, usual_batch_size
+from camkit.models.clips import ClipPreprocess
 from camkit.models.loaded import LoadedModel
 from camkit.scale.job import Drawing, Job, Scales
 from camkit.scale.naming import DrawingFiles, write_drawing
 from camkit.scale.schema import Row, row_of, row_of_failure
 from camkit.scale.table import Table
-from camkit.scale.video import FRAMES_PER_PASS, WrittenVideo, draw_video
+from camkit.scale.video import FRAMES_PER_PASS, WrittenVideo, draw_clip, draw_video
 from camkit.types import Failure
 
 _WRITERS = max(2, min(4, os.cpu_count() or 1))
@@ -127,7 +128,8 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
     written = _written(explained, job, files, ahead=max(_MOST_UNWRITTEN, 2 * size))
     rows = (row for row, _ in written) if table is None else _tabled(written, table)
     of_frames = functools.partial(here, batch_size=min(size, FRAMES_PER_PASS))
-    videos = (draw_video(found, job, files, of_frames) for found in stills.videos)
+    draw = draw_clip if isinstance(model.preprocess, ClipPreprocess) else draw_video
+    videos = (draw(found, job, files, of_frames) for found in stills.videos)
     return Run(_one_after_the_other(rows, videos), stills)
 
 

@@ -16,12 +16,13 @@ from PIL import Image
 
 from camkit.drawing.encode import add_video_note
 from camkit.drawing.figure import Caption, compose, resized, shown_size
-from camkit.errors import CamkitError, ImageError, InputError, OutputError, TargetError
+from camkit.errors import CamkitError, ImageError, InputError, OutputError, TargetError, advice
 from camkit.explanation import ColourScale, Explanation
+from camkit.images.files import names_file
 from camkit.images.listing import Found
 from camkit.images.video import Frame, opened_video, quiet_decoders
 from camkit.scale.job import Drawing, Job, Scales
-from camkit.scale.naming import DrawingFiles
+from camkit.scale.naming import DrawingFiles, write_drawing
 from camkit.types import Failure, Pixels
 
 FRAMES_PER_PASS = 8
@@ -31,7 +32,10 @@ _CODEC = "mp4v"
 """MPEG-4 Part 2: every build of OpenCV can write it, and every player plays it, though few browsers do. Builds with
 H.264 are rare because of its licence."""
 
-Explained: TypeAlias = Callable[[Iterable[Image.Image]], Iterator[Explanation | Failure]]
+_CLIP_RATE = 4.0
+"""Frames per second of a drawn clip of one frame."""
+
+Explained: TypeAlias = Callable[[Iterable[Image.Image | Path]], Iterator[Explanation | Failure]]
 """Explains pictures as a stream, one row for each, with a Failure for a picture without the target."""
 
 
@@ -49,6 +53,7 @@ class WrittenVideo:
         layer, layer_reason, method: what the frames were explained with.
         scale: the scale that all frames share; None if each has its own.
         problem: a sentence if the video broke off, so that the drawn video is shorter; otherwise empty.
+        sheet: for a model of clips, the file with all frames side by side, if the drawings go into a folder.
     """
 
     source: str
@@ -62,13 +67,15 @@ class WrittenVideo:
     method: str
     scale: ColourScale | None = None
     problem: str = ""
+    sheet: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
         scale = None if self.scale is None else list(self.scale.limits)
         status = "error" if self.problem else "ok"
         values = {**vars(self), "file": str(self.file), "scale": scale, "status": status}
-        problem = values.pop("problem")
+        problem, sheet = values.pop("problem"), values.pop("sheet")
+        values |= {} if sheet is None else {"sheet": str(sheet)}
         return {**values, "error": problem} if problem else values
 
 
@@ -144,6 +151,50 @@ def _drawn(found: Found, job: Job, files: DrawingFiles, explained: Explained, sc
         method=first.method,
         scale=scales.of(first.layer, first.method),
         problem=problem,
+    )
+
+
+def draw_clip(found: Found, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo | Failure:
+    """Explain a video with a model of clips, and draw the frames that the model saw, as an MP4 file and as a sheet."""
+    video = found.path
+    if job.how.has_several_targets:
+        return Failure(str(video), InputError(f"{video} is a video, and a video shows one target"))
+    if job.every > 1:
+        rest = advice("leave out every", "leave out --every")
+        return Failure(str(video), InputError(f"a model of clips chooses the frames itself; {rest}"))
+    try:
+        (row,) = explained([video])
+        return row if isinstance(row, Failure) else _drawn_clip(found, row, job, files)
+    except CamkitError as error:
+        return Failure(str(video), error)
+
+
+def _drawn_clip(found: Found, row: Explanation, job: Job, files: DrawingFiles) -> WrittenVideo:
+    options = job.drawing.options()
+    del options["max_side"]  # the frames have the size of the model's input
+    first, last = row.frames[0].time or 0.0, row.frames[-1].time or 0.0
+    rate = (len(row.frames) - 1) / (last - first) if last > first else _CLIP_RATE
+    with _VideoFile(job.folder, rate) as file:
+        for frame in row.drawn_frames(**options):
+            file.write(frame)
+        written, note = files.file_for_video(found, row)
+        file.finish(written, note)
+    sheet: Path | None = None
+    if job.out is not None and not names_file(job.out):
+        sheet, shows = files.file_for(row, found, 1, ".png")
+        write_drawing(sheet, row.overlay(**job.drawing.options()), shows)
+    return WrittenVideo(
+        source=str(found.path),
+        file=written,
+        frames=file.frames,
+        every=1,
+        rate=rate,
+        labels={row.name: file.frames},
+        layer=row.layer,
+        layer_reason=row.layer_reason,
+        method=row.method,
+        scale=row.colour_scale("each"),
+        sheet=sheet,
     )
 
 

@@ -42,6 +42,7 @@ from camkit.targets.embeddings import SimilarTarget, similar_to
 from camkit.targets.maps import SegmentTarget, segment
 from camkit.targets.names import index_of
 from camkit.targets.outputs import describe, logits_of
+from camkit.targets.regions import RegionTarget, region
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
@@ -56,6 +57,7 @@ __all__ = [
     "EachTarget",
     "FinerTarget",
     "FunctionTarget",
+    "RegionTarget",
     "Scores",
     "SegmentTarget",
     "SimilarTarget",
@@ -73,6 +75,7 @@ __all__ = [
     "each",
     "finer",
     "logits_of",
+    "region",
     "segment",
     "similar_to",
     "top",

@@ -205,7 +205,7 @@ class BoxAtTarget(OnPicture):
     part: Part | None = None
     points: tuple[tuple[float, float], ...] = field(default=(), compare=False, repr=False)
 
-    def on_inputs(self, to_inputs: Sequence[ToInput]) -> BoxAtTarget:
+    def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> BoxAtTarget:  # noqa: ARG002
         """Return the target with its point in pixels of the inputs."""
         return replace(self, points=tuple(to_input(*self.point) for to_input in to_inputs))
 
@@ -220,6 +220,36 @@ class BoxAtTarget(OnPicture):
             numbers.append(int(around[scores.argmax()]) if len(around) else None)
         x, y = self.point
         return box_scores(images, numbers, f"the detector found no box around the point {x:g},{y:g}", self.part)
+
+
+@dataclass(frozen=True)
+class SameBoxTarget(Target):
+    """How well a changed picture's boxes match one box of the picture (Petsiuk et al. 2021, D-RISE, arXiv:2006.03204).
+
+    It is the largest product of a box's score and its overlap with that box, among the boxes of the same class. The
+    paper compares the probabilities of all classes, of which a list of boxes has only the largest.
+
+    Attributes:
+        corners: that box (left, top, right, bottom) in pixels of the input.
+        label: its class; None if the boxes have no classes.
+    """
+
+    for_threads = True
+
+    corners: tuple[float, ...]
+    label: int | None
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the match for each image; 0 if no box overlaps."""
+        values: list[Tensor] = []
+        for detections in _boxes_in(output, batch):
+            boxes, scores = detections["boxes"].float(), detections["scores"].float()
+            overlaps = box_iou(boxes, torch.tensor([self.corners], device=boxes.device))[:, 0]
+            alike = scores * overlaps
+            if self.label is not None:
+                alike = alike * detections["labels"].eq(self.label)
+            values.append(torch.cat([alike, alike.new_zeros(1)]).amax())
+        return Scores(torch.stack(values), quantity="score of the best matching box, times their overlap")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from camkit.errors import TargetError, advice, refusing_other_arguments
 from camkit.targets.boxes import boxes_of_class, ranked_box
 from camkit.targets.maps import SegmentTarget, class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, label_of, whole_number
-from camkit.targets.outputs import detections_of, logits_of, maps_of
+from camkit.targets.outputs import depth_of, detections_of, logits_of, maps_of
 from camkit.targets.probabilities import PLURAL, final_activation, given_probabilities, kind_of, logits_behind
+from camkit.targets.regions import RegionTarget
 from camkit.targets.scores import Expands, OfPictures, Scores, Target, check_values, copied
 from camkit.types import Activation
 
@@ -96,7 +97,7 @@ class TopTarget(Target):
     """The logit of each image's own best class (rank 1), second best (rank 2), and so on.
 
     For a segmentation network, classes are ranked by the area they cover, and class 0 comes last if it is the
-    background. For a detector, boxes are ranked by their scores.
+    background. For a detector, boxes are ranked by their scores. For a network of depths, it is their mean.
     """
 
     for_threads = True
@@ -121,7 +122,12 @@ class TopTarget(Target):
         maps = maps_of(output, batch)
         if maps is not None:
             return class_by_area(maps, self.rank, skip_first=self.background)
-        logits = logits_of(output, batch)
+        try:
+            logits = logits_of(output, batch)
+        except TargetError:
+            if depth_of(output) is None:
+                raise
+            return RegionTarget()(output, batch)
         if self.rank > logits.shape[1]:
             raise TargetError(
                 f"there are no {self.of or self.rank} best classes: the model has only {logits.shape[1]} classes"
@@ -404,6 +410,8 @@ def of_changed_picture(target: Target, scored: Scores, *, mirrored: bool) -> Tar
     if isinstance(target, SegmentTarget):
         mask = target.mask.flip(-1) if mirrored and target.mask is not None else target.mask
         return replace(target, mask=mask)
+    if isinstance(target, RegionTarget):
+        return replace(target, mirrored=mirrored)
     if isinstance(target, FinerTarget):
         return replace(target, of=of_changed_picture(target.of, scored, mirrored=mirrored))
     if scored.indices is None:

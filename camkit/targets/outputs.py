@@ -43,8 +43,8 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
     if candidates:
         shapes = " and ".join(str(tuple(candidate.shape)) for candidate in candidates)
         raise TargetError(
-            f"the model returned several tensors that could hold class scores, of shapes {shapes}; choose one, "
-            "for example by target=lambda output: output[1][:, 3] for class 3 of the second"
+            f"the model returned several tensors that could hold class scores, of shapes {shapes}; choose one by its "
+            f"place, such as the second with {advice('output=1', '--output 1')}"
         )
     scores = main_tensor(output)
     if isinstance(scores, Tensor) and scores.is_floating_point():
@@ -54,6 +54,12 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
             return scores[:, None]
         if scores.shape[:1] == (batch,) and scores.dim() >= 2 and scores.numel() == batch * scores.shape[1] > 0:
             return scores.flatten(1)
+    named = [str(key) for key, value in output.items() if _may_score(value, batch)] if isinstance(output, dict) else []
+    if named:
+        raise TargetError(
+            f"the model returned {describe(output)}; choose the class scores by name, such as "
+            + advice(f"output={named[0]!r}", f"--output {named[0]}")
+        )
     raise TargetError(
         f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); "
         + advice(
@@ -63,11 +69,22 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
     )
 
 
+def _may_score(value: Any, batch: int) -> bool:
+    """Tell whether a value could be class scores or maps of them."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() in (2, 4) and len(value) == batch
+
+
 def maps_of(output: Any, batch: int) -> Float[Tensor, "n k h w"] | None:
     """Return the maps of class scores (N, K, h, w) in a segmentation network's output; None if there are none."""
     maps = main_tensor(output)
     is_map = isinstance(maps, Tensor) and maps.dim() == 4 and maps.is_floating_point() and len(maps) == batch
     return maps if is_map and maps.shape[1] > 0 and maps.shape[2] * maps.shape[3] > 1 else None
+
+
+def depth_of(output: Any) -> Tensor | None:
+    """Return the depth of each pixel (N, h, w) in the output of a network of Hugging Face; None if there is none."""
+    found = output.get("predicted_depth") if isinstance(output, dict) else getattr(output, "predicted_depth", None)
+    return found if isinstance(found, Tensor) else None
 
 
 def detections_of(output: Any, batch: int) -> list[dict[str, Tensor]] | None:

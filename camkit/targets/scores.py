@@ -146,5 +146,5 @@ class OnPicture(Target):
     """A target that names a place on the picture."""
 
     @abstractmethod
-    def on_inputs(self, to_inputs: Sequence[ToInput]) -> Target:
-        """Return the target for a batch; ``to_inputs`` has a function for each picture."""
+    def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> Target:
+        """Return the target for a batch of inputs of this size; ``to_inputs`` has a function for each picture."""

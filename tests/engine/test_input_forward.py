@@ -70,6 +70,17 @@ def counted(model: nn.Module) -> list[int]:
 # --- the formulas
 
 
+def drawn_masks() -> tuple[list[np.ndarray], list[tuple[int, int]]]:
+    """Return the grids of RISE's masks and their corners: the draws, in the order that the method's docstring gives."""
+    grids, corners = [], []
+    for number in range(MASKS):
+        generator = torch.Generator().manual_seed(number)
+        grids.append(as_float64((torch.rand(CELLS, CELLS, generator=generator) < KEPT).float()))
+        down, across = (int(torch.randint(-(-side // CELLS), (), generator=generator)) for side in SIZE)
+        corners.append((down, across))
+    return grids, corners
+
+
 def expected_map(name: str, model: nn.Module, image: Tensor, index: int) -> np.ndarray:
     exact = copy.deepcopy(model).double()
 
@@ -85,13 +96,7 @@ def expected_map(name: str, model: nn.Module, image: Tensor, index: int) -> np.n
     with torch.no_grad():
         maps = as_float64(exact[:2](torch.from_numpy(array)[None])[0])
     if name == "rise":
-        grids, corners = [], []
-        for number in range(MASKS):  # the draws, in the order that the method's docstring gives
-            generator = torch.Generator().manual_seed(number)
-            grids.append(as_float64((torch.rand(CELLS, CELLS, generator=generator) < KEPT).float()))
-            sides = [-(-side // CELLS) for side in SIZE]
-            corners.append(tuple(int(torch.randint(side, (), generator=generator)) for side in sides))
-        return oracles.rise(probability, array, grids, corners, KEPT)
+        return oracles.rise(probability, array, *drawn_masks(), KEPT)
     if name == "occlusion":
         return oracles.occlusion(logit, array, WINDOW, STRIDE)
     if name == "sscam":
@@ -293,12 +298,76 @@ class Boxes(nn.Module):
         return [{"boxes": corners, "labels": torch.ones(1).long(), "scores": score[None]} for score in scores]
 
 
-@pytest.mark.parametrize("name", [*FEW, "fullgrad", "guidedbackprop", "guidedgradcam"])
+@pytest.mark.parametrize("name", ["fullgrad", "guidedbackprop", "guidedgradcam"])
 def test_boxes_are_refused(name: str) -> None:
-    method, layer = FEW.get(name, name), "layer" if METHODS[name].layer else None
+    layer = "layer" if METHODS[name].layer else None
     model = Boxes().eval()
     with unchanged(model), pytest.raises(MethodError, match="explain scores, not boxes; use 'gradcam' or 'hirescam'"):
-        camkit.explain(model, picture(), layer, method=method, target=box(0))
+        camkit.explain(model, picture(), layer, method=name, target=box(0))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_part_of_a_box_is_refused(name: str) -> None:
+    layer = "layer" if METHODS[name].layer else None
+    with pytest.raises(MethodError, match="the score of a box and not a part of it; use 'hirescam'"):
+        camkit.explain(Boxes().eval(), picture(), layer, method=FEW[name], target=box(0, part="left"))
+
+
+class Moving(nn.Module):
+    """Finds three boxes, whose classes, sides and order depend on the picture."""
+
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+        found = []
+        for image in images.sigmoid():
+            left, right = image[:, :, :8].mean(), image[:, :, 8:].mean()
+            scores = torch.stack([left, right, image[:, :6].mean()])
+            corners = torch.tensor([[0.0, 0.0, 7.0, 9.0], [6.0, 1.0, 15.0, 11.0], [2.0, 0.0, 8.0, 6.0]])
+            corners = corners + (left - right) * torch.tensor([[3.0, 2.0, 1.0, 2.0]])
+            labels = torch.tensor([1, 1 if right > 0.5 else 2, 1])
+            order = scores.argsort(descending=True)
+            found.append({"boxes": corners[order], "labels": labels[order], "scores": scores[order]})
+        return found
+
+
+def best_match(detections: dict[str, Tensor], wanted: list[float], label: int) -> float:
+    """D-RISE, Petsiuk et al. 2021, Eqs. 3 to 6: the largest overlap times score, of boxes of the same class."""
+    best = 0.0
+    rows = zip(detections["boxes"].tolist(), detections["scores"].tolist(), detections["labels"].tolist(), strict=True)
+    for (left, upper, right, lower), score, own in rows:
+        across = max(0.0, min(right, wanted[2]) - max(left, wanted[0]))
+        down = max(0.0, min(lower, wanted[3]) - max(upper, wanted[1]))
+        areas = (right - left) * (lower - upper) + (wanted[2] - wanted[0]) * (wanted[3] - wanted[1])
+        best = max(best, score * across * down / (areas - across * down) * (own == label))
+    return best
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+@pytest.mark.parametrize("name", ["rise", "occlusion"])
+def test_the_map_of_a_box_equals_d_rises_slow_reference(name: str, *, as_function: bool) -> None:
+    detector, image = Moving().eval(), picture()
+    model: Any = detector
+    if as_function:
+
+        def boxes(pictures: Tensor) -> list[dict[str, Any]]:
+            return [{key: value.tolist() for key, value in each.items()} for each in detector(pictures)]
+
+        model = camkit.black_box(boxes, batch=3)
+
+    row = camkit.explain(model, image, method=FEW[name], target=box(1))
+
+    found = detector(image[None])[0]
+    wanted, label = found["boxes"][1].tolist(), int(found["labels"][1])
+
+    def match(array: np.ndarray) -> float:
+        return best_match(detector(torch.from_numpy(array).float()[None])[0], wanted, label)
+
+    if name == "occlusion":
+        expected = oracles.occlusion(match, as_float64(image), WINDOW, STRIDE)
+    else:
+        grids, corners = drawn_masks()
+        expected = oracles.rise(match, as_float64(image), grids, corners, KEPT)
+    assert list(row.detection) == pytest.approx(wanted, abs=1e-4)
+    np.testing.assert_allclose(row.raw, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 # --- inputs of one and three axes

@@ -6,7 +6,9 @@ import copy
 import functools
 import gc
 import inspect
+import json
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import camkit
+from camkit.cli import main
 from camkit.engine.passes import usable_precision
 from camkit.errors import ImageError, InputError, LayerError, MethodError, ModelError, TargetError
 from camkit.targets import ClassTarget
@@ -835,17 +838,18 @@ class OfThirty(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "listed", "passed"),
+    ("kind", "listed", "held", "passed"),
     [
-        (WithAge, "'age'", "age=..."),
-        (WithAgeAndPlace, "'age' and 'place'", "age=..., place=..."),
+        (WithAge, "'age'", "'age': ...", "age=..."),
+        (WithAgeAndPlace, "'age' and 'place'", "'age': ..., 'place': ...", "age=..., place=..."),
     ],
 )
 @pytest.mark.parametrize("method", ["gradcam", "rise", "chefer"])
-def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, listed, passed, method):
+def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, listed, held, passed, method):
     sentence = (
-        f"the model's forward also needs {listed}, but camkit passes only the picture; wrap the model in a module "
-        f"whose forward(self, picture) returns self.model(picture, {passed})"
+        f"the model's forward also needs {listed}, but camkit passes only the picture; pass inputs={{{held}}} to "
+        f"camkit.explain or Explainer, or wrap the model in a module whose forward(self, picture) returns "
+        f"self.model(picture, {passed})"
     )
     with pytest.raises(ModelError) as caught:
         camkit.explain(kind().eval(), torch.zeros(3, 16, 16), method=method)
@@ -853,6 +857,128 @@ def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(ki
     with pytest.raises(ModelError, match="also needs"):
         camkit.Explainer(kind().eval()).scores_of(torch.zeros(3, 16, 16))
     assert camkit.explain(OfThirty(WithAge()).eval(), torch.rand(3, 16, 16)).status == "ok"
+
+
+class Fused(nn.Module):
+    """Reads a picture and a map of depths; the first argument is not the picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.colours, self.depths = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(1, 4, 3, 2, 1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, depth: Tensor, extra: dict[str, list[Tensor]], pixel_values: Tensor) -> Tensor:
+        assert len(depth) == len(extra["more"][0]) == len(pixel_values)
+        maps = self.colours(pixel_values).relu(), self.depths(depth).relu() * extra["more"][0][:, :, None, None]
+        scores: Tensor = self.head(torch.cat([one.mean((2, 3)) for one in maps], 1))
+        return scores
+
+
+def test_a_model_with_several_inputs_is_explained_with_the_others_held_fixed():
+    net = Fused().eval()
+    image, depth = torch.rand(3, 16, 16), torch.rand(1, 1, 16, 16)
+    others = {"depth": depth, "extra": {"more": [torch.tensor([[2.0]])]}}
+
+    for row in (
+        camkit.explain(net, image, net.colours, inputs=others, picture="pixel_values", target=1, method="hirescam"),
+        camkit.Explainer(net, "model.colours", inputs=others, picture="pixel_values", method="hirescam")(image, 1),
+        camkit.explain(net, [image, image], inputs=others, picture="pixel_values", target=[0, 1], method="hirescam")[3],
+    ):
+        maps = net.colours(image[None]).detach().requires_grad_()
+        beside = (net.depths(depth).relu() * 2).mean((2, 3))
+        score = net.head(torch.cat([maps.relu().mean((2, 3)), beside], 1))[0, 1]
+        score.backward()
+        expected = (maps * maps.grad).sum(1)[0].detach().numpy()
+        assert np.allclose(row.raw, expected, atol=1e-6)
+        plain = image.mean((1, 2), keepdim=True).expand(3, 16, 16)
+        without = float(net(depth, others["extra"], plain[None])[0, 1].detach())
+        assert row.score == pytest.approx(score.item(), abs=1e-6)
+        assert row.without_picture == row.to_dict()["without_picture"] == pytest.approx(without, abs=1e-6)
+        share = None if without * score.item() <= 0 else pytest.approx(without / score.item(), rel=1e-4)
+        assert row.beside_picture == share
+        assert any("Without the picture, the other inputs give" in said for said in row.caption().remarks)
+    assert "without_picture" not in camkit.explain("demo-fair", torch.rand(3, 128, 128)).to_dict()
+
+
+def test_what_a_model_needs_besides_the_inputs_it_was_given_is_named():
+    with pytest.raises(ModelError, match=r"also needs 'place', but"):
+        camkit.explain(WithAgeAndPlace().eval(), torch.zeros(3, 16, 16), inputs={"age": torch.zeros(1, 1)})
+    with pytest.raises(ModelError, match=r"also needs 'depth' and 'extra', but"):
+        camkit.explain(Fused().eval(), torch.zeros(3, 16, 16), picture="pixel_values", output="scores")
+
+
+class Tasks(nn.Module):
+    """Returns scores of two tasks."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.conv, self.first, self.second = nn.Conv2d(3, 4, 3, 2, 1), nn.Linear(4, 3), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        pooled = self.conv(x).relu().mean((2, 3))
+        both = self.first(pooled), self.second(pooled)
+        if self.kind == "object":
+            return types.SimpleNamespace(kind=both[0], age=both[1])
+        return dict(zip(("kind", "age"), both, strict=True)) if self.kind == "dict" else both
+
+
+@pytest.mark.parametrize(("kind", "name"), [("tuple", 1), ("tuple", "1"), ("dict", "age"), ("object", "age")])
+def test_one_of_several_outputs_is_explained(kind, name):
+    net = Tasks(kind).eval()
+    image = torch.rand(3, 16, 16)
+
+    row = camkit.explain(net, image, net.conv, output=name, target=4, method="hirescam")
+
+    maps = net.conv(image[None]).detach().requires_grad_()
+    score = net.second(maps.relu().mean((2, 3)))[0, 4]
+    score.backward()
+    assert row.score == pytest.approx(score.item(), abs=1e-6)
+    assert np.allclose(row.raw, (maps * maps.grad).sum(1)[0].detach().numpy(), atol=1e-6)
+    with pytest.raises(ModelError, match="the model has no output 'mood'"):
+        camkit.explain(net, image, output="mood")
+
+
+def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.py").write_text(
+        "import torch\nfrom torch import nn\nfrom torchvision.transforms.v2 import functional as f\n\n\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, names):\n        super().__init__()\n        self.conv = nn.Conv2d(3, 4, 3, 2, 1)\n"
+        "        self.names = names\n\n"
+        "    def forward(self, x):\n        maps = self.conv(x).relu()\n"
+        "        both = maps.mean((2, 3)), maps.amax((2, 3))\n"
+        "        return dict(zip(self.names, both)) if self.names else both\n\n\n"
+        "def prepare(picture):\n    return f.pil_to_tensor(picture.resize((32, 32))) / 255\n\n\n"
+        "def places():\n    torch.manual_seed(0)\n    return Net(()), prepare\n\n\n"
+        "def names():\n    torch.manual_seed(0)\n    return Net(('mean', 'most')), prepare\n"
+    )
+    picture = str(camkit.scenes.scene_paths()["plane-sky"])
+    options = ["--device", "cpu", "--out", str(tmp_path)]
+
+    for factory, option in (("places", "--output 1"), ("names", "--output mean")):
+        assert main([picture, "--model", f"two.py:{factory}", *options]) == 2
+        said = capsys.readouterr().err
+        assert option in said
+        assert "lambda" not in said
+        assert main([picture, "--model", f"two.py:{factory}", *options, *option.split(), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"inputs": [1]}, "dictionary"),
+        ({"picture": 3}, "name of the model's argument"),
+        ({"picture": "x", "inputs": {"x": 1}}, "among the other inputs"),
+    ],
+)
+def test_wrong_inputs_are_one_sentence(options, said):
+    with pytest.raises(InputError, match=said) as caught:
+        camkit.explain(WithAge().eval(), torch.zeros(3, 16, 16), **options)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_type_error_of_the_models_own_passes_through():

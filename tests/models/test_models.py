@@ -369,11 +369,19 @@ def test_a_name_unlike_any_other_is_answered_with_the_choices():
     assert_one_sentence(caught.value)
 
 
-def test_networks_for_pictures_are_offered_and_no_others():
+def test_networks_for_pictures_and_clips_are_offered_and_no_others():
     names = model_names()
 
-    assert {"resnet50", "vit_b_16", "fcn_resnet50", "fasterrcnn_resnet50_fpn", "demo-fair", "demo-biased"} <= set(names)
-    assert not [name for name in names if "r3d" in name or "raft" in name or "quantized" in name]
+    assert {
+        "resnet50",
+        "vit_b_16",
+        "fcn_resnet50",
+        "fasterrcnn_resnet50_fpn",
+        "r3d_18",
+        "demo-fair",
+        "demo-biased",
+    } <= set(names)
+    assert not [name for name in names if "raft" in name or "quantized" in name]
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "mps", "xpu", "cpu:x", "tpu"])

@@ -1,0 +1,204 @@
+"""Loads files of ultralytics' networks (``yolo11n.pt``), with the user's own copy of that package."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.ops import batched_nms, box_convert
+
+from camkit.errors import ModelError, advice
+from camkit.models.from_file import file_to_read
+from camkit.models.loaded import LoadedModel
+from camkit.models.request import Request, preset
+from camkit.models.weights import first_line
+
+_LARGEST_PICKLE = 64 << 20
+"""The most bytes of a pickle that is searched for the package's name; without its tensors, it takes less than 1 MiB."""
+
+_STRIDE = 32
+"""Sides of prepared pictures are multiples of this, the coarsest stride of the networks."""
+
+_GREY = 114
+"""The grey of the margins, as in ultralytics' letterbox."""
+
+_OVERLAP, _MOST_BOXES = 0.7, 300
+"""Boxes of one class that overlap by more are one object, and the most boxes of a picture: the package's own values."""
+
+_MODULES = ("torch.nn.", "ultralytics.nn.")
+_VALUES = ("ultralytics.utils.IterableSimpleNamespace", "torch.Size", "pathlib.PosixPath", "pathlib.WindowsPath")
+"""What a file may be made of without ``trust_remote_code``: modules of these packages, and these kinds of values."""
+
+_TASKS = ("detect", "segment", "pose", "classify")
+
+
+def holds_ultralytics(path: Path) -> bool:
+    """Return whether a file is a pickle that names the package ultralytics."""
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        parts = [part for part in archive.infolist() if part.filename.endswith("/data.pkl")]
+        return any(b"ultralytics" in archive.read(part) for part in parts if part.file_size <= _LARGEST_PICKLE)
+
+
+def load(request: Request) -> LoadedModel:
+    """Load the network of a file, which is a pickle of the package's modules.
+
+    Raises:
+        ModelError: the package is missing, the file needs other code, or its task is not known.
+    """
+    path = file_to_read(request)
+    model = _network(path, trusted=request.trust_remote_code).float().eval()
+    task = str(getattr(model, "task", None) or _task_of(model))
+    names = model.names
+    labels = tuple(str(names[index]) for index in sorted(names)) if isinstance(names, dict) else tuple(map(str, names))
+    if task not in _TASKS:
+        raise ModelError(f"{path} is for the task {task!r}; camkit explains {', '.join(_TASKS[:-1])} and {_TASKS[-1]}")
+    if task == "classify":
+        size = request.size or _usual_size(model, 224)
+        mean, std = request.mean or (0.0,) * 3, request.std or (1.0,) * 3
+        return LoadedModel(Logits(model), request.name, preset(size, mean, std), labels)
+    if request.mean is not None or request.std is not None:
+        raise ModelError(f"{request.name} takes pictures from 0 to 1; leave out mean and std")
+    note = None
+    if getattr(model.model[-1], "end2end", False):
+        model.model[-1].end2end = False
+        note = "the boxes are those of the branch with overlapping boxes; the other one passes no gradients back"
+    prepare = Letterbox(request.size or _usual_size(model, 640))
+    return LoadedModel(YoloBoxes(model, len(labels)), request.name, prepare, labels, note, detects=True)
+
+
+def _usual_size(model: Any, usual: int) -> tuple[int, int]:
+    arguments = getattr(model, "args", None)
+    size = arguments.get("imgsz") if isinstance(arguments, dict) else getattr(arguments, "imgsz", None)
+    sides = [side for side in (size if isinstance(size, Sequence) else [size]) if isinstance(side, int) and side > 0]
+    return (sides[0], sides[-1]) if sides else (usual, usual)
+
+
+def _task_of(model: Any) -> str:
+    """Return the task of a network that does not name it, by its last module."""
+    last = type(model.model[-1]).__name__.lower()
+    return next((task for task in _TASKS if last.endswith(task) or last.startswith(task[:7])), last)
+
+
+def _network(path: Path, *, trusted: bool) -> Any:
+    try:
+        if trusted:
+            held = torch.load(path, map_location="cpu", weights_only=False)
+        else:
+            with torch.serialization.safe_globals(_classes_in(path)):
+                held = torch.load(path, map_location="cpu", weights_only=True)
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"{path} holds a network of the package {error.name}, which is not installed: pip install ultralytics"
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise ModelError(f"{path} cannot be read ({first_line(error)})") from error
+    network = held.get("ema") or held.get("model") if isinstance(held, dict) else held
+    if not isinstance(network, nn.Module) or not hasattr(network, "names"):
+        raise ModelError(f"{path} holds no network of ultralytics")
+    return network
+
+
+def _classes_in(path: Path) -> list[Any]:
+    """Return the classes that a file is made of.
+
+    Raises:
+        ModelError: there are others than those of torch and ultralytics.
+    """
+    classes: list[Any] = []
+    for name in torch.serialization.get_unsafe_globals_in_checkpoint(path):
+        module, _, kind = name.rpartition(".")
+        found = None
+        if name.startswith(_MODULES) or name in _VALUES:
+            found = getattr(importlib.import_module(module), kind, None)
+        is_known = isinstance(found, type) and (issubclass(found, nn.Module) or name in _VALUES)
+        if not is_known:
+            raise ModelError(
+                f"{path} holds {name}, which is not a module of torch or ultralytics, and reading it may run code; if "
+                f"you trust the file, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
+            )
+        classes.append(found)
+    return classes
+
+
+class Logits(nn.Module):
+    """A classifier of ultralytics that returns its logits; by itself it returns probabilities and logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Float[Tensor, "n c h w"]) -> Tensor:
+        """Return the logits (N, K)."""
+        output: Any = self.model(images)
+        logits: Tensor = output[1] if isinstance(output, (tuple, list)) else output
+        return logits
+
+
+class YoloBoxes(nn.Module):
+    """A detector of ultralytics that returns each picture's boxes, best first.
+
+    Args:
+        model: returns a tensor (N, 4 + classes + more, anchors) with the boxes' middles and sizes in pixels and the
+            probabilities of the classes, and a dictionary with the logits.
+        classes: how many classes it has.
+    """
+
+    def __init__(self, model: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.model = model
+        self.classes = classes
+
+    def forward(self, images: Float[Tensor, "n c h w"]) -> list[dict[str, Tensor]]:
+        """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,)."""
+        first, raw = self.model(images)[:2]
+        found = first[0] if isinstance(first, (tuple, list)) else first
+        logits = raw.get("one2many", raw)["scores"] if isinstance(raw, dict) else found[:, 4 : 4 + self.classes].logit()
+        corners = box_convert(found[:, :4].transpose(1, 2), "cxcywh", "xyxy")
+        return [self._best(one, boxes) for one, boxes in zip(logits.transpose(1, 2), corners, strict=True)]
+
+    def _best(self, logits: Float[Tensor, "a k"], boxes: Float[Tensor, "a 4"]) -> dict[str, Tensor]:
+        """Return each anchor's best class, without the boxes that overlap with a better one of their class."""
+        best, labels = logits.max(1)
+        kept = batched_nms(boxes.detach(), best.detach().sigmoid(), labels, _OVERLAP)[:_MOST_BOXES]
+        chosen = best[kept]
+        return {"boxes": boxes[kept], "scores": chosen.sigmoid(), "labels": labels[kept], "logits": chosen}
+
+
+class Letterbox:
+    """Fits a picture into a size, and adds grey margins up to the next multiple of the stride.
+
+    Args:
+        size: the most rows and columns.
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size = size
+
+    def __call__(self, picture: Image.Image) -> Float[Tensor, "c h w"]:
+        """Return the model's input, from 0 to 1."""
+        pixels = np.asarray(picture.convert("RGB"))
+        height, width = pixels.shape[:2]
+        scale = min(self.size[0] / height, self.size[1] / width)
+        inner = round(height * scale), round(width * scale)
+        if inner != (height, width):
+            pixels = cv2.resize(pixels, inner[::-1], interpolation=cv2.INTER_LINEAR)
+        padded = pixels
+        for axis, side in enumerate(inner):
+            margin = (self.size[axis] - side) % _STRIDE
+            before = margin // 2  # of an odd margin, the last row or column is one more
+            widths = [(0, 0)] * 3
+            widths[axis] = (before, margin - before)
+            padded = np.pad(padded, widths, constant_values=_GREY)
+        return torch.from_numpy(np.ascontiguousarray(padded)).permute(2, 0, 1).float() / 255

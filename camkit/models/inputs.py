@@ -1,0 +1,94 @@
+"""Models with several inputs or outputs: one input is the picture, the others are held fixed; one output is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from camkit.errors import InputError, ModelError
+
+
+class HeldInputs(nn.Module):
+    """Runs a model on pictures and on other inputs that are the same for each of them.
+
+    Args:
+        model: the model.
+        others: its other arguments by name. A tensor whose first axis has one element is repeated for each picture of
+            a batch, also inside lists and dictionaries; everything else is passed on as it is.
+        picture: the name of the argument for the picture; None passes it first.
+    """
+
+    def __init__(self, model: nn.Module, others: Mapping[str, Any], picture: str | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.others = dict(others)
+        self.picture = picture
+
+    def forward(self, pictures: Tensor) -> Any:
+        """Return the model's output for a batch of pictures."""
+
+        def beside(value: Tensor) -> Tensor:
+            value = value.to(pictures.device)
+            return value.expand(len(pictures), *value.shape[1:]) if value.shape[:1] == (1,) else value
+
+        others = tree_map_only(Tensor, beside, self.others)
+        if self.picture is None:
+            return self.model(pictures, **others)
+        return self.model(**{self.picture: pictures}, **others)
+
+
+class OneOutput(nn.Module):
+    """Returns one of several outputs of a model.
+
+    Args:
+        model: the model, which returns a dictionary, a tuple, a list, or an object with attributes.
+        name: the key, the attribute, or the place from 0.
+    """
+
+    def __init__(self, model: nn.Module, name: str | int) -> None:
+        super().__init__()
+        self.model = model
+        self.name = name
+
+    def forward(self, pictures: Tensor) -> Any:
+        """Return this output for a batch of pictures.
+
+        Raises:
+            ModelError: the model has no such output.
+        """
+        output: Any = self.model(pictures)
+        named = dict(output) if isinstance(output, Mapping) else {}
+        if isinstance(output, (tuple, list)):
+            named = {str(place): value for place, value in enumerate(output)}
+            named |= output._asdict() if hasattr(output, "_asdict") else {}
+        elif not named:
+            named = dict(getattr(output, "__dict__", {}))
+        keys = {str(key): key for key in named}
+        if str(self.name) not in keys:
+            has = f"; it has {', '.join(map(repr, keys))}" if keys else ""
+            raise ModelError(f"the model has no output {str(self.name)!r}: it returned a {type(output).__name__}{has}")
+        return named[keys[str(self.name)]]
+
+
+def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: str | int | None = None) -> nn.Module:
+    """Return a model that holds its other inputs and returns one of its outputs; the model itself if none is named.
+
+    Raises:
+        InputError: ``others`` is not a dictionary of names, ``picture`` is not a name, or names one of the others.
+    """
+    if others is not None or picture is not None:
+        model = _with_inputs(model, others, picture)
+    return model if output is None else OneOutput(model, output)
+
+
+def _with_inputs(model: nn.Module, others: Any, picture: Any) -> HeldInputs:
+    if not isinstance(others or {}, Mapping) or not all(isinstance(name, str) for name in others or ()):
+        raise InputError(f"inputs must be a dictionary of the model's other arguments by name, not {others!r}")
+    if picture is not None and (not isinstance(picture, str) or not picture):
+        raise InputError(f"picture must be the name of the model's argument for the picture, not {picture!r}")
+    if picture is not None and picture in (others or {}):
+        raise InputError(f"{picture!r} is named as the picture and among the other inputs")
+    return HeldInputs(model, others or {}, picture)

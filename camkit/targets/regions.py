@@ -1,0 +1,122 @@
+"""The target on a map of numbers, such as depth: their mean in a part of the picture, up or down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from camkit.errors import TargetError
+from camkit.targets.outputs import depth_of, describe, main_tensor
+from camkit.targets.scores import OnPicture, Scores, ToInput
+
+Corners = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class RegionTarget(OnPicture):
+    """The mean of a map of numbers in a part of the picture.
+
+    Attributes:
+        region: (left, top, right, bottom) in pixels of the picture; None for all of it.
+        sign: 1, or -1 for what lowers the mean.
+        mirrored: whether the pictures are mirrored along their last axis.
+        parts: the region as shares of the input of each image; filled in for each batch.
+    """
+
+    for_threads = True
+
+    region: Corners | None = None
+    sign: int = 1
+    mirrored: bool = False
+    parts: tuple[Corners, ...] = field(default=(), compare=False, repr=False)
+
+    def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> RegionTarget:
+        """Return the target with its region as shares of the inputs."""
+        if self.region is None:
+            return self
+        left, top, right, bottom = self.region
+        height, width = size[-2:]
+        parts: list[Corners] = []
+        for to_input in to_inputs:
+            (first_x, first_y), (last_x, last_y) = to_input(left, top), to_input(right, bottom)
+            parts.append((first_x / width, first_y / height, last_x / width, last_y / height))
+        return replace(self, parts=tuple(parts))
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the mean for each image, negated for a downward direction.
+
+        Raises:
+            TargetError: the output is not a map of numbers, or the region lies outside the part that the model sees.
+        """
+        numbers = _numbers_of(output, batch)
+        what = "output" if depth_of(output) is None else "depth"
+        cells = torch.stack([_inside(numbers[place], part) for place, part in enumerate(self.parts or (None,) * batch)])
+        cells = cells.flip(-1) if self.mirrored else cells
+        if not bool(cells.flatten(1).any(1).all()):
+            raise TargetError("the region lies outside the part of the picture that the model sees")
+        values = numbers.float()  # in fp16 the sum over the cells would overflow
+        means = (values * cells).sum((1, 2)) / cells.sum((1, 2))
+        where = "of the picture" if self.region is None else f"in {','.join(f'{side:g}' for side in self.region)}"
+        return Scores(
+            values=self.sign * means,
+            description=f"{'+' if self.sign > 0 else '-'} mean {what} {where}",
+            quantity=f"mean {what}, with this sign",
+        )
+
+
+def _numbers_of(output: Any, batch: int) -> Float[Tensor, "n h w"]:
+    depth = depth_of(output)
+    found = main_tensor(output) if depth is None else depth
+    if isinstance(found, Tensor) and found.dim() == 4 and found.shape[1] == 1:
+        found = found[:, 0]
+    if isinstance(found, Tensor) and found.is_floating_point() and found.dim() == 3 and len(found) == batch:
+        return found
+    raise TargetError(f"the model returned {describe(output)}, which is not a map of numbers (N, h, w), such as depth")
+
+
+def _inside(numbers: Float[Tensor, "h w"], part: Corners | None) -> Bool[Tensor, "h w"]:
+    """Return the cells of a map whose middles lie in a part of the input."""
+    if part is None:
+        return torch.ones_like(numbers, dtype=torch.bool)
+    left, top, right, bottom = part
+    down, across = ((torch.arange(side, device=numbers.device) + 0.5) / side for side in numbers.shape)
+    return ((top <= down) & (down < bottom))[:, None] & ((left <= across) & (across < right))
+
+
+def region(
+    left: float | int | None = None,
+    top: float | int | None = None,
+    right: float | int | None = None,
+    bottom: float | int | None = None,
+    *,
+    sign: Literal["+", "-"] = "+",
+) -> RegionTarget:
+    """Return a target for the mean of a map of numbers, such as depth, in a part of the picture.
+
+    Args:
+        left, top, right, bottom: the part, in pixels of the picture; without them, the whole picture.
+        sign: "+" explains what raises the mean, "-" what lowers it.
+
+    Raises:
+        TargetError: the part is not four finite numbers with an area, or the sign is neither "+" nor "-".
+
+    Examples:
+        >>> region(10, 20, 50, 60, sign="-").region
+        (10.0, 20.0, 50.0, 60.0)
+    """
+    if sign not in ("+", "-"):
+        raise TargetError(f"the sign must be '+' or '-', not {sign!r}")
+    sides = (left, top, right, bottom)
+    direction = 1 if sign == "+" else -1
+    if all(side is None for side in sides):
+        return RegionTarget(None, direction)
+    numbers = [float(side) for side in sides if isinstance(side, (int, float)) and math.isfinite(side)]
+    if len(numbers) != 4 or numbers[2] <= numbers[0] or numbers[3] <= numbers[1]:
+        raise TargetError(f"a region is left, top, right, bottom with an area inside, not {sides}")
+    return RegionTarget((numbers[0], numbers[1], numbers[2], numbers[3]), direction)

@@ -1,0 +1,158 @@
+"""Files of ultralytics: read without running code, prepared and decoded as the package does.
+
+The package is not a dependency. These tests run where it is installed, but for those of the refusals.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import camkit
+from camkit import targets
+from camkit.cli import main
+from camkit.demo.scenes import scene_paths
+from camkit.errors import ModelError
+from camkit.models import load_model
+
+PLANE = scene_paths()["plane-sky"]
+TASKS = ["yolo11n", "yolo11n-seg", "yolo11n-pose", "yolo26n", "yolov8n", "yolov10n"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the file of a random network; each is saved once."""
+    folder = tmp_path_factory.mktemp("files")
+
+    def file_of(name: str) -> Path:
+        ultralytics = pytest.importorskip("ultralytics")
+        file = folder / f"{name}.pt"
+        if not file.exists():
+            torch.manual_seed(0)
+            made = ultralytics.YOLO(f"{name}.yaml")
+            for parameter in made.model.parameters():
+                if parameter.dim() > 1:
+                    nn.init.kaiming_normal_(parameter, 0.3)
+            made.save(file)
+        return file
+
+    return file_of
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_boxes_are_those_that_the_package_finds(saved, name):
+    pytest.importorskip("ultralytics")
+    augment = importlib.import_module("ultralytics.data.augment")
+    package = importlib.import_module("ultralytics.utils.nms")
+    picture = Image.open(PLANE).convert("RGB").resize((301, 170))
+    loaded = load_model(str(saved(name)), size=160, device="cpu")
+
+    row = camkit.explain(loaded, picture, "model.model.4", target=targets.box(0), method="hirescam")
+
+    blue_first = cv2.cvtColor(np.asarray(picture), cv2.COLOR_RGB2BGR)
+    boxed = augment.LetterBox((160, 160), auto=True, stride=32)(image=blue_first)[..., ::-1]
+    prepared = torch.from_numpy(boxed.transpose(2, 0, 1).copy()).float()[None] / 255
+    assert torch.equal(loaded.preprocess(picture), prepared[0])
+    model: Any = loaded.module.model
+    with torch.no_grad():
+        found = model(prepared)[0]
+        found = found[0] if isinstance(found, tuple) else found
+        (expected,) = package.non_max_suppression(found, conf_thres=1e-4, iou_thres=0.7, nc=80)
+        (own,) = loaded.module(prepared)
+    count = min(len(expected), len(own["scores"]))
+    assert count > 1
+    assert torch.allclose(own["boxes"][:count], expected[:count, :4], atol=1e-3)
+    assert torch.allclose(own["scores"][:count], expected[:count, 4], atol=1e-6)
+    assert own["labels"][:count].tolist() == expected[:count, 5].int().tolist()
+    corners = expected[0, :4] - torch.tensor([0, 3, 0, 3])  # 90 rows of the picture in 96
+    assert np.abs(np.array(row.detection) - (corners * 301 / 160).numpy()).max() < 3
+
+    kept: list[Tensor] = []
+    handle = model.model[4].register_forward_hook(lambda *args: kept.append(args[2]) or args[2].clone())
+    model.requires_grad_(requires_grad=True)
+    logits = model(prepared)[1]
+    logits = logits.get("one2many", logits)["scores"]
+    handle.remove()
+    (gradient,) = torch.autograd.grad(logits.max(), kept[0])
+    reference = (kept[0] * gradient).sum(1)[0].detach().numpy()
+    assert row.score == pytest.approx(float(logits.max().detach()), abs=1e-4)
+    assert np.allclose(row.raw, reference, atol=1e-4 * np.abs(reference).max())
+
+
+def test_the_inputs_of_the_neck_are_found(saved):
+    pytest.importorskip("ultralytics")
+
+    row = camkit.explain(load_model(str(saved("yolo11n")), size=160, device="cpu"), PLANE, target=targets.box(0))
+
+    assert row.method == "odam"
+    assert row.layer == "model.model.4+model.model.6+model.model.10"
+
+
+def test_the_branch_that_passes_gradients_is_explained(saved, tmp_path):
+    pytest.importorskip("ultralytics")
+    held = torch.load(saved("yolo26n"), weights_only=False)
+    held["model"].model[-1].end2end = True
+    torch.save(held, tmp_path / "last.pt")
+
+    loaded = load_model(str(tmp_path / "last.pt"), size=160, device="cpu")
+
+    assert "passes no gradients back" in str(loaded.note)
+    assert camkit.explain(loaded, PLANE, target=targets.box(0)).status == "ok"
+
+
+def test_a_classifier_is_prepared_as_the_package_does_in_a_shell(saved, tmp_path):
+    pytest.importorskip("ultralytics")
+    augment = importlib.import_module("ultralytics.data.augment")
+    picture = Image.open(PLANE).convert("RGB").resize((301, 170))
+    loaded = load_model(str(saved("yolo11n-cls")), size=224, device="cpu")
+
+    assert torch.equal(loaded.preprocess(picture), augment.classify_transforms(224)(picture))
+    logits = loaded.module.model(loaded.preprocess(picture)[None])[1][0]
+    row = camkit.explain(loaded, picture)
+    assert row.target == int(logits.argmax())
+    assert row.probability == pytest.approx(float(logits.softmax(0).max().detach()), rel=1e-4)
+    assert main([str(PLANE), "--model", str(saved("yolo11n-cls")), "--device", "cpu", "--out", str(tmp_path)]) == 0
+
+
+def test_a_task_without_upright_boxes_is_refused(saved):
+    with pytest.raises(ModelError, match="the task 'obb'; camkit explains detect"):
+        load_model(str(saved("yolo11n-obb")))
+
+
+class Harmful:
+    """A value that would run code when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return print, ("unpickled",)
+
+
+def test_a_file_that_needs_other_code_is_not_read(tmp_path, capsys):
+    pytest.importorskip("ultralytics")
+    torch.save({"model": Harmful(), "package": "ultralytics"}, tmp_path / "bad.pt")
+
+    with pytest.raises(ModelError, match=r"not a module of torch or ultralytics, .*pass trust_remote_code=True"):
+        load_model(str(tmp_path / "bad.pt"))
+
+    assert capsys.readouterr().out == ""
+
+
+def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "yolo.pt", "w") as archive:
+        archive.writestr("yolo/data.pkl", b"\x80\x02cultralytics.nn.tasks\nDetectionModel\nq\x00)\x81q\x01.")
+        archive.writestr("yolo/version", b"3\n")
+        archive.writestr("yolo/byteorder", b"little")
+    for name in ["ultralytics", *(name for name in sys.modules if name.startswith("ultralytics."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    with pytest.raises(ModelError, match=r"which is not installed: pip install ultralytics"):
+        load_model(str(tmp_path / "yolo.pt"))
