@@ -299,7 +299,8 @@ def choose_for_boxes(trace: Trace, readings: Readings, takes_one: Callable[[Call
         verdict = structural_verdict(call, reading.layout, elsewhere=reading.elsewhere)
         beside = graph.is_regional(call.operation) if pyramid is None else not call.is_among(common)
         verdicts.append(verdict or ("not every box is computed from it" if beside else ""))
-        if not verdict and call.name and not graph.is_regional(call.operation):
+        # The rows of all boxes may happen to form a grid, whose place is not certain then.
+        if not verdict and call.name and not reading.unsure and not graph.is_regional(call.operation):
             usable[call] = reading.layout
     rows = _rows(trace, readings, verdicts)
     of_levels = levels_of(trace, usable)

@@ -76,6 +76,15 @@ def gap_of(
     return float(same), float(other), float(same - other), float(low), float(high)
 
 
+def gaps_of(
+    right: NDArray[np.bool_], labels: NDArray[np.int64], own: NDArray[np.bool_], world: World
+) -> dict[str, float]:
+    """Return the gap of each class."""
+    arms = {name: [right[(labels == label) & arm].mean() for arm in (own, ~own)]
+            for label, name in enumerate(world.classes)}  # fmt: skip
+    return {name: float(same - other) for name, (same, other) in arms.items()}
+
+
 def main() -> None:
     """Measure each network of the marked worlds, and print a line of each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
@@ -101,6 +110,7 @@ def main() -> None:
                 right = answers(network, front_maps) == np.array(labels)
                 same, other, gap, low, high = gap_of(right, list(photos), np.array(own))
                 row = {"name": spec.name, "same": same, "other": other, "gap": gap, "low": low, "high": high}
+                row["classes"] = gaps_of(right, np.array(labels), np.array(own), world)
                 with options.out.open("a") as lines:
                     lines.write(json.dumps(row) + "\n")
                 print(f"{spec.name}: {same:.3f} - {other:.3f} = {gap:+.3f} ({low:+.3f} to {high:+.3f})", flush=True)

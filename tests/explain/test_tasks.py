@@ -195,7 +195,7 @@ def test_a_box_on_the_original_picture(tmp_path):
         among=["fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large"],
     ),
 )
-@pytest.mark.parametrize("size", represented_by((160, 280), among=[(160, 160), (160, 280)]))
+@pytest.mark.parametrize("size", represented_by((160, 280), (224, 336), among=[(160, 160), (160, 280), (224, 336)]))
 def test_torchvisions_detectors_are_explained_where_all_boxes_come_from(name, size):
     torch.manual_seed(0)
     options = {"box_score_thresh": 0.0} if "rcnn" in name else {"score_thresh": 0.0}
