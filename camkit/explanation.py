@@ -28,6 +28,7 @@ from camkit.images.read import open_picture
 from camkit.layers.choose import UNSURE
 from camkit.methods import SHARPENED, WEIGHTED, known_method
 from camkit.methods.signed_maps import CHANGES, SignedMaps
+from camkit.tables import Rows, Tabular, flat
 from camkit.targets.scores import Scores
 from camkit.types import (
     EVEN,
@@ -531,6 +532,14 @@ class Explanation:
             "raw": cells.tolist(),
         }
 
+    def _as_row(self) -> dict[str, Any]:
+        values = self.to_dict()
+        del values["raw"], values["references"]
+        for name in ("box", "detection"):
+            values[name] = dict(zip(Box._fields, values[name] or (None,) * 4, strict=True))
+        values["peak"] = dict(zip("xy", values["peak"] or (None, None), strict=True))
+        return flat(values)
+
     def __repr__(self) -> str:
         """Return a line with the target, the method, the layer and the status."""
         share = "" if self.probability is None else f" {figure.percent(self.probability)}"
@@ -549,7 +558,7 @@ class Explanation:
         return as_html(self.captioned(side=_NOTEBOOK_SIDE), repr(self))
 
 
-class Explanations(list[Explanation]):
+class Explanations(Tabular, list[Explanation]):
     """The explanations of one call, picture by picture, target by target within: a list that can be drawn.
 
     Example:
@@ -609,6 +618,14 @@ class Explanations(list[Explanation]):
         """
         path = _file_name(path, "heatmaps.png")
         return _write(path, self.sheet(style=style, colormap=colormap, alpha=alpha, scale=scale))
+
+    def table(self) -> Rows:
+        """Return a row for each explanation, without its maps."""
+        return [row._as_row() for row in self]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all explanations as JSON values, as ``Explanation.to_dict`` does."""
+        return {"explanations": [row.to_dict() for row in self]}
 
     def __repr__(self) -> str:
         """Return a line with the first few targets."""

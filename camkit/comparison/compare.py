@@ -26,6 +26,7 @@ from camkit.layers.names import Layers
 from camkit.methods import Method, known_method
 from camkit.metrics import METRICS, Evaluator, Metric, Value
 from camkit.metrics.registry import find_metric
+from camkit.tables import Rows, Tabular
 from camkit.targets.names import label_of
 from camkit.types import ImageLike, Pixels, Progress
 
@@ -129,7 +130,7 @@ class ComparedPicture:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Tabular):
     """Several methods on the same pictures.
 
     Attributes:
@@ -144,7 +145,15 @@ class Comparison:
     model: str
     unreadable: dict[str, str] = field(default_factory=dict)
 
-    def table(self) -> str:
+    def table(self) -> Rows:
+        """Return a row for each picture, layer and method, and for each reference map, whose method is empty."""
+        return [
+            {"picture": row["source"], "label": row["label"], "probability": row["probability"], **of_map}
+            for row in self.to_dict()["rows"]
+            for of_map in [*row["maps"], *_rows_of_references(row)]
+        ]
+
+    def to_markdown(self) -> str:
         """Return a table in Markdown: the metric's value of each map, for each picture and layer."""
         columns = [compared.method for compared in self.rows[0].maps]
         references = list(self.rows[0].by_chance)
@@ -438,6 +447,11 @@ def _without_misfits(rows: Sequence[ComparedPicture]) -> list[ComparedPicture]:
         replace(row, maps=tuple(compared for compared, fits in zip(row.maps, works, strict=True) if fits))
         for row in rows
     ]
+
+
+def _rows_of_references(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    same = {"method": "", "layer": None, "status": "ok", "reason": ""}
+    return [{**same, "value": value, "reason": REFERENCE_TITLES[name]} for name, value in row["references"].items()]
 
 
 def words_of(metric: Metric, compared: ComparedMap) -> str:

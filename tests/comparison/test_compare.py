@@ -164,7 +164,7 @@ def test_the_model_s_answer_is_the_probability_that_a_sigmoid_gives() -> None:
 @pytest.mark.parametrize("methods", [None, ["gradcam", "fem"]])
 def test_a_score_of_nan_is_named(methods: list[str] | None) -> None:
     found = camkit.compare(Answering(0.0, float("nan")).eval(), planted_picture(), methods, target=1)
-    cells = found.table().splitlines()[-1].split(" | ")
+    cells = found.to_markdown().splitlines()[-1].split(" | ")
     maps = len(found.rows[0].maps)
     assert cells[2 : 2 + maps] == ["the model's score is NaN"] * maps
     assert "not finite" in cells[-1]
@@ -273,7 +273,7 @@ def test_a_method_that_does_not_work_says_why_in_its_place() -> None:
     assert fits.reason == ""
     assert misfit.explanation is None
     assert "use 'gradcam' or 'hirescam'" in misfit.reason
-    assert misfit.reason in found.table()
+    assert misfit.reason in found.to_markdown()
     assert found.to_dict()["rows"][0]["maps"][1]["status"] == "error"
     usual = camkit.compare(Flat().eval(), planted_picture(), target_layer=["layer"])
     assert "legrad" not in [compared.method for compared in usual.rows[0].maps]
@@ -392,7 +392,7 @@ def test_judge_takes_a_number_as_explain_does(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_table_keeps_its_columns_whatever_a_label_says() -> None:
     labels = ["a|b"] * 4
-    table = camkit.compare("demo-fair", PLANE, "gradcam", labels=labels).table()
+    table = camkit.compare("demo-fair", PLANE, "gradcam", labels=labels).to_markdown()
     assert "a\\|b" in table
     assert table.splitlines()[-1].replace("\\|", "").count("|") == table.splitlines()[0].count("|")
     assert "loses" in table.splitlines()[-1].rsplit("|", 2)[1] or "gains" in table.splitlines()[-1].rsplit("|", 2)[1]
@@ -402,7 +402,7 @@ def test_a_map_of_nan_is_not_called_empty() -> None:
     def broken(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
         return gradients * float("nan") * activations.amax()
 
-    assert "NaN or infinity in the map" in camkit.compare("demo-fair", PLANE, [broken]).table()
+    assert "NaN or infinity in the map" in camkit.compare("demo-fair", PLANE, [broken]).to_markdown()
 
 
 def test_a_damaged_picture_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -432,7 +432,7 @@ def test_results_show_themselves_and_are_saved_whole(tmp_path: Path) -> None:
     assert found._repr_html_().startswith("<img")
     saved = found.save(tmp_path / "new" / "sheet.jpg")
     assert cv2.imread(str(saved)).shape == found.sheet().shape
-    lines = found.table().splitlines()
+    lines = found.to_markdown().splitlines()
     names = "gradcam | hirescam | eigencam | (random map) | (centred blob) | (best colour)"
     assert lines[0] == f"| picture | layer | {names} |"
     assert len(lines) == 3
