@@ -142,7 +142,9 @@ class ResultOptions:
     Attributes:
         table: Write the results to this table, with a row per picture and target and the raw maps. Its name ends in
             .parquet (a folder of parts; needs pyarrow) or .csv.
-        no_pictures: Write only the table, and draw nothing.
+        no_pictures: Write only the table or the bundle, and no drawings beside it.
+        bundle: A folder for the evidence: the overlay, the figure and the raw map of each explanation, and a manifest
+            with versions, checksums, layers, methods and scores.
         resume: Continue the table of an interrupted run, and skip the pictures that it has.
         json: Print one JSON object per picture and target instead of text.
         csv: Print a table as CSV instead of text, with a row per picture and target.
@@ -152,6 +154,7 @@ class ResultOptions:
 
     table: Annotated[Path | None, Parameter(metavar="FILE")] = None
     no_pictures: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    bundle: Annotated[Path | None, Parameter(metavar="FOLDER")] = None
     resume: Annotated[bool, Parameter(negative=(), show_default=False)] = False
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False
     csv: Annotated[bool, Parameter(negative=(), show_default=False)] = False
@@ -168,8 +171,10 @@ class ResultOptions:
             raise InputError("--json and --csv cannot be combined")
         if self.raw and not self.json:
             raise InputError("--raw adds the raw maps to the JSON, so it needs --json")
-        if self.no_pictures and self.table is None:
-            raise InputError("--no-pictures writes only the table, so it needs --table")
+        if self.no_pictures and self.table is None and self.bundle is None:
+            raise InputError("--no-pictures writes only the table, so it needs --table or --bundle")
+        if self.resume and self.bundle is not None:
+            raise InputError("--bundle cannot be resumed; leave out --resume")
         if self.resume and self.table is None:
             raise InputError("--resume continues a table, so it needs --table")
 
@@ -237,6 +242,7 @@ def explain(
             overwrite=drawing.overwrite,
             every=drawing.every,
             table=results.table,
+            bundle=results.bundle,
             resume=results.resume,
             progress=passes,
         )
