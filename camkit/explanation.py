@@ -58,6 +58,11 @@ _MOST_IN_LINE = 3
 _LEVELS = 255
 """The steps of a colour map: what is below one step of a scale is not visible."""
 
+_LONGEST_NAME = 40
+"""Letters of a name that a sentence repeats."""
+_ENDS = dict.fromkeys(("turbo", "jet"), ("Red", "blue"))
+"""The colours at the ends of colour maps, if everybody would call them so."""
+
 _STATUS_NOTES = {
     "no_positive_evidence": "Empty map: nothing in the picture speaks for this target at this layer.",
     "no_influence": "Empty map: the target's gradient is zero at this layer.",
@@ -408,7 +413,16 @@ class Explanation:
             scale = colours.scale
             reached = self.maps.maxima[0] if scale.maps > 1 and len(scale.limits) == 1 else None
             bar = figure.ColourBar(scale.largest, self._bar_words(scale), colours.colormap, reached)
-        return figure.compose(panel, self.caption(colours.scale), bar, fixed=fixed)
+        caption = self.caption(colours.scale)
+        if bar is not None and not fixed:  # a video's figure has no room for it
+            caption = replace(caption, remarks=(self.meaning(colormap), *caption.remarks))
+        return figure.compose(panel, caption, bar, fixed=fixed)
+
+    def meaning(self, colormap: str = "turbo") -> str:
+        """Return what the colours mean as a sentence, for people who see such a picture for the first time."""
+        most, least = _ENDS.get(colormap, ("Right end of the bar", "left end"))
+        name = self.name if len(self.name) <= _LONGEST_NAME else "it"
+        return f"{most}: most evidence for {name}; {least}: none."
 
     def _bar_words(self, scale: ColourScale) -> str:
         fused = len(scale.limits) > 1

@@ -90,7 +90,7 @@ class DrawingOptions:
         overwrite: Replace files that show something else, and the table. Without it, camkit adds what differs to the
             name of the drawing.
         style: figure (with a caption and a colour bar), overlay, side-by-side, heatmap, or slide: one slide of a single
-            picture, with the heat of the answer and of the class in --true.
+            picture (.png, .pdf or .svg), with the heat of the answer and of the class in --true, or of each --target.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.
         scale: shared draws all pictures on one scale of colours, so that they can be compared; it explains each twice.
@@ -216,7 +216,7 @@ def explain(
         find_method(how.method)
     if drawing.style == "slide":
         _refuse_beside_slide(targets, how, drawing, results, ray=ray)
-        return _slide(pictures, source, targets.true, how, drawing)
+        return _slide(pictures, source, targets, how, drawing)
     if targets.true is not None:
         raise InputError("--true is for --style slide")
     drawn = drawing.drawing()
@@ -253,7 +253,7 @@ def explain(
         return report(rows, job, form, passes, with_raw=results.raw)
 
 
-_OF_SLIDES = {"true", "method", "references", "precision", "recursive", "out", "overwrite", "style"}
+_OF_SLIDES = {"true", "target", "method", "references", "precision", "recursive", "out", "overwrite", "style"}
 """The options for a slide, besides those of the model."""
 
 
@@ -272,7 +272,9 @@ def _refuse_beside_slide(*tables: Any, ray: bool | str) -> None:
         raise InputError(f"--style slide does not use {options}; leave out what it does not use, in the config too")
 
 
-def _slide(pictures: Sequence[str], source: Source, true: str | None, how: HowOptions, drawing: DrawingOptions) -> int:
+def _slide(
+    pictures: Sequence[str], source: Source, targets: TargetOptions, how: HowOptions, drawing: DrawingOptions
+) -> int:
     """Draw one slide of one picture.
 
     Raises:
@@ -287,15 +289,17 @@ def _slide(pictures: Sequence[str], source: Source, true: str | None, how: HowOp
     files = Pictures(pictures, skip=drawing.out, recursive=how.recursive).first(2)
     if len(files) != 1:
         raise InputError("a slide shows one picture; name one file")
-    refuse_other_file(drawing.out)
-    file = drawing.out if names_file(drawing.out) else drawing.out / f"{files[0].stem}.slide.png"
+    is_page = drawing.out.suffix in (".pdf", ".svg")
+    if not is_page:
+        refuse_other_file(drawing.out)
+    file = drawing.out if is_page or names_file(drawing.out) else drawing.out / f"{files[0].stem}.slide.png"
     refuse_input(file, [*files, *source.files()])
     if file.exists() and not drawing.overwrite:
         raise OutputError(f"{file} exists already; name another file, or pass --overwrite")
     loaded = source.load()
     asked = how.on(device_of(loaded.module), None)
     options = {"precision": asked.precision, "references": asked.references}
-    made = camkit.slide(loaded, files[0], true, method=how.method, **options)
+    made = camkit.slide(loaded, files[0], targets.true, target=targets.target, method=how.method, **options)
     made.save(file)
     if not TALK.quiet:
         emit(printable(made.sentence))

@@ -235,7 +235,8 @@ class Job:
         chosen, is_video = self.drawing.format, self._video is not None
         if self.how.has_several_targets or len(self.pictures.first(2)) != 1:
             what = "several targets" if self.how.has_several_targets else f"{self.pictures.count()} pictures"
-            raise InputError(f"{out} is one file, but there are {what}; name a folder")
+            slide = "; or draw one slide with --style slide" if self.how.has_several_targets else ""
+            raise InputError(f"{out} is one file, but there are {what}; name a folder{slide}")
         suffix = out.suffix.lower()
         if (suffix == ".mp4") != is_video:
             raise InputError(f"{out} must end in .mp4 for a video, and in a type of picture such as .png for a picture")
