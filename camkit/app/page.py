@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import tempfile
 from collections.abc import Callable
@@ -35,6 +36,9 @@ def theme() -> Any:
 
 class _Parts:
     """What stands on the page, from the top down."""
+
+    SEEN = 11
+    """The parts in ``seen``."""
 
     def __init__(self, viewer: Viewer, first: Look) -> None:
         named = [(Path(file).name, file) for file in viewer.pictures]
@@ -103,7 +107,7 @@ def build(viewer: Viewer, saved: Path) -> Any:
 def _shown(viewer: Viewer, asked: Look, alpha: float) -> tuple[Any, ...]:
     """Return the values of ``_Parts.seen`` for what a visitor asked for."""
     hidden = gr.update(visible=False)
-    return _said(lambda: (asked, None, *_seen(viewer, asked, alpha), hidden, hidden))
+    return _said(lambda: (asked, None, *_seen(viewer, asked, alpha), hidden, hidden), _Parts.SEEN)
 
 
 def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
@@ -111,7 +115,7 @@ def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
         """Let an event change what is looked at."""
 
         def act(asked: Look, alpha: float, *values: Any) -> tuple[Any, ...]:
-            return _shown(viewer, _said(lambda: change(asked, *values)), alpha)
+            return _said(lambda: _shown(viewer, change(asked, *values), alpha), _Parts.SEEN)
 
         given = [parts.look, parts.opacity, *inputs]
         event(act, given, parts.seen, api_visibility="private", show_progress="minimal")
@@ -125,7 +129,7 @@ def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
     on(page.load, lambda asked: asked)
     on(parts.opacity.release, lambda asked: asked)
     on(parts.model.input, lambda asked, name: Look(name, asked.picture, fill=asked.fill), parts.model)
-    on(parts.picture.input, lambda asked, file: another(asked, _one_of(file, viewer.pictures)), parts.picture)
+    on(parts.picture.input, lambda asked, file: another(asked, viewer.named(file)), parts.picture)
     on(parts.upload.upload, lambda asked, file: another(asked, str(file)), parts.upload)
     on(parts.fill.input, lambda asked, name: replace(asked, fill=name), parts.fill)
     on(parts.uncover.click, lambda asked: asked.uncovered)
@@ -152,7 +156,8 @@ def _react_to_clicks(viewer: Viewer, parts: _Parts) -> None:
         picture = viewer.picture(asked)
         if start is None:
             marked = _with_mark(np.asarray(picture), place)
-            return (asked, place, marked, *[gr.skip()] * (len(parts.seen) - 3))
+            same = [gr.skip()] * (_Parts.SEEN - 6)
+            return (asked, place, marked, gr.skip(), gr.skip(), "Click on the opposite corner.", *same)
         return _shown(viewer, replace(asked, cover=_rectangle(start, place, picture.size)), alpha)
 
     options = {"outputs": parts.seen, "api_visibility": "private", "show_progress": "minimal"}
@@ -160,12 +165,13 @@ def _react_to_clicks(viewer: Viewer, parts: _Parts) -> None:
     parts.shown.select(click, [parts.look, parts.corner, parts.opacity], **options)
 
 
-def _said(act: Callable[[], Any]) -> Any:
-    """Show an error as one sentence."""
+def _said(act: Callable[[], Any], outputs: int = 1) -> Any:
+    """Return what an action returns; an error becomes one sentence, and the page stays as it is."""
     try:
         return act()
     except CamkitError as error:
-        raise gr.Error(printable(str(error)), print_exception=False) from error
+        gr.Warning(html.escape(printable(str(error))))
+        return gr.skip() if outputs == 1 else (gr.skip(),) * outputs
 
 
 def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
@@ -212,12 +218,6 @@ def _sentence(row: Explanation) -> str:
 def plain(text: str) -> str:
     """Return text that Markdown shows as it is."""
     return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>#|!$" else letter for letter in printable(text))
-
-
-def _one_of(file: str, files: list[str]) -> str:
-    if file not in files:
-        raise CamkitError("this picture was not named in the command")
-    return file
 
 
 def _with_mark(pixels: Pixels, place: tuple[int, int]) -> Pixels:

@@ -85,6 +85,16 @@ class Viewer:
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._lock = threading.Lock()
 
+    def named(self, file: str) -> str:
+        """Return a file if visitors may choose it: a request may name any.
+
+        Raises:
+            InputError: it was not named in the command.
+        """
+        if file not in self.pictures:
+            raise InputError("this picture was not named in the command")
+        return file
+
     def picture(self, look: Look) -> Image.Image:
         """Return the picture as the model gets it: reduced if it is large, and covered.
 
@@ -120,13 +130,11 @@ class Viewer:
             InputError: the method or the layer does not fit the model.
         """
         answers = self.answers(look)
-        if look.target is None and not (look.method or look.layer or look.rather_than):
-            return answers[0]
         if self.models[look.model].detects:
             return answers[min(look.target or 0, len(answers) - 1)]
         target = answers[0].target if look.target is None else look.target
         known = next((row for row in answers if row.target == target), None)
-        if known is not None and not (look.method or look.layer or look.rather_than):
+        if known is not None and (look.method, look.layer, look.rather_than) == (None, None, None):
             return known
         return self._once(("heat", replace(look, target=target)), lambda: self._heat(look, target))
 
