@@ -104,7 +104,7 @@ def build(viewer: Viewer, saved: Path) -> Any:
     return page
 
 
-def _shown(viewer: Viewer, asked: Look, alpha: float) -> tuple[Any, ...]:
+def _shown(viewer: Viewer, asked: Look, alpha: float) -> Any:
     """Return the values of ``_Parts.seen`` for what a visitor asked for."""
     hidden = gr.update(visible=False)
     return _said(lambda: (asked, None, *_seen(viewer, asked, alpha), hidden, hidden), _Parts.SEEN)
@@ -114,7 +114,7 @@ def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
     def on(event: Any, change: Callable[..., Look], *inputs: Any) -> None:
         """Let an event change what is looked at."""
 
-        def act(asked: Look, alpha: float, *values: Any) -> tuple[Any, ...]:
+        def act(asked: Look, alpha: float, *values: Any) -> Any:
             return _said(lambda: _shown(viewer, change(asked, *values), alpha), _Parts.SEEN)
 
         given = [parts.look, parts.opacity, *inputs]
@@ -144,14 +144,14 @@ def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
 
 
 def _react_to_clicks(viewer: Viewer, parts: _Parts) -> None:
-    def pick(asked: Look, alpha: float, event: gr.SelectData) -> tuple[Any, ...]:
+    def pick(asked: Look, alpha: float, event: gr.SelectData) -> Any:
         answers = viewer.answers(asked)
         names = [_name(row, number) for number, row in enumerate(answers)]
         chosen = names.index(event.value) if event.value in names else 0
         target = chosen if viewer.models[asked.model].detects else answers[chosen].target
         return _shown(viewer, replace(asked, target=target), alpha)
 
-    def click(asked: Look, start: Any, alpha: float, event: gr.SelectData) -> tuple[Any, ...]:
+    def click(asked: Look, start: Any, alpha: float, event: gr.SelectData) -> Any:
         place = int(event.index[0]), int(event.index[1])
         picture = viewer.picture(asked)
         if start is None:

@@ -65,12 +65,15 @@ def serve(build: Callable[[Path], Any], port: int | None, opened: Callable[[str]
         application = _application(build, Path(folder))
         import uvicorn  # noqa: PLC0415 - comes with gradio
 
-        class Server(uvicorn.Server):
-            async def startup(self, sockets: Any = None) -> None:
-                await super().startup(sockets)
-                opened(f"http://{HOST}:{bound.getsockname()[1]}/")
+        server = uvicorn.Server(uvicorn.Config(application, log_level="warning"))
+        starting = server.startup
 
-        Server(uvicorn.Config(application, log_level="warning")).run([bound])
+        async def startup(sockets: Any = None) -> None:
+            await starting(sockets)
+            opened(f"http://{HOST}:{bound.getsockname()[1]}/")
+
+        server.startup = startup
+        server.run([bound])
 
 
 def _application(build: Callable[[Path], Any], folder: Path) -> Any:
@@ -84,15 +87,14 @@ def _application(build: Callable[[Path], Any], folder: Path) -> Any:
         raise InputError("the app needs Gradio: pip install 'camkit[app]'") from error
     from camkit.app.page import STYLE, theme  # noqa: PLC0415
 
-    application = FastAPI(openapi_url=None)
-    application.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # no page of another host
-
-    @application.middleware("http")
     async def without_others(request: Any, call_next: Any) -> Any:
         answer = await call_next(request)
         answer.headers["Content-Security-Policy"] = _POLICY
         return answer
 
+    application = FastAPI(openapi_url=None)
+    application.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # no page of another host
+    application.middleware("http")(without_others)
     return gr.mount_gradio_app(
         application,
         build(folder),

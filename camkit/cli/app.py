@@ -43,7 +43,6 @@ def app(
     from camkit.app.serve import REPORT, serve
 
     report = Path(pictures[0]) if len(pictures) == 1 and (Path(pictures[0]) / REPORT).is_file() else None
-    viewer = None if report is not None else _viewer(pictures, source)
 
     def opened(address: str) -> None:
         emit(f"camkit is at {address} (Ctrl-C ends it)")
@@ -54,7 +53,9 @@ def app(
         from camkit.app import page
         from camkit.app import report as report_page
 
-        return report_page.build(report) if viewer is None else page.build(viewer, folder)
+        if report is not None:
+            return report_page.build(report)
+        return page.build(_viewer(pictures, source), folder)
 
     try:
         serve(build, port, opened)

@@ -142,7 +142,8 @@ def caveat(row: ComparedPicture, metric: Metric) -> str:
     tells the methods apart by less than it changes with a pixel more or less, their order is chance.
     """
     sign = 1 if metric.better == "higher" else -1
-    numbers = [sign * compared.value.number for compared in row.maps if _has_number(compared)]  # type: ignore[union-attr]
+    values = [compared.value.number for compared in row.maps if compared.value is not None]
+    numbers = [sign * number for number in values if number is not None]
     chance = {name: sign * value.number for name, value in row.by_chance.items() if value.number is not None}
     if not numbers:
         return ""
@@ -157,10 +158,6 @@ def caveat(row: ComparedPicture, metric: Metric) -> str:
             f"{max(numbers) - min(numbers):.1%} of each other."
         )
     return ""
-
-
-def _has_number(compared: ComparedMap) -> bool:
-    return compared.value is not None and compared.value.number is not None
 
 
 @dataclass(frozen=True, eq=False)

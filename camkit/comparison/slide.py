@@ -154,7 +154,8 @@ def slide(
     if target is not None:
         if true is not None:
             raise InputError(f"a slide compares the answer with {advice('true', '--true')}, or shows targets; not both")
-        return _of_targets(explainer, opened, [*target] if isinstance(target, (list, tuple)) else [target])
+        targets: list[Any] = list(target) if isinstance(target, (list, tuple)) else [target]
+        return _of_targets(explainer, opened, targets)
     answer = explainer(opened)
     found = [answer]
     if true is not None:
