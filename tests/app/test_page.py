@@ -88,6 +88,14 @@ def changes(page: Page, part: str) -> str:
     return f"document.querySelector('{part} img').src !== {json.dumps(page.get_attribute(f'{part} img', 'src'))}"
 
 
+def click_at(page: Page, across: float, down: float) -> None:
+    """Click on the picture, at a share of its width and height, when it is there."""
+    page.wait_for_function("document.querySelector('#shown img').complete")
+    box = page.locator("#shown img").bounding_box()
+    assert box is not None
+    page.locator("#shown img").click(position={"x": box["width"] * across, "y": box["height"] * down}, force=True)
+
+
 def says(page: Page, start: str) -> None:
     page.wait_for_function(f"document.querySelector('#sentence').innerText.startsWith({json.dumps(start)})")
 
@@ -122,11 +130,11 @@ def test_two_clicks_cover_a_part_and_uncover_brings_it_back(page: Page) -> None:
     says(page, "bird")
     page.wait_for_function(other)
     assert not page.is_visible("#before img")
-    box = page.locator("#shown img").bounding_box()
-    assert box is not None
-    page.mouse.click(box["x"] + box["width"] * 0.35, box["y"] + box["height"] * 0.2)
+    marked = changes(page, "#shown")
+    click_at(page, 0.35, 0.2)
     says(page, "Click on the opposite corner.")
-    page.mouse.click(box["x"] + box["width"] * 0.65, box["y"] + box["height"] * 0.8)
+    page.wait_for_function(marked)
+    click_at(page, 0.65, 0.8)
     page.wait_for_selector("#before img")
     page.wait_for_selector("#answers-before .container")
     page.click("#uncover")
@@ -191,6 +199,7 @@ def test_no_other_file_is_served(workplace: Path, address: str, file: str) -> No
     for path in (workplace / file, Path(file), Path("/etc/hostname"), SCENES["car-sea"]):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"{address}gradio_api/file={path}", timeout=60)
+        refused.value.close()
         assert refused.value.code in (403, 404), path
 
 
@@ -198,6 +207,7 @@ def test_another_host_is_refused(address: str) -> None:
     request = urllib.request.Request(address, headers={"Host": "evil.example"})
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=60)
+    refused.value.close()
     assert refused.value.code == 400
 
 
