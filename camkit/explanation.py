@@ -28,6 +28,7 @@ from camkit.images.read import open_picture
 from camkit.layers.choose import UNSURE
 from camkit.methods import SHARPENED, WEIGHTED, known_method
 from camkit.methods.signed_maps import CHANGES, SignedMaps
+from camkit.tables import Rows, Tabular, flat
 from camkit.targets.scores import Scores
 from camkit.types import (
     EVEN,
@@ -57,6 +58,11 @@ _MOST_IN_LINE = 3
 """Explanations that the line for a list names."""
 _LEVELS = 255
 """The steps of a colour map: what is below one step of a scale is not visible."""
+
+_LONGEST_NAME = 40
+"""Letters of a name that a sentence repeats."""
+_ENDS = dict.fromkeys(("turbo", "jet"), ("Red", "blue"))
+"""The colours at the ends of colour maps, if everybody would call them so."""
 
 _STATUS_NOTES = {
     "no_positive_evidence": "Empty map: nothing in the picture speaks for this target at this layer.",
@@ -426,7 +432,16 @@ class Explanation:
             scale = colours.scale
             reached = self.maps.maxima[0] if scale.maps > 1 and len(scale.limits) == 1 else None
             bar = figure.ColourBar(scale.largest, self._bar_words(scale), colours.colormap, reached)
-        return figure.compose(panel, self.caption(colours.scale), bar, fixed=fixed)
+        caption = self.caption(colours.scale)
+        if bar is not None and not fixed:  # a video's figure has no room for it
+            caption = replace(caption, remarks=(self.meaning(colours.colormap), *caption.remarks))
+        return figure.compose(panel, caption, bar, fixed=fixed)
+
+    def meaning(self, colormap: str = "turbo") -> str:
+        """Return what the colours mean as a sentence, for people who see such a picture for the first time."""
+        most, least = _ENDS.get(colormap, ("Right end of the bar", "left end"))
+        name = self.name if len(self.name) <= _LONGEST_NAME else "it"
+        return f"{most}: most evidence for {name}; {least}: none."
 
     def drawn_frames(
         self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5, scale: ScaleLike = "shared"
@@ -577,6 +592,14 @@ class Explanation:
             "raw": cells.tolist(),
         }
 
+    def _as_row(self) -> dict[str, Any]:
+        values = self.to_dict()
+        del values["raw"], values["references"]
+        for name in ("box", "detection"):
+            values[name] = dict(zip(Box._fields, values[name] or (None,) * 4, strict=True))
+        values["peak"] = dict(zip("xy", values["peak"] or (None, None), strict=True))
+        return flat(values)
+
     def __repr__(self) -> str:
         """Return a line with the target, the method, the layer and the status."""
         share = "" if self.probability is None else f" {figure.percent(self.probability)}"
@@ -595,7 +618,7 @@ class Explanation:
         return as_html(self.captioned(side=_NOTEBOOK_SIDE), repr(self))
 
 
-class Explanations(list[Explanation]):
+class Explanations(Tabular, list[Explanation]):
     """The explanations of one call, picture by picture, target by target within: a list that can be drawn.
 
     Example:
@@ -655,6 +678,14 @@ class Explanations(list[Explanation]):
         """
         path = _file_name(path, "heatmaps.png")
         return _write(path, self.sheet(style=style, colormap=colormap, alpha=alpha, scale=scale))
+
+    def table(self) -> Rows:
+        """Return a row for each explanation, without its maps."""
+        return [row._as_row() for row in self]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all explanations as JSON values, as ``Explanation.to_dict`` does."""
+        return {"explanations": [row.to_dict() for row in self]}
 
     def __repr__(self) -> str:
         """Return a line with the first few targets."""

@@ -30,14 +30,14 @@ from camkit.background.pictures import ImageRow, image_rows
 from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
 from camkit.background.report import REPORTS, rendered, words
-from camkit.background.result import CheckResult, Inconclusive, Run
+from camkit.background.result import CheckResult, Inconclusive, Reports, Run
 from camkit.background.rule import Judgement, judge, worst_first
 from camkit.background.sanity import Sanity, check_sanity
 from camkit.config.model import configured_model
 from camkit.config.settings import Settings, as_settings
 from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, RunError, advice, refuse_unknown_options, refusing_exit
-from camkit.images.files import set_aside, write_file
+from camkit.images.files import set_aside
 from camkit.kit import wording
 from camkit.kit.fingerprint import CODE, digest_of_code
 from camkit.models import Labels, as_model, device_of
@@ -285,7 +285,7 @@ def finish_check(
             )
         if out is not None and journal is not None:
             result = replace(result, report=out / words.PAGE)
-            write_reports(result, out)
+            result.save(out)
             journal.unlink(missing_ok=True)
     return result
 
@@ -307,16 +307,6 @@ def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
     if out is not None and baseline == out / BASELINE_FILE and not baseline.exists():
         return baseline.with_name(f"before-{baseline.name}")
     return baseline
-
-
-def write_reports(result: CheckResult, out: Path) -> None:
-    """Write the report in every format into a folder. An interrupted write leaves no partial file.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
-    for name, contents in rendered(result).items():
-        write_file(out / name, contents)
 
 
 def _run(experiment: Experiment, journal: Journal, progress: Progress, rows_of: Mapping[str, RowsOf]) -> CheckResult:
@@ -356,6 +346,7 @@ def _run(experiment: Experiment, journal: Journal, progress: Progress, rows_of: 
         layer_reason=first["layer_reason"],
         warnings=_warnings(plan, all_heat, answers, measures[OVERALL].room),
         findings={**explaining, **warning},
+        reports=Reports(rendered, REPORTS[BASELINE_FILE]),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,8 @@ from camkit.background.plan import Plan
 from camkit.background.rule import Judgement, worst_first
 from camkit.background.sanity import Sanity
 from camkit.errors import printable
+from camkit.images.files import write_file
+from camkit.tables import Rows, Tabular, flat
 
 Inconclusive: TypeAlias = Literal["pass", "fail"]
 """Whether the verdict INCONCLUSIVE counts as a pass or as a failure."""
@@ -40,8 +43,21 @@ class Run:
     command: str = ""
 
 
+@dataclass(frozen=True)
+class Reports:
+    """How a result becomes reports: these functions know the result, and the result does not know them.
+
+    Attributes:
+        all: returns the contents of every report, by file name.
+        json: returns the report for programs.
+    """
+
+    all: Callable[[CheckResult], Mapping[str, bytes]]
+    json: Callable[[CheckResult], str | bytes]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class CheckResult:
+class CheckResult(Tabular):
     """The verdict of a check, and everything it rests on.
 
     Attributes:
@@ -64,6 +80,7 @@ class CheckResult:
         inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
             the JUnit XML.
         findings: what the optional analyses found, by name.
+        reports: the functions that write the reports, ``save`` all of them and ``to_dict`` the JSON.
     """
 
     classes: dict[str, Measures]
@@ -85,6 +102,7 @@ class CheckResult:
     fail_on_worse: bool = False
     inconclusive: Inconclusive = "fail"
     findings: Mapping[str, Finding] = field(default_factory=dict)
+    reports: Reports | None = None
 
     def __repr__(self) -> str:
         """Return one line with the verdict and the first reason."""
@@ -164,18 +182,31 @@ class CheckResult:
         undecided = self.verdict == "INCONCLUSIVE" or self.judged[OVERALL].findings.untested
         return 3 if undecided and (inconclusive or self.inconclusive) == "fail" else 0
 
-    def table(self) -> list[dict[str, Any]]:
-        """Return one flat row per picture: ``pandas.DataFrame(result.table())``."""
-        rows = []
-        for image in self.images:
-            row: dict[str, Any] = {}
-            for name, value in asdict(image).items():
-                if isinstance(value, dict):
-                    row |= {f"{name}_{fill}": fill_value for fill, fill_value in value.items()}
-                else:
-                    row[name] = value
-            rows.append(row)
-        return rows
+    def table(self) -> Rows:
+        """Return a row for each picture, with all that was measured on it."""
+        rows = [flat(asdict(image)) for image in self.images]
+        names = dict.fromkeys(name for row in rows for name in row)  # an untested picture has no answers to edits
+        return [{name: row.get(name) for name in names} for row in rows]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the reports into a folder, and return the page.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        for name, contents in self._reports.all(self).items():
+            write_file(Path(folder) / name, contents)
+        return Path(folder) / "report.html"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``report.json`` has, as plain JSON values."""
+        report: dict[str, Any] = json.loads(self._reports.json(self))
+        return report
+
+    @property
+    def _reports(self) -> Reports:
+        assert self.reports is not None, "camkit.check() sets them"
+        return self.reports
 
     @property
     def worst(self) -> str:

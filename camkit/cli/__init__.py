@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, RepeatArgumentError
 
 import camkit
+from camkit.cli.app import app as look
 from camkit.cli.check import checks, demo_check
 from camkit.cli.compare import compare, judge
 from camkit.cli.concepts import concepts
@@ -55,7 +56,7 @@ app = App(
 
 
 app.default(explain)
-for command in (checks, compare, concepts, diagnose, explain, features, judge, layers, mend, words):
+for command in (look, checks, compare, concepts, diagnose, explain, features, judge, layers, mend, words):
     app.command(command)
 
 

@@ -134,7 +134,7 @@ def _both(*functions: Callable[[int, int], None]) -> Callable[[int, int], None]:
 
 def _print(comparison: Comparison) -> None:
     """Print a line for each map: the metric's value, or why there is none."""
-    from camkit.comparison.compare import REFERENCE_TITLES, value_words, words_of
+    from camkit.comparison.compare import REFERENCE_TITLES, caveat, value_words, words_of
     from camkit.drawing.figure import percent
 
     for row in comparison.rows:
@@ -143,9 +143,12 @@ def _print(comparison: Comparison) -> None:
         layer = f", layer {row.layer}" if row.layer else ""
         emit(printable(f"{row.source}: {row.label}{probability}{answer}{layer}"))
         for compared_map in row.maps:
-            emit(printable(f"  {compared_map.method:<22}{words_of(comparison.metric, compared_map)}"))
+            same = f" (the same as {compared_map.same_as})" if compared_map.same_as else ""
+            emit(printable(f"  {compared_map.method:<22}{words_of(comparison.metric, compared_map)}{same}"))
         for name, value in row.by_chance.items():
             emit(printable(f"  {f'({REFERENCE_TITLES[name]})':<22}{value_words(comparison.metric, value)}"))
+        if said := caveat(row, comparison.metric):
+            emit(printable(f"  {said}"))
 
 
 def judge(

@@ -90,7 +90,7 @@ class DrawingOptions:
         overwrite: Replace files that show something else, and the table. Without it, camkit adds what differs to the
             name of the drawing.
         style: figure (with a caption and a colour bar), overlay, side-by-side, heatmap, or slide: one slide of a single
-            picture, with the heat of the answer and of the class in --true.
+            picture (.png, .pdf or .svg), with the heat of the answer and of the class in --true, or of each --target.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.
         scale: shared draws all pictures on one scale of colours, so that they can be compared; it explains each twice.
@@ -142,7 +142,9 @@ class ResultOptions:
     Attributes:
         table: Write the results to this table, with a row per picture and target and the raw maps. Its name ends in
             .parquet (a folder of parts; needs pyarrow) or .csv.
-        no_pictures: Write only the table, and draw nothing.
+        no_pictures: Write only the table or the bundle, and no drawings beside it.
+        bundle: A folder for the evidence: the overlay, the figure and the raw map of each explanation, and a manifest
+            with versions, checksums, layers, methods and scores.
         resume: Continue the table of an interrupted run, and skip the pictures that it has.
         json: Print one JSON object per picture and target instead of text.
         csv: Print a table as CSV instead of text, with a row per picture and target.
@@ -152,6 +154,7 @@ class ResultOptions:
 
     table: Annotated[Path | None, Parameter(metavar="FILE")] = None
     no_pictures: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    bundle: Annotated[Path | None, Parameter(metavar="FOLDER")] = None
     resume: Annotated[bool, Parameter(negative=(), show_default=False)] = False
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False
     csv: Annotated[bool, Parameter(negative=(), show_default=False)] = False
@@ -168,8 +171,10 @@ class ResultOptions:
             raise InputError("--json and --csv cannot be combined")
         if self.raw and not self.json:
             raise InputError("--raw adds the raw maps to the JSON, so it needs --json")
-        if self.no_pictures and self.table is None:
-            raise InputError("--no-pictures writes only the table, so it needs --table")
+        if self.no_pictures and self.table is None and self.bundle is None:
+            raise InputError("--no-pictures writes only the table, so it needs --table or --bundle")
+        if self.resume and self.bundle is not None:
+            raise InputError("--bundle cannot be resumed; leave out --resume")
         if self.resume and self.table is None:
             raise InputError("--resume continues a table, so it needs --table")
 
@@ -211,7 +216,7 @@ def explain(
         find_method(how.method)
     if drawing.style == "slide":
         _refuse_beside_slide(targets, how, drawing, results, ray=ray)
-        return _slide(pictures, source, targets.true, how, drawing)
+        return _slide(pictures, source, targets, how, drawing)
     if targets.true is not None:
         raise InputError("--true is for --style slide")
     drawn = drawing.drawing()
@@ -237,6 +242,7 @@ def explain(
             overwrite=drawing.overwrite,
             every=drawing.every,
             table=results.table,
+            bundle=results.bundle,
             resume=results.resume,
             progress=passes,
         )
@@ -247,7 +253,7 @@ def explain(
         return report(rows, job, form, passes, with_raw=results.raw)
 
 
-_OF_SLIDES = {"true", "method", "references", "precision", "recursive", "out", "overwrite", "style"}
+_OF_SLIDES = {"true", "target", "method", "references", "precision", "recursive", "out", "overwrite", "style"}
 """The options for a slide, besides those of the model."""
 
 
@@ -266,7 +272,9 @@ def _refuse_beside_slide(*tables: Any, ray: bool | str) -> None:
         raise InputError(f"--style slide does not use {options}; leave out what it does not use, in the config too")
 
 
-def _slide(pictures: Sequence[str], source: Source, true: str | None, how: HowOptions, drawing: DrawingOptions) -> int:
+def _slide(
+    pictures: Sequence[str], source: Source, targets: TargetOptions, how: HowOptions, drawing: DrawingOptions
+) -> int:
     """Draw one slide of one picture.
 
     Raises:
@@ -281,15 +289,17 @@ def _slide(pictures: Sequence[str], source: Source, true: str | None, how: HowOp
     files = Pictures(pictures, skip=drawing.out, recursive=how.recursive).first(2)
     if len(files) != 1:
         raise InputError("a slide shows one picture; name one file")
-    refuse_other_file(drawing.out)
-    file = drawing.out if names_file(drawing.out) else drawing.out / f"{files[0].stem}.slide.png"
+    is_page = drawing.out.suffix in (".pdf", ".svg")
+    if not is_page:
+        refuse_other_file(drawing.out)
+    file = drawing.out if is_page or names_file(drawing.out) else drawing.out / f"{files[0].stem}.slide.png"
     refuse_input(file, [*files, *source.files()])
     if file.exists() and not drawing.overwrite:
         raise OutputError(f"{file} exists already; name another file, or pass --overwrite")
     loaded = source.load()
     asked = how.on(device_of(loaded.module), None)
     options = {"precision": asked.precision, "references": asked.references}
-    made = camkit.slide(loaded, files[0], true, method=how.method, **options)
+    made = camkit.slide(loaded, files[0], targets.true, target=targets.target, method=how.method, **options)
     made.save(file)
     if not TALK.quiet:
         emit(printable(made.sentence))

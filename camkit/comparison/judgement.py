@@ -17,6 +17,7 @@ from camkit.explanation import finite_or_none
 from camkit.images.files import write_file
 from camkit.kit.wording import NONE, VERSION, counted
 from camkit.metrics import METRICS
+from camkit.tables import Rows, Tabular, flat
 
 DECIDING = ("srg", "adcc", "feature-srg")
 """The metrics that decide: pixels in order of their heat, the picture times its map, and cells of the layer."""
@@ -169,8 +170,17 @@ class JudgedRow:
         }
 
 
+def _without_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of ``to_dict`` with its metrics by name, without their values on each picture."""
+    metrics = {
+        name: {part: value for part, value in of_metric.items() if part != "values"}
+        for name, of_metric in row["metrics"].items()
+    }
+    return {**{name: value for name, value in row.items() if name != "metrics"}, **metrics}
+
+
 @dataclass(frozen=True)
-class MethodJudgement:
+class MethodJudgement(Tabular):
     """Which methods are faithful on a model, over a sample of pictures.
 
     Attributes:
@@ -195,7 +205,11 @@ class MethodJudgement:
     seed: int
     seconds: float = field(compare=False)
 
-    def table(self) -> str:
+    def table(self) -> Rows:
+        """Return a row for each method and each reference map, with the mean and interval of each metric."""
+        return [flat(_without_values(row.to_dict())) for row in self.rows]
+
+    def to_markdown(self) -> str:
         """Return the table in Markdown."""
         headings = ["method", *map(column_title, self.metrics), "shuffled weights ↓", "plain passes"]
         lines = ["| " + " | ".join(headings) + " |", "|---|" + "---:|" * (len(headings) - 1)]
@@ -301,7 +315,7 @@ class MethodJudgement:
             f"# Which method to trust on {as_markdown(self.model)}",
             as_markdown(self.recommendation.sentence),
             as_markdown(self.measured),
-            self.table(),
+            self.to_markdown(),
             "\n".join(f"- {as_markdown(note)}" for note in (*self._all_notes(), *HOW_TO_READ)),
             f"Made by camkit {VERSION}.",
         ]

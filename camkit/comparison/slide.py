@@ -12,14 +12,16 @@ import numpy as np
 
 from camkit.comparison.choices import chosen_explainer, chosen_methods
 from camkit.drawing.canvas import GREY, INK, Canvas
-from camkit.drawing.encode import as_html, encode
+from camkit.drawing.encode import as_html, as_pdf, encode
 from camkit.drawing.figure import percent
+from camkit.drawing.svg import SvgCanvas
 from camkit.drawing.text import wrapped
-from camkit.errors import ImageError
+from camkit.errors import ImageError, InputError, advice
 from camkit.explanation import Explanation
 from camkit.images.files import write_file
 from camkit.images.prepare import as_pixels
 from camkit.images.read import open_picture
+from camkit.kit.wording import listed
 from camkit.metrics import Evaluator
 from camkit.targets import contrast
 from camkit.types import ImageLike, Pixels
@@ -27,9 +29,12 @@ from camkit.types import ImageLike, Pixels
 if TYPE_CHECKING:
     from camkit.explainer import Explainer, MethodLike
     from camkit.models.loaded import Loadable
+    from camkit.targets import TargetLike
 
 _WIDTH, _HEIGHT = 1920, 1080
 """The size of a slide in pixels, 16:9."""
+_DPI = 144
+"""Pixels of an inch in a PDF: the page is then 13.3 x 7.5 inches, the usual size of a wide slide."""
 _MARGIN, _GAP = 60, 30
 _TITLE, _TEXT, _SENTENCE = 30, 24, 38
 _LEADING = 1.35
@@ -38,6 +43,9 @@ _ACROSS = 3
 _HOTTEST = 0.2
 """The share of the picture that is blurred, as for the metric top-loss."""
 
+
+_MOST_TARGETS = 5
+"""With the picture, six panels in two rows; more would be too small."""
 
 _TITLES = ("What speaks for the answer", "What speaks for the true class", "Answer rather than true class")
 
@@ -51,18 +59,22 @@ class Slide:
         sentence: what the slide says.
         explanations: the maps that are drawn: of the answer and, if there is one, of the true class and the contrast.
         before, after: the answer's score, a probability if the model has one, for the picture and without its hottest
-            fifth.
+            fifth; of a slide of targets, the first target's score, and None.
     """
 
     panels: tuple[tuple[str, Pixels, str], ...] = field(repr=False)
     sentence: str
     explanations: tuple[Explanation, ...] = field(repr=False)
     before: float
-    after: float
+    after: float | None
 
     def draw(self) -> Pixels:
         """Return the slide, 1080 x 1920 x 3 uint8 RGB."""
         canvas = Canvas(_WIDTH, _HEIGHT)
+        self._draw_on(canvas)
+        return canvas.pixels()
+
+    def _draw_on(self, canvas: Canvas | SvgCanvas) -> None:
         top = _lines(canvas, (_MARGIN, _MARGIN), self.sentence, _WIDTH - 2 * _MARGIN, _SENTENCE, INK, 2) + _GAP
         columns = min(len(self.panels), _ACROSS)
         rows = -(-len(self.panels) // columns)
@@ -76,16 +88,24 @@ class Slide:
             drawn = _enlarged(pixels, width, int(height - above - below))
             canvas.picture(left, upper + above, drawn)
             _lines(canvas, (left, upper + above + drawn.shape[0] + 6), words, width, _TEXT, GREY, 2)
-        return canvas.pixels()
 
     def save(self, path: str | Path) -> Path:
-        """Write the slide as a picture; the suffix decides the type.
+        """Write the slide; the suffix decides the type: .svg, .pdf with one page, or any picture type.
 
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        write_file(Path(path), encode(self.draw(), Path(path).suffix or ".png"))
-        return Path(path)
+        path = Path(path)
+        if path.suffix == ".svg":
+            canvas = SvgCanvas(_WIDTH, _HEIGHT)
+            self._draw_on(canvas)
+            contents = canvas.svg().encode()
+        elif path.suffix == ".pdf":
+            contents = as_pdf(self.draw(), _DPI)
+        else:
+            contents = encode(self.draw(), path.suffix or ".png")
+        write_file(path, contents)
+        return path
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sentence, the scores and the explanations as JSON values."""
@@ -102,18 +122,21 @@ def slide(
     picture: ImageLike,
     true: str | int | None = None,
     *,
+    target: TargetLike | Sequence[TargetLike] | None = None,
     method: MethodLike | None = None,
     **options: Any,
 ) -> Slide:
     """Return a slide about a model's answer to one picture.
 
     It shows the picture, the heat of the answer, the heat of the true class and the contrast of the two, and the
-    picture whose hottest fifth is blurred, with the answer's score there.
+    picture whose hottest fifth is blurred, with the answer's score there. With ``target``, it shows the picture and the
+    heat of each target instead.
 
     Args:
         model: an ``Explainer``, or what it takes as a model.
         picture: one picture, as ``camkit.explain`` takes it.
         true: the true class, as a label or an index; None leaves its heat and the contrast out.
+        target: one target or up to five, as for ``camkit.explain``.
         method: the method; None for "auto".
         **options: ``preprocess``, ``labels``, ``device``, ``precision`` and ``references`` as for ``Explainer``.
 
@@ -128,14 +151,17 @@ def slide(
     chosen = chosen_methods("auto" if method is None else method, ("auto",))
     explainer = chosen_explainer(model, chosen, options).using(chosen[0], None)
     opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
+    if target is not None:
+        if true is not None:
+            raise InputError(f"a slide compares the answer with {advice('true', '--true')}, or shows targets; not both")
+        targets: list[Any] = list(target) if isinstance(target, (list, tuple)) else [target]
+        return _of_targets(explainer, opened, targets)
     answer = explainer(opened)
     found = [answer]
     if true is not None:
         of_true = explainer(opened, true)
         if of_true.target != answer.target:
             found += [of_true, explainer(opened, contrast(answer.target or 0, of_true.target or 0))]
-    if answer.picture is None or answer.heatmap.ndim != 2:
-        raise ImageError("a slide shows pictures, grey or RGB; this input is neither")
     evaluator = Evaluator(explainer, opened, answer.target)
     hot = answer.heatmap >= np.quantile(answer.heatmap, 1 - _HOTTEST)
     if answer.status != "ok":
@@ -143,14 +169,31 @@ def slide(
     blurred = evaluator.picture.clone()
     blurred[:, hot] = evaluator.emptied_picture("blur")[:, hot].to(blurred)
     before, after = (float(score) for score in evaluator.scored(_stacked(evaluator.picture, blurred)))
-    panels = [("The picture", answer.picture, Path(answer.source).name)]
-    panels += [(_TITLES[number], row.overlay(scale="each"), _meaning(row)) for number, row in enumerate(found)]
+    panels = [_first_panel(answer)]
+    panels += [(_TITLES[number], row.overlay(scale="each"), _words_of(row)) for number, row in enumerate(found)]
     pixels = as_pixels(blurred[None])
     if pixels is not None and answer.status == "ok":
         words = f"Blurred where most speaks for {answer.name}: {_value(answer, after)}."
         panels.append(("Without the hottest fifth", pixels[0], words))
     sentence = _sentence(explainer.name, found, before, after)
     return Slide(tuple(panels), sentence, tuple(found), before, after)
+
+
+def _of_targets(explainer: Explainer, picture: ImageLike, targets: list[TargetLike]) -> Slide:
+    found = explainer.batch([picture], target=targets)
+    if not 1 <= len(found) <= _MOST_TARGETS:
+        raise InputError(f"a slide shows 1 to {_MOST_TARGETS} targets, not {len(found)}")
+    panels = [_first_panel(found[0])]
+    panels += [(_named(row), row.overlay(scale="each"), _words_of(row)) for row in found]
+    score = float(found[0].score if found[0].probability is None else found[0].probability)
+    sentence = f"{explainer.name}: what speaks for {listed([row.name for row in found])}."
+    return Slide(tuple(panels), sentence, tuple(found), score, None)
+
+
+def _first_panel(row: Explanation) -> tuple[str, Pixels, str]:
+    if row.picture is None or row.heatmap.ndim != 2:
+        raise ImageError("a slide shows pictures, grey or RGB; this input is neither")
+    return "The picture", row.picture, Path(row.source).name
 
 
 def _stacked(*pictures: Any) -> Any:
@@ -174,11 +217,12 @@ def _sentence(model: str, found: Sequence[Explanation], before: float, after: fl
     return f"{said} Without the hottest fifth, {answer.name} {verb} {then}."
 
 
-def _meaning(row: Explanation) -> str:
-    if row.status != "ok":
-        return f"Nothing speaks for {row.name}."
-    share = "" if row.probability is None else f" ({percent(row.probability)})"
-    return f"Red: most evidence for {row.name}{share}; blue: none."
+def _named(row: Explanation) -> str:
+    return row.name if row.probability is None else f"{row.name} ({percent(row.probability)})"
+
+
+def _words_of(row: Explanation) -> str:
+    return row.meaning() if row.status == "ok" else f"Nothing speaks for {row.name}."
 
 
 def _enlarged(pixels: Pixels, width: int, height: int) -> Pixels:
@@ -190,7 +234,13 @@ def _enlarged(pixels: Pixels, width: int, height: int) -> Pixels:
 
 
 def _lines(
-    canvas: Canvas, corner: tuple[float | int, float | int], words: str, width: int, size: int, colour: Any, most: int
+    canvas: Canvas | SvgCanvas,
+    corner: tuple[float | int, float | int],
+    words: str,
+    width: int,
+    size: int,
+    colour: Any,
+    most: int,
 ) -> float:
     """Write words below a corner, in at most this many lines; return where they end."""
     left, top = corner[0], float(corner[1])

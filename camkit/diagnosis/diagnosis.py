@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,18 +19,20 @@ from camkit.diagnosis.findings import Finding, findings
 from camkit.diagnosis.layer_statistics import LayerStatistics, Setting, rows_of, setting_of
 from camkit.diagnosis.measurement import Measurement, measure
 from camkit.diagnosis.picture import draw
-from camkit.drawing.encode import as_html
+from camkit.drawing.encode import as_html, encode
 from camkit.errors import InputError, ModelError, advice
 from camkit.explanation import finite_or_none
+from camkit.images.files import write_file
 from camkit.kit.wording import counted
 from camkit.models import about_channels, as_model, spatial_rank
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.models.modules import explained_failures
+from camkit.tables import Rows, Tabular, flat
 from camkit.types import Pixels, Precision, Preprocess
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Tabular):
     """What happens in each layer of a model on a batch of pictures.
 
     Attributes:
@@ -93,6 +96,21 @@ class Diagnosis:
             "remarks": list(self.remarks),
             "layers": [row.to_dict() for row in self.rows],
         }
+
+    def table(self) -> Rows:
+        """Return a row for each call of each layer; ``dead`` and ``off`` are numbers of channels."""
+        return [flat(row.to_row()) for row in self.rows]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the findings and the statistics as JSON (.json), or the drawing (any picture type).
+
+        Raises:
+            OutputError: the file cannot be written, or its type is unknown.
+        """
+        path = Path(path)
+        in_json = path.suffix == ".json"
+        write_file(path, json.dumps(self.to_dict()).encode() if in_json else encode(self.sheet(), path.suffix))
+        return path
 
     def __repr__(self) -> str:
         """Return one line that lists the findings."""

@@ -92,6 +92,21 @@ class LayerStatistics:
             "sound": self.sound,
         }
 
+    def to_row(self) -> dict[str, Any]:
+        """Return the row of a table: ``to_dict`` without histograms, and with numbers of channels."""
+        row = self.to_dict()
+        gradients = dict.fromkeys(_OF_TENSORS) if row["gradients"] is None else row["gradients"]
+        return {
+            **row,
+            "activations": {name: row["activations"][name] for name in _OF_TENSORS},
+            "gradients": {name: gradients[name] for name in _OF_TENSORS},
+            "dead": None if self.dead is None else len(self.dead),
+            "off": len(self.off),
+        }
+
+
+_OF_TENSORS = ("nan", "inf", "mean", "std", "low", "high", "zeros", "norm")
+
 
 @dataclass(frozen=True)
 class Setting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import math
 import struct
 import zlib
@@ -12,6 +13,7 @@ from typing import Literal
 
 import cv2
 import numpy as np
+from PIL import Image
 
 from camkit.drawing.pixels import swap_red_and_blue
 from camkit.errors import OutputError, advice, printable
@@ -22,6 +24,9 @@ MARK = b"Software\0camkit"
 
 JPEG_QUALITY = 90
 """Above it, files grow faster than the eye sees a difference; below it, the edges of a caption blur."""
+
+_PDF_QUALITY = 95
+"""The quality of the JPEG in a PDF, which is enlarged to a wall."""
 
 _NOTE = b"Comment\0"
 """The start of the text that says what a drawing shows."""
@@ -163,6 +168,13 @@ def _texts(start: bytes) -> list[bytes]:
         texts.append(start[at + 8 : end])
         at = end + 4
     return texts
+
+
+def as_pdf(pixels: Pixels, dpi: int) -> bytes:
+    """Return a picture as a PDF with one page."""
+    page = io.BytesIO()
+    Image.fromarray(pixels).save(page, "PDF", resolution=dpi, quality=_PDF_QUALITY)
+    return page.getvalue()
 
 
 def as_html(pixels: Pixels, words: str) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from camkit.errors import OutputError
+from camkit.images.files import write_file
 from camkit.metrics.registry import METRICS
+from camkit.tables import Rows, Tabular
 
 ValueStatus: TypeAlias = Literal[
     "ok", "empty_map", "constant_map", "non_finite", "needs_method", "needs_region", "undefined"
@@ -83,8 +88,8 @@ class Values(dict[str, Value]):
         return f"<{', '.join(f'{name} {value}' for name, value in self.items())}>"
 
 
-@dataclass(frozen=True)
-class ValueTable:
+@dataclass(frozen=True, repr=False)
+class ValueTable(Tabular):
     """The values of several maps of one picture: a row for each map, and one for each reference map.
 
     Attributes:
@@ -104,6 +109,30 @@ class ValueTable:
             shown = f"({title})" if title in self.references else title
             lines.append(f"| {shown} | " + " | ".join(str(row[name]) if name in row else "" for name in names) + " |")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        """Return a line with the names of the maps."""
+        return f"<ValueTable of {', '.join(self.rows)}>"
+
+    def table(self) -> Rows:
+        """Return a row for each map, with the number of each metric; None where there is none."""
+        return [
+            {"map": name, "reference": name in self.references, **values.numbers()}
+            for name, values in self.rows.items()
+        ]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the table as JSON (.json) or Markdown (.md).
+
+        Raises:
+            OutputError: the file cannot be written, or its type is unknown.
+        """
+        path = Path(path)
+        if path.suffix not in (".json", ".md"):
+            raise OutputError(f"camkit cannot write a table as {path.name}; use .json or .md")
+        text = json.dumps(self.to_dict(), indent=1) if path.suffix == ".json" else str(self)
+        write_file(path, text.encode())
+        return path
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as plain JSON values."""

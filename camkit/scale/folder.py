@@ -28,6 +28,7 @@ from camkit.images.video import is_video
 from camkit.models import device_of, usual_batch_size
 from camkit.models.clips import ClipPreprocess
 from camkit.models.loaded import LoadedModel
+from camkit.scale.bundle import Bundle
 from camkit.scale.job import Drawing, Job, Scales
 from camkit.scale.naming import DrawingFiles, write_drawing
 from camkit.scale.schema import Row, row_of, row_of_failure
@@ -116,6 +117,9 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
     table = None
     if job.table is not None:
         table = Table(job.table, job.fingerprint(model), resume=job.resume, overwrite=job.overwrite and not job.resume)
+    bundle = None
+    if job.bundle is not None:
+        bundle = Bundle(job.bundle, job.fingerprint(model), overwrite=job.overwrite)
     stills = Stills(job.pictures, table)
     files = DrawingFiles(job, model.name)
     stream = functools.partial(elsewhere or functools.partial(explain_many_or_later, model), **options)
@@ -129,14 +133,30 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
     rows = (row for row, _ in written) if table is None else _tabled(written, table)
     of_frames = functools.partial(here, batch_size=min(size, FRAMES_PER_PASS))
     draw = draw_clip if isinstance(model.preprocess, ClipPreprocess) else draw_video
-    videos = (draw(found, job, files, of_frames) for found in stills.videos)
-    return Run(_one_after_the_other(rows, videos), stills)
+    videos = (draw(found, job, files, of_frames) for found in stills.videos if job.out is not None)
+    everything = _one_after_the_other(rows, videos)
+    return Run(everything if bundle is None else _bundled(everything, bundle), stills)
 
 
 def _one_after_the_other(*parts: Iterator[Result]) -> Generator[Result, None, None]:
     """Chain iterators; closing the result closes the one that runs."""
     for rows in parts:
         yield from rows
+
+
+def _bundled(rows: Generator[Result, None, None], bundle: Bundle) -> Generator[Result, None, None]:
+    """Pass rows on, and write each explanation into the bundle too; its manifest lists what was finished."""
+    try:
+        for row in rows:
+            if isinstance(row, Written):
+                options = row.drawing.options()
+                bundle.add(row.explanation, {name: options[name] for name in options if name != "style"})
+            elif isinstance(row, Failure):
+                bundle.fail(row)
+            yield row
+    finally:
+        rows.close()
+        bundle.close()
 
 
 class Run(Iterator[Result]):

@@ -188,6 +188,7 @@ class Job:
         every: draw one of this many frames of a video.
         table: a file ending in .parquet or .csv for the results; see ``camkit.scale.table``. A drawing that cannot be
             written leaves no row, so that a resumed run draws it again.
+        bundle: a folder for the evidence; see ``camkit.scale.bundle``.
         resume: continue the table if it exists: pictures that have their rows in it are left out.
         progress: as for ``camkit.explain``.
 
@@ -204,6 +205,7 @@ class Job:
     overwrite: bool = False
     every: int = 1
     table: Path | None = None
+    bundle: Path | None = None
     resume: bool = False
     progress: Progress | None = None
 
@@ -212,8 +214,8 @@ class Job:
             raise InputError(f"every must be a number of frames, at least 1, not {self.every}")
         if self.resume and self.table is None:
             raise InputError("to resume a run, name the table that says what is finished")
-        if self.out is None and self.table is None:
-            raise InputError("name a table for the results if you draw nothing")
+        if self.out is None and self.table is None and self.bundle is None:
+            raise InputError("name a table or a bundle for the results if you draw nothing")
         if self._video is not None and self.how.has_several_targets:
             raise InputError(f"{self._video} is a video, and a video shows one target; explain the targets one by one")
         if self.out is not None:
@@ -233,7 +235,8 @@ class Job:
         chosen, is_video = self.drawing.format, self._video is not None
         if self.how.has_several_targets or len(self.pictures.first(2)) != 1:
             what = "several targets" if self.how.has_several_targets else f"{self.pictures.count()} pictures"
-            raise InputError(f"{out} is one file, but there are {what}; name a folder")
+            slide = "; or draw one slide with --style slide" if self.how.has_several_targets else ""
+            raise InputError(f"{out} is one file, but there are {what}; name a folder{slide}")
         suffix = out.suffix.lower()
         if (suffix == ".mp4") != is_video:
             raise InputError(f"{out} must end in .mp4 for a video, and in a type of picture such as .png for a picture")

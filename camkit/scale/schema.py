@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -88,7 +89,12 @@ def row_of_failure(failure: Failure) -> Row:
     return {**empty, "path": text_of(failure.source), "status": ERROR, "error": text_of(str(failure.error))}
 
 
-def explanation_of(row: Row, folder: Path = Path()) -> Explanation:
+def explanation_of(
+    row: Row,
+    folder: Path = Path(),
+    exact: Float[np.ndarray, "..."] | None = None,
+    positions: Sequence[Sequence[float]] | None = None,
+) -> Explanation:
     """Return the Explanation of a row without faults.
 
     Its map has the precision of 16 bits. If several layers were fused, its heatmap is drawn from their fused map. The
@@ -97,11 +103,13 @@ def explanation_of(row: Row, folder: Path = Path()) -> Explanation:
     Args:
         row: a row whose status is not "error".
         folder: what a relative path in the row is relative to.
+        exact: the map, if it is known with all its digits.
+        positions: where each cell looks along each axis, if that is known.
     """
     shares_of_scale = np.asarray(row["raw"], np.float16).reshape(row["shape"])
-    raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"])
+    raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"]) if exact is None else exact
     shares = _extent(row).tolist()
-    placement = Placement(tuple(zip(shares[::2], shares[1::2], strict=True)))
+    placement = Placement(tuple(zip(shares[::2], shares[1::2], strict=True)), tuple(map(tuple, positions or ())))
     box, detection = (None if row[name] is None else Box(*map(float, row[name])) for name in ("box", "detection"))
     return Explanation(
         maps=LayerMaps((torch.from_numpy(raw),), (placement,), "mean", tuple(map(int, row["input"]))),

@@ -25,6 +25,7 @@ from camkit.explanation import Explanations, sharing_scale
 from camkit.images.files import csv_line, why_unwritable, write_file
 from camkit.kit.fingerprint import Fingerprint, differences, digest
 from camkit.kit.store import Store, packed, rows_of, started_with, unpacked
+from camkit.scale.bundle import MANIFEST, read_bundle
 from camkit.scale.schema import COLUMNS, ERROR, Kind, Row, explanation_of, fault_of, text_of
 
 _ROWS = 4096
@@ -37,19 +38,22 @@ _TOGETHER = ("path", "layer", "method", "smooth")
 
 
 def read(path: str | Path) -> Explanations:
-    """Read a table that ``camkit --table`` wrote, or is writing.
+    """Read a table that ``camkit --table`` wrote, or is writing, or a folder that ``camkit --bundle`` wrote.
 
-    The maps have the precision of 16 bits. Pictures are read from their files when they are first drawn; relative paths
-    start at the folder in which the run was started. Rows of pictures that could not be explained are left out.
+    The maps of a table have the precision of 16 bits; those of a bundle are exact. Pictures are read from their files
+    when they are first drawn; relative paths start at the folder in which the run was started. Rows of pictures that
+    could not be explained are left out.
 
     Returns:
         The Explanations, in the order of the table.
 
     Raises:
-        InputError: there is no such table, or it is damaged, or it needs pyarrow.
+        InputError: there is no such table, or it is damaged or was changed, or it needs pyarrow.
     """
     path = Path(path)
     refuse_pipe(path)
+    if (path / MANIFEST).is_file():
+        return read_bundle(path)
     store = _store_of(path)
     if store.is_file():
         folder, explained = started_with(store).get("folder", ""), _explained(store, map(_from_store, rows_of(store)))

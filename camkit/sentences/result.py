@@ -14,11 +14,12 @@ from camkit.errors import InputError, did_you_mean
 from camkit.explanation import Explanations
 from camkit.images.files import write_file
 from camkit.sentences.word import Word
+from camkit.tables import Rows, Tabular, flat
 from camkit.types import Pixels
 
 
 @dataclass(frozen=True, eq=False)
-class Words(Sequence[Word]):
+class Words(Tabular, Sequence[Word]):
     """The words that a model wrote about a picture.
 
     Attributes:
@@ -67,6 +68,13 @@ class Words(Sequence[Word]):
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the picture as JSON values."""
         return {**self._facts(), "words": [word.to_dict() for word in self.words]}
+
+    def table(self) -> Rows:
+        """Return a row for each word, without its heat."""
+        return [
+            flat({name: value for name, value in row.items() if name != "explanation"})
+            for row in self.to_dict()["words"]
+        ]
 
     def _facts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("source", "prompt", "sentence", "written", "references")}

@@ -83,11 +83,12 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
     from camkit.background.showcase import Showcase  # noqa: PLC0415 - watching a training does not need the check
 
     with _events(writer) as events:
-        events.add_text("check", markdown.render(result), step)
+        showcase = Showcase(result)
+        events.add_text("check", markdown.render(result, showcase), step)
         for name, measures in [("all classes", result.overall), *result.classes.items()]:
             for measure, value in _figures(measures).items():
                 _add_scalar(events, f"check/{measure}/{name}", value, step)
-        for strip in Showcase(result).strips:
+        for strip in showcase.strips:
             tiles = [Tile(panel.pixels, panel.title, _answer_of(panel)) for panel in strip.panels]
             sheet = contact_sheet(tiles, columns=len(tiles), title=strip.title)
             add_picture(events, f"worst/{strip.row.name}", sheet, step)

@@ -9,6 +9,7 @@ import base64
 import json
 import posixpath
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 
 _PICTURE = re.compile(r'(<img [^>]*src="([^":]+)"[^>]*>)(?!\s*</a>)')
 """A picture in HTML that is a file of the site."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the version below every page."""
+    config["copyright"] = f"camkit {version('camkit')}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from results import assert_is_a_result
 
 import camkit
 from camkit.background.baseline import checksum
@@ -586,8 +587,10 @@ def test_assert_ok_names_the_worst_class_its_numbers_and_the_report(scenes, tmp_
 
 
 def test_the_table_is_flat(scenes, tmp_path):
-    rows = camkit.check("demo-fair", copied(scenes, tmp_path, 4), config=QUICK).table()
+    result = camkit.check("demo-fair", copied(scenes, tmp_path, 4), config=QUICK)
 
+    rows = assert_is_a_result(result, tmp_path / "reports")
+    assert result.to_dict() == json.loads((tmp_path / "reports/report.json").read_text())
     assert len(rows) == 16
     assert {"name", "label", "energy", "same_tile", "other_blur", "removed_tile"} <= rows[0].keys()
     assert not any(isinstance(value, dict) for row in rows for value in row.values())

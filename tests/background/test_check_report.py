@@ -18,7 +18,6 @@ import torch
 
 import camkit
 from camkit.background.baseline import Change
-from camkit.background.check import write_reports
 from camkit.background.effects import LEVELS, OVERALL, Effect
 from camkit.background.reasons import Reason
 from camkit.background.report import REPORTS, console, junit, markdown, picture, words
@@ -44,7 +43,7 @@ def result(tmp_path_factory):
 @pytest.fixture(scope="module")
 def out(result, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    write_reports(result, folder)
+    assert result.save(folder) == folder / "report.html"
     return folder
 
 

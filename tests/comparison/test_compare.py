@@ -19,7 +19,7 @@ from torch import nn
 
 import camkit
 from camkit.cli import main
-from camkit.comparison.compare import DEFAULTS, check_sheet_file, value_words
+from camkit.comparison.compare import DEFAULTS, ComparedMap, ComparedPicture, caveat, check_sheet_file, value_words
 from camkit.comparison.sheet import SMALL, MapPanel, SheetRow, draw_sheet, least_height
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, MethodError, OutputError
@@ -164,7 +164,7 @@ def test_the_model_s_answer_is_the_probability_that_a_sigmoid_gives() -> None:
 @pytest.mark.parametrize("methods", [None, ["gradcam", "fem"]])
 def test_a_score_of_nan_is_named(methods: list[str] | None) -> None:
     found = camkit.compare(Answering(0.0, float("nan")).eval(), planted_picture(), methods, target=1)
-    cells = found.table().splitlines()[-1].split(" | ")
+    cells = found.to_markdown().splitlines()[-1].split(" | ")
     maps = len(found.rows[0].maps)
     assert cells[2 : 2 + maps] == ["the model's score is NaN"] * maps
     assert "not finite" in cells[-1]
@@ -273,7 +273,7 @@ def test_a_method_that_does_not_work_says_why_in_its_place() -> None:
     assert fits.reason == ""
     assert misfit.explanation is None
     assert "use 'gradcam' or 'hirescam'" in misfit.reason
-    assert misfit.reason in found.table()
+    assert misfit.reason in found.to_markdown()
     assert found.to_dict()["rows"][0]["maps"][1]["status"] == "error"
     usual = camkit.compare(Flat().eval(), planted_picture(), target_layer=["layer"])
     assert "legrad" not in [compared.method for compared in usual.rows[0].maps]
@@ -392,17 +392,17 @@ def test_judge_takes_a_number_as_explain_does(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_table_keeps_its_columns_whatever_a_label_says() -> None:
     labels = ["a|b"] * 4
-    table = camkit.compare("demo-fair", PLANE, "gradcam", labels=labels).table()
+    table = camkit.compare("demo-fair", PLANE, "gradcam", labels=labels).to_markdown()
     assert "a\\|b" in table
-    assert table.splitlines()[-1].replace("\\|", "").count("|") == table.splitlines()[0].count("|")
-    assert "loses" in table.splitlines()[-1].rsplit("|", 2)[1] or "gains" in table.splitlines()[-1].rsplit("|", 2)[1]
+    assert table.splitlines()[2].replace("\\|", "").count("|") == table.splitlines()[0].count("|")
+    assert "loses" in table.splitlines()[2].rsplit("|", 2)[1] or "gains" in table.splitlines()[2].rsplit("|", 2)[1]
 
 
 def test_a_map_of_nan_is_not_called_empty() -> None:
     def broken(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
         return gradients * float("nan") * activations.amax()
 
-    assert "NaN or infinity in the map" in camkit.compare("demo-fair", PLANE, [broken]).table()
+    assert "NaN or infinity in the map" in camkit.compare("demo-fair", PLANE, [broken]).to_markdown()
 
 
 def test_a_damaged_picture_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -432,10 +432,11 @@ def test_results_show_themselves_and_are_saved_whole(tmp_path: Path) -> None:
     assert found._repr_html_().startswith("<img")
     saved = found.save(tmp_path / "new" / "sheet.jpg")
     assert cv2.imread(str(saved)).shape == found.sheet().shape
-    lines = found.table().splitlines()
+    lines = found.to_markdown().splitlines()
     names = "gradcam | hirescam | eigencam | (random map) | (centred blob) | (best colour)"
     assert lines[0] == f"| picture | layer | {names} |"
-    assert len(lines) == 3
+    assert len(lines) == 5
+    assert lines[4].endswith("a centred blob does as well as the best method.")  # the plane is in the middle
     two = camkit.compare("demo-fair", PLANE, "gradcam", target_layer=["features.0", "features"])
     assert repr(two) == "<Comparison of 1 method on 1 picture at 2 layers>"
 
@@ -588,3 +589,50 @@ def test_the_default_method_is_compared_and_names_what_it_takes() -> None:
     )
     found = camkit.compare(camkit.Explainer(model.eval()), torch.rand(3, 64, 64))
     assert found.rows[0].maps[0].title == "auto: Grad-CAM, sharpened"
+
+
+def _made(numbers: dict[str, float], by_chance: dict[str, float], same: str = "") -> ComparedPicture:
+    maps = tuple(
+        ComparedMap(name, None, Value("top-loss", number), same_as="other" if name == same else "")
+        for name, number in numbers.items()
+    )
+    chance = {name: Value("top-loss", number) for name, number in by_chance.items()}
+    return ComparedPicture("a.jpg", "cat", 0.9, "", maps, chance)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "chance", "expected"),
+    [
+        ({"a": 0.84, "b": 0.85}, 0.53, "does not separate the methods: they are within 1.0% of each other"),
+        ({"a": 0.84, "b": 0.60}, 0.53, ""),
+        ({"a": 0.50, "b": 0.30}, 0.53, "a centred blob does as well as the best method"),
+        ({"a": 0.84, "b": 0.84}, 0.53, ""),  # one map: there is nothing to separate
+    ],
+)
+def test_a_number_that_says_nothing_about_the_methods_says_so(
+    numbers: dict[str, float], chance: float, expected: str
+) -> None:
+    row = _made(numbers, {"random": 0.1, "centre": chance}, same="b" if len(set(numbers.values())) == 1 else "")
+    said = caveat(row, METRICS["top-loss"])
+    assert expected in said
+    assert bool(expected) == bool(said)
+
+
+def test_lower_numbers_can_be_better() -> None:
+    row = _made({"a": 0.2, "b": 0.4}, {"centre": 0.1})
+    metric = next(metric for metric in METRICS.values() if metric.better == "lower")
+    assert "a centred blob does as well" in caveat(row, metric)
+
+
+def test_equal_maps_are_named_and_drawn_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """On a network that ends in a mean and one linear layer, Grad-CAM and HiResCAM are the same."""
+    found = camkit.compare("demo-fair", PLANE, ["gradcam", "hirescam", "layercam"], target_layer="features")
+    assert [row["same_as"] for row in found.table()[:3]] == ["", "Grad-CAM", ""]
+    alone = camkit.compare("demo-fair", PLANE, ["gradcam", "layercam"], target_layer="features")
+    colourful = (np.ptp(found.sheet().astype(int), axis=2) > 60).sum() / (
+        np.ptp(alone.sheet().astype(int), axis=2) > 60
+    ).sum()
+    assert colourful == pytest.approx(1, abs=0.02)
+    call = ["compare", str(PLANE), "-m", "demo-fair", "-o", str(tmp_path / "s.png")]
+    assert main([*call, "--method", "gradcam", "--method", "hirescam", "--layer", "features"]) == 0
+    assert "(the same as Grad-CAM)" in capsys.readouterr().out

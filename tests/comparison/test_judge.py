@@ -355,7 +355,7 @@ def test_the_reports_say_the_same(on_scenes: MethodJudgement, tmp_path: Path) ->
         assert mean in text
     assert "http" not in text.replace("http-equiv", "")
     assert "<table>" in on_scenes._repr_html_()
-    assert on_scenes.table() in markdown
+    assert on_scenes.to_markdown() in markdown
 
 
 @pytest.mark.extended

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from results import assert_is_a_result
 
 import camkit
 import camkit.comparison.judge
@@ -97,7 +98,7 @@ def cells_of(text: str) -> dict[str, str]:
 
 
 def test_markdown_marks_each_mean_and_explains_the_marks() -> None:
-    text = judgement().table()
+    text = judgement().to_markdown()
     cells = cells_of(text)
     assert re.fullmatch(r"\*\*0\.\d\d\*\* \[0\.\d\d, 0\.\d\d\]", cells[LONG])
     assert re.fullmatch(r"0\.\d\d \[0\.\d\d, 0\.\d\d\]", cells["fair"])
@@ -111,10 +112,18 @@ def test_markdown_marks_each_mean_and_explains_the_marks() -> None:
     assert "Grey" not in text
 
 
+def test_the_table_has_a_row_for_each_method_and_reference(tmp_path: Path) -> None:
+    found = judgement()
+    rows = assert_is_a_result(found, tmp_path)
+    assert [row["name"] for row in rows] == [row.name for row in found.rows]
+    assert rows[0]["srg_mean"] == found.rows[0].standings["srg"].estimate.value
+    assert not any(name.endswith("values") for name in rows[0])
+
+
 def test_all_reports_mark_the_same_means() -> None:
     found = judgement()
     in_markdown = [
-        cell for line in found.table().splitlines()[2:-2] for cell in columns(line)[1 : 1 + len(found.metrics)]
+        cell for line in found.to_markdown().splitlines()[2:-2] for cell in columns(line)[1 : 1 + len(found.metrics)]
     ]
     in_html = re.findall(r"<td[^>]*>(<b>)?(-?[\d.]*)(</b>)?([?!]?)<small>", found._repr_html_())
     assert len(in_html) == len(in_markdown) == len(found.rows) * len(found.metrics)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -10,6 +13,10 @@ from PIL import Image
 
 import camkit
 from camkit.cli import main
+from camkit.errors import InputError
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 SCENE = camkit.scenes.scene_paths()["plane-wood"]
 
@@ -46,8 +53,8 @@ def test_the_command_draws_one_slide(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "but this is a plane" in capsys.readouterr().out
     assert main(call) == 2
     assert "exists already" in capsys.readouterr().err
-    assert main([*call[:-1], str(tmp_path / "s.pdf")]) == 2
-    assert ".pdf is no type of picture" in " ".join(capsys.readouterr().err.split())
+    assert main([*call[:-1], str(tmp_path / "s.doc")]) == 2
+    assert ".doc is no type of picture" in " ".join(capsys.readouterr().err.split())
     assert main([*call[:3], "--true", "plane"]) == 2
     assert main([str(SCENE), str(SCENE.with_name("bird-wood.jpg")), *call[1:-1], str(tmp_path / "t.png")]) == 2
 
@@ -57,7 +64,7 @@ def test_the_command_draws_one_slide(tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         (["--alpha", "0.3"], "--alpha"),
         (["--layer", "features", "--json"], "--layer and --json"),
-        (["--target", "bird"], "--target"),
+        (["--top-k", "2"], "--top-k"),
         (["--table", "x.csv", "--ray"], "--table and --ray"),
     ],
 )
@@ -68,6 +75,54 @@ def test_a_slide_refuses_options_that_it_does_not_use(
     assert main([*call, *extra]) == 2
     assert f"--style slide does not use {named};" in " ".join(capsys.readouterr().err.split())
     assert not any(tmp_path.iterdir())
+
+
+def test_one_slide_shows_several_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "s.png"
+    call = [str(SCENE), "--model", "demo-biased", "-t", "plane", "-t", "bird", "-o", str(file)]
+    assert main(call) == 2
+    assert "name a folder; or draw one slide with --style slide" in " ".join(capsys.readouterr().err.split())
+    assert main([*call, "--style", "slide"]) == 0
+    assert "demo-biased: what speaks for plane and bird." in capsys.readouterr().out
+    assert cv2.imread(str(file)).shape == (1080, 1920, 3)
+    assert main([*call, "--style", "slide", "--true", "plane", "--overwrite"]) == 2
+    assert "with --true, or shows targets; not both" in " ".join(capsys.readouterr().err.split())
+    made = camkit.slide("demo-biased", SCENE, target=["plane", "bird"])
+    assert [title.split(" (")[0] for title, _, _ in made.panels] == ["The picture", "plane", "bird"]
+    assert made.panels[2][2] == "Red: most evidence for bird; blue: none."
+    many = [camkit.targets.contrast(first, second) for first in range(3) for second in range(3) if first != second]
+    with pytest.raises(InputError, match="1 to 5 targets, not 6"):
+        camkit.slide("demo-fair", SCENE, target=many)
+
+
+def test_a_slide_is_a_page_or_a_drawing_with_text(tmp_path: Path) -> None:
+    labels = [f"<{number}> & café" for number in range(4)]
+    made = camkit.slide("demo-fair", SCENE, labels=labels)
+    pdf = made.save(tmp_path / "slide.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-")
+    box = re.search(rb"/MediaBox *\[ *0 0 ([\d.]+) ([\d.]+) *\]", pdf)
+    assert box is not None and [float(side) for side in box.groups()] == [960, 540]
+    drawing = ET.parse(made.save(tmp_path / "slide.svg")).getroot()
+    name = "{http://www.w3.org/2000/svg}"
+    texts = [part.text or "" for part in drawing.iter(f"{name}text")]
+    assert " ".join(texts[:2]).startswith("demo-fair says <") and "> & café" in texts[0]
+    assert "Without the hottest fifth" in texts
+    pictures = [part.get("href", "") for part in drawing.iter(f"{name}image")]
+    assert len(pictures) == len(made.panels)
+    assert all(picture.startswith("data:image/png;base64,") for picture in pictures)
+
+
+@pytest.mark.extended
+def test_the_svg_looks_like_the_picture(tmp_path: Path, browser: Browser) -> None:
+    made = camkit.slide("demo-biased", SCENE, "plane")
+    page = browser.new_page(viewport={"width": 1920, "height": 1080})
+    page.goto(made.save(tmp_path / "slide.svg").as_uri())
+    shown = cv2.imdecode(np.frombuffer(page.screenshot(), np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+    page.close()
+    drawn = made.draw()
+    assert shown.shape == drawn.shape
+    ours, theirs = (cv2.resize(each, (96, 54), interpolation=cv2.INTER_AREA).astype(int) for each in (drawn, shown))
+    assert np.abs(ours - theirs).mean() < 4
 
 
 def test_a_file_of_functions_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

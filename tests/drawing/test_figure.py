@@ -121,7 +121,7 @@ def test_nothing_overlaps_or_leaves_the_figure_at_any_size(size, label):
     text_width = max(panel[1], 320)
     margin = (figure.shape[1] - text_width) // 2
     assert 16 <= margin <= 24
-    assert figure.shape[0] < panel[0] + 350
+    assert figure.shape[0] < panel[0] + 380
     for edge in (figure[:, : margin - 1], figure[:, 1 - margin :], figure[: margin - 1], figure[-8:]):
         assert (edge == 255).all()
     resized = cv2.resize(picture, panel[::-1], interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_NEAREST)

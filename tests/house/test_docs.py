@@ -51,7 +51,7 @@ RUN = (
 FIGURE = re.compile(r"-?\d+\.\d+")
 """A number that was measured, as a page writes it."""
 
-RUN_LONGER = ("docs/metrics.md", "docs/diagnose.md")
+RUN_LONGER = ("docs/metrics.md", "docs/diagnose.md", "docs/assistants.md")
 """The same, in the extended tier."""
 
 
@@ -161,6 +161,16 @@ def test_commands_with_the_demo_networks_run(page: str, workplace: Path) -> None
     for arguments in commands(page):
         if "demo-fair" in arguments or "demo-biased" in arguments:
             assert main(arguments) == 0, arguments
+
+
+def test_the_file_for_coding_assistants_has_the_calls_of_the_page_and_links_that_exist() -> None:
+    text = (ROOT / "llms.txt").read_text("utf-8")
+    assert text.startswith("# camkit\n\n> ")
+    (calls,) = re.findall(r"(?ms)^```python\n(.*?)^```$", text)
+    assert [calls] == blocks("docs/assistants.md", "python")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).is_file()] == []
 
 
 def test_the_factory_on_the_page_of_models_loads(workplace: Path) -> None:

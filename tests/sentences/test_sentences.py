@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from results import assert_is_a_result
 
 import camkit
 from camkit.cli import main
@@ -58,13 +59,14 @@ def log_probability(model, processor, picture, sentence, word):
     return total
 
 
-def test_words_score_as_plain_passes_of_the_whole_model_do(llava, picture):
+def test_words_score_as_plain_passes_of_the_whole_model_do(llava, picture, tmp_path):
     model, processor = llava
     references = drawn(2)
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=references)
     assert [word.text for word in found] == SENTENCE.split()
     assert found[-1].is_punctuation
     assert len(found.named("triangle")[0].tokens) > 1
+    assert [row["text"] for row in assert_is_a_result(found, tmp_path / "words.html")] == SENTENCE.split()
     for word in (found[1], found[2]):
         own = log_probability(model, processor, picture, SENTENCE, word)
         others = [log_probability(model, processor, each, SENTENCE, word) for each in references]

@@ -10,12 +10,12 @@ from camkit.background.result import CheckResult
 from camkit.background.showcase import Showcase
 
 _DRAWN: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
-    {words.PAGE: html.render, words.PICTURE: picture.render}
+    {words.PAGE: html.render, words.PICTURE: picture.render, "summary.md": markdown.render}
 )
-"""The reports with pictures: they also take the ``Showcase``, which asks the model once for both."""
+"""The reports with pictures: they also take the ``Showcase``, which asks the model once for all of them."""
 
 REPORTS: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
-    {**_DRAWN, BASELINE_FILE: json.render, "junit.xml": junit.render, "summary.md": markdown.render}
+    {**_DRAWN, BASELINE_FILE: json.render, "junit.xml": junit.render}
 )
 """The function that renders each report, by file name."""
 

@@ -6,14 +6,20 @@ from camkit.background.effects import OVERALL, Measures
 from camkit.background.report import words
 from camkit.background.result import CheckResult
 from camkit.background.rule import Judgement
+from camkit.background.showcase import Showcase, Strip
 from camkit.errors import as_markdown, printable
 from camkit.kit.wording import number
 
 _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
 
 
-def render(result: CheckResult) -> str:
-    """Return the summary: the verdict, the reasons, and a table with a row per class."""
+def render(result: CheckResult, showcase: Showcase | None = None) -> str:
+    """Return the summary: the verdict, the reasons, the picture and its answers in words, and a row per class.
+
+    Args:
+        result: the check.
+        showcase: its pictures; None draws them.
+    """
     lines = [f"## {_SIGNS[result.verdict]} {result.verdict}: {as_markdown(words.sentence(result))}", ""]
     lines += [f"- **Next:** {as_markdown(step)}" for step in words.next_steps(result)]
     lines += [f"- {as_markdown(reason)}" for reason in result.reasons[: words.MOST_REASONS]]
@@ -24,6 +30,8 @@ def render(result: CheckResult) -> str:
     lines += [
         "",
         f"![The objects on their own and on other backgrounds, and without them: {words.PICTURE}]({words.PICTURE})",
+        "",
+        *(f"- {as_markdown(_answers(strip))}" for strip in (showcase or Showcase(result)).triptychs),
         "",
         "| class | verdict | pictures | accuracy | background gap | attraction "
         f"| {result.plan.removed} | skill | excluded above | more pictures |",
@@ -41,6 +49,11 @@ def render(result: CheckResult) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _answers(strip: Strip) -> str:
+    """Return what a triptych shows: a page may not show the picture, as GitHub's job summaries do not."""
+    return "; ".join([strip.title, *(f"{panel.title}: {panel.comment[0]}" for panel in strip.triptych)])
 
 
 def _row(measures: Measures, judgement: Judgement) -> str:

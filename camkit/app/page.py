@@ -1,0 +1,253 @@
+"""The page of the app: what a visitor sees and clicks. What is computed is in ``viewer.py``."""
+
+from __future__ import annotations
+
+import html
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+
+from camkit.app.viewer import CHOSEN, FILL_NAMES, Look, Viewer
+from camkit.drawing.encode import encode
+from camkit.drawing.figure import percent
+from camkit.errors import CamkitError, printable
+from camkit.explanation import Explanation
+from camkit.types import Pixels
+
+STYLE = ".gradio-container {max-width: 1500px !important} footer {display: none !important}"
+_GREETING = (
+    "### What did the model use?\n"
+    "Click on an answer to see its heat. Click on two corners in the picture to cover a part of it."
+)
+_MARK = (255, 0, 255)
+"""The colour of the first corner of a rectangle, RGB: hardly a picture has it."""
+
+
+def theme() -> Any:
+    """Return a theme with the reader's own fonts: nothing is fetched from other hosts."""
+    return gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
+
+
+class _Parts:
+    """What stands on the page, from the top down."""
+
+    SEEN = 11
+    """The parts in ``seen``."""
+
+    def __init__(self, viewer: Viewer, first: Look) -> None:
+        named = [(Path(file).name, file) for file in viewer.pictures]
+        self.look, self.corner = gr.State(first), gr.State(None)
+        gr.Markdown(_GREETING)
+        with gr.Row():
+            self.model = gr.Dropdown(list(viewer.models), value=first.model, label="Model", elem_id="model")
+            self.picture = gr.Dropdown(named, value=first.picture, label="Picture", elem_id="picture")
+            self.upload = gr.UploadButton("Your own picture", file_types=["image"], elem_id="upload")
+        with gr.Row():
+            self.shown = gr.Image(label="Picture", interactive=False, elem_id="shown", buttons=[])
+            self.heat = gr.Image(label="Heat", interactive=False, elem_id="heat", buttons=[])
+            self.before = gr.Image(label="Heat before", interactive=False, elem_id="before", visible=False, buttons=[])
+        self.sentence = gr.Markdown(elem_id="sentence")
+        with gr.Row():
+            self.answers = gr.Label(label="Answers", elem_id="answers")
+            self.answers_before = gr.Label(label="Answers before", elem_id="answers-before", visible=False)
+            self._choices(viewer, first)
+        with gr.Row():
+            self.compare = gr.Button("Compare a dozen methods", elem_id="compare")
+            self.save = gr.Button("Save what is seen", elem_id="save")
+        self.sheet = gr.Image(label="Methods", interactive=False, visible=False, elem_id="sheet")
+        self.files = gr.Files(label="Saved", visible=False, elem_id="files")
+
+    def _choices(self, viewer: Viewer, first: Look) -> None:
+        with gr.Column():
+            self.fill = gr.Radio(list(FILL_NAMES), value=first.fill, label="Cover with", elem_id="fill")
+            self.uncover = gr.Button("Uncover", elem_id="uncover")
+            self.opacity = gr.Slider(0, 1, 0.5, label="Opacity of the heat", elem_id="opacity")
+        with gr.Column():
+            self.rather = gr.Dropdown([("", None)], label="Rather than", elem_id="rather")
+            self.method = gr.Dropdown(viewer.methods(), value=CHOSEN, label="Method", elem_id="method")
+            self.layer = gr.Dropdown(viewer.layers(first.model), value=CHOSEN, label="Layer", elem_id="layer")
+
+    @property
+    def seen(self) -> list[Any]:
+        """What an event changes, in the order of ``_seen``."""
+        first = [self.look, self.corner, self.shown, self.heat, self.before, self.sentence]
+        return [*first, self.answers, self.answers_before, self.rather, self.sheet, self.files]
+
+
+def build(viewer: Viewer, saved: Path) -> Any:
+    """Return the page.
+
+    Args:
+        viewer: what it shows.
+        saved: a folder for files that a visitor downloads.
+    """
+    first = Look(next(iter(viewer.models)), viewer.pictures[0])
+    with gr.Blocks(title="camkit", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+        parts = _Parts(viewer, first)
+        _react_to_choices(viewer, parts, page)
+        _react_to_clicks(viewer, parts)
+
+        def compared(asked: Look) -> Any:
+            return _said(lambda: gr.update(value=viewer.comparison(asked), visible=True))
+
+        def write(asked: Look, alpha: float) -> Any:
+            return _said(lambda: gr.update(value=_saved(viewer, asked, alpha, saved), visible=True))
+
+        parts.compare.click(compared, parts.look, parts.sheet, api_visibility="private")
+        parts.save.click(write, [parts.look, parts.opacity], parts.files, api_visibility="private")
+    return page
+
+
+def _shown(viewer: Viewer, asked: Look, alpha: float) -> Any:
+    """Return the values of ``_Parts.seen`` for what a visitor asked for."""
+    hidden = gr.update(visible=False)
+    return _said(lambda: (asked, None, *_seen(viewer, asked, alpha), hidden, hidden), _Parts.SEEN)
+
+
+def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
+    def on(event: Any, change: Callable[..., Look], *inputs: Any) -> None:
+        """Let an event change what is looked at."""
+
+        def act(asked: Look, alpha: float, *values: Any) -> Any:
+            return _said(lambda: _shown(viewer, change(asked, *values), alpha), _Parts.SEEN)
+
+        given = [parts.look, parts.opacity, *inputs]
+        event(act, given, parts.seen, api_visibility="private", show_progress="minimal")
+
+    def another(asked: Look, file: str) -> Look:
+        return Look(asked.model, file, fill=asked.fill)
+
+    def named(choice: str) -> str | None:
+        return None if choice == CHOSEN else choice
+
+    on(page.load, lambda asked: asked)
+    on(parts.opacity.release, lambda asked: asked)
+    on(parts.model.input, lambda asked, name: Look(name, asked.picture, fill=asked.fill), parts.model)
+    on(parts.picture.input, lambda asked, file: another(asked, viewer.named(file)), parts.picture)
+    on(parts.upload.upload, lambda asked, file: another(asked, str(file)), parts.upload)
+    on(parts.fill.input, lambda asked, name: replace(asked, fill=name), parts.fill)
+    on(parts.uncover.click, lambda asked: asked.uncovered)
+    on(parts.rather.input, lambda asked, target: replace(asked, rather_than=target), parts.rather)
+    on(parts.method.input, lambda asked, name: replace(asked, method=named(name)), parts.method)
+    on(parts.layer.input, lambda asked, name: replace(asked, layer=named(name)), parts.layer)
+
+    def of_model(name: str) -> tuple[Any, ...]:
+        return gr.update(choices=viewer.layers(name), value=CHOSEN), CHOSEN
+
+    parts.model.input(of_model, parts.model, [parts.layer, parts.method], api_visibility="private")
+
+
+def _react_to_clicks(viewer: Viewer, parts: _Parts) -> None:
+    def pick(asked: Look, alpha: float, event: gr.SelectData) -> Any:
+        answers = viewer.answers(asked)
+        names = [_name(row, number) for number, row in enumerate(answers)]
+        chosen = names.index(event.value) if event.value in names else 0
+        target = chosen if viewer.models[asked.model].detects else answers[chosen].target
+        return _shown(viewer, replace(asked, target=target), alpha)
+
+    def click(asked: Look, start: Any, alpha: float, event: gr.SelectData) -> Any:
+        place = int(event.index[0]), int(event.index[1])
+        picture = viewer.picture(asked)
+        if start is None:
+            marked = _with_mark(np.asarray(picture), place)
+            same = [gr.skip()] * (_Parts.SEEN - 6)
+            return (asked, place, marked, gr.skip(), gr.skip(), "Click on the opposite corner.", *same)
+        return _shown(viewer, replace(asked, cover=_rectangle(start, place, picture.size)), alpha)
+
+    options = {"outputs": parts.seen, "api_visibility": "private", "show_progress": "minimal"}
+    parts.answers.select(pick, [parts.look, parts.opacity], **options)
+    parts.shown.select(click, [parts.look, parts.corner, parts.opacity], **options)
+
+
+def _said(act: Callable[[], Any], outputs: int = 1) -> Any:
+    """Return what an action returns; an error becomes one sentence, and the page stays as it is."""
+    try:
+        return act()
+    except CamkitError as error:
+        gr.Warning(html.escape(printable(str(error))))
+        return gr.skip() if outputs == 1 else (gr.skip(),) * outputs
+
+
+def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
+    """Return what the page shows: pictures, heat, the sentence, and the answers with and without the cover."""
+    row, found = viewer.heat(look), viewer.answers(look)
+    old_heat: Any = gr.update(visible=False, value=None)
+    old_answers: Any = gr.update(visible=False, value=None)
+    if look.cover is not None:
+        # The heat before is that of the same class, also if the covered picture has another best answer.
+        asked = replace(look.uncovered, target=row.target if look.target is None else look.target)
+        old_heat = gr.update(visible=True, value=_drawn(viewer.heat(asked), alpha))
+        old_answers = gr.update(visible=True, value=_bars(viewer.answers(asked)))
+    others = [("", None), *((each.name, each.target) for each in found if each.target is not None)]
+    return (
+        np.asarray(viewer.picture(look)),
+        _drawn(row, alpha),
+        old_heat,
+        _sentence(row),
+        _bars(found),
+        old_answers,
+        gr.update(choices=others, value=look.rather_than),
+    )
+
+
+def _drawn(row: Explanation, alpha: float) -> Pixels:
+    return row.overlay(alpha=alpha, scale="each")
+
+
+def _name(row: Explanation, number: int) -> str:
+    return row.name if row.detection is None else f"{number + 1}: {row.name}"
+
+
+def _bars(rows: list[Explanation]) -> dict[str, float]:
+    scores = [row.score if row.probability is None else row.probability for row in rows]
+    return {_name(row, number): float(score) for number, (row, score) in enumerate(zip(rows, scores, strict=True))}
+
+
+def _sentence(row: Explanation) -> str:
+    share = "" if row.probability is None else f" ({percent(row.probability)})"
+    said = f"**{plain(row.name)}**{share} by {plain(row.method)} at {plain(row.layer)}: {plain(row.layer_reason)}."
+    return f"{said} {plain(row.meaning())}" if row.status == "ok" else f"{said} The map has no evidence: {row.status}."
+
+
+def plain(text: str) -> str:
+    """Return text that Markdown shows as it is."""
+    return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>#|!$" else letter for letter in printable(text))
+
+
+def _with_mark(pixels: Pixels, place: tuple[int, int]) -> Pixels:
+    marked = pixels.copy()
+    reach = max(3, max(pixels.shape[:2]) // 100)
+    column, row = place
+    marked[max(0, row - reach) : row + reach, max(0, column - reach) : column + reach] = _MARK
+    return marked
+
+
+def _rectangle(start: tuple[int, int], end: tuple[int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return the rectangle between two corners, at least one pixel wide and high, inside the picture."""
+    (left, right), (top, bottom) = sorted((start[0], end[0])), sorted((start[1], end[1]))
+    left, top = min(left, size[0] - 1), min(top, size[1] - 1)
+    return left, top, min(max(right, left + 1), size[0]), min(max(bottom, top + 1), size[1])
+
+
+def _saved(viewer: Viewer, look: Look, alpha: float, folder: Path) -> list[str]:
+    """Write the figure and the values into a new folder, and return the files."""
+    own = Path(tempfile.mkdtemp(dir=folder))
+    row = viewer.heat(look)
+    (own / "heat.png").write_bytes(encode(row.overlay(style="figure", alpha=alpha, scale="each")))
+    about = {
+        "model": look.model,
+        "picture": Path(look.picture).name,
+        "cover": look.cover,
+        "fill": look.fill if look.cover else None,
+        "answers": _bars(viewer.answers(look)),
+        "answers_before": _bars(viewer.answers(look.uncovered)) if look.cover else None,
+        "explanation": {**row.to_dict(), "source": Path(look.picture).name},
+    }
+    (own / "heat.json").write_text(json.dumps(about, indent=1))
+    return [str(own / "heat.png"), str(own / "heat.json")]

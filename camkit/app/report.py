@@ -1,0 +1,54 @@
+"""The result of a check as a page: the verdict, its classes, and the pictures by how much they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+from PIL import Image
+
+from camkit.app.page import plain
+from camkit.app.result import class_rows, picture_rows, read_report
+from camkit.tables import Rows
+
+_CLASS_COLUMNS = ("class", "verdict", "pictures", "accuracy", "gap", "attraction", "sufficiency", "why")
+_PICTURE_COLUMNS = ("picture", "class", "answer", "change", "own background", "other background", "the model names")
+
+
+def build(folder: Path) -> Any:
+    """Return the page of a folder of reports.
+
+    Raises:
+        InputError: the report cannot be read.
+    """
+    report = read_report(folder)
+    classes, pictures = class_rows(report), picture_rows(report)
+    evidence = folder / "evidence.png"
+    with gr.Blocks(title=f"camkit: {report['verdict']}", analytics_enabled=False) as page:
+        gr.Markdown(f"### {report['verdict']}: {plain(report['sentence'])}", elem_id="verdict")
+        gr.Markdown("\n".join(f"- {plain(reason)}" for reason in report["reasons"]), elem_id="reasons")
+        chosen = gr.Dropdown(["all classes", *report["classes"]], value="all classes", label="Class", elem_id="class")
+        gr.Dataframe(
+            _cells(classes, _CLASS_COLUMNS), headers=list(_CLASS_COLUMNS), interactive=False, label="Classes",
+            elem_id="classes", wrap=True,
+        )  # fmt: skip
+        table = gr.Dataframe(
+            _cells(pictures, _PICTURE_COLUMNS), headers=list(_PICTURE_COLUMNS), interactive=False, elem_id="pictures",
+            label="Pictures: how much more often the answer is right on backgrounds of the own class",
+        )  # fmt: skip
+        if evidence.is_file():
+            with Image.open(evidence) as opened:
+                gr.Image(np.asarray(opened.convert("RGB")), label="Evidence", interactive=False, elem_id="evidence")
+
+        def only(name: str) -> list[list[Any]]:
+            return _cells([row for row in pictures if name in ("all classes", row["class"])], _PICTURE_COLUMNS)
+
+        chosen.input(only, chosen, table, api_visibility="private")
+    return page
+
+
+def _cells(rows: Rows, columns: Sequence[str]) -> list[list[Any]]:
+    return [[row[name] for name in columns] for row in rows]

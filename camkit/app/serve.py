@@ -1,0 +1,110 @@
+"""Serves the page on this machine alone: one address, no analytics, no file that was not named."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HOST = "127.0.0.1"
+"""Only programs on this machine can connect."""
+
+REPORT = "report.json"
+"""The file by which a folder is known as that of a check's reports."""
+
+FIRST_PORT = 7860
+_PORTS = 20
+_LARGEST_UPLOAD = 64 * 2**20
+"""Bytes of a picture that a visitor may upload."""
+
+_POLICY = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; connect-src 'self'; frame-ancestors 'self'; "
+    "form-action 'self'"
+)
+"""The browser loads nothing from other hosts, whatever a library's page asks for."""
+
+
+def free_port(wanted: int | None) -> socket.socket:
+    """Return a socket that is bound to a port: the wanted one, or the first free one.
+
+    Raises:
+        InputError: the port is taken.
+    """
+    from camkit.errors import InputError  # noqa: PLC0415
+
+    for port in [wanted] if wanted is not None else range(FIRST_PORT, FIRST_PORT + _PORTS):
+        bound = socket.socket()
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((HOST, port))
+        except OSError:
+            bound.close()
+            continue
+        return bound
+    raise InputError(f"port {wanted or FIRST_PORT} is taken; name another one with --port")
+
+
+def serve(build: Callable[[Path], Any], port: int | None, opened: Callable[[str], None]) -> None:
+    """Serve a page until Ctrl-C.
+
+    Args:
+        build: makes the page of Gradio, given a folder for downloads.
+        port: the port; None for the first free one.
+        opened: called with the address when the page can be opened.
+
+    Raises:
+        InputError: Gradio is not installed, or the port is taken.
+    """
+    bound = free_port(port)
+    with tempfile.TemporaryDirectory(prefix="camkit-app-") as folder, bound:
+        # Read when Gradio is imported: nothing is reported, and uploads are deleted with the folder.
+        os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_TEMP_DIR=folder, HF_HUB_DISABLE_TELEMETRY="1")
+        application = _application(build, Path(folder))
+        import uvicorn  # noqa: PLC0415 - comes with gradio
+
+        server = uvicorn.Server(uvicorn.Config(application, log_level="warning"))
+        starting = server.startup
+
+        async def startup(sockets: Any = None) -> None:
+            await starting(sockets)
+            opened(f"http://{HOST}:{bound.getsockname()[1]}/")
+
+        server.startup = startup
+        server.run([bound])
+
+
+def _application(build: Callable[[Path], Any], folder: Path) -> Any:
+    try:
+        import gradio as gr  # noqa: PLC0415 - optional
+        from fastapi import FastAPI  # noqa: PLC0415
+        from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: PLC0415
+    except ImportError as error:
+        from camkit.errors import InputError  # noqa: PLC0415
+
+        raise InputError("the app needs Gradio: pip install 'camkit[app]'") from error
+    from camkit.app.page import STYLE, theme  # noqa: PLC0415
+
+    async def without_others(request: Any, call_next: Any) -> Any:
+        answer = await call_next(request)
+        answer.headers["Content-Security-Policy"] = _POLICY
+        return answer
+
+    application = FastAPI(openapi_url=None)
+    application.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # no page of another host
+    application.middleware("http")(without_others)
+    return gr.mount_gradio_app(
+        application,
+        build(folder),
+        path="/",
+        server_name=HOST,
+        allowed_paths=[],
+        blocked_paths=[str(Path.cwd())],
+        max_file_size=_LARGEST_UPLOAD,
+        show_error=True,
+        theme=theme(),
+        css=STYLE,
+        footer_links=[],
+    )

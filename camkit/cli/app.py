@@ -1,0 +1,88 @@
+"""``camkit app``: looks at a model's answers in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from camkit.cli.options import GENERAL, Common, OptionalSource
+from camkit.cli.terminal import emit
+from camkit.errors import InputError
+
+if TYPE_CHECKING:
+    from camkit.app.viewer import Viewer
+
+_MOST_PICTURES = 1000
+"""Pictures in the list of the page."""
+
+
+def app(
+    *pictures: str,
+    source: OptionalSource = OptionalSource(),
+    port: Annotated[int | None, Parameter(group=GENERAL, metavar="NUMBER")] = None,
+    browser: Annotated[bool, Parameter(group=GENERAL, show_default=False)] = True,
+    common: Common = Common(),
+) -> int:
+    """Look at a model's answers in a browser: click on a class for its heat, and cover parts of the picture.
+
+    The page is served on this machine alone. Without a model, it shows the demo networks; without pictures, drawn
+    scenes. With the folder of a check's reports, it shows the result of the check.
+
+    Args:
+        pictures: Files, folders or quoted glob patterns; or the folder of a check's reports.
+        source: The model.
+        port: The port. Default: the first free one from 7860.
+        browser: Open the page in the browser, which is the default, or only print its address.
+        common: The config, and how much is printed.
+    """
+    common.begin()
+    import webbrowser
+
+    from camkit.app.serve import REPORT, serve
+
+    report = Path(pictures[0]) if len(pictures) == 1 and (Path(pictures[0]) / REPORT).is_file() else None
+
+    def opened(address: str) -> None:
+        emit(f"camkit is at {address} (Ctrl-C ends it)")
+        if browser:
+            webbrowser.open(address)
+
+    def build(folder: Path) -> object:
+        from camkit.app import page
+        from camkit.app import report as report_page
+
+        if report is not None:
+            return report_page.build(report)
+        return page.build(_viewer(pictures, source), folder)
+
+    try:
+        serve(build, port, opened)
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _viewer(pictures: tuple[str, ...], source: OptionalSource) -> Viewer:
+    """Load what the page shows.
+
+    Raises:
+        InputError: there are no pictures, or the model cannot be loaded.
+    """
+    from camkit.app.viewer import Viewer
+    from camkit.demo.scenes import scene_paths
+    from camkit.images.listing import Pictures
+    from camkit.models import DEMO_MODELS, load_model
+
+    files = Pictures(pictures).first(_MOST_PICTURES) if pictures else _tour(scene_paths())
+    if not files:
+        raise InputError("there are no pictures to show")
+    if source.model is None:
+        return Viewer({name: load_model(name) for name in DEMO_MODELS}, files)
+    return Viewer({source.model: source.load_named(source.model)}, files)
+
+
+def _tour(scenes: dict[str, Path]) -> list[Path]:
+    """Return the scenes, the plane first: the demo networks look at different things in it."""
+    return [scenes[name] for name in sorted(scenes, key=lambda name: not name.startswith("plane"))]

@@ -1,0 +1,240 @@
+"""The app in a real browser: the installed command, its page, and what it serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from PIL import Image
+
+import camkit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytest.importorskip("gradio", reason="the extra camkit[app] is not installed")
+pytestmark = pytest.mark.extended
+
+SCENES = camkit.scenes.scene_paths()
+WAIT = 40_000
+"""Milliseconds that a busy machine may take."""
+
+
+def started(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
+    """Start the app in a folder, and return its process and address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "camkit", "app", *arguments, "--no-browser"],
+        cwd=folder, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.match(r"camkit is at (http://127\.0\.0\.1:\d+/)", line)
+    assert found, line
+    return process, found[1]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("app")
+    (folder / "secret.txt").write_text("secret")
+    shutil.copy(SCENES["plane-sky"], folder / "secret.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(workplace: Path) -> Iterator[str]:
+    process, url = started(workplace)
+    yield url
+    ended(process)
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def opened(browser: Browser, address: str) -> Page:
+    page = browser.new_page(viewport={"width": 1400, "height": 1100})
+    page.set_default_timeout(WAIT)
+    page.goto(address)
+    page.wait_for_selector("#heat img")
+    page.wait_for_selector("[data-testid=plane-confidence-set]")
+    return page
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    page = opened(browser, address)
+    yield page
+    page.close()
+
+
+def changes(page: Page, part: str) -> str:
+    """Return a JavaScript condition: the picture of a part is another than now."""
+    return f"document.querySelector('{part} img').src !== {json.dumps(page.get_attribute(f'{part} img', 'src'))}"
+
+
+def click_at(page: Page, across: float, down: float) -> None:
+    """Click on the picture, at a share of its width and height, when it is there."""
+    page.wait_for_function("document.querySelector('#shown img').complete")
+    box = page.locator("#shown img").bounding_box()
+    assert box is not None
+    page.locator("#shown img").click(position={"x": box["width"] * across, "y": box["height"] * down}, force=True)
+
+
+def says(page: Page, start: str) -> None:
+    page.wait_for_function(f"document.querySelector('#sentence').innerText.startsWith({json.dumps(start)})")
+
+
+def test_the_tour_starts_without_a_model_and_asks_nobody_else(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    asked: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.set_default_timeout(WAIT)
+    page.goto(address)
+    page.wait_for_selector("#heat img")
+    says(page, "plane")
+    assert "Red: most evidence for plane; blue: none." in page.inner_text("#sentence")
+    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+    assert errors == []
+    page.close()
+
+
+def test_a_click_on_an_answer_shows_its_heat(page: Page) -> None:
+    other = changes(page, "#heat")
+    page.click("[data-testid=bird-confidence-set]")
+    says(page, "bird")
+    page.wait_for_function(other)
+
+
+def test_two_clicks_cover_a_part_and_uncover_brings_it_back(page: Page) -> None:
+    other = changes(page, "#heat")
+    page.locator("#picture input").click()
+    page.get_by_role("option", name="plane-wood.jpg").click()
+    says(page, "bird")
+    page.wait_for_function(other)
+    assert not page.is_visible("#before img")
+    marked = changes(page, "#shown")
+    click_at(page, 0.35, 0.2)
+    says(page, "Click on the opposite corner.")
+    page.wait_for_function(marked)
+    click_at(page, 0.65, 0.8)
+    page.wait_for_selector("#before img")
+    page.wait_for_selector("#answers-before .container")
+    page.click("#uncover")
+    page.wait_for_selector("#before img", state="hidden")
+
+
+def test_a_contrast_and_a_method_are_chosen(page: Page) -> None:
+    page.locator("#rather input").click()
+    page.get_by_role("option", name="bird", exact=True).click()
+    says(page, "plane rather than bird")
+    page.locator("#method input").fill("layercam")
+    page.get_by_role("option", name="layercam", exact=True).click()
+    page.wait_for_function("document.querySelector('#sentence').innerText.includes('by layercam')")
+
+
+def test_methods_are_compared_and_what_is_seen_is_saved(page: Page, tmp_path: Path) -> None:
+    page.click("#compare")
+    page.wait_for_selector("#sheet img")
+    page.click("#save")
+    page.wait_for_selector("#files a[download]")
+    names = []
+    for link in page.locator("#files a[download]").all():
+        with page.expect_download() as download:
+            link.click()
+        file = tmp_path / download.value.suggested_filename
+        download.value.save_as(file)
+        names.append(file.name)
+    assert sorted(names) == ["heat.json", "heat.png"]
+    about = json.loads((tmp_path / "heat.json").read_text())
+    assert (about["model"], about["picture"], about["explanation"]["label"]) == (
+        "demo-biased",
+        "plane-sky.jpg",
+        "plane",
+    )
+    with Image.open(tmp_path / "heat.png") as figure:
+        assert figure.size[0] > 300
+
+
+def test_a_damaged_upload_says_so_and_a_huge_one_works(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(SCENES["car-sea"].read_bytes()[:300])
+    page.set_input_files("input[type=file]", tmp_path / "broken.jpg")
+    page.wait_for_selector(".toast-body")
+    assert "broken.jpg" in page.inner_text(".toast-body")
+    says(page, "plane")
+    with Image.open(SCENES["car-sea"]) as scene:
+        scene.resize((6000, 6000)).save(tmp_path / "huge.jpg")
+    page.set_input_files("input[type=file]", tmp_path / "huge.jpg")
+    says(page, str(camkit.explain("demo-biased", SCENES["car-sea"]).label))
+
+
+def test_two_visitors_do_not_disturb_each_other(browser: Browser, page: Page, address: str) -> None:
+    other = opened(browser, address)
+    page.click("[data-testid=bird-confidence-set]")
+    other.click("[data-testid=ship-confidence-set]")
+    says(page, "bird")
+    says(other, "ship")
+    other.close()
+
+
+@pytest.mark.parametrize("file", ["secret.txt", "secret.jpg", "../secret.txt"])
+def test_no_other_file_is_served(workplace: Path, address: str, file: str) -> None:
+    for path in (workplace / file, Path(file), Path("/etc/hostname"), SCENES["car-sea"]):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{address}gradio_api/file={path}", timeout=60)
+        refused.value.close()
+        assert refused.value.code in (403, 404), path
+
+
+def test_another_host_is_refused(address: str) -> None:
+    request = urllib.request.Request(address, headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    refused.value.close()
+    assert refused.value.code == 400
+
+
+def test_a_click_is_answered_within_a_second(page: Page) -> None:
+    """The heat of the answers is computed already. The best of five clicks, since others use this machine."""
+    seconds = []
+    for name in ("bird", "ship", "bird", "ship", "bird"):
+        begin = time.perf_counter()
+        page.click(f"[data-testid={name}-confidence-set]")
+        says(page, name)
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) < 1
+
+
+def test_a_folder_of_reports_is_browsed(browser: Browser, tmp_path: Path) -> None:
+    data = camkit.scenes.write_scenes(tmp_path / "data", 4)
+    camkit.check("demo-biased", data, out=tmp_path / "report", config={"check": {"pastes": 1, "shortcuts": 0}})
+    process, url = started(tmp_path, "report/")
+    page = browser.new_page(viewport={"width": 1400, "height": 1100})
+    page.set_default_timeout(WAIT)
+    page.goto(url)
+    page.wait_for_selector("#evidence img")
+    assert "INCONCLUSIVE" in page.inner_text("#verdict")
+    page.wait_for_function("document.querySelector('#pictures').innerText.includes('bird/000.jpg')")
+    page.locator("#class input").click()
+    page.get_by_role("option", name="ship", exact=True).click()
+    page.wait_for_function("!document.querySelector('#pictures').innerText.includes('bird/000.jpg')")
+    assert "ship/000.jpg" in page.inner_text("#pictures")
+    page.close()
+    ended(process)

@@ -1,0 +1,174 @@
+"""What the app shows, without a browser: answers, heat, covered pictures, and the rows of a check."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import camkit
+from camkit.app.result import class_rows, picture_rows, read_report
+from camkit.app.serve import FIRST_PORT, HOST, free_port
+from camkit.app.viewer import CHOSEN, FILL_NAMES, Look, Viewer, covered
+from camkit.cli import main
+from camkit.errors import ImageError, InputError
+
+SCENES = camkit.scenes.scene_paths()
+
+
+@pytest.fixture(scope="module")
+def viewer() -> Viewer:
+    models = {name: camkit.load_model(name, device="cpu") for name in ("demo-biased", "demo-fair")}
+    return Viewer(models, list(SCENES.values()))
+
+
+@pytest.fixture
+def plane() -> Look:
+    return Look("demo-biased", str(SCENES["plane-sky"]))
+
+
+def test_answers_and_heat_are_those_of_explain(viewer: Viewer, plane: Look) -> None:
+    found = viewer.answers(plane)
+    expected = camkit.explain("demo-biased", SCENES["plane-sky"], target=camkit.targets.top(4))
+    assert [row.label for row in found] == [row.label for row in expected]
+    assert [row.probability for row in found] == pytest.approx([row.probability for row in expected], abs=1e-5)
+    second = viewer.heat(Look(plane.model, plane.picture, target=expected[1].target))
+    np.testing.assert_allclose(second.raw, expected[1].raw, atol=1e-4)
+
+
+def test_a_contrast_a_method_and_a_layer_are_passed_on(viewer: Viewer, plane: Look) -> None:
+    first, second = (row.target for row in viewer.answers(plane)[:2])
+    for one, other in ((first, second), (second, first)):  # one of them is class 0
+        made = viewer.heat(Look(plane.model, plane.picture, target=one, rather_than=other))
+        expected = camkit.explain(plane.model, plane.picture, target=camkit.targets.contrast(one, other))
+        np.testing.assert_allclose(made.raw, expected.raw, atol=1e-4)
+    other = viewer.heat(Look(plane.model, plane.picture, method="layercam", layer="features"))
+    assert (other.method, other.layer) == ("layercam", "features")
+    with pytest.raises(InputError):
+        viewer.heat(Look(plane.model, plane.picture, layer="nowhere"))
+    assert viewer.layers(plane.model)[0] == viewer.methods()[0] == CHOSEN
+    assert "features" in viewer.layers(plane.model)
+
+
+def test_a_covered_object_changes_the_answer_as_a_covered_picture_does(viewer: Viewer) -> None:
+    mask = camkit.scenes.scene_mask("plane-wood")
+    rows, columns = np.nonzero(mask)
+    cover = int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
+    look = Look("demo-fair", str(SCENES["plane-wood"]), cover=cover, fill="mean")
+    with Image.open(SCENES["plane-wood"]) as opened:
+        picture = np.array(opened.convert("RGB"))
+    left, top, right, bottom = cover
+    picture[top:bottom, left:right] = picture.reshape(-1, 3).mean(0).round()
+    assert np.abs(np.asarray(viewer.picture(look)).astype(int) - picture).max() <= 1
+    before, after = viewer.answers(look.uncovered)[0], viewer.answers(look)[0]
+    assert before.label == "plane"
+    assert viewer.heat(Look(look.model, look.picture, before.target, cover=cover, fill="mean")).probability < 0.8
+    assert after.probability == pytest.approx(
+        camkit.explain("demo-fair", Image.fromarray(picture)).probability, abs=0.02
+    )
+
+
+@pytest.mark.parametrize("fill", FILL_NAMES)
+def test_only_the_rectangle_changes(fill: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
+    made = np.asarray(covered(Image.fromarray(pixels), (10, 5, 30, 25), fill))
+    inside = np.zeros((40, 60), bool)
+    inside[5:25, 10:30] = True
+    assert np.array_equal(made[~inside], pixels[~inside])
+    assert made[inside].std() < pixels[inside].std() / 2
+
+
+def test_a_rectangle_or_fill_that_cannot_be_is_refused() -> None:
+    picture = Image.new("RGB", (10, 10))
+    for cover in ((5, 5, 5, 8), (0, 0, 11, 5), (-1, 0, 4, 4)):
+        with pytest.raises(InputError, match="does not lie in a picture of 10 x 10"):
+            covered(picture, cover, "blur")
+    with pytest.raises(InputError, match="blur, mean, inpaint"):
+        covered(picture, (0, 0, 5, 5), "paint")
+
+
+def test_a_damaged_file_is_an_error_and_a_huge_picture_is_reduced(viewer: Viewer, tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(SCENES["car-sea"].read_bytes()[:200])
+    with pytest.raises(ImageError):
+        viewer.answers(Look("demo-fair", str(tmp_path / "broken.jpg")))
+    Image.new("RGB", (5000, 2500), "navy").save(tmp_path / "huge.png")
+    assert viewer.picture(Look("demo-fair", str(tmp_path / "huge.png"))).size == (1600, 800)
+
+
+def test_only_named_pictures_can_be_chosen(viewer: Viewer) -> None:
+    assert viewer.named(str(SCENES["car-sea"])) == str(SCENES["car-sea"])
+    with pytest.raises(InputError, match="not named in the command"):
+        viewer.named("/etc/hostname")
+
+
+def test_two_visitors_get_their_own_answers(viewer: Viewer) -> None:
+    looks = [Look(model, str(file)) for model in viewer.models for file in SCENES.values()]
+    expected = [camkit.explain(look.model, look.picture).label for look in looks]
+    found: dict[int, str | None] = {}
+    fresh = Viewer(viewer.models, list(SCENES.values()))
+
+    def visit(start: int) -> None:
+        for number in range(start, len(looks), 2):
+            found[number] = fresh.heat(looks[number]).label
+
+    threads = [threading.Thread(target=visit, args=(start,)) for start in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[number] for number in range(len(looks))] == expected
+
+
+def test_a_taken_port_is_refused_and_the_first_free_one_is_found() -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        with pytest.raises(InputError, match="is taken; name another one with --port"):
+            free_port(other.getsockname()[1])
+    with free_port(None) as bound:
+        assert bound.getsockname()[1] >= FIRST_PORT
+        assert bound.getsockname()[0] == "127.0.0.1"
+
+
+def test_without_gradio_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["app", "--no-browser"]) == 2
+    assert "pip install 'camkit[app]'" in capsys.readouterr().err
+
+
+def report() -> dict:
+    def of_class(verdict: str, gap: float) -> dict:
+        measured = {"effect": {"value": gap}}
+        accuracy = {"value": 0.9}
+        return {"verdict": verdict, "reasons": ["why"], "pictures": 4, "accuracy": accuracy, "mean": {"gap": measured}}
+
+    def picture(name: str, same: dict, other: dict) -> dict:
+        pasted = {"blur": [["sky", "a", "plane"], ["wood", "b", "bird"]]} if same else {}
+        return {"name": name, "label": "plane", "answer": "plane", "same": same, "other": other, "pasted": pasted}
+
+    images = [
+        picture("a", {"blur": 1.0}, {"blur": 0.5}),
+        picture("b", {}, {}),
+        picture("c", {"blur": 1.0}, {"blur": 0.0}),
+    ]
+    classes = {"car": of_class("PASS", 0.0), "plane": of_class("FAIL", 0.4), "ship": of_class("FAIL", 0.6)}
+    return {"verdict": "FAIL", "sentence": "it reads <b>", "reasons": ["why"], "classes": classes, "images": images}
+
+
+def test_the_rows_of_a_check_are_sorted_by_what_is_worst(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(report()))
+    found = read_report(tmp_path)
+    assert [row["class"] for row in class_rows(found)] == ["ship", "plane", "car"]
+    assert [(row["picture"], row["change"]) for row in picture_rows(found)] == [("c", 1.0), ("a", 0.5), ("b", None)]
+    assert picture_rows(found)[0]["the model names"] == "on sky: plane; on wood: bird"
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(InputError, match="is not the report of a check"):
+        read_report(tmp_path)
