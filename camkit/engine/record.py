@@ -202,6 +202,9 @@ FEW_VALUES = 1024
 """Parameters with at most this many values are copied and compared by value: gates, scales and tokens. Writing to
 ``.data`` does not raise a tensor's version. Copies of all weights would take the memory of the model once more."""
 
+ORDINARY = Tensor.__torch_dispatch__
+"""What ordinary tensors have. Those of torchao, for example, have their own, and need not know how to be compared."""
+
 
 class Copier:
     """Copies tensors with one operation per type and device.
@@ -270,7 +273,9 @@ def _marks_of_weights(modules: Iterable[nn.Module]) -> tuple[list[int], list[Ten
     held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
     tensors = [tensor for tensor in held if tensor is not None]
     versions = [tensor._version for tensor in tensors if not tensor.is_inference()]
-    return [*map(id, tensors), *versions], [tensor for tensor in tensors if tensor.numel() <= FEW_VALUES]
+    return [*map(id, tensors), *versions], [
+        tensor for tensor in tensors if tensor.numel() <= FEW_VALUES and tensor.__torch_dispatch__ is ORDINARY
+    ]
 
 
 def _can_be_joined(tensor: Tensor) -> bool:
