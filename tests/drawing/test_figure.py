@@ -202,7 +202,7 @@ def test_the_colour_bar_has_the_colours_and_the_numbers_of_the_map():
     assert zero[0] < half[0] < end[0]
     assert abs(zero[0] - ink[0]) < 6
     assert end[0] < ink[-1]
-    assert places(figure, "Evidence in units of the score. This map's own scale.")
+    assert places(figure, "Evidence in units of the score. Colours are scaled to this picture.")
 
 
 @pytest.mark.parametrize("method", ["eigencam", "gradcam++", "reciprocam"])
