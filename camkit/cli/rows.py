@@ -192,7 +192,7 @@ class _Progress:
         self._stills, self._of_passes = rows.stills, passes
         self._total: int | None = None
         self._count = threading.Thread(target=self._count_pictures, args=(pictures,), daemon=True)
-        self._started = self._printed = time.perf_counter()
+        self._started = self._printed = self._passes_began = time.perf_counter()
         self._bars = Bars(
             TextColumn("{task.fields[title]}"),
             BarColumn(),
@@ -228,7 +228,9 @@ class _Progress:
 
     def _show_passes(self, done: int, of: int) -> None:
         self._bars.start()
-        words = f"{done} of {of}"
+        if not done:
+            self._passes_began = time.perf_counter()
+        words = progress_words(done, 0, of, time.perf_counter() - self._passes_began)
         self._bars.update(
             self._passes, completed=done, total=of, description=words, visible=done < of, refresh=not done
         )
