@@ -244,7 +244,7 @@ LEVELS: Mapping[Scope, tuple[LevelRule, ...]] = MappingProxyType(
             _EXCLUDED,
             LevelRule(
                 "warn",
-                "its interval lies above the limit, and the gap of all classes is neither excluded nor short of groups",
+                "its interval lies above the limit, and the gap of all classes is not excluded and has enough groups",
                 lambda effect: effect.counts and effect.enough and effect.low > effect.limit,
             ),
             _OPEN,
