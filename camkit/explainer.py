@@ -251,7 +251,7 @@ class Explainer:
         inputs: the model's other arguments by name, which are held fixed; tensors have a batch axis of 1. Each
             explanation says what the score is without the picture (``Explanation.without_picture``).
         picture: the name of the model's argument for the picture; None passes the picture as the first argument.
-        output: the one of several outputs that has the scores: its key, its attribute, or its place from 0.
+        output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
 
     Raises:
         InputError: an argument is wrong; see ``camkit.errors`` for the kinds.

@@ -19,7 +19,7 @@ Rows: TypeAlias = list[dict[str, Any]]
 """A row for each thing that was measured; the values are text, numbers, True, False or None."""
 
 _MOST_ROWS = 60
-"""Rows that a notebook shows: what fits a screen or two."""
+"""The rows that a notebook shows: a screen or two."""
 
 
 class Tabular:
@@ -42,7 +42,7 @@ class Tabular:
         return pd.DataFrame(self.table())
 
     def _repr_html_(self) -> str | None:
-        """Show the table in a notebook, as far as a screen goes."""
+        """Show the first rows of the table in a notebook."""
         rows = self.table()
         names = list(rows[0]) if rows else []
         head = "".join(f"<th>{_escaped(name)}</th>" for name in names)

@@ -26,16 +26,16 @@ _GREETING = (
     "Click on an answer to see its heat. Click on two corners in the picture to cover a part of it."
 )
 _MARK = (255, 0, 255)
-"""The colour of the first corner of a rectangle, RGB: hardly a picture has it."""
+"""The colour of the first corner of a rectangle, RGB: few pictures have it."""
 
 
 def theme() -> Any:
-    """Return a theme with the reader's own fonts: nothing is fetched from other hosts."""
+    """Return a theme with the reader's own fonts: the page loads nothing from other hosts."""
     return gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
 
 
 class _Parts:
-    """What stands on the page, from the top down."""
+    """The parts of the page, from top to bottom."""
 
     SEEN = 11
     """The parts in ``seen``."""
@@ -59,7 +59,7 @@ class _Parts:
             self._choices(viewer, first)
         with gr.Row():
             self.compare = gr.Button("Compare a dozen methods", elem_id="compare")
-            self.save = gr.Button("Save what is seen", elem_id="save")
+            self.save = gr.Button("Save figure and values", elem_id="save")
         self.sheet = gr.Image(label="Methods", interactive=False, visible=False, elem_id="sheet")
         self.files = gr.Files(label="Saved", visible=False, elem_id="files")
 

@@ -165,7 +165,7 @@ class Viewer:
         return self._once(("explainer", model, method, layer), made)
 
     def _once(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """Return what was made for a key, or make it; the oldest is forgotten."""
+        """Return what was made for a key, or make it; the oldest entry is dropped."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -183,15 +183,13 @@ def covered(picture: Image.Image, cover: tuple[int, int, int, int], fill: str) -
     """Return a picture whose rectangle is filled: blurred, with the mean colour, or from its surroundings.
 
     Raises:
-        InputError: the fill is unknown, or the rectangle does not lie in the picture.
+        InputError: the fill is unknown, or the rectangle is not inside the picture.
     """
     if fill not in FILL_NAMES:
-        raise InputError(f"a part is covered with {', '.join(FILL_NAMES)}, not {fill!r}")
+        raise InputError(f"cover a part with one of {', '.join(FILL_NAMES)}, not {fill!r}")
     left, top_, right, bottom = cover
     if not (0 <= left < right <= picture.width and 0 <= top_ < bottom <= picture.height):
-        raise InputError(
-            f"the rectangle {cover} does not lie in a picture of {picture.width} x {picture.height} pixels"
-        )
+        raise InputError(f"the rectangle {cover} is not inside a picture of {picture.width} x {picture.height} pixels")
     values = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
     hole = torch.zeros(values.shape[1:], dtype=torch.bool)
     hole[top_:bottom, left:right] = True

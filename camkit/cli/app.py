@@ -34,7 +34,7 @@ def app(
         pictures: Files, folders or quoted glob patterns; or the folder of a check's reports.
         source: The model.
         port: The port. Default: the first free one from 7860.
-        browser: Open the page in the browser, which is the default, or only print its address.
+        browser: Open the page in the browser (the default), or only print its address.
         common: The config, and how much is printed.
     """
     common.begin()
@@ -45,7 +45,7 @@ def app(
     report = Path(pictures[0]) if len(pictures) == 1 and (Path(pictures[0]) / REPORT).is_file() else None
 
     def opened(address: str) -> None:
-        emit(f"camkit is at {address} (Ctrl-C ends it)")
+        emit(f"camkit is at {address} (press Ctrl-C to stop)")
         if browser:
             webbrowser.open(address)
 

@@ -84,7 +84,7 @@ class _ModelOptions:
         std: The standard deviation of each channel: 0.229,0.224,0.225.
         labels: A file with the names of the classes: one per line, or JSON.
         text: A class of a CLIP-like model, as text; repeat the option for each class.
-        output: The one of several outputs that has the scores: its name, or its place from 0.
+        output: Which of several outputs holds the scores: its name, or its index, from 0.
         trust_remote_code: Run the Python code that comes with a Hugging Face model. By default, it is refused.
     """
 

@@ -42,8 +42,8 @@ def words(
         prompt: The question to the model.
         sentence: Explain this sentence instead of the one that the model writes.
         word: Draw the heat of this word only.
-        references: Other pictures of yours to compare with, 8 or more. Default: of several pictures the others, for a
-            single picture smooth noise that camkit makes.
+        references: Other pictures of yours to compare with, 8 or more. Default: the other
+            pictures, or for a single picture smooth noise that camkit makes.
         method: expected, attention or attention-expected.
         max_new_tokens: The most tokens that the model writes.
         device: cpu, cuda, cuda:1 or mps. Default: the first of CUDA, MPS and CPU.
@@ -54,7 +54,7 @@ def words(
     """
     TALK.set(quiet=quiet)
     if not pictures:
-        raise InputError("no picture is named; pass pictures or folders")
+        raise InputError("name at least one picture or folder")
     from camkit.images.files import check_folder, csv_line, write_file
     from camkit.images.listing import Pictures
     from camkit.sentences.folder import COLUMNS, explain_files, rows_of

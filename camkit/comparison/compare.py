@@ -138,8 +138,8 @@ class ComparedPicture:
 def caveat(row: ComparedPicture, metric: Metric) -> str:
     """Return why the number says little about the methods on a picture, as a sentence; empty if it may say something.
 
-    Maps that know nothing about the model are the measure: a method says something if it does better. If the number
-    tells the methods apart by less than it changes with a pixel more or less, their order is chance.
+    A method must do better than maps that know nothing about the model. If the methods differ by less than the number
+    changes with a slightly different share of the picture, their order is chance.
     """
     sign = 1 if metric.better == "higher" else -1
     values = [compared.value.number for compared in row.maps if compared.value is not None]

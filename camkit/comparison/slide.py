@@ -192,7 +192,7 @@ def _of_targets(explainer: Explainer, picture: ImageLike, targets: list[TargetLi
 
 def _first_panel(row: Explanation) -> tuple[str, Pixels, str]:
     if row.picture is None or row.heatmap.ndim != 2:
-        raise ImageError("a slide shows pictures, grey or RGB; this input is neither")
+        raise ImageError("a slide shows pictures, grey or RGB; this input is not one")
     return "The picture", row.picture, Path(row.source).name
 
 

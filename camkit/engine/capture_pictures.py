@@ -96,7 +96,7 @@ def _fixed(target: Target, scored: Scores, output: Any) -> Target:
     """
     if scored.boxes is not None and getattr(target, "part", None) is not None:
         raise MethodError(
-            "methods that run the model on changed pictures explain the score of a box and not a part of it; use "
+            "methods that run the model on changed pictures explain the score of a box, not a part of it; use "
             "'hirescam'"
         )
     return fixed_target(target, scored, output)

@@ -203,7 +203,7 @@ FEW_VALUES = 1024
 ``.data`` does not raise a tensor's version. Copies of all weights would take the memory of the model once more."""
 
 ORDINARY = Tensor.__torch_dispatch__
-"""What ordinary tensors have. Those of torchao, for example, have their own, and need not know how to be compared."""
+"""How ordinary tensors run operations. torchao's tensors, for example, have their own and may not support comparing."""
 
 
 class Copier:

@@ -24,7 +24,7 @@ def read_clip(file: Path, preprocess: ClipPreprocess) -> tuple[Float[Tensor, "c 
     with opened_video(file) as video:
         count, rate = video.count or sum(1 for _ in video.frames), video.rate
     frames, read = _frames(file, _chosen(file, preprocess, count, rate))
-    if not frames:  # the file announces a few frames more than it has
+    if not frames:  # the file announces more frames than it has
         frames, _ = _frames(file, _chosen(file, preprocess, read, rate))
     shown = tuple(ClipFrame(frame.number, frame.time) for frame in frames)
     return preprocess.of_frames([frame.pixels for frame in frames]), shown

@@ -26,7 +26,7 @@ VIDEO_SUFFIXES = (
 """The files that are videos."""
 
 LOSSLESS = 100.0
-"""The quality of a file that is no JPEG, or that cannot be read."""
+"""The quality of a file that is not a JPEG, or that cannot be read."""
 
 _BEST, _WORST = 1, 100
 

@@ -372,7 +372,7 @@ def find_method(method: MethodLike) -> Method:
 
     Raises:
         MethodError: no method has this name (the message suggests the nearest), a function has the name of another
-            method, or it is neither name nor function.
+            method, or it is neither a name nor a function.
     """
     if isinstance(method, Method):
         return method
@@ -390,7 +390,7 @@ def find_method(method: MethodLike) -> Method:
             return registered
     name = getattr(method, "__name__", type(method).__name__)
     if known_method(name) is not None:  # an explanation keeps the name alone, by which metrics make its map again
-        raise MethodError(f"there is another method {name!r} than the function of this name; give yours another name")
+        raise MethodError(f"camkit already has another method {name!r}; rename your function")
     return Method(name, title=name, summary="", paper="", needs="gradients", weights=method)
 
 

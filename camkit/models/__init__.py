@@ -123,7 +123,7 @@ def load_model(
             deviation of values 0..1, one number for all channels or one per channel.
         labels: replace the names of the classes.
         text: the classes of a CLIP-like model, one text per class.
-        output: the one of several outputs that has the scores: its key, its attribute, or its place from 0.
+        output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
         trainable: keep ``requires_grad`` as the model sets it. By default it is switched off, as explaining needs none.
         trust_remote_code: run the Python code in the folder of a Hugging Face model, or in its repository on the hub.
             By default, such a model is refused.

@@ -90,7 +90,7 @@ def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]
     Raises:
         RunError: they are not ``boxes`` (K, 4) and ``scores`` (K,), perhaps with ``labels`` (K,), for each picture.
     """
-    wrong = "the function returned a list of dictionaries; each needs boxes (K, 4) and scores (K,), for each picture"
+    wrong = "the function must return a dictionary for each picture, with boxes (K, 4) and scores (K,)"
     try:
         found = [
             {name: torch.as_tensor(row[name]).detach().cpu() for name in ("boxes", "scores", "labels") if name in row}

@@ -53,7 +53,7 @@ _FIRST_OPSET = 19
 _QUANTISED = (*_STORING, "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 
 _LARGEST = 1 << 31
-"""The bytes that a message of protobuf, and so an ONNX file, may have at most."""
+"""The most bytes that a protobuf message, and so an ONNX file, may have."""
 
 _SIDE = 224
 """Height and width of the picture that the two are compared with, if the file takes any size."""
@@ -198,7 +198,9 @@ class _Converted(ConvertModel):  # type: ignore[misc]
 def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:
     """Return the graph with its weights, and the checksums of those that lie in files beside it."""
     if path.stat().st_size > _LARGEST:
-        raise ModelError(f"{path} has more than 2 GiB, which no ONNX file has; larger weights lie in files beside it")
+        raise ModelError(
+            f"{path} is larger than 2 GiB, the limit of an ONNX file; keep larger weights in files beside it"
+        )
     try:
         graph = onnx.load(path, load_external_data=False)
         outside = [tensor for tensor in _tensors(graph) if tensor.data_location == onnx.TensorProto.EXTERNAL]
@@ -224,7 +226,7 @@ def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
 
 
 def _entry(tensor: onnx.TensorProto, key: str) -> str:
-    """Return what a tensor says of where its data lie; empty if it does not."""
+    """Return one entry of what a tensor says about its outside data; empty if there is none."""
     return next((entry.value for entry in tensor.external_data if entry.key == key), "")
 
 

@@ -73,7 +73,7 @@ def load(request: Request) -> LoadedModel:
     note = None
     if getattr(model.model[-1], "end2end", False):
         model.model[-1].end2end = False
-        note = "the boxes are those of the branch with overlapping boxes; the other one passes no gradients back"
+        note = "the boxes are those of the branch with overlapping boxes; the other branch passes no gradients back"
     prepare = Letterbox(request.size or _usual_size(model, 640))
     return LoadedModel(YoloBoxes(model, len(labels)), request.name, prepare, labels, note, detects=True)
 
@@ -100,13 +100,13 @@ def _network(path: Path, *, trusted: bool) -> Any:
                 held = torch.load(path, map_location="cpu", weights_only=True)
     except ModuleNotFoundError as error:
         raise ModelError(
-            f"{path} holds a network of the package {error.name}, which is not installed: pip install ultralytics"
+            f"{path} needs the package {error.name}, which is not installed: pip install ultralytics"
         ) from error
     except pickle.UnpicklingError as error:
         raise ModelError(f"{path} cannot be read ({first_line(error)})") from error
     network = held.get("ema") or held.get("model") if isinstance(held, dict) else held
     if not isinstance(network, nn.Module) or not hasattr(network, "names"):
-        raise ModelError(f"{path} holds no network of ultralytics")
+        raise ModelError(f"{path} does not hold an ultralytics network")
     return network
 
 

@@ -45,7 +45,7 @@ class OneOutput(nn.Module):
 
     Args:
         model: the model, which returns a dictionary, a tuple, a list, or an object with attributes.
-        name: the key, the attribute, or the place from 0.
+        name: the key, the attribute, or the index, from 0.
     """
 
     def __init__(self, model: nn.Module, name: str | int) -> None:

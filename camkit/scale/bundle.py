@@ -43,14 +43,14 @@ class Bundle:
         overwrite: replace the files of an earlier bundle.
 
     Raises:
-        OutputError: the folder holds something already, or it cannot be written.
+        OutputError: the folder is not empty, or it cannot be written.
     """
 
     def __init__(self, folder: Path, made_with: Fingerprint, *, overwrite: bool = False) -> None:
         check_folder(folder)
         if not overwrite and folder.is_dir() and any(folder.iterdir()):
             instead = advice("overwrite=True", "--overwrite")
-            raise OutputError(f"{folder} holds something already; name another folder, or pass {instead}")
+            raise OutputError(f"{folder} is not empty; name another folder, or pass {instead}")
         self._folder, self._made_with = folder, made_with
         self._rows: list[dict[str, Any]] = []
         self._failures: list[dict[str, str]] = []
@@ -146,7 +146,7 @@ def _explanation(folder: Path, home: Path, row: dict[str, Any]) -> Explanation:
     about = row["files"]["raw"]
     file = folder / Path(about["name"]).name  # never a file elsewhere
     if not file.is_file():
-        raise InputError(f"{folder / MANIFEST} names {file.name}, and there is no such file")
+        raise InputError(f"{folder / MANIFEST} names {file.name}, but there is no such file")
     contents = file.read_bytes()
     if digest(contents) != about["sha256"]:
         raise InputError(f"{file} is not the map that was written: its checksum differs from that in {MANIFEST}")

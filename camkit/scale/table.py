@@ -536,7 +536,7 @@ class _Csv:
                     raise InputError(f"{self._path} cannot be read: {_OTHER_COLUMNS}")
                 while (cells := _next_row(reader)) is not None:
                     if None in cells or None in cells.values() or not cells["path"]:
-                        raise InputError(f"{self._path} cannot be read: {_OTHER_COLUMNS}, or no path")
+                        raise InputError(f"{self._path} cannot be read: {_OTHER_COLUMNS}, or a row has no path")
                     yield {name: _parsed(kind, from_cell(cells[name])) for name, kind in COLUMNS.items()}
         except (csv.Error, OSError, ValueError) as error:
             if isinstance(error, InputError):
@@ -549,7 +549,7 @@ class _Csv:
         write_file(self._path, itertools.chain([csv_line(COLUMNS)], lines))
 
 
-_OTHER_COLUMNS = "it has other columns than a table of camkit"
+_OTHER_COLUMNS = "its columns are not those of a camkit table"
 
 _LONGEST_CELL = 2**31 - 1
 """Python's own limit of 131,072 characters is shorter than a map with a value for each pixel."""

@@ -52,8 +52,8 @@ def words(
     Raises:
         InputError: the call is wrong, or the model writes nothing.
         ImageError: a picture cannot be read.
-        ModelError: the model does not pass its picture to the part that writes in a form that camkit knows, or it
-            squeezes the picture into tokens that each look at all of it, and shows no others.
+        ModelError: camkit cannot find where the picture enters the part that writes, or the model has only tokens
+            that each look at the whole picture.
 
     Examples:
         >>> import camkit  # doctest: +SKIP

@@ -1,8 +1,8 @@
 """Where the picture enters the part of a model that writes: its tokens there, and what the model says for others.
 
-Two forms of a cut do for all families. ``DecoderCut``: the model passes the picture's tokens to a decoder, among its
+Two forms of a cut serve all families. ``DecoderCut``: the model passes the picture's tokens to a decoder, among its
 ``inputs_embeds`` or as ``encoder_hidden_states``; the decoder is run alone. ``OutputCut``: the tokens are what some
-module returns; the rest of the model runs on other tokens in their place.
+module returns; the rest of the model runs on other tokens instead.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ class Cut(abc.ABC):
         """
 
     def in_place(self, tokens: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-        """Return tokens of another picture, if they are as many.
+        """Return tokens of another picture, if their number is the same.
 
         Raises:
             ModelError: they are not.
         """
         if tokens.shape != self.tokens.shape:
             raise ModelError(
-                f"a reference picture makes {len(tokens)} tokens and the picture {len(self.tokens)}, although camkit "
-                "gives them the same size; pass a processor whose tokens depend on a picture's size only"
+                f"a reference picture gives {len(tokens)} tokens and the picture {len(self.tokens)}, although both "
+                "have the same size; pass a processor whose number of tokens depends only on the size"
             )
         return tokens
 
@@ -192,7 +192,7 @@ class OutputCut(Cut):
     def logits(
         self, tokens: Float[Tensor, "m n c"], *, attend: bool = True, keep: int | None = None
     ) -> Float[Tensor, "m t v"]:
-        """Return the logits of the model with the tokens in the place of the module's output."""
+        """Return the logits of the model with the tokens instead of the module's output."""
         count = len(tokens)
         new = tokens if attend else torch.zeros_like(tokens)
         names = {"input_ids", "decoder_input_ids"}

@@ -44,9 +44,9 @@ def explain(
 ) -> Words:
     """Explain the words about a picture, as ``words``; ``known`` has what was measured for earlier pictures."""
     if method not in METHODS:
-        raise MethodError(f"{method!r} is not a method for words; there are {', '.join(METHODS)}")
+        raise MethodError(f"{method!r} is not a method for words; use one of {', '.join(METHODS)}")
     if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is at least 1, not {max_new_tokens}")
+        raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     picture = read(image, source_of(image, 1))
     processor = _processor_of(model) if processor is None else processor
     with guarded(model), frozen(model), interruptible():
@@ -132,6 +132,4 @@ def _processor_of(model: Any) -> Any:
     try:
         return processor_of(name)
     except Exception as error:
-        raise ModelError(
-            f"there is no processor beside the model ({name or 'no folder'}); pass processor=..."
-        ) from error
+        raise ModelError(f"no processor found beside the model ({name or 'no folder'}); pass processor=...") from error

@@ -82,7 +82,7 @@ def find_cut(
             "look: each depends on all of it; pass a model whose picture tokens are patches"
         )
     raise ModelError(
-        f"{type(model).__name__} passes its picture to the part that writes in no form that camkit knows; pass a "
+        f"camkit cannot find where the picture enters the part of {type(model).__name__} that writes; pass a "
         "Hugging Face model that writes text about one picture"
     )
 

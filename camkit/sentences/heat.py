@@ -17,7 +17,7 @@ Score: TypeAlias = Callable[[Tensor], Tensor]
 """``score(tokens)`` turns versions of the picture's tokens (M, n, C) into the log-probabilities (M, W) of the words."""
 
 _ROOM = 0.5
-"""What the activations of a pass may take, as a share of the model's weights: so the whole stays below 1.5 times."""
+"""The memory of a pass's activations, as a share of the weights': the total stays below 1.5 times the weights."""
 
 
 def expected_gradients(cut: Cut, references: Float[Tensor, "m n c"], score: Score) -> Float[Tensor, "w n"]:

@@ -36,7 +36,7 @@ class Inputs:
 
     def __init__(self, model: Any, processor: Any, prompt: str | None) -> None:
         if not callable(getattr(model, "generate", None)):
-            raise ModelError(f"{type(model).__name__} does not write; pass a Hugging Face model that has generate()")
+            raise ModelError(f"{type(model).__name__} cannot write text; pass a Hugging Face model that has generate()")
         self._model = model
         self._processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
@@ -80,7 +80,7 @@ class Inputs:
             ) from error
         tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and name != "labels"}
         if self.prompt is not None and "input_ids" not in tensors:
-            raise InputError(f"{type(self._model).__name__} reads no prompt, only a picture; leave out the prompt")
+            raise InputError(f"{type(self._model).__name__} takes a picture and no prompt; leave out the prompt")
         if not cast:
             return tensors
         weights = next(self._model.parameters())
@@ -132,8 +132,8 @@ class Inputs:
             return ids, lead + len(words)
         if len(ids) > most:
             raise ModelError(
-                f"{type(self._model).__name__} returns neither its prompt and a sentence nor a sentence alone; pass "
-                "processor=... that belongs to the model"
+                f"{type(self._model).__name__} returns neither a sentence nor its prompt and a sentence; pass "
+                "as processor=... the one that belongs to the model"
             )
         return prompt + ids, len(prompt)
 

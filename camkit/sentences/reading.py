@@ -137,6 +137,6 @@ def _kind(model: nn.Module, inputs: Inputs, prepared: dict[str, Any], text: Text
         if reads_in_order(model, whole, shorter):
             return kind
     raise ModelError(
-        f"{type(model).__name__} does not read a whole sentence as it writes one, word by word; pass a model that "
-        "continues a text"
+        f"{type(model).__name__} lets a word see the words after it, so camkit cannot score a sentence; pass a "
+        "model that continues a text"
     )

@@ -249,7 +249,7 @@ class SameBoxTarget(Target):
             if self.label is not None:
                 alike = alike * detections["labels"].eq(self.label)
             values.append(torch.cat([alike, alike.new_zeros(1)]).amax())
-        return Scores(torch.stack(values), quantity="score of the best matching box, times their overlap")
+        return Scores(torch.stack(values), quantity="score of the best matching box, times its overlap")
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class TopTarget(Target):
     """The logit of each image's own best class (rank 1), second best (rank 2), and so on.
 
     For a segmentation network, classes are ranked by the area they cover, and class 0 comes last if it is the
-    background. For a detector, boxes are ranked by their scores. For a network of depths, it is their mean.
+    background. For a detector, boxes are ranked by their scores. For a depth network, it is the mean depth.
     """
 
     for_threads = True

@@ -44,7 +44,7 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
         shapes = " and ".join(str(tuple(candidate.shape)) for candidate in candidates)
         raise TargetError(
             f"the model returned several tensors that could hold class scores, of shapes {shapes}; choose one by its "
-            f"place, such as the second with {advice('output=1', '--output 1')}"
+            f"index, for example the second with {advice('output=1', '--output 1')}"
         )
     scores = main_tensor(output)
     if isinstance(scores, Tensor) and scores.is_floating_point():

@@ -87,7 +87,7 @@ def test_only_the_rectangle_changes(fill: str) -> None:
 def test_a_rectangle_or_fill_that_cannot_be_is_refused() -> None:
     picture = Image.new("RGB", (10, 10))
     for cover in ((5, 5, 5, 8), (0, 0, 11, 5), (-1, 0, 4, 4)):
-        with pytest.raises(InputError, match="does not lie in a picture of 10 x 10"):
+        with pytest.raises(InputError, match="is not inside a picture of 10 x 10"):
             covered(picture, cover, "blur")
     with pytest.raises(InputError, match="blur, mean, inpaint"):
         covered(picture, (0, 0, 5, 5), "paint")

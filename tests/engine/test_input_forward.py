@@ -309,7 +309,7 @@ def test_boxes_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", FEW)
 def test_a_part_of_a_box_is_refused(name: str) -> None:
     layer = "layer" if METHODS[name].layer else None
-    with pytest.raises(MethodError, match="the score of a box and not a part of it; use 'hirescam'"):
+    with pytest.raises(MethodError, match="the score of a box, not a part of it; use 'hirescam'"):
         camkit.explain(Boxes().eval(), picture(), layer, method=FEW[name], target=box(0, part="left"))
 
 

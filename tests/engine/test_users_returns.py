@@ -186,7 +186,7 @@ def test_a_function_may_not_have_the_name_of_another_method(name: str) -> None:
         return -gradients
 
     method.__name__ = name
-    with pytest.raises(MethodError, match=f"there is another method '{name}' than the function of this name"):
+    with pytest.raises(MethodError, match=f"camkit already has another method '{name}'; rename your function"):
         camkit.explain("demo-fair", PICTURE, method=method)
 
 

@@ -680,7 +680,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "weights of terabytes": (of_terabytes, "its weights have 10000000000000 bytes, and the files beside it 16"),
     "one part many times": (of_one_part_many_times, "its weights have 1073741824000 bytes"),
     "nested branches": (of_nested_branches, "cannot be read as an ONNX file"),
-    "a file of a terabyte": (larger_than_any, "has more than 2 GiB, which no ONNX file has"),
+    "a file of a terabyte": (larger_than_any, "is larger than 2 GiB, the limit of an ONNX file"),
     "an archive of overlapping parts": (overlapping, "is an archive whose parts overlap"),
     "a cycle": (cyclic, "cannot be run by onnxruntime"),
     "unknown operators": (of_unknown_operators, "cannot be run by onnxruntime"),

@@ -90,6 +90,6 @@ def test_a_folder_that_holds_something_is_kept(
     before = {file.name: file.stat().st_mtime_ns for file in bundle.iterdir()}
     call = [str(photos / "car-sea.jpg"), "-m", "demo-fair", "--bundle", str(bundle), "-o", str(tmp_path)]
     assert main(call) == 2
-    assert "holds something already; name another folder, or pass --overwrite" in capsys.readouterr().err
+    assert "is not empty; name another folder, or pass --overwrite" in capsys.readouterr().err
     assert {file.name: file.stat().st_mtime_ns for file in bundle.iterdir()} == before
     assert list(tmp_path.iterdir()) == []

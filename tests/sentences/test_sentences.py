@@ -159,7 +159,7 @@ def test_refusals_are_one_sentence(llava, picture):
 
 def test_models_without_words_or_places_are_refused(llava, picture, monkeypatch):
     model, processor = llava
-    with pytest.raises(ModelError, match="Linear does not write; pass a Hugging Face model"):
+    with pytest.raises(ModelError, match="Linear cannot write text; pass a Hugging Face model"):
         camkit.words(torch.nn.Linear(2, 2), picture, PROMPT, processor=processor)
     embeddings = model.model.vision_tower.embeddings
     patches = embeddings.forward

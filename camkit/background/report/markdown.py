@@ -52,7 +52,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
 
 
 def _answers(strip: Strip) -> str:
-    """Return what a triptych shows: a page may not show the picture, as GitHub's job summaries do not."""
+    """Return what a triptych shows, for pages without pictures, such as GitHub's job summaries."""
     return "; ".join([strip.title, *(f"{panel.title}: {panel.comment[0]}" for panel in strip.triptych)])
 
 
