@@ -14,7 +14,7 @@ from camkit.background.plan import Plan, stratified
 from camkit.explanation import Explanation
 from camkit.models import BlackBox
 from camkit.models.loaded import LoadedModel
-from camkit.models.shuffled import shuffle_weights
+from camkit.models.modules import shuffle_weights
 from camkit.types import Failure
 
 SANITY_PICTURES = 16

@@ -25,7 +25,17 @@ from torch.utils.hooks import RemovableHandle
 
 from camkit.engine.attach import remove_hooks_since
 from camkit.engine.interrupts import undisturbed
-from camkit.engine.record import CONTAINERS, FEW_VALUES, ORDINARY, PYTORCHS, Copier, ModelRecord, same_values, values_in
+from camkit.engine.record import (
+    CONTAINERS,
+    DISPATCH,
+    FEW_VALUES,
+    ORDINARY,
+    PYTORCHS,
+    Copier,
+    ModelRecord,
+    same_values,
+    values_in,
+)
 
 _lock = threading.Lock()
 
@@ -93,7 +103,7 @@ class _Saved:
         self._required = list(map(_REQUIRES_GRAD, parameters))
         leaves = _leaves(others, set(map(id, parameters))) if own else []
         copied = _tensors_of(map(_BUFFERS, modules))
-        few = [each for each in parameters if each.numel() <= FEW_VALUES and each.__torch_dispatch__ is ORDINARY]
+        few = [each for each in parameters if each.numel() <= FEW_VALUES and DISPATCH(each) is ORDINARY]
         copied += few
         copied += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not record.copier.fits(copied):

@@ -202,7 +202,8 @@ FEW_VALUES = 1024
 """Parameters with at most this many values are copied and compared by value: gates, scales and tokens. Writing to
 ``.data`` does not raise a tensor's version. Copies of all weights would take the memory of the model once more."""
 
-ORDINARY = Tensor.__torch_dispatch__
+DISPATCH: Callable[[object], object] = operator.attrgetter("__torch_dispatch__")
+ORDINARY = DISPATCH(Tensor)
 """How ordinary tensors run operations. torchao's tensors, for example, have their own and may not support comparing."""
 
 
@@ -274,7 +275,7 @@ def _marks_of_weights(modules: Iterable[nn.Module]) -> tuple[list[int], list[Ten
     tensors = [tensor for tensor in held if tensor is not None]
     versions = [tensor._version for tensor in tensors if not tensor.is_inference()]
     return [*map(id, tensors), *versions], [
-        tensor for tensor in tensors if tensor.numel() <= FEW_VALUES and tensor.__torch_dispatch__ is ORDINARY
+        tensor for tensor in tensors if tensor.numel() <= FEW_VALUES and DISPATCH(tensor) is ORDINARY
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from camkit.layers.positions import MemoryNotes, tensors_of
@@ -127,6 +127,11 @@ class MethodWatch(TorchFunctionMode):
         if func in _TO_PYTHON:
             self._watch.note_read(args[0])
         return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *failure: Any) -> None:
+        """Leave the block. The mode is gone already if Ctrl-C came while PyTorch had taken it off for a call."""
+        if any(mode is self for mode in _get_current_function_mode_stack()):
+            super().__exit__(*failure)  # type: ignore[no-untyped-call]
 
 
 def _is_shifted(tensor: Tensor) -> bool:

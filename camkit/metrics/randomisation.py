@@ -17,7 +17,7 @@ from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat
 from camkit.metrics.metric_values import UndefinedError
 from camkit.metrics.registry import register_metric
-from camkit.models.shuffled import shuffle_weights
+from camkit.models.modules import shuffle_weights
 
 STEPS = 8
 """Steps of the cascade. The paper makes one for each layer; with 8, a ResNet-18 needs 8

@@ -23,7 +23,7 @@ from camkit.layers.passes import LayerPasses
 from camkit.layers.trace import traced
 from camkit.methods import METHODS
 from camkit.methods.signed_maps import signed_maps
-from camkit.models.shuffled import shuffle_weights
+from camkit.models.modules import shuffle_weights
 from camkit.targets.classes import each
 from camkit.types import Spread
 from scripts.truth.truth_networks import logits

@@ -45,7 +45,7 @@ def row_of(named: str) -> list[str]:
         model = camkit.load_model(name, **asked)
         said = said_by(model.note)
     except camkit.CamkitError as error:
-        said = str(error).replace(name, "the file")
+        said = str(error).replace(name, "the file").replace("[", "\\[").replace("]", "\\]")
     if model is not None:
         method = explained_by(model, graph, (int(height), int(width)) if size else None)
     made_with = " ".join((graph.producer_name, graph.producer_version)).strip()

@@ -37,7 +37,7 @@ from camkit.metrics.heat import pooled
 from camkit.metrics.randomisation import BINS, SMOOTH_SAMPLES, entropy, rank_correlation
 from camkit.metrics.reference_maps import centred_map, colour_map, colours_of, random_map
 from camkit.metrics.sensitivity import RADIUS, SAMPLES
-from camkit.models.shuffled import shuffle_weights
+from camkit.models.modules import shuffle_weights
 
 SIZE = 16
 STEPS = 6
