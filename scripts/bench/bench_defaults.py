@@ -46,7 +46,7 @@ def measure(name: str, batch: int, rounds: int, device: torch.device) -> dict[st
     calls: dict[str, Callable[[], object]] = {"plain": lambda: _plain(model, fast)}
     for method in METHODS:
         explainer = camkit.Explainer(model, method=method)
-        calls[method] = lambda explainer=explainer: explainer(pictures)  # type: ignore[misc]
+        calls[method] = lambda explainer=explainer: explainer.batch(pictures, batch_size=batch)  # type: ignore[misc]
     seconds: dict[str, list[float]] = {call: [] for call in calls}
     for number in range(rounds + 1):
         for call, run in calls.items():
