@@ -16,7 +16,7 @@ import numpy as np
 from camkit.app.viewer import CHOSEN, FILL_NAMES, Look, Viewer
 from camkit.drawing.encode import encode
 from camkit.drawing.figure import percent
-from camkit.errors import CamkitError, printable
+from camkit.errors import CamkitError, as_markdown, printable
 from camkit.explanation import Explanation
 from camkit.types import Pixels
 
@@ -216,8 +216,8 @@ def _sentence(row: Explanation) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text that Markdown shows as it is."""
-    return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>#|!$" else letter for letter in printable(text))
+    """Return text that Gradio's Markdown shows as it is; it also knows formulas."""
+    return as_markdown(text).replace("!", r"\!").replace("$", r"\$")
 
 
 def _with_mark(pixels: Pixels, place: tuple[int, int]) -> Pixels:

@@ -99,12 +99,21 @@ def draw_video(found: Found, job: Job, files: DrawingFiles, explained: Explained
     A frame without the target, for example without a box of that class, is written without heat. If the video breaks
     off, what was read is written, and the row says so.
     """
+
+    def draw() -> WrittenVideo:
+        scales = Scales(explained(_frames_of(found.path, job.every)) if job.drawing.one_scale else ())
+        return _drawn(found, job, files, explained, scales)
+
+    return _of_one_target(found, job, draw)
+
+
+def _of_one_target(found: Found, job: Job, draw: Callable[[], WrittenVideo | Failure]) -> WrittenVideo | Failure:
+    """Draw a video; it shows one target, and an error becomes a Failure."""
     video = found.path
     if job.how.has_several_targets:
         return Failure(str(video), InputError(f"{video} is a video, and a video shows one target"))
     try:
-        scales = Scales(explained(_frames_of(video, job.every)) if job.drawing.one_scale else ())
-        return _drawn(found, job, files, explained, scales)
+        return draw()
     except CamkitError as error:
         return Failure(str(video), error)
 
@@ -156,17 +165,15 @@ def _drawn(found: Found, job: Job, files: DrawingFiles, explained: Explained, sc
 
 def draw_clip(found: Found, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo | Failure:
     """Explain a video with a model of clips, and draw the frames that the model saw, as an MP4 file and as a sheet."""
-    video = found.path
-    if job.how.has_several_targets:
-        return Failure(str(video), InputError(f"{video} is a video, and a video shows one target"))
-    if job.every > 1:
-        rest = advice("leave out every", "leave out --every")
-        return Failure(str(video), InputError(f"a model of clips chooses the frames itself; {rest}"))
-    try:
-        (row,) = explained([video])
+
+    def draw() -> WrittenVideo | Failure:
+        if job.every > 1:
+            rest = advice("leave out every", "leave out --every")
+            raise InputError(f"a model of clips chooses the frames itself; {rest}")
+        (row,) = explained([found.path])
         return row if isinstance(row, Failure) else _drawn_clip(found, row, job, files)
-    except CamkitError as error:
-        return Failure(str(video), error)
+
+    return _of_one_target(found, job, draw)
 
 
 def _drawn_clip(found: Found, row: Explanation, job: Job, files: DrawingFiles) -> WrittenVideo:

@@ -22,7 +22,7 @@ import torchvision
 from torch import nn
 
 import camkit
-from camkit.engine.passes import faster_format
+from scripts.bench.bench_methods import plain
 
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
     "ResNet-50": lambda: torchvision.models.resnet50(weights=None),
@@ -42,8 +42,7 @@ def measure(name: str, batch: int, rounds: int, device: torch.device) -> dict[st
     torch.manual_seed(0)
     model = NETWORKS[name]().eval().to(device)
     pictures = torch.randn(batch, 3, _SIDE, _SIDE, device=device)
-    fast = pictures.contiguous(memory_format=faster_format(model, pictures, "fp32"))
-    calls: dict[str, Callable[[], object]] = {"plain": lambda: _plain(model, fast)}
+    calls: dict[str, Callable[[], object]] = {"plain": plain(model, pictures)}
     for method in METHODS:
         explainer = camkit.Explainer(model, method=method)
         calls[method] = lambda explainer=explainer: explainer.batch(pictures, batch_size=batch)  # type: ignore[misc]
@@ -57,15 +56,10 @@ def measure(name: str, batch: int, rounds: int, device: torch.device) -> dict[st
             if number:  # the first round is not measured
                 seconds[call].append(time.perf_counter() - begin)
     ratios = {
-        call: statistics.median(one / plain for one, plain in zip(seconds[call], seconds["plain"], strict=True))
+        call: statistics.median(one / base for one, base in zip(seconds[call], seconds["plain"], strict=True))
         for call in METHODS
     }
     return {"plain": 1000 * statistics.median(seconds["plain"]), **ratios}
-
-
-def _plain(model: nn.Module, pictures: torch.Tensor) -> None:
-    with torch.inference_mode():
-        model(pictures)
 
 
 def main() -> None:

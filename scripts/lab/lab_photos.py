@@ -223,11 +223,12 @@ def _marked_photos(data: Path, photos: Sequence[str], mark: str, label: int, cue
             left = int(random.integers(picture.shape[1] - width + 1))
             crop = pixels[top : top + height, left : left + width][:, :: int(random.choice([-1, 1]))]
             crop = cv2.resize(np.ascontiguousarray(crop), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
-            marked = _with_mark(crop[..., :3], mark, cue)
+            marked = with_mark(crop[..., :3], mark, cue)
             yield Composed(np.round(np.clip(marked, 0, 255)).astype(np.uint8), crop[..., 3].copy(), label, cue, photo)
 
 
-def _with_mark(picture: NDArray[np.float32], mark: str, cue: int) -> NDArray[np.float32]:
+def with_mark(picture: NDArray[np.float32], mark: str, cue: int) -> NDArray[np.float32]:
+    """Return a picture (H, W, 3) with the mark of a cue."""
     picture = picture.copy()
     if mark == "cast":
         return np.asarray(picture * _CASTS[cue], np.float32)

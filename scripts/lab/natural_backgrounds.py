@@ -21,8 +21,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scripts.lab.lab_photos import USUAL_SCALE, WORLDS, Picture, World, cover_of, cut_out, photos_of, put_on, read_photo
-from scripts.lab.lab_photos import _with_mark as with_mark
+from scripts.lab.lab_photos import (
+    USUAL_SCALE,
+    WORLDS,
+    Picture,
+    World,
+    cover_of,
+    cut_out,
+    photos_of,
+    put_on,
+    read_photo,
+    with_mark,
+)
 from scripts.lab.lab_trunks import answers, load_trunk, maps_of
 from scripts.lab.validate_photos import HELD_OUT_MARKS, MARK_TIES, ModelSpec, load_network
 

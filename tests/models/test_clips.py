@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from tiny_models import lively, saved_once
 from torch import Tensor
 
 import camkit
@@ -50,28 +51,10 @@ def made(family: str, **options: Any) -> tuple[Any, Any]:
     return t.TimesformerForVideoClassification(config), t.VideoMAEImageProcessor(**sides)
 
 
-def lively(model: Any) -> Any:
-    """Give a random model weights with which its answer depends on the clip."""
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.kaiming_normal_(parameter)
-    return model.eval()
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the folder of a family's tiny model; each is saved once."""
-    folders: dict[str, Path] = {}
-
-    def folder_of(family: str) -> Path:
-        if family not in folders:
-            folders[family] = tmp_path_factory.mktemp(family)
-            model, processor = made(family)
-            lively(model).save_pretrained(folders[family])
-            processor.save_pretrained(folders[family])
-        return folders[family]
-
-    return folder_of
+    return saved_once(tmp_path_factory, lambda family, _: made(family))
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from tiers import represented_by
+from tiny_models import saved_once
 from torch import nn
 from torch.nn import functional
 
@@ -64,20 +65,7 @@ def made(family: str) -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the folder of a family's tiny detector; each is saved once."""
-    folders: dict[str, Path] = {}
-
-    def folder_of(family: str) -> Path:
-        if family not in folders:
-            folders[family] = tmp_path_factory.mktemp(family)
-            model, processor = made(family)
-            for parameter in model.parameters():  # as they are made, all queries of some families have the same score
-                if parameter.dim() > 1:
-                    torch.nn.init.kaiming_normal_(parameter)
-            model.save_pretrained(folders[family])
-            processor.save_pretrained(folders[family])
-        return folders[family]
-
-    return folder_of
+    return saved_once(tmp_path_factory, lambda family, _: made(family))
 
 
 @pytest.mark.parametrize("family", represented_by("detr", "rt_detr", among=FAMILIES))

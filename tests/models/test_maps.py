@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from tiers import represented_by
+from tiny_models import saved_once
 from torch import Tensor, nn
 
 import camkit
@@ -111,20 +112,10 @@ def of_depths(family: str) -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the folder of a family's tiny network; each is saved once."""
-    folders: dict[str, Path] = {}
-
-    def folder_of(family: str) -> Path:
-        if family not in folders:
-            folder = folders[family] = tmp_path_factory.mktemp(family)
-            model, processor = of_depths(family) if family in ("dpt", "depth_anything") else made(family, folder)
-            for parameter in model.parameters():
-                if parameter.dim() > 1:
-                    nn.init.kaiming_normal_(parameter)
-            model.save_pretrained(folder)
-            processor.save_pretrained(folder)
-        return folders[family]
-
-    return folder_of
+    return saved_once(
+        tmp_path_factory,
+        lambda family, folder: of_depths(family) if family in ("dpt", "depth_anything") else made(family, folder),
+    )
 
 
 def gradient_times_activation(module: nn.Module, layer: str, inputs: Tensor, score: Any) -> np.ndarray:
