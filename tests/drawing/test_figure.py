@@ -209,12 +209,12 @@ def test_the_colour_bar_has_the_colours_and_the_numbers_of_the_map():
 def test_the_colour_bar_says_what_the_values_of_a_method_are(method):
     figure = explained(noise(480, 640), method=method).overlay(style="figure")
     assert camkit.METHODS[method].unit != camkit.METHODS["gradcam"].unit
-    assert places(figure, f"{camkit.METHODS[method].unit}. This map's own scale.")
+    assert places(figure, f"{camkit.METHODS[method].unit}. Colours are scaled to this picture.")
 
 
 def test_a_method_of_the_users_own_claims_no_units():
     figure = explained(noise(480, 640), method=lambda activations, gradients: gradients).overlay(style="figure")
-    assert places(figure, "Weighted feature maps. This map's own scale.")
+    assert places(figure, "Weighted feature maps. Colours are scaled to this picture.")
 
 
 def empty(photo: np.ndarray) -> camkit.Explanation:

@@ -243,7 +243,7 @@ def test_a_missing_or_doubled_column_is_named(copied):
     file = copied() / "t.csv"
     file.write_bytes(file.read_bytes().replace(b"path,", b"path,path,", 1))
     file.with_name(".t.csv.json").unlink()
-    with pytest.raises(InputError, match=r"t\.csv cannot be read: it has other columns"):
+    with pytest.raises(InputError, match=r"t\.csv cannot be read: its columns are not those of a camkit table"):
         camkit.scale.read(file)
 
 
@@ -253,7 +253,7 @@ def test_a_csv_without_rows_needs_its_columns(copied, content):
     file = copied() / "t.csv"
     header = file.read_bytes().splitlines(keepends=True)[0]
     file.write_bytes(content)
-    with pytest.raises(InputError, match=r"t\.csv cannot be read: it has other columns"):
+    with pytest.raises(InputError, match=r"t\.csv cannot be read: its columns are not those of a camkit table"):
         camkit.scale.read(file)
     file.write_bytes(header)
     assert list(camkit.scale.read(file)) == []
