@@ -472,7 +472,7 @@ class Explanation:
         unit = WEIGHTED if method is None else method.unit
         units = "Shares of each layer's largest value" if fused else unit
         if scale.maps == 1:
-            return f"{units}. Colours are scaled to this picture."
+            return f"{units}. Scaled to this picture."
         reached = "" if fused else f"; this one reaches {figure.number(self.maps.maxima[0])}"
         return f"{units}. One scale for {scale.maps} maps{reached}."
 

@@ -202,19 +202,19 @@ def test_the_colour_bar_has_the_colours_and_the_numbers_of_the_map():
     assert zero[0] < half[0] < end[0]
     assert abs(zero[0] - ink[0]) < 6
     assert end[0] < ink[-1]
-    assert places(figure, "Evidence in units of the score. Colours are scaled to this picture.")
+    assert places(figure, "Evidence in units of the score. Scaled to this picture.")
 
 
 @pytest.mark.parametrize("method", ["eigencam", "gradcam++", "reciprocam"])
 def test_the_colour_bar_says_what_the_values_of_a_method_are(method):
     figure = explained(noise(480, 640), method=method).overlay(style="figure")
     assert camkit.METHODS[method].unit != camkit.METHODS["gradcam"].unit
-    assert places(figure, f"{camkit.METHODS[method].unit}. Colours are scaled to this picture.")
+    assert places(figure, f"{camkit.METHODS[method].unit}. Scaled to this picture.")
 
 
 def test_a_method_of_the_users_own_claims_no_units():
     figure = explained(noise(480, 640), method=lambda activations, gradients: gradients).overlay(style="figure")
-    assert places(figure, "Weighted feature maps. Colours are scaled to this picture.")
+    assert places(figure, "Weighted feature maps. Scaled to this picture.")
 
 
 def empty(photo: np.ndarray) -> camkit.Explanation:
