@@ -46,6 +46,9 @@ class TargetOptions:
         region: Explain the mean of a map of numbers, such as depth, in left,top,right,bottom, in pixels of the picture;
             --direction down explains what lowers it.
         part: Explain where one side of the box lies, or its objectness, in place of the score of its class.
+        point: Explain the mask of what lies at this point x,y, in pixels of the picture, for networks such as SAM.
+        box_prompt: Explain the mask of what lies in left,top,right,bottom, in pixels of the picture, for networks such
+            as SAM.
         mask: Explain the target of a segmentation network inside the object of this mask picture.
         everywhere: Explain the target of a segmentation network everywhere, not only where it is predicted.
         similar_to: Explain what makes the embedding similar to that of this picture.
@@ -63,6 +66,8 @@ class TargetOptions:
     near: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
     region: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
     part: Part | None = None
+    point: Annotated[str | None, Parameter(metavar="X,Y")] = None
+    box_prompt: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
     mask: Annotated[Path | None, Parameter(metavar="FILE")] = None
     everywhere: Annotated[bool, Parameter(negative=(), show_default=False)] = False
     similar_to: Annotated[Path | None, Parameter(metavar="FILE")] = None
@@ -88,7 +93,9 @@ class TargetOptions:
         names = self.target or []
         self._corners("near", self.near)
         self._corners("region", self.region)
-        self._point()
+        self._corners("box-prompt", self.box_prompt)
+        self._point("box-at", self.box_at)
+        self._point("point", self.point)
         kinds = [f"--{name.replace('_', '-')}" for name in _ALONE if getattr(self, name) is not None]
         if self.region is not None and self.direction is not None:
             kinds.remove("--direction")
@@ -136,11 +143,12 @@ class TargetOptions:
             raise InputError(f"--{option} takes left,top,right,bottom, not {text!r}")
         return corners
 
-    def _point(self) -> tuple[float, ...]:
-        """Return the point in --box-at."""
-        point = () if self.box_at is None else numbers("box-at", self.box_at)
+    @staticmethod
+    def _point(option: str, text: str | None) -> tuple[float, ...]:
+        """Return the point in an option; nothing if it is not given."""
+        point = () if text is None else numbers(option, text)
         if len(point) not in (0, 2):
-            raise InputError(f"--box-at takes x,y, not {self.box_at!r}")
+            raise InputError(f"--{option} takes x,y, not {text!r}")
         return point
 
     def _direction_target(self) -> Target:
@@ -169,7 +177,9 @@ _ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget]]] = {
     "direction": TargetOptions._direction_target,
     "threshold": lambda options: camkit.targets.boxes(options.threshold or 0),
     "box": lambda options: camkit.targets.box(options.box, part=options.part),
-    "box_at": lambda options: camkit.targets.box_at(*options._point(), part=options.part),
+    "box_at": lambda options: camkit.targets.box_at(*options._point("box-at", options.box_at), part=options.part),
+    "point": lambda options: camkit.targets.mask_at(*options._point("point", options.point)),
+    "box_prompt": lambda options: camkit.targets.mask_in(*options._corners("box-prompt", options.box_prompt)),
     "near": lambda options: camkit.targets.box(near=options._corners("near", options.near), part=options.part),
     "similar_to": lambda options: camkit.targets.similar_to(options.similar_to),
 }

@@ -19,6 +19,7 @@ from camkit.models.clips import TakesClips
 from camkit.models.huggingface_boxes import Boxes, with_texts
 from camkit.models.huggingface_clips import PrepareClip
 from camkit.models.huggingface_maps import queried_maps
+from camkit.models.huggingface_masks import Promptable
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line, read_weights
@@ -144,6 +145,9 @@ def _loaded(request: Request, name: str) -> LoadedModel:
     of_maps = _class_in(_OF_MAPS, config, architectures)
     if of_maps is not None:
         return _with_maps(request, name, config, of_maps)
+    promptable = _class_in([transformers.MODEL_FOR_MASK_GENERATION_MAPPING], config, architectures)
+    if promptable is not None and hasattr(promptable, "get_image_embeddings"):
+        return _with_prompts(request, name, config, promptable)
     if type(config) in transformers.MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING:
         return _of_clips(request, name, config)
     if compares and not any(name.endswith("ForImageClassification") for name in architectures):
@@ -233,6 +237,15 @@ def _with_maps(request: Request, name: str, config: Any, build: Any) -> LoadedMo
         tasks = transformers.AutoTokenizer.from_pretrained(name) if config.model_type == "oneformer" else None
         model = queried_maps(model, tasks)
     return LoadedModel(model, request.name, _prepared(request, name), labels)
+
+
+def _with_prompts(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
+    """Load a network that cuts out what a point or a box names."""
+    request.refuse_text()
+    if request.weights is not None:
+        raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")
+    model = _built(request, build, name, config)
+    return LoadedModel(Promptable(model), request.name, _prepared(request, name), None)
 
 
 def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedModel:

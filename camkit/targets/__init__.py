@@ -42,6 +42,7 @@ from camkit.targets.embeddings import SimilarTarget, similar_to
 from camkit.targets.maps import SegmentTarget, segment
 from camkit.targets.names import index_of
 from camkit.targets.outputs import describe, logits_of
+from camkit.targets.prompts import MaskTarget, mask_at, mask_in
 from camkit.targets.regions import RegionTarget, region
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
@@ -57,6 +58,7 @@ __all__ = [
     "EachTarget",
     "FinerTarget",
     "FunctionTarget",
+    "MaskTarget",
     "RegionTarget",
     "Scores",
     "SegmentTarget",
@@ -75,6 +77,8 @@ __all__ = [
     "each",
     "finer",
     "logits_of",
+    "mask_at",
+    "mask_in",
     "region",
     "segment",
     "similar_to",

@@ -95,8 +95,8 @@ def model_specs() -> Iterator[ModelSpec]:
             yield ModelSpec(architecture, "background", 0.0, "usual", 10 + seed, _FOLDER_WITH_SHORTCUT)
 
 
-def train_and_check(spec: ModelSpec, state: str) -> Row:
-    """Train one model, measure its truth, and check it."""
+def train_and_check(spec: ModelSpec, state: str, method: str = "auto") -> Row:
+    """Train one model, measure its truth, and check it with the heat of a method."""
     torch.set_num_threads(1)
     parts = load_parts(Path(state), 1)
     start = time.perf_counter()
@@ -104,7 +104,7 @@ def train_and_check(spec: ModelSpec, state: str) -> Row:
     network = network_of(spec, recipe, parts, Path(state))
     trained = time.perf_counter()
     matched, redrawn = truth_of(network, parts, spec)
-    result = _check(network, parts, spec)
+    result = _check(network, parts, spec, method)
     return {
         **asdict(spec),
         "name": spec.name,
@@ -149,13 +149,14 @@ def truth_of(network: torch.nn.Module, parts: Parts, spec: ModelSpec) -> tuple[f
     return accuracies[0], accuracies[1]
 
 
-def _check(network: torch.nn.Module, parts: Parts, spec: ModelSpec) -> CheckResult:
+def _check(network: torch.nn.Module, parts: Parts, spec: ModelSpec, method: str) -> CheckResult:
     """Draw the folder, and check the network on it."""
     recipe = Recipe(spec.shortcut, spec.folder_correlation, spec.layout)
     drawn = draw(parts, recipe, PER_CLASS * len(THINGS), torch.Generator().manual_seed(100 + spec.seed), measuring=True)
     with tempfile.TemporaryDirectory() as folder:
         pictures = write_folder(drawn, Path(folder))
-        return camkit.check(network, pictures, preprocess=preprocess, labels=THINGS)
+        config = {"check": {"method": method}}
+        return camkit.check(network, pictures, preprocess=preprocess, labels=THINGS, config=config)
 
 
 def main() -> None:
@@ -167,6 +168,7 @@ def main() -> None:
     parser.add_argument("--train-only", action="store_true", help="train the networks, but check none")
     parser.add_argument("--most", type=int, default=None, help="check at most this many models in this run")
     parser.add_argument("--every", type=int, default=1, help="check a sample: every so many of the models, in order")
+    parser.add_argument("--method", default="auto", help="the method of the check's heat")
     options = parser.parse_args()
     load_parts(options.state, options.workers)
     if options.train_only:
@@ -176,7 +178,7 @@ def main() -> None:
         options.state / "models.jsonl",
         list(model_specs())[:: options.every],
         train_and_check,
-        (str(options.state),),
+        (str(options.state), options.method),
         options.workers,
         options.most,
     )

@@ -1,0 +1,117 @@
+"""The target on a network that cuts out what a point or a box names: the mask's mean logit where it is positive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from camkit.errors import TargetError
+from camkit.targets.outputs import describe
+from camkit.targets.scores import OnPicture, Scores, ToInput
+
+Points: TypeAlias = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class MaskTarget(OnPicture):
+    """The mask of what a point names, or a box; of several masks, the one that the network expects to be the best.
+
+    The network returns ``image_embeddings``, and ``decode``: a function of these and of prompts, to masks (N, K, h, w)
+    with logits and how good each is (N, K). Prompts are ``input_points`` (N, 1, P, 2) with ``input_labels`` (N, 1, P),
+    or ``input_boxes`` (N, 1, 4), in pixels of the input.
+
+    Attributes:
+        points: the point (x, y), or two opposite corners of the box, in pixels of the picture.
+        on_input: the same in pixels of the input of each image; filled in for each batch.
+    """
+
+    for_threads = True
+
+    points: Points
+    on_input: tuple[Points, ...] = field(default=(), compare=False, repr=False)
+
+    def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> MaskTarget:  # noqa: ARG002
+        """Return the target with its points in pixels of the inputs."""
+        return replace(self, on_input=tuple(tuple(to_input(*point) for point in self.points) for to_input in to_inputs))
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the mean logit of each image's mask where it is positive; of all cells if it is nowhere.
+
+        Raises:
+            TargetError: the network takes no points and boxes.
+        """
+        if not (isinstance(output, dict) and "decode" in output):
+            raise TargetError(
+                f"the model returned {describe(output)}; a point or a box is for networks that cut out what it names, "
+                "such as SAM"
+            )
+        given = torch.tensor(self.on_input or (self.points,) * batch, dtype=torch.float32)  # (N, points, 2)
+        given = given.to(_device(output["image_embeddings"]))
+        is_point = len(self.points) == 1
+        prompts = {"input_points": given[:, None]} if is_point else {"input_boxes": given.flatten(1)[:, None]}
+        if is_point:
+            prompts["input_labels"] = torch.ones_like(given[:, None, :, 0], dtype=torch.long)
+        masks, quality = output["decode"](output["image_embeddings"], prompts)
+        logits = masks[torch.arange(batch, device=masks.device), quality.argmax(1)]
+        inside = logits.detach() > 0
+        found = inside.any((1, 2), keepdim=True)
+        cells = (inside | ~found).to(logits)
+        where = ("in the mask" if some else "of all cells, since the mask is empty" for some in found.flatten())
+        words = ",".join(f"{number:g}" for point in self.points for number in point)
+        return Scores(
+            values=(logits * cells).sum((1, 2)) / cells.sum((1, 2)),
+            description=f"mask {'at' if is_point else 'in'} {words}",
+            quantity=tuple(f"mean logit {part}" for part in where),
+        )
+
+
+def _device(embeddings: Any) -> torch.device:
+    first: Any = embeddings
+    while not isinstance(first, Tensor):
+        first = first[0]
+    return first.device
+
+
+def mask_at(x: float | int, y: float | int) -> MaskTarget:
+    """Return a target for the mask of what lies at a point, in pixels of the picture, for networks such as SAM.
+
+    Raises:
+        TargetError: x or y is not a finite number.
+
+    Examples:
+        >>> mask_at(120, 80).points
+        ((120.0, 80.0),)
+    """
+    return MaskTarget((_numbers("mask_at takes x and y", x, y),))
+
+
+def mask_in(left: float | int, top: float | int, right: float | int, bottom: float | int) -> MaskTarget:
+    """Return a target for the mask of what lies in a box, in pixels of the picture, for networks such as SAM.
+
+    Raises:
+        TargetError: the box is not four finite numbers with an area.
+
+    Examples:
+        >>> mask_in(10, 20, 50, 60).points
+        ((10.0, 20.0), (50.0, 60.0))
+    """
+    what = "mask_in takes left, top, right and bottom"
+    (left, top), (right, bottom) = _numbers(what, left, top), _numbers(what, right, bottom)
+    if right <= left or bottom <= top:
+        raise TargetError(f"{what} with an area inside, not {(left, top, right, bottom)}")
+    return MaskTarget(((left, top), (right, bottom)))
+
+
+def _numbers(what: str, *values: Any) -> tuple[float, float]:
+    try:
+        x, y = map(float, values)
+    except (TypeError, ValueError) as error:
+        raise TargetError(f"{what}, numbers, not {values!r}") from error
+    if not (math.isfinite(x) and math.isfinite(y)):
+        raise TargetError(f"{what}, finite numbers, not {values!r}")
+    return x, y
