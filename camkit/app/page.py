@@ -12,11 +12,14 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
+from PIL import Image, ImageDraw
 
-from camkit.app.viewer import CHOSEN, FILL_NAMES, Look, Viewer
+from camkit.app.viewer import CHOSEN, FILL_NAMES, THRESHOLD, Found, Look, Viewer, found_box
 from camkit.drawing.encode import encode
 from camkit.drawing.figure import percent
-from camkit.errors import CamkitError, as_markdown, printable
+from camkit.drawing.overlay import outlined
+from camkit.drawing.text import width_of, write
+from camkit.errors import CamkitError, InputError, as_markdown, printable
 from camkit.explanation import Explanation
 from camkit.types import Pixels
 
@@ -25,6 +28,10 @@ _GREETING = (
     "### What did the model use?\n"
     "Click on an answer to see its heat. Click on two corners in the picture to cover a part of it."
 )
+_CLICKS = ("shows the heat of a box", "covers a part")
+"""What a click in the picture does if the model is a detector."""
+_BARS = 8
+"""The most answers that are shown as bars; the other boxes of a detector can be clicked in the picture."""
 _MARK = (255, 0, 255)
 """The colour of the first corner of a rectangle, RGB: few pictures have it."""
 
@@ -37,7 +44,7 @@ def theme() -> Any:
 class _Parts:
     """The parts of the page, from top to bottom."""
 
-    SEEN = 11
+    SEEN = 13
     """The parts in ``seen``."""
 
     def __init__(self, viewer: Viewer, first: Look) -> None:
@@ -52,10 +59,15 @@ class _Parts:
             self.shown = gr.Image(label="Picture", interactive=False, elem_id="shown", buttons=[])
             self.heat = gr.Image(label="Heat", interactive=False, elem_id="heat", buttons=[])
             self.before = gr.Image(label="Heat before", interactive=False, elem_id="before", visible=False, buttons=[])
+        self.clicks = gr.Radio(
+            list(_CLICKS), value=_CLICKS[0], label="A click in the picture", visible=False, elem_id="clicks"
+        )
         self.sentence = gr.Markdown(elem_id="sentence")
         with gr.Row():
-            self.answers = gr.Label(label="Answers", elem_id="answers")
-            self.answers_before = gr.Label(label="Answers before", elem_id="answers-before", visible=False)
+            self.answers = gr.Label(label="Answers", num_top_classes=_BARS, elem_id="answers")
+            self.answers_before = gr.Label(
+                label="Answers before", num_top_classes=_BARS, elem_id="answers-before", visible=False
+            )
             self._choices(viewer, first)
         with gr.Row():
             self.compare = gr.Button("Compare a dozen methods", elem_id="compare")
@@ -77,7 +89,8 @@ class _Parts:
     def seen(self) -> list[Any]:
         """What an event changes, in the order of ``_seen``."""
         first = [self.look, self.corner, self.shown, self.heat, self.before, self.sentence]
-        return [*first, self.answers, self.answers_before, self.rather, self.sheet, self.files]
+        choices = [self.rather, self.clicks, self.compare]
+        return [*first, self.answers, self.answers_before, *choices, self.sheet, self.files]
 
 
 def build(viewer: Viewer, saved: Path) -> Any:
@@ -148,11 +161,14 @@ def _react_to_clicks(viewer: Viewer, parts: _Parts) -> None:
         answers = viewer.answers(asked)
         names = [_name(row, number) for number, row in enumerate(answers)]
         chosen = names.index(event.value) if event.value in names else 0
-        target = chosen if viewer.models[asked.model].detects else answers[chosen].target
-        return _shown(viewer, replace(asked, target=target), alpha)
+        if viewer.detects(asked.model):
+            return _shown(viewer, replace(asked, box=found_box(answers[chosen])), alpha)
+        return _shown(viewer, replace(asked, target=answers[chosen].target), alpha)
 
-    def click(asked: Look, start: Any, alpha: float, event: gr.SelectData) -> Any:
+    def click(asked: Look, start: Any, alpha: float, does: str, event: gr.SelectData) -> Any:
         place = int(event.index[0]), int(event.index[1])
+        if viewer.detects(asked.model) and does == _CLICKS[0]:
+            return _said(lambda: _shown(viewer, replace(asked, box=_box_at(viewer, asked, place)), alpha), _Parts.SEEN)
         picture = viewer.picture(asked)
         if start is None:
             marked = _with_mark(np.asarray(picture), place)
@@ -162,7 +178,19 @@ def _react_to_clicks(viewer: Viewer, parts: _Parts) -> None:
 
     options = {"outputs": parts.seen, "api_visibility": "private", "show_progress": "minimal"}
     parts.answers.select(pick, [parts.look, parts.opacity], **options)
-    parts.shown.select(click, [parts.look, parts.corner, parts.opacity], **options)
+    parts.shown.select(click, [parts.look, parts.corner, parts.opacity, parts.clicks], **options)
+
+
+def _box_at(viewer: Viewer, look: Look, place: tuple[int, int]) -> Found:
+    """Return the box around a click.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = viewer.box_at(look, place)
+    if found is None:
+        raise InputError("no box is there; click inside one")
+    return found
 
 
 def _said(act: Callable[[], Any], outputs: int = 1) -> Any:
@@ -181,23 +209,59 @@ def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
     old_answers: Any = gr.update(visible=False, value=None)
     if look.cover is not None:
         # The heat before is that of the same class, also if the covered picture has another best answer.
-        asked = replace(look.uncovered, target=row.target if look.target is None else look.target)
-        old_heat = gr.update(visible=True, value=_drawn(viewer.heat(asked), alpha))
+        target = row.target if look.target is None and row is not None else look.target
+        asked = replace(look.uncovered, target=target)
+        old_heat = gr.update(visible=True, value=_drawn(viewer, asked, alpha))
         old_answers = gr.update(visible=True, value=_bars(viewer.answers(asked)))
+    detects = viewer.detects(look.model)
     others = [("", None), *((each.name, each.target) for each in found if each.target is not None)]
     return (
-        np.asarray(viewer.picture(look)),
-        _drawn(row, alpha),
+        _with_boxes(viewer, look),
+        _drawn(viewer, look, alpha),
         old_heat,
-        _sentence(row),
+        _sentence(row) if row is not None else _no_box(viewer, look),
         _bars(found),
         old_answers,
-        gr.update(choices=others, value=look.rather_than),
+        gr.update(choices=[("", None)] if detects else others, value=look.rather_than, visible=not detects),
+        gr.update(visible=detects),
+        gr.update(visible=not detects),
     )
 
 
-def _drawn(row: Explanation, alpha: float) -> Pixels:
-    return row.overlay(alpha=alpha, scale="each")
+def _with_boxes(viewer: Viewer, look: Look) -> Pixels:
+    """Return the picture, with the boxes of a detector and their numbers among the answers."""
+    picture = np.asarray(viewer.picture(look))
+    if not viewer.detects(look.model):
+        return picture
+    size = max(12, min(picture.shape[:2]) // 25)
+    drawn = picture.copy()
+    boxes = [found_box(answer).box for answer in viewer.answers(look)]
+    for box in reversed(boxes):
+        drawn = outlined(drawn, box)
+    sheet = Image.fromarray(drawn)
+    for number, box in reversed(list(enumerate(boxes, 1))):
+        left, top = max(box.left, 0), max(box.top, 0)
+        tag = left, top, left + width_of(str(number), size) + size * 0.6, top + size * 1.3
+        ImageDraw.Draw(sheet).rectangle(tag, fill=(0, 0, 0))
+        write(sheet, left + size * 0.3, top + size * 0.65, str(number), size=size, colour=(255, 255, 255))
+    return np.asarray(sheet)
+
+
+def _drawn(viewer: Viewer, look: Look, alpha: float) -> Pixels:
+    """Return the heat over the picture; the picture alone if a detector does not find the box."""
+    row = viewer.heat(look)
+    return np.asarray(viewer.picture(look)) if row is None else row.overlay(alpha=alpha, scale="each")
+
+
+def _no_box(viewer: Viewer, look: Look) -> str:
+    """Say that a detector does not find the box."""
+    labels, wanted = viewer.models[look.model].labels, viewer.box(look)
+    if wanted is None:
+        return f"The detector finds no box with a score above {THRESHOLD:g}."
+    name = "" if labels is None or wanted.label is None else f" **{plain(labels[wanted.label])}**"
+    return (
+        f"The box{name} is not found any more: no box of this class with a score above {THRESHOLD:g} is in its place."
+    )
 
 
 def _name(row: Explanation, number: int) -> str:
@@ -239,7 +303,8 @@ def _saved(viewer: Viewer, look: Look, alpha: float, folder: Path) -> list[str]:
     """Write the figure and the values into a new folder, and return the files."""
     own = Path(tempfile.mkdtemp(dir=folder))
     row = viewer.heat(look)
-    (own / "heat.png").write_bytes(encode(row.overlay(style="figure", alpha=alpha, scale="each")))
+    drawn = _drawn(viewer, look, alpha) if row is None else row.overlay(style="figure", alpha=alpha, scale="each")
+    (own / "heat.png").write_bytes(encode(drawn))
     about = {
         "model": look.model,
         "picture": Path(look.picture).name,
@@ -247,7 +312,7 @@ def _saved(viewer: Viewer, look: Look, alpha: float, folder: Path) -> list[str]:
         "fill": look.fill if look.cover else None,
         "answers": _bars(viewer.answers(look)),
         "answers_before": _bars(viewer.answers(look.uncovered)) if look.cover else None,
-        "explanation": {**row.to_dict(), "source": Path(look.picture).name},
+        "explanation": None if row is None else {**row.to_dict(), "source": Path(look.picture).name},
     }
     (own / "heat.json").write_text(json.dumps(about, indent=1))
     return [str(own / "heat.png"), str(own / "heat.json")]

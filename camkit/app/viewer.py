@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,10 +24,18 @@ from camkit.methods import METHODS
 from camkit.metrics import FILLS
 from camkit.models.loaded import LoadedModel
 from camkit.targets import boxes, contrast, top
-from camkit.types import Pixels
+from camkit.targets.boxes import RankedBoxTarget
+from camkit.types import Box, Pixels
 
 ANSWERS = 5
-"""The answers that are shown as bars."""
+"""The classes that are shown as bars."""
+
+BOXES = 20
+"""The boxes of a detector that can be chosen, best first."""
+
+THRESHOLD = 0.5
+"""The score that a box needs; and the overlap that it needs with a box of the covered picture to be the same one, as in
+the evaluation of COCO."""
 
 FILL_NAMES = ("blur", "mean", "inpaint")
 """What may cover a part of a picture."""
@@ -43,6 +51,19 @@ _KEPT = 64
 _T = TypeVar("_T")
 
 
+class Found(NamedTuple):
+    """A detector's box in pixels of the picture, and its class."""
+
+    box: Box
+    label: int | None
+
+    def same_as(self, other: Found) -> float:
+        """Return the overlap with another box (intersection over union); 0 if it is of another class."""
+        both = Box(*map(max, self.box[:2], other.box[:2]), *map(min, self.box[2:], other.box[2:]))
+        union = area(self.box) + area(other.box) - area(both)
+        return area(both) / union if union and self.label == other.label else 0.0
+
+
 @dataclass(frozen=True)
 class Look:
     """What a visitor looks at; a value, so that a click makes a new one.
@@ -50,7 +71,8 @@ class Look:
     Attributes:
         model: the name of the model.
         picture: the file.
-        target: the number of an answer's class, or of a box; None for the best.
+        target: the index of a class; None for the best.
+        box: for a detector, the box; None for the best of the uncovered picture.
         rather_than: the class that the target is contrasted with.
         method, layer: the names, or None for camkit's choice.
         cover: the covered rectangle: left, top, right, bottom in pixels of the shown picture.
@@ -60,6 +82,7 @@ class Look:
     model: str
     picture: str
     target: int | None = None
+    box: Found | None = None
     rather_than: int | None = None
     method: str | None = None
     layer: str | None = None
@@ -84,6 +107,7 @@ class Viewer:
         self.models, self.pictures = dict(models), [str(file) for file in pictures]
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._lock = threading.Lock()
+        self._detectors = {name for name, model in self.models.items() if model.detects}
 
     def named(self, file: str) -> str:
         """Return a file if visitors may choose it: a request may name any.
@@ -104,39 +128,82 @@ class Viewer:
         opened = self._once(("picture", look.picture), lambda: _reduced(open_picture(look.picture)))
         return opened if look.cover is None else covered(opened, look.cover, look.fill)
 
+    def detects(self, model: str) -> bool:
+        """Tell whether a model returned boxes; known from its first answers."""
+        return model in self._detectors
+
     def answers(self, look: Look) -> list[Explanation]:
-        """Return the best answers with their heat: up to five classes, or the boxes of a detector."""
+        """Return the best answers with their heat: up to five classes, or the boxes of a detector, perhaps none."""
         key = ("answers", look.model, look.picture, look.cover, look.fill)
         return self._once(key, lambda: self._answers(look))
 
     def _answers(self, look: Look) -> list[Explanation]:
-        model, picture = self.models[look.model], self.picture(look)
-        explainer = self._explainer(look.model, None, None)
-        if model.detects:
-            return list(explainer.batch([picture], target=[boxes()]))[:ANSWERS]
-        most = ANSWERS if model.labels is None else min(ANSWERS, len(model.labels))
-        for count in range(most, 0, -1):
+        explainer, picture = self._explainer(look.model, None, None), self.picture(look)
+        if not self.detects(look.model):
+            rows = self._classes(explainer, picture, self.models[look.model].labels)
+            if rows[0].detection is None:
+                return rows
+            self._detectors.add(look.model)
+        try:
+            return list(explainer.batch([picture], target=[boxes(THRESHOLD)]))[:BOXES]
+        except TargetError:  # no box
+            return []
+
+    @staticmethod
+    def _classes(explainer: Explainer, picture: Image.Image, labels: Sequence[str] | None) -> list[Explanation]:
+        """Return the best classes: five, or as many as the model has."""
+        for count in range(ANSWERS if labels is None else min(ANSWERS, len(labels)), 1, -1):
             try:
                 return list(explainer.batch([picture], target=top(count)))
             except TargetError:
-                if count == 1:
-                    raise
-        return []
+                continue
+        return list(explainer.batch([picture], target=top(1)))
 
-    def heat(self, look: Look) -> Explanation:
-        """Return the heat of the target, or of the best answer.
+    def heat(self, look: Look) -> Explanation | None:
+        """Return the heat of the target, or of the best answer; None if a detector finds no such box.
 
         Raises:
             InputError: the method or the layer does not fit the model.
         """
         answers = self.answers(look)
-        if self.models[look.model].detects:
-            return answers[min(look.target or 0, len(answers) - 1)]
+        if self.detects(look.model):
+            number = self._number(look)
+            if number is None or (look.method, look.layer) == (None, None):
+                return None if number is None else answers[number]
+            return self._once(("heat", look), lambda: self._of_box(look, number))
         target = answers[0].target if look.target is None else look.target
         known = next((row for row in answers if row.target == target), None)
         if known is not None and (look.method, look.layer, look.rather_than) == (None, None, None):
             return known
         return self._once(("heat", replace(look, target=target)), lambda: self._heat(look, target))
+
+    def box(self, look: Look) -> Found | None:
+        """Return the box that is looked at: the chosen one, or the best of the uncovered picture, if there is one."""
+        if look.box is not None:
+            return look.box
+        return next(map(found_box, self.answers(look.uncovered)), None)
+
+    def box_at(self, look: Look, place: tuple[int, int]) -> Found | None:
+        """Return the smallest box around a point of the picture; None if there is none."""
+        boxes_there = [
+            found
+            for found in map(found_box, self.answers(look))
+            if found.box.left <= place[0] < found.box.right and found.box.top <= place[1] < found.box.bottom
+        ]
+        return min(boxes_there, key=lambda found: area(found.box), default=None)
+
+    def _number(self, look: Look) -> int | None:
+        """Return the place among the answers of the box that is looked at; None if it is not there any more."""
+        wanted = self.box(look)
+        if wanted is None:
+            return None
+        overlaps = [wanted.same_as(found_box(row)) for row in self.answers(look)]
+        best = max(overlaps, default=0.0)
+        return overlaps.index(best) if best >= THRESHOLD else None
+
+    def _of_box(self, look: Look, number: int) -> Explanation:
+        explainer = self._explainer(look.model, look.method, look.layer)
+        return explainer(self.picture(look), RankedBoxTarget(number + 1, THRESHOLD))
 
     def _heat(self, look: Look, target: int | None) -> Explanation:
         explainer = self._explainer(look.model, look.method, look.layer)
@@ -145,10 +212,17 @@ class Viewer:
         return explainer(self.picture(look), contrast(target, look.rather_than))
 
     def comparison(self, look: Look) -> Pixels:
-        """Draw a dozen methods side by side for the target."""
-        target = self.heat(look).target
-        explainer = self._explainer(look.model, None, None)
-        return compare(explainer, self.picture(look), target=target).sheet()
+        """Draw a dozen methods side by side for the target.
+
+        Raises:
+            InputError: the model is a detector, whose boxes move when parts of the picture are hidden.
+        """
+        row = self.heat(look)
+        if row is None or self.detects(look.model):
+            raise InputError(
+                "methods cannot be compared on a detector: its boxes move if parts of the picture are hidden"
+            )
+        return compare(self._explainer(look.model, None, None), self.picture(look), target=row.target).sheet()
 
     def methods(self) -> list[str]:
         """Return the names of the methods."""
@@ -202,3 +276,14 @@ def _reduced(picture: Image.Image) -> Image.Image:
     if max(picture.size) <= _MOST_SIDE:
         return picture
     return Image.fromarray(shrink(np.asarray(picture), _MOST_SIDE))
+
+
+def found_box(row: Explanation) -> Found:
+    """Return the box of a detector's answer."""
+    assert row.detection is not None
+    return Found(row.detection, row.target)
+
+
+def area(box: Box) -> float:
+    """Return the area of a box; 0 if its sides are in the wrong order."""
+    return max(0.0, box.right - box.left) * max(0.0, box.bottom - box.top)

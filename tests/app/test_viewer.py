@@ -6,18 +6,22 @@ import json
 import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tasks import Blobs
 
 import camkit
 from camkit.app.result import class_rows, picture_rows, read_report
 from camkit.app.serve import FIRST_PORT, HOST, free_port
-from camkit.app.viewer import CHOSEN, FILL_NAMES, Look, Viewer, covered
+from camkit.app.viewer import CHOSEN, FILL_NAMES, Found, Look, Viewer, covered
 from camkit.cli import main
 from camkit.errors import ImageError, InputError
+from camkit.models.loaded import LoadedModel
+from camkit.types import Box
 
 SCENES = camkit.scenes.scene_paths()
 
@@ -72,6 +76,66 @@ def test_a_covered_object_changes_the_answer_as_a_covered_picture_does(viewer: V
     assert after.probability == pytest.approx(
         camkit.explain("demo-fair", Image.fromarray(picture)).probability, abs=0.02
     )
+
+
+@pytest.fixture
+def detector(tmp_path: Path) -> tuple[Viewer, Look]:
+    """A detector of one's own, of which camkit does not know that it is one, and a picture with two objects."""
+    Blobs.picture().save(tmp_path / "two.png")
+    model = LoadedModel(Blobs(), "own", Blobs.prepare, Blobs.LABELS)
+    return Viewer({"own": model}, [tmp_path / "two.png"]), Look("own", str(tmp_path / "two.png"))
+
+
+def test_the_boxes_of_a_detector_are_answers(detector: tuple[Viewer, Look]) -> None:
+    viewer, look = detector
+    expected = camkit.explain(viewer.models["own"], look.picture, target=camkit.targets.boxes())
+    assert [row.label for row in viewer.answers(look)] == [row.label for row in expected] == ["red", "blue"]
+    assert viewer.answers(look)[0].detection == pytest.approx((24, 32, 88, 96), abs=0.6)
+    for row in expected:
+        assert row.detection is not None
+        middle = int(row.detection.left + row.detection.right) // 2, int(row.detection.top + row.detection.bottom) // 2
+        found = viewer.box_at(look, middle)
+        assert found == Found(row.detection, row.target)
+        np.testing.assert_allclose(viewer.heat(replace(look, box=found)).raw, row.raw, atol=1e-5)
+    assert viewer.box_at(look, (0, 0)) is None
+
+
+def test_a_method_is_passed_on_for_the_chosen_box(detector: tuple[Viewer, Look]) -> None:
+    viewer, look = detector
+    second = viewer.answers(look)[1]
+    asked = replace(look, box=Found(second.detection, second.target), method="layercam")
+    expected = camkit.explain(viewer.models["own"], look.picture, target=camkit.targets.boxes(), method="layercam")[1]
+    assert viewer.heat(asked).method == "layercam"
+    np.testing.assert_allclose(viewer.heat(asked).raw, expected.raw, atol=1e-5)
+    with pytest.raises(InputError, match="its boxes move"):
+        viewer.comparison(asked)
+
+
+def test_a_box_whose_object_is_covered_is_not_found_any_more(detector: tuple[Viewer, Look]) -> None:
+    viewer, look = detector
+    first, second = viewer.answers(look)
+    hidden = replace(look, cover=(20, 28, 92, 100), fill="mean")
+    assert viewer.heat(replace(hidden, box=Found(first.detection, first.target))) is None
+    other = viewer.heat(replace(hidden, box=Found(second.detection, second.target)))
+    assert other is not None
+    assert (other.label, other.detection) == (second.label, second.detection)
+
+
+def test_a_picture_without_boxes_has_no_answers(detector: tuple[Viewer, Look], tmp_path: Path) -> None:
+    viewer, look = detector
+    viewer.answers(look)
+    Image.new("RGB", (256, 128), "white").save(tmp_path / "empty.png")
+    empty = Look("own", str(tmp_path / "empty.png"))
+    assert viewer.answers(empty) == []
+    assert viewer.heat(empty) is None
+
+
+def test_a_box_is_the_same_if_it_overlaps_and_has_the_class() -> None:
+    box = Found(Box(0.0, 0.0, 10.0, 10.0), 1)
+    assert box.same_as(Found(Box(0.0, 5.0, 10.0, 15.0), 1)) == pytest.approx(1 / 3)
+    assert box.same_as(Found(Box(0.0, 0.0, 10.0, 10.0), 2)) == 0
+    assert box.same_as(Found(Box(20.0, 0.0, 30.0, 10.0), 1)) == 0
+    assert box.same_as(box) == 1
 
 
 @pytest.mark.parametrize("fill", FILL_NAMES)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -63,6 +64,48 @@ class Detecting(nn.Module):
             "labels": torch.tensor([one[1] for one in found]),
             "scores": torch.stack([one[0] for one in found]),
         }
+
+
+class Blobs(nn.Module):
+    """Finds one box around what is red, and one around what is blue, in pictures of values from 0 to 1."""
+
+    LABELS = ("nothing", "red", "blue")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.AvgPool2d(4)
+
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+        return [self.boxes(maps) for maps in self.cells(images)]
+
+    def boxes(self, maps: Tensor) -> dict[str, Tensor]:
+        corners, scores, labels = [], [], []
+        for label, channel in ((1, 0), (2, 2)):
+            colour = maps[channel] * 2 - maps.sum(0)
+            rows, columns = torch.nonzero(colour.detach() > 0.3, as_tuple=True)
+            if len(rows):
+                ends = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+                left, top, right, bottom = (int(end) for end in ends)
+                corners.append([left * 4.0, top * 4.0, right * 4.0, bottom * 4.0])
+                scores.append((colour[top:bottom, left:right].mean() * (4 - label)).sigmoid())
+                labels.append(label)
+        return {
+            "boxes": torch.tensor(corners).reshape(-1, 4),
+            "labels": torch.tensor(labels, dtype=torch.long),
+            "scores": torch.stack(scores) if scores else maps.sum() * torch.zeros(0),
+        }
+
+    @staticmethod
+    def prepare(picture: Image.Image) -> Tensor:
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+
+    @staticmethod
+    def picture() -> Image.Image:
+        """A red square at the left, a blue one at the right."""
+        drawn = Image.new("RGB", (256, 128), (120, 120, 120))
+        drawn.paste((230, 30, 30), (24, 32, 88, 96))
+        drawn.paste((30, 30, 230), (168, 32, 232, 96))
+        return drawn
 
 
 def scene(thing: str, background: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
