@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from PIL import Image
+from tasks import Blobs
 
 import camkit
 
@@ -28,21 +30,30 @@ pytest.importorskip("gradio", reason="the extra camkit[app] is not installed")
 pytestmark = pytest.mark.extended
 
 SCENES = camkit.scenes.scene_paths()
+HERE = Path(__file__).parents[2]
 WAIT = 40_000
 """Milliseconds that a busy machine may take."""
 
 
-def started(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
-    """Start the app in a folder, and return its process and address."""
+@contextlib.contextmanager
+def app(folder: Path, *arguments: str) -> Iterator[str]:
+    """Start the app in a folder, and yield its address; at the end, Ctrl-C ends it."""
+    helpers = os.pathsep.join([str(HERE), str(HERE / "tests/helpers"), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        [sys.executable, "-m", "camkit", "app", *arguments, "--no-browser"],
-        cwd=folder, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "camkit", "app", *arguments, "--no-browser"], cwd=folder, stdout=subprocess.PIPE,
+        text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": helpers},
     )  # fmt: skip
     assert process.stdout is not None
-    line = process.stdout.readline()
-    found = re.match(r"camkit is at (http://127\.0\.0\.1:\d+/)", line)
-    assert found, line
-    return process, found[1]
+    try:
+        line = process.stdout.readline()
+        found = re.match(r"camkit is at (http://127\.0\.0\.1:\d+/)", line)
+        assert found, line
+        yield found[1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        code = process.wait(60)
+        process.stdout.close()
+    assert code == 0
 
 
 @pytest.fixture(scope="module")
@@ -55,24 +66,16 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(workplace: Path) -> Iterator[str]:
-    process, url = started(workplace)
-    yield url
-    ended(process)
+    with app(workplace) as url:
+        yield url
 
 
-def ended(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    assert process.stdout is not None
-    process.stdout.close()
-
-
-def opened(browser: Browser, address: str) -> Page:
+def opened(browser: Browser, address: str, answer: str = "plane-confidence-set") -> Page:
     page = browser.new_page(viewport={"width": 1400, "height": 1100})
     page.set_default_timeout(WAIT)
     page.goto(address)
     page.wait_for_selector("#heat img")
-    page.wait_for_selector("[data-testid=plane-confidence-set]")
+    page.wait_for_selector(f"[data-testid='{answer}']")
     return page
 
 
@@ -222,19 +225,46 @@ def test_a_click_is_answered_within_a_second(page: Page) -> None:
     assert min(seconds) < 1
 
 
+def test_boxes_of_a_detector_are_clicked_and_covered(browser: Browser, tmp_path: Path) -> None:
+    """A red and a blue square, in a detector that knows the two colours."""
+    (tmp_path / "mine.py").write_text("from tasks import Blobs\n\ndef build():\n    return Blobs(), Blobs.prepare\n")
+    (tmp_path / "labels.txt").write_text("\n".join(Blobs.LABELS))
+    Blobs.picture().save(tmp_path / "two.png")
+    with app(tmp_path, "two.png", "--model", "mine.py:build", "--labels", "labels.txt") as url:
+        page = opened(browser, url, "1--red-confidence-set")
+        assert not page.is_visible("#compare")
+        click_at(page, 0.05, 0.1)
+        page.wait_for_selector(".toast-body")
+        assert "no box is there" in page.inner_text(".toast-body")
+        other = changes(page, "#heat")
+        click_at(page, 0.8, 0.5)
+        says(page, "blue")
+        page.wait_for_function(other)
+        page.get_by_label("covers a part").click()
+        click_at(page, 0.62, 0.2)
+        says(page, "Click on the opposite corner.")
+        click_at(page, 0.95, 0.8)
+        says(page, "The box blue is not found any more")
+        page.wait_for_selector("#before img")
+        assert "blue" in page.inner_text("#answers-before")
+        assert "blue" not in page.inner_text("#answers")
+        page.click("#uncover")
+        says(page, "blue")
+        page.close()
+
+
 def test_a_folder_of_reports_is_browsed(browser: Browser, tmp_path: Path) -> None:
     data = camkit.scenes.write_scenes(tmp_path / "data", 4)
     camkit.check("demo-biased", data, out=tmp_path / "report", config={"check": {"pastes": 1, "shortcuts": 0}})
-    process, url = started(tmp_path, "report/")
-    page = browser.new_page(viewport={"width": 1400, "height": 1100})
-    page.set_default_timeout(WAIT)
-    page.goto(url)
-    page.wait_for_selector("#evidence img")
-    assert "INCONCLUSIVE" in page.inner_text("#verdict")
-    page.wait_for_function("document.querySelector('#pictures').innerText.includes('bird/000.jpg')")
-    page.locator("#class input").click()
-    page.get_by_role("option", name="ship", exact=True).click()
-    page.wait_for_function("!document.querySelector('#pictures').innerText.includes('bird/000.jpg')")
-    assert "ship/000.jpg" in page.inner_text("#pictures")
-    page.close()
-    ended(process)
+    with app(tmp_path, "report/") as url:
+        page = browser.new_page(viewport={"width": 1400, "height": 1100})
+        page.set_default_timeout(WAIT)
+        page.goto(url)
+        page.wait_for_selector("#evidence img")
+        assert "INCONCLUSIVE" in page.inner_text("#verdict")
+        page.wait_for_function("document.querySelector('#pictures').innerText.includes('bird/000.jpg')")
+        page.locator("#class input").click()
+        page.get_by_role("option", name="ship", exact=True).click()
+        page.wait_for_function("!document.querySelector('#pictures').innerText.includes('bird/000.jpg')")
+        assert "ship/000.jpg" in page.inner_text("#pictures")
+        page.close()
