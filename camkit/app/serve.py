@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import tempfile
@@ -19,6 +20,9 @@ FIRST_PORT = 7860
 _PORTS = 20
 _LARGEST_UPLOAD = 64 * 2**20
 """Bytes of a picture that a visitor may upload."""
+
+_LAST_SECONDS = 1
+"""Seconds that answers may take after Ctrl-C: an open page keeps its connection for ever."""
 
 _POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; connect-src 'self'; frame-ancestors 'self'; "
@@ -65,15 +69,17 @@ def serve(build: Callable[[Path], Any], port: int | None, opened: Callable[[str]
         application = _application(build, Path(folder))
         import uvicorn  # noqa: PLC0415 - comes with gradio
 
-        server = uvicorn.Server(uvicorn.Config(application, log_level="warning"))
-        starting = server.startup
+        class Server(uvicorn.Server):  # type: ignore[misc]
+            async def startup(self, sockets: Any = None) -> None:
+                await super().startup(sockets)
+                opened(f"http://{HOST}:{bound.getsockname()[1]}/")
 
-        async def startup(sockets: Any = None) -> None:
-            await starting(sockets)
-            opened(f"http://{HOST}:{bound.getsockname()[1]}/")
+            async def shutdown(self, sockets: Any = None) -> None:
+                logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a page that is still open is no error
+                await super().shutdown(sockets)
 
-        server.startup = startup
-        server.run([bound])
+        settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=_LAST_SECONDS)
+        Server(settings).run([bound])
 
 
 def _application(build: Callable[[Path], Any], folder: Path) -> Any:
