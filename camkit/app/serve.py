@@ -32,7 +32,7 @@ _POLICY = (
 
 
 def free_port(wanted: int | None) -> socket.socket:
-    """Return a socket that is bound to a port: the wanted one, or the first free one.
+    """Return a socket that listens at a port: the wanted one, or the first free one.
 
     Raises:
         InputError: the port is taken.
@@ -44,6 +44,7 @@ def free_port(wanted: int | None) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((HOST, port))
+            bound.listen()  # two sockets may be bound to one port, as long as neither listens
         except OSError:
             bound.close()
             continue

@@ -195,6 +195,11 @@ def test_a_taken_port_is_refused_and_the_first_free_one_is_found() -> None:
         other.listen()
         with pytest.raises(InputError, match="is taken; name another one with --port"):
             free_port(other.getsockname()[1])
+    with socket.socket() as other:  # that of an app that is starting
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind((HOST, 0))
+        with free_port(other.getsockname()[1]), pytest.raises(OSError, match="in use"):
+            other.listen()
     with free_port(None) as bound:
         assert bound.getsockname()[1] >= FIRST_PORT
         assert bound.getsockname()[0] == "127.0.0.1"
