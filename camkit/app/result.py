@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from camkit.errors import InputError, brief
+from camkit.kit.effects import shares_right
 from camkit.tables import Rows
 
 _ORDER = ("FAIL", "WARN", "INCONCLUSIVE", "PASS")
@@ -48,7 +49,7 @@ def picture_rows(report: Mapping[str, Any]) -> Rows:
     """Return a row for each picture, those whose answer changed most with the background first."""
     rows = []
     for image in report["images"]:
-        own, other = _mean(image.get("same")), _mean(image.get("other"))
+        own, other = shares_right(image)
         rows.append(
             {
                 "picture": image["name"],
@@ -66,10 +67,6 @@ def picture_rows(report: Mapping[str, Any]) -> Rows:
 def _effect(found: Mapping[str, Any], name: str) -> float | None:
     measured = found["mean"].get(name)
     return None if measured is None else round(measured["effect"]["value"], 3)
-
-
-def _mean(by_fill: Mapping[str, float] | None) -> float | None:
-    return round(sum(by_fill.values()) / len(by_fill), 3) if by_fill else None
 
 
 def _named(pasted: Mapping[str, Sequence[Sequence[str]]] | None) -> str:

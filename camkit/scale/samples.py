@@ -1,0 +1,136 @@
+"""FiftyOne: answers and heat as fields of a dataset's samples, and the verdicts of a check. The package is optional."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from camkit.errors import InputError
+from camkit.explainer import Explainer
+from camkit.explanation import Explanation
+from camkit.kit.effects import shares_right
+from camkit.targets import TargetLike
+from camkit.targets.scores import Expands
+from camkit.types import Failure
+
+_LARGEST_SIDE = 256
+"""Pixels of a stored heatmap's longer side: finer than the model's grid, and small enough for the database."""
+
+
+def explain_samples(
+    samples: Any, explainer: Explainer, target: TargetLike | None = None, *, field: str = "camkit"
+) -> int:
+    """Explain the pictures of a FiftyOne dataset or view, and write the results into its samples.
+
+    The field ``camkit_heat`` gets a ``fiftyone.Heatmap`` with the map's ``method``, ``layer``, ``score`` and
+    ``status``, and ``camkit_answer`` a ``Classification``, or for a box a ``Detection``. ``camkit_error`` says why a
+    picture could not be explained.
+
+    Args:
+        samples: a dataset or a view of pictures.
+        explainer: what explains them.
+        target: one target; None for each picture's best class.
+        field: the start of the fields' names.
+
+    Returns:
+        The number of samples that have heat now.
+
+    Raises:
+        InputError: FiftyOne is not installed, the samples are not pictures, or there are several targets.
+    """
+    fo = _fiftyone()
+    if isinstance(target, (list, tuple, Expands)):
+        raise InputError("a field holds one heatmap: pass one target, and for others call again with another field")
+    if samples.media_type not in ("image", None):
+        raise InputError(f"the samples must be pictures, not of the media type {samples.media_type!r}")
+    numbers, files = samples.values(["id", "filepath"])
+    rows = explainer.stream(files, target, on_error="yield")
+    written = 0
+    in_order = samples.select(numbers, ordered=True)  # also if a view is sorted by what is written here
+    for sample, row in zip(in_order.iter_samples(autosave=True), rows, strict=True):
+        fields = _fields(fo, row)
+        for name in ("heat", "answer", "error"):
+            if name in fields or sample.has_field(f"{field}_{name}"):
+                sample[f"{field}_{name}"] = fields.get(name)
+        written += "heat" in fields
+    return written
+
+
+def add_verdicts(samples: Any, report: Mapping[str, Any], folder: str | Path, *, field: str = "camkit") -> int:
+    """Write the verdicts of a check into the samples of a FiftyOne dataset or view.
+
+    ``camkit_verdict`` is the verdict of the picture's class, and ``camkit_change`` how much more often the answer is
+    right on backgrounds of the own class than on those of other classes. The dataset's ``info`` gets the verdict.
+
+    Args:
+        samples: a dataset or a view of the checked pictures.
+        report: what ``CheckResult.to_dict()`` returns, or ``report.json`` holds.
+        folder: the folder of the pictures that was checked.
+        field: the start of the fields' names.
+
+    Returns:
+        The number of samples that were among the checked pictures.
+    """
+    fo = _fiftyone()
+    images = {(Path(folder) / image["name"]).resolve(): image for image in report["images"]}
+    written = 0
+    for sample in samples.iter_samples(autosave=True):
+        image = images.get(Path(sample.filepath).resolve())
+        if image is None:
+            continue
+        own, other = shares_right(image)
+        sample[f"{field}_verdict"] = report["classes"][image["label"]]["verdict"]
+        if own is not None and other is not None:
+            sample[f"{field}_change"] = round(own - other, 3)
+        written += 1
+    dataset = fo.load_dataset(getattr(samples, "dataset_name", None) or samples.name)  # a view has no info of its own
+    dataset.info[field] = {"verdict": report["verdict"], "sentence": report["sentence"]}
+    dataset.save()
+    return written
+
+
+def _fields(fo: Any, row: Explanation | Failure) -> dict[str, Any]:
+    if isinstance(row, Failure):
+        return {"error": str(row.error)}
+    fields = {"answer": _answer(fo, row)}
+    if row.box is None:
+        return {**fields, "error": "the preprocessing warps the picture, so its heat has no place on it"}
+    about = {"method": row.method, "layer": row.layer, "score": float(row.score), "status": row.status}
+    return {**fields, "heat": fo.Heatmap(map=_small(row), range=[0, 1], **about)}
+
+
+def _answer(fo: Any, row: Explanation) -> Any:
+    said = {"label": row.name, "confidence": row.probability}
+    if row.detection is None or row.picture_size is None:
+        return fo.Classification(**said)
+    height, width = row.picture_size
+    left, top, right, bottom = row.detection
+    corners = [left / width, top / height, (right - left) / width, (bottom - top) / height]
+    return fo.Detection(bounding_box=corners, **said)
+
+
+def _small(row: Explanation) -> np.ndarray:
+    """Return the heat on the whole picture, at a size for the database."""
+    heat = row.heatmap_on_picture()
+    ratio = _LARGEST_SIDE / max(heat.shape)
+    if ratio >= 1:
+        return heat
+    size = tuple(max(1, round(side * ratio)) for side in heat.shape[::-1])
+    return np.asarray(cv2.resize(heat, size, interpolation=cv2.INTER_AREA))
+
+
+def _fiftyone() -> Any:
+    """Import FiftyOne.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import fiftyone  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise InputError("datasets of FiftyOne need its package: pip install fiftyone") from error
+    return fiftyone
