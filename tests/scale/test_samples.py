@@ -108,6 +108,7 @@ def test_samples_get_the_verdicts_of_a_check(fo: Any, scenes: tuple[Any, Path]) 
     assert fo.load_dataset(dataset.name).info["camkit"]["verdict"] == "FAIL"
 
 
+@pytest.mark.extended
 def test_a_dataset_of_fiftyone_can_be_checked(fo: Any, tmp_path: Path) -> None:
     """Its own export to COCO is what the check reads."""
     pictures = write_scenes(tmp_path / "drawn", 2)
