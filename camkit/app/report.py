@@ -14,7 +14,7 @@ from camkit.app.page import plain
 from camkit.app.result import class_rows, picture_rows, read_report
 from camkit.tables import Rows
 
-_CLASS_COLUMNS = ("class", "verdict", "pictures", "accuracy", "gap", "attraction", "sufficiency", "why")
+_CLASS_COLUMNS = ("class", "verdict", "pictures", "accuracy", "gap", "attraction", "sufficiency")
 _PICTURE_COLUMNS = ("picture", "class", "answer", "change", "own background", "other background", "the model names")
 
 
@@ -29,7 +29,7 @@ def build(folder: Path) -> Any:
     evidence = folder / "evidence.png"
     with gr.Blocks(title=f"camkit: {report['verdict']}", analytics_enabled=False) as page:
         gr.Markdown(f"### {report['verdict']}: {plain(report['sentence'])}", elem_id="verdict")
-        gr.Markdown("\n".join(f"- {plain(reason)}" for reason in report["reasons"]), elem_id="reasons")
+        reasons = gr.Markdown(_bullets(report["reasons"]), elem_id="reasons")
         chosen = gr.Dropdown(["all classes", *report["classes"]], value="all classes", label="Class", elem_id="class")
         gr.Dataframe(
             _cells(classes, _CLASS_COLUMNS), headers=list(_CLASS_COLUMNS), interactive=False, label="Classes",
@@ -43,12 +43,18 @@ def build(folder: Path) -> Any:
             with Image.open(evidence) as opened:
                 gr.Image(np.asarray(opened.convert("RGB")), label="Evidence", interactive=False, elem_id="evidence")
 
-        def only(name: str) -> list[list[Any]]:
-            return _cells([row for row in pictures if name in ("all classes", row["class"])], _PICTURE_COLUMNS)
+        def only(name: str) -> tuple[str, list[list[Any]]]:
+            why = report["reasons"] if name == "all classes" else report["classes"][name]["reasons"]
+            kept = [row for row in pictures if name in ("all classes", row["class"])]
+            return _bullets(why), _cells(kept, _PICTURE_COLUMNS)
 
-        chosen.input(only, chosen, table, api_visibility="private")
+        chosen.input(only, chosen, [reasons, table], api_visibility="private")
     return page
 
 
 def _cells(rows: Rows, columns: Sequence[str]) -> list[list[Any]]:
     return [[row[name] for name in columns] for row in rows]
+
+
+def _bullets(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {plain(sentence)}" for sentence in sentences)

@@ -38,7 +38,7 @@ def class_rows(report: Mapping[str, Any]) -> Rows:
             "pictures": found["pictures"],
             "accuracy": found["accuracy"]["value"],
             **{effect: _effect(found, effect) for effect in ("gap", "attraction", "sufficiency")},
-            "why": "; ".join(found["reasons"]),
+            "reasons": found["reasons"],
         }
         for name, found in report["classes"].items()
     ]
