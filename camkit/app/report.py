@@ -33,7 +33,7 @@ def build(folder: Path) -> Any:
         chosen = gr.Dropdown(["all classes", *report["classes"]], value="all classes", label="Class", elem_id="class")
         gr.Dataframe(
             _cells(classes, _CLASS_COLUMNS), headers=list(_CLASS_COLUMNS), interactive=False, label="Classes",
-            elem_id="classes", wrap=True,
+            elem_id="classes",
         )  # fmt: skip
         table = gr.Dataframe(
             _cells(pictures, _PICTURE_COLUMNS), headers=list(_PICTURE_COLUMNS), interactive=False, elem_id="pictures",

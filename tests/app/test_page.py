@@ -255,7 +255,7 @@ def test_boxes_of_a_detector_are_clicked_and_covered(browser: Browser, tmp_path:
 
 
 def test_a_folder_of_reports_is_browsed(browser: Browser, tmp_path: Path) -> None:
-    data = camkit.scenes.write_scenes(tmp_path / "data", 4)
+    data = camkit.scenes.write_scenes(tmp_path / "data", 2)
     camkit.check("demo-biased", data, out=tmp_path / "report", config={"check": {"pastes": 1, "shortcuts": 0}})
     with app(tmp_path, "report/") as url:
         page = browser.new_page(viewport={"width": 1400, "height": 1100})
