@@ -285,6 +285,7 @@ def _slide(
     from camkit.images.files import names_file, refuse_input, refuse_other_file
     from camkit.images.listing import Pictures
     from camkit.models import device_of
+    from camkit.scale.naming import free_file, slug, write_drawing
 
     files = Pictures(pictures, skip=drawing.out, recursive=how.recursive).first(2)
     if len(files) != 1:
@@ -292,19 +293,42 @@ def _slide(
     is_page = drawing.out.suffix in (".pdf", ".svg")
     if not is_page:
         refuse_other_file(drawing.out)
-    file = drawing.out if is_page or names_file(drawing.out) else drawing.out / f"{files[0].stem}.slide.png"
+    shows = None
+    if is_page or names_file(drawing.out):
+        file = drawing.out
+    else:
+        shows = _shown_on_slide(files[0], source, targets, how)
+        words = ["slide", *map(slug, [*([targets.true] if targets.true else []), *(targets.target or [])])]
+        file = free_file(drawing.out, Path(files[0].stem), words, shows, overwrite=drawing.overwrite)
     refuse_input(file, [*files, *source.files()])
-    if file.exists() and not drawing.overwrite:
+    if shows is None and file.exists() and not drawing.overwrite:
         raise OutputError(f"{file} exists already; name another file, or pass --overwrite")
     loaded = source.load()
     asked = how.on(device_of(loaded.module), None)
     options = {"precision": asked.precision, "references": asked.references}
     made = camkit.slide(loaded, files[0], targets.true, target=targets.target, method=how.method, **options)
-    made.save(file)
+    if shows is None:
+        made.save(file)
+    else:
+        write_drawing(file, made.draw(), shows)
     if not TALK.quiet:
         emit(printable(made.sentence))
         emit(printable(f"  wrote {file}"))
     return 0
+
+
+def _shown_on_slide(picture: Path, source: Source, targets: TargetOptions, how: HowOptions) -> dict[str, str]:
+    """Return what decides a slide, as words for its name."""
+    return {
+        "picture": str(picture.absolute()),
+        "model": source.model or "",
+        "weights": source.weights or "",
+        "true": targets.true or "",
+        "targets": "-".join(targets.target or []),
+        "method": str(how.method),
+        "precision": how.precision or "",
+        "references": "" if how.references is None else Path(how.references).name,
+    }
 
 
 def _with_events(rows: Run, events: Any) -> Generator[Result, None, None]:

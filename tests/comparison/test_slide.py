@@ -59,6 +59,19 @@ def test_the_command_draws_one_slide(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([str(SCENE), str(SCENE.with_name("bird-wood.jpg")), *call[1:-1], str(tmp_path / "t.png")]) == 2
 
 
+def test_the_same_slide_is_drawn_into_the_same_file_and_another_one_beside_it(tmp_path: Path) -> None:
+    call = [str(SCENE), "--style", "slide", "-o", str(tmp_path), "--model"]
+    for more in (
+        ["demo-biased", "--true", "plane"],
+        ["demo-biased", "--true", "plane"],
+        ["demo-fair", "--true", "plane"],
+    ):
+        assert main([*call, *more]) == 0
+    assert main([*call, "demo-fair", "-t", "ship", "-t", "car"]) == 0
+    names = {file.name.removeprefix(SCENE.stem) for file in tmp_path.iterdir()}
+    assert names == {".slide.plane.png", ".slide.plane.demo-fair.png", ".slide.ship.car.png"}
+
+
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
