@@ -12,7 +12,7 @@ import torch
 from camkit.background.data import Item
 from camkit.background.plan import Plan, stratified
 from camkit.explanation import Explanation
-from camkit.models import BlackBox
+from camkit.models import black_box_in
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import shuffle_weights
 from camkit.types import Failure
@@ -70,7 +70,7 @@ def check_sanity(plan: Plan, items: Sequence[Item]) -> Sanity:
     Without regions, they are also explained mirrored left to right.
     """
     check = plan.settings.check
-    if isinstance(plan.model.module, BlackBox):
+    if black_box_in(plan.model.module) is not None:
         return Sanity(None, None, (), ("a black box has no weights and no gradients to compare its heat with",))
     chosen = stratified(items, SANITY_PICTURES, SANITY_PICTURES, check.seed)[:SANITY_PICTURES]
     maps = _maps(plan.explain(chosen))

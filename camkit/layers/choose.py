@@ -35,6 +35,7 @@ from camkit.layers.levels import last_before_all_boxes, levels_of
 from camkit.layers.share import WHOLE, Carried, carried, is_balanced, takes_one_cell
 from camkit.layers.trace import Call, LivePass, Trace, traced
 from camkit.methods.registry import FINE
+from camkit.models import refuse_black_box
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, TargetLayer
 
@@ -236,8 +237,10 @@ def decide(
         target: the target whose score counts; None for the model's main output.
 
     Raises:
+        LayerError: the model is a black box.
         Exception: whatever the target raises.
     """
+    refuse_black_box(model)
     score = None if target is None else lambda output: target(output, 1).values.sum()
 
     def run() -> Decision:

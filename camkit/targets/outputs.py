@@ -81,9 +81,13 @@ def _may_score(value: Any, batch: int) -> bool:
 
 def maps_of(output: Any, batch: int) -> Float[Tensor, "n k h w"] | None:
     """Return the maps of class scores (N, K, h, w) in a segmentation network's output; None if there are none."""
-    maps = main_tensor(output)
-    is_map = isinstance(maps, Tensor) and maps.dim() == 4 and maps.is_floating_point() and len(maps) == batch
-    return maps if is_map and maps.shape[1] > 0 and maps.shape[2] * maps.shape[3] > 1 else None
+    maps = None if rivals(output) else main_tensor(output)
+    return maps if isinstance(maps, Tensor) and _is_map(maps) and len(maps) == batch else None
+
+
+def _is_map(value: Tensor) -> bool:
+    """Tell whether a tensor can be maps of class scores: more than one cell for each class."""
+    return value.dim() == 4 and value.is_floating_point() and value.shape[1] > 0 and value[0, 0].numel() > 1
 
 
 def depth_of(output: Any) -> Tensor | None:
@@ -141,9 +145,15 @@ def main_tensor(output: Any) -> Any:
 
 
 def rivals(output: Any) -> list[Tensor]:
-    """Return the tensors of a tuple or list if more than one could hold class scores (N, K); else an empty list."""
+    """Return the tensors of a tuple or list if more than one could hold class scores (N, K); else an empty list.
+
+    Maps (N, K, h, w) before one of these could be scores too, or the features that they are computed from.
+    """
     if not isinstance(output, (tuple, list)) or isinstance(getattr(output, "logits", None), Tensor):
         return []
     tensors = [item for item in output if isinstance(item, Tensor) and item.dim() == 2 and item.is_floating_point()]
     candidates = [item for item in tensors if len(item) == len(tensors[0]) and item.shape[1] > 0]
+    first = output[0] if output else None
+    if candidates and isinstance(first, Tensor) and len(first) == len(candidates[0]) and _is_map(first):
+        candidates = [first, *candidates]
     return candidates if len(candidates) > 1 else []
