@@ -475,7 +475,8 @@ def _deepest(trace: Trace, layouts: dict[Call, Layout | None], fit: Sequence[Cal
     fit = [call for call in fit if call.name]
     if not fit:
         return None
-    last = fit[-1]
+    # The first of a module's several outputs may be an earlier layer's: features beside the scores.
+    last = next((call for call in reversed(fit) if call.alone or trace.by_output[call.output][0] is call), fit[-1])
     # A module that ends another grid, such as the classifier of a coarser branch, says nothing about this one.
     last_layout = layouts[last]
     grid = None if last_layout is None else last_layout.grid

@@ -109,11 +109,11 @@ class Session:
         self._session, self.channels_last = session, channels_last
         (self._input,) = session.get_inputs()
 
-    def outputs(self, pictures: Tensor) -> list[np.ndarray]:
-        """Return all outputs for pictures."""
+    def outputs(self, pictures: Tensor) -> list[Any]:
+        """Return all outputs for pictures: arrays, or lists of them."""
         pictures = pictures.movedim(1, -1) if self.channels_last else pictures
         numbers = pictures.numpy().astype(np.float16 if self._input.type == "tensor(float16)" else np.float32)
-        found: list[np.ndarray] = self._session.run(None, {self._input.name: numbers})
+        found: list[Any] = self._session.run(None, {self._input.name: numbers})
         return found
 
     def check(self, pictures: Tensor, name: str, reason: str) -> None:

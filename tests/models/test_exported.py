@@ -387,8 +387,9 @@ def test_features_beside_scores_are_not_taken_for_maps_of_classes(tmp_path: Path
             self.small = small()
 
         def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-            maps = self.small.stem(images)
-            return maps, self.small(images)
+            part = self.small
+            maps = part.stem(images)
+            return maps, part.head(part.last(part.block(maps) + part.down(maps)).mean((2, 3)))
 
     for model in (Both().eval(), camkit.load_model(str(onnx_file(tmp_path / "m.onnx", Both().eval())))):
         with pytest.raises(TargetError, match=r"shapes \(1, 8, 16, 16\) and \(1, 4\); choose one .*output=1"):
@@ -890,7 +891,7 @@ def test_torchscript_may_answer_in_any_form_that_a_module_may(form: str, tmp_pat
     torch.jit.trace(Answers(form).eval(), torch.randn(1, 3, SIDE, SIDE), strict=False).save(tmp_path / "m.ts")
     expected = camkit.explain(small(), picture(), method="occlusion", target=1)
     if form == "two":
-        with pytest.raises(TargetError, match="several tensors that could hold class scores.*output=1"):
+        with pytest.raises(TargetError, match=r"several tensors that could hold class scores.*output=1"):
             camkit.explain(camkit.load_model(str(tmp_path / "m.ts")), picture())
     loaded = camkit.load_model(str(tmp_path / "m.ts"), output=1 if form == "two" else None)
     found = camkit.explain(loaded, picture(), target=1)
@@ -903,7 +904,7 @@ def test_torchscript_of_half_precision_is_run_in_it(tmp_path: Path) -> None:
     torch.jit.trace(small().half(), torch.randn(1, 3, SIDE, SIDE).half()).save(tmp_path / "m.ts")
     found = camkit.explain(camkit.load_model(str(tmp_path / "m.ts")), picture(), target=1)
     expected = camkit.explain(small(), picture(), method="occlusion", target=1)
-    np.testing.assert_allclose(found.raw, expected.raw, atol=0.02 * np.abs(expected.raw).max())
+    np.testing.assert_allclose(found.raw, expected.raw, atol=0.05 * np.abs(expected.raw).max())
 
 
 def test_a_script_that_fails_says_the_size_and_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
