@@ -114,7 +114,8 @@ class FileBox(BlackBox):
         try:
             outputs = self.function(pictures.clone())
         except Exception as error:  # what runs the file may raise anything
-            cause = (str(error).strip() or type(error).__name__).splitlines()[-1]  # TorchScript begins with its trace
+            lines = (str(error).strip() or type(error).__name__).splitlines()
+            cause = lines[-1] if "TorchScript" in lines[0] else " ".join(lines)  # TorchScript begins with its trace
             raise RunError(f"the file failed on pictures of shape {tuple(pictures.shape)} ({brief(cause)})") from error
         return tree_map_only(Tensor, _as_floats, outputs)
 

@@ -81,13 +81,14 @@ def _may_score(value: Any, batch: int) -> bool:
 
 def maps_of(output: Any, batch: int) -> Float[Tensor, "n k h w"] | None:
     """Return the maps of class scores (N, K, h, w) in a segmentation network's output; None if there are none."""
-    maps = None if rivals(output) else main_tensor(output)
-    return maps if isinstance(maps, Tensor) and _is_map(maps) and len(maps) == batch else None
+    maps = main_tensor(output)
+    are_maps = isinstance(maps, Tensor) and maps.dim() == 4 and len(maps) == batch and _has_cells(maps)
+    return maps if are_maps and not rivals(output) else None
 
 
-def _is_map(value: Tensor) -> bool:
-    """Tell whether a tensor can be maps of class scores: more than one cell for each class."""
-    return value.dim() == 4 and value.is_floating_point() and value.shape[1] > 0 and value[0, 0].numel() > 1
+def _has_cells(maps: Tensor) -> bool:
+    """Tell whether maps (N, K, h, w) can be those of class scores: more than one cell for each class."""
+    return maps.is_floating_point() and maps.shape[1] > 0 and maps.shape[2] * maps.shape[3] > 1
 
 
 def depth_of(output: Any) -> Tensor | None:
@@ -154,6 +155,7 @@ def rivals(output: Any) -> list[Tensor]:
     tensors = [item for item in output if isinstance(item, Tensor) and item.dim() == 2 and item.is_floating_point()]
     candidates = [item for item in tensors if len(item) == len(tensors[0]) and item.shape[1] > 0]
     first = output[0] if output else None
-    if candidates and isinstance(first, Tensor) and len(first) == len(candidates[0]) and _is_map(first):
+    are_maps = isinstance(first, Tensor) and first.dim() == 4 and _has_cells(first)
+    if candidates and are_maps and len(first) == len(candidates[0]):
         candidates = [first, *candidates]
     return candidates if len(candidates) > 1 else []
