@@ -155,7 +155,6 @@ def rivals(output: Any) -> list[Tensor]:
     tensors = [item for item in output if isinstance(item, Tensor) and item.dim() == 2 and item.is_floating_point()]
     candidates = [item for item in tensors if len(item) == len(tensors[0]) and item.shape[1] > 0]
     first = output[0] if output else None
-    are_maps = isinstance(first, Tensor) and first.dim() == 4 and _has_cells(first)
-    if candidates and are_maps and len(first) == len(candidates[0]):
-        candidates = [first, *candidates]
+    if isinstance(first, Tensor) and first.dim() == 4 and _has_cells(first):
+        candidates = [first, *candidates] if candidates and len(first) == len(candidates[0]) else candidates
     return candidates if len(candidates) > 1 else []
