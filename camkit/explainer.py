@@ -73,11 +73,11 @@ from camkit.methods.signed_maps import (
     takes_component,
 )
 from camkit.models import (
-    BlackBox,
     Labels,
     about_channels,
     about_failure,
     as_model,
+    black_box_in,
     changed_at,
     check_preprocess,
     device_of,
@@ -166,20 +166,27 @@ _CHOICES = ("method", "precision", "fuse", "smooth", "spread", "progress", "refe
 """The options of a call that become its choices."""
 
 
-def _for_model(method: Method, module: nn.Module) -> Method:
+WITHOUT = "use 'occlusion' or 'rise'"
+"""What to do without layers and gradients."""
+
+
+def _for_model(choices: _Choices, module: nn.Module) -> Method:
     """Return the method; "auto" is "occlusion" for a black box.
 
     Raises:
+        LayerError: a layer was named, and the model is a black box.
         MethodError: the method needs layers or gradients, and the model is a black box.
     """
-    if not isinstance(module, BlackBox):
+    method = choices.method
+    box = black_box_in(module)
+    if box is None:
         return method
+    if choices.target_layer is not None:
+        raise LayerError(box.lacks(advice("pass no target_layer", "leave out --layer")))
     if method.automatic:
         return find_method("occlusion")
     if method.layer or not method.need.pictures:
-        raise MethodError(
-            f"method {method.name!r} needs layers or gradients, and a black box has neither; use 'occlusion' or 'rise'"
-        )
+        raise MethodError(f"method {method.name!r} cannot be used: {box.lacks(WITHOUT)}")
     return method
 
 
@@ -311,7 +318,7 @@ class Explainer:
         references = choices.references
         if not isinstance(references, References):  # else those of the Explainer that this one shares them with
             references = References(references, loaded.preprocess, self._rank)
-        method = _for_model(choices.method, loaded.module)
+        method = _for_model(choices, loaded.module)
         self._choices = choices = replace(choices, method=method, precision=precision, references=references)
         self._averages, self._takes_component = averages(choices.smooth), takes_component(choices.smooth)
         self._runs = LayerPasses(

@@ -33,7 +33,7 @@ from camkit.images.regions import ShadesBySize
 from camkit.kit.fingerprint import digest, digest_of_preprocessing, digest_of_weights
 from camkit.layers.memory import ModelMemory
 from camkit.methods import MethodLike, find_method
-from camkit.models import BlackBox, device_of, dtype_of, usual_batch_size
+from camkit.models import black_box_in, device_of, dtype_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.probabilities import WHOLES, rows_that_sum_to
@@ -120,7 +120,7 @@ class Plan:
     def draws_heat(self) -> bool:
         """Whether pictures are explained: those of a black box only by methods that need no layer, such as "rise"."""
         method = find_method(self.settings.check.method)
-        return not isinstance(self.model.module, BlackBox) or (method.need.pictures and not method.layer)
+        return black_box_in(self.model.module) is None or (method.need.pictures and not method.layer)
 
     @functools.cached_property
     def memory(self) -> ModelMemory:

@@ -11,8 +11,9 @@ import torch
 
 from camkit.background.data import Item
 from camkit.background.plan import Plan, stratified
+from camkit.errors import advice
 from camkit.explanation import Explanation
-from camkit.models import BlackBox
+from camkit.models import black_box_in
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import shuffle_weights
 from camkit.types import Failure
@@ -70,8 +71,13 @@ def check_sanity(plan: Plan, items: Sequence[Item]) -> Sanity:
     Without regions, they are also explained mirrored left to right.
     """
     check = plan.settings.check
-    if isinstance(plan.model.module, BlackBox):
-        return Sanity(None, None, (), ("a black box has no weights and no gradients to compare its heat with",))
+    box = black_box_in(plan.model.module)
+    if box is not None:
+        remark = "a black box has no weights and no gradients to compare its heat with"
+        if not plan.draws_heat:
+            drawn = advice("set check.method to 'occlusion' for heat without them", "pass --method occlusion")
+            remark = f"no heat: {box.lacks(drawn)}"
+        return Sanity(None, None, (), (remark,))
     chosen = stratified(items, SANITY_PICTURES, SANITY_PICTURES, check.seed)[:SANITY_PICTURES]
     maps = _maps(plan.explain(chosen))
     hirescam_maps = _maps(plan.explain(chosen, method="hirescam"))

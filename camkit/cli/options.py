@@ -54,7 +54,8 @@ class _Required:
 
     Attributes:
         model: A torchvision network (resnet50, vit_b_16, ...), timm:NAME, hf:NAME or a Hugging Face folder,
-            file.py:factory or package.module:factory, demo-biased or demo-fair. Not needed if a config names it.
+            file.py:factory or package.module:factory, an exported file (.onnx, .pt2, .ts), demo-biased or demo-fair.
+            Not needed if a config names it.
     """
 
     model: Annotated[str, Parameter(alias="-m", metavar="NAME")]

@@ -10,7 +10,7 @@ from camkit.explainer import Explainer
 from camkit.layers.names import Layers, find_layers, named_layers
 from camkit.methods import Method, find_method, known_method
 from camkit.methods.registry import NAMES_OF_REFERENCES
-from camkit.models import BlackBox
+from camkit.models import black_box_in
 
 if TYPE_CHECKING:
     from camkit.explainer import MethodLike
@@ -66,7 +66,7 @@ def chosen_methods(methods: MethodLike | Iterable[MethodLike] | None, usual: Seq
 
 def fitting_methods(chosen: list[Method], explainer: Explainer, *, named: bool) -> list[Method]:
     """Return the methods; those of a black box instead of the usual ones, unless the caller named some."""
-    return chosen if named or not isinstance(explainer.model, BlackBox) else chosen_methods(_OF_BLACK_BOXES, ())
+    return chosen if named or not black_box_in(explainer.model) else chosen_methods(_OF_BLACK_BOXES, ())
 
 
 _OF_BLACK_BOXES = ("occlusion", "rise")

@@ -24,7 +24,7 @@ from camkit.errors import InputError, ModelError, advice
 from camkit.explanation import finite_or_none
 from camkit.images.files import write_file
 from camkit.kit.wording import counted
-from camkit.models import about_channels, as_model, spatial_rank
+from camkit.models import about_channels, as_model, refuse_black_box, spatial_rank
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.models.modules import explained_failures
 from camkit.tables import Rows, Tabular, flat
@@ -170,6 +170,7 @@ def diagnose(
 
     Raises:
         InputError: an argument or a picture is wrong.
+        LayerError: the model is a black box.
         TargetError: no usual loss fits the output and the labels.
         Exception: whatever the model or the loss raises.
 
@@ -190,6 +191,7 @@ def diagnose(
     is_named = model is None or isinstance(model, str)
     named = configured_model(model, settings.model, device=device, trainable=True)
     loaded = as_model(named, preprocess=preprocess, device=None if is_named else device)
+    refuse_black_box(loaded.module)
     pictures, labels = split_labels(batch, spatial_rank(loaded.module))
     inputs = prepared_batch(pictures, loaded)
     score = score_for(loss, labels, loaded.module)

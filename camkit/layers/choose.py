@@ -35,6 +35,7 @@ from camkit.layers.levels import last_before_all_boxes, levels_of
 from camkit.layers.share import WHOLE, Carried, carried, is_balanced, takes_one_cell
 from camkit.layers.trace import Call, LivePass, Trace, traced
 from camkit.methods.registry import FINE
+from camkit.models import refuse_black_box
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, TargetLayer
 
@@ -236,8 +237,10 @@ def decide(
         target: the target whose score counts; None for the model's main output.
 
     Raises:
+        LayerError: the model is a black box.
         Exception: whatever the target raises.
     """
+    refuse_black_box(model)
     score = None if target is None else lambda output: target(output, 1).values.sum()
 
     def run() -> Decision:
@@ -472,7 +475,8 @@ def _deepest(trace: Trace, layouts: dict[Call, Layout | None], fit: Sequence[Cal
     fit = [call for call in fit if call.name]
     if not fit:
         return None
-    last = fit[-1]
+    # The first of a module's several outputs may be an earlier layer's: features beside the scores.
+    last = next((call for call in reversed(fit) if call.alone or trace.by_output[call.output][0] is call), fit[-1])
     # A module that ends another grid, such as the classifier of a coarser branch, says nothing about this one.
     last_layout = layouts[last]
     grid = None if last_layout is None else last_layout.grid

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from camkit.errors import LayerError, ModelError, did_you_mean, nearest_numbers
+from camkit.models import refuse_black_box
 from camkit.types import LayerRef, TargetLayer
 
 Selector: TypeAlias = str | LayerRef | TargetLayer | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
@@ -45,7 +46,8 @@ def find_layers(model: nn.Module, layers: Layers) -> tuple[LayerRef, ...]:
     A pattern or a type may choose several layers. A module with several names is returned under its first.
 
     Raises:
-        LayerError: a selector matches no layer, or a call number is not 1 or more; the message suggests near names.
+        LayerError: the model is a black box, a selector matches no layer, or a call number is not 1 or more; the
+            message suggests near names.
         ModelError: a layer is TorchScript, which has no hooks.
 
     >>> find_layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), ["1#2", nn.Linear])
@@ -56,6 +58,7 @@ def find_layers(model: nn.Module, layers: Layers) -> tuple[LayerRef, ...]:
 
 def select_layers(model: nn.Module, layers: Layers) -> dict[LayerRef, nn.Module]:
     """Return what ``find_layers`` returns, with the module of each layer."""
+    refuse_black_box(model)
     modules = modules_by_name(model)
     first_names = first_name_by_module(modules)
     selected: dict[LayerRef, nn.Module] = {}

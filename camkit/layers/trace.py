@@ -612,7 +612,7 @@ def scored_tensor(output: Any) -> Tensor | None:
 
     several = list(filter(counts, rivals(output)))
     if len(several) > 1:
-        return torch.cat([tensor.float() for tensor in several], dim=1)
+        return torch.cat([tensor.float().flatten(1) for tensor in several], dim=1)
     return next(filter(counts, (main_tensor(output), *tensors_in(output))), None)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from camkit.errors import InputError, ModelError, did_you_mean
+from camkit.errors import InputError, ModelError, advice, did_you_mean
 from camkit.models import from_torchvision
-from camkit.models.black_box import BlackBox, black_box
+from camkit.models.black_box import black_box, black_box_in, refuse_black_box
 from camkit.models.from_file import KINDS
 from camkit.models.from_ultralytics import holds_ultralytics
 from camkit.models.inputs import adapted
@@ -39,12 +39,12 @@ from camkit.types import Preprocess
 
 __all__ = [
     "DEMO_MODELS",
-    "BlackBox",
     "Labels",
     "about_channels",
     "about_failure",
     "as_model",
     "black_box",
+    "black_box_in",
     "changed_at",
     "check_preprocess",
     "device_of",
@@ -53,6 +53,7 @@ __all__ = [
     "model_names",
     "pick_device",
     "read_labels",
+    "refuse_black_box",
     "runs_code",
     "spatial_rank",
     "usual_batch_size",
@@ -173,6 +174,11 @@ def _load(request: Request) -> LoadedModel:
     if name in from_torchvision.names():
         return from_torchvision.load(request)
     source = _source(name)
+    if source is None and is_file(Path(name)):
+        raise ModelError(
+            f"camkit cannot load {name} as a model: exported files end in {', '.join(KINDS)}, and a state dict needs a "
+            "network: " + advice(f"load_model(NETWORK, weights={name!r})", f"--model NETWORK --weights {name}")
+        )
     if source is None:
         hint = did_you_mean(name, model_names()) or (
             "; choose a torchvision network, timm:NAME, hf:NAME, file.py:factory, an exported file such as model.onnx, "

@@ -8,8 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map, tree_map_only
 
-from camkit.errors import ModelError, RunError
+from camkit.errors import LayerError, ModelError, RunError, brief
+from camkit.models.inputs import OneOutput
 from camkit.models.labels import Labels, as_labels
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
@@ -32,19 +34,34 @@ class BlackBox(nn.Module):
         function: returns the scores of pictures.
         batch: how many pictures the function takes at a time; None for any number. The last pictures are filled up
             with copies.
+        reason: why the model has neither layers nor gradients.
+        way_out: what to do to have both; empty if nothing is known.
 
     Attributes:
         function: the function.
     """
 
-    def __init__(self, function: Scores, batch: int | None = None) -> None:
+    def __init__(
+        self,
+        function: Scores,
+        batch: int | None = None,
+        *,
+        reason: str = "a black box has neither layers nor gradients",
+        way_out: str = "",
+    ) -> None:
         super().__init__()
+        self._reason, self._way_out = reason, way_out
         # A module is called, not registered: camkit would look for layers in it.
         self.function = function.__call__ if isinstance(function, nn.Module) else function
         self._batch = batch
         self._seen = _Seen()
 
-    def forward(self, images: Tensor) -> Tensor | list[dict[str, Tensor]]:
+    def lacks(self, instead: str = "") -> str:
+        """Return a sentence: why there are neither layers nor gradients, and what to do, for example ``instead``."""
+        ways = ", or ".join(way for way in (self._way_out, instead) if way)
+        return f"{self._reason}; {ways}" if ways else self._reason
+
+    def forward(self, images: Tensor) -> Any:
         """Return the scores of pictures (N, C, H, W), or their boxes, on the same device.
 
         Raises:
@@ -56,15 +73,17 @@ class BlackBox(nn.Module):
             parts = list(pictures.split(self._batch))
             missing = self._batch - len(parts[-1])
             parts[-1] = torch.cat([parts[-1], parts[-1][-1:].expand(missing, *parts[-1].shape[1:])])
-        rows = [self._rows(part) for part in parts]
-        boxes = [detections for part in rows if isinstance(part, list) for detections in part][: len(pictures)]
-        if boxes:
-            return [{name: value.to(images.device) for name, value in detections.items()} for detections in boxes]
-        return torch.cat([part for part in rows if isinstance(part, Tensor)])[: len(pictures)].to(images.device)
-
-    def _rows(self, pictures: Tensor) -> Tensor | list[dict[str, Tensor]]:
         with torch.no_grad():
-            scores = self.function(pictures.clone())  # which the function may write to
+            joined = self._joined([self._run(part) for part in parts], len(pictures))
+        return tree_map_only(Tensor, lambda value: value.to(images.device), joined)
+
+    def _joined(self, parts: Sequence[Any], count: int) -> Any:
+        """Return the outputs of all parts as one, for the first pictures."""
+        boxes = [detections for part in parts if isinstance(part, list) for detections in part]
+        return boxes[:count] or torch.cat([part for part in parts if isinstance(part, Tensor)])[:count]
+
+    def _run(self, pictures: Tensor) -> Any:
+        scores = self.function(pictures.clone())  # which the function may write to
         if isinstance(scores, (list, tuple)) and scores and all(isinstance(each, dict) for each in scores):
             return _boxes(scores, len(pictures))
         try:
@@ -82,6 +101,50 @@ class BlackBox(nn.Module):
             raise RunError(f"the function returned {rows.shape[1]} scores, and {self._seen.classes} the first time")
         self._seen.classes = rows.shape[1]
         return rows.to("cpu", torch.float32, copy=True)  # the function may use its array again
+
+
+class FileBox(BlackBox):
+    """A file that camkit can only run, and whose outputs are those of a model: targets find the scores in them.
+
+    Raises:
+        RunError: (when it is called) the file failed.
+    """
+
+    def _run(self, pictures: Tensor) -> Any:
+        try:
+            outputs = self.function(pictures.clone())
+        except Exception as error:  # what runs the file may raise anything
+            lines = (str(error).strip() or type(error).__name__).splitlines()
+            cause = lines[-1] if "TorchScript" in lines[0] else " ".join(lines)  # TorchScript begins with its trace
+            raise RunError(f"the file failed on pictures of shape {tuple(pictures.shape)} ({brief(cause)})") from error
+        return tree_map_only(Tensor, _as_floats, outputs)
+
+    def _joined(self, parts: Sequence[Any], count: int) -> Any:
+        if self._batch is None:
+            return parts[0]
+        return tree_map(lambda *values: torch.cat(values)[:count], *parts)
+
+
+def black_box_in(model: nn.Module) -> BlackBox | None:
+    """Return the black box that a model is, or of which it returns one output; None if it is another model."""
+    while isinstance(model, OneOutput):
+        model = model.model
+    return model if isinstance(model, BlackBox) else None
+
+
+def refuse_black_box(model: nn.Module) -> None:
+    """Refuse a black box where layers are needed.
+
+    Raises:
+        LayerError: the model is one.
+    """
+    box = black_box_in(model)
+    if box is not None:
+        raise LayerError(box.lacks())
+
+
+def _as_floats(value: Tensor) -> Tensor:
+    return value.detach().float() if value.is_floating_point() else value.detach()
 
 
 def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from camkit.models.black_box import BlackBox
+from camkit.models.black_box import black_box_in
 from camkit.models.loaded import LoadedModel
 
 
@@ -24,7 +24,8 @@ def code_files(model: LoadedModel, *more: Any) -> list[Path]:
         *more: functions and objects, such as a method or a target.
     """
     objects = [model.preprocess, *getattr(model.preprocess, "transforms", ()), *more]  # the steps of a Compose
-    objects += [model.module.function] if isinstance(model.module, BlackBox) else []
+    box = black_box_in(model.module)
+    objects += [] if box is None else [box.function]
     objects += [part for item in objects for part in (getattr(item, "lambd", None), *_parts(item))]
     definitions = [*objects, *map(type, (*model.module.modules(), *objects))]
     modules: set[ModuleType] = set()

@@ -47,6 +47,8 @@ _LONGEST_TEXT = 1 << 20
 _NAMES = ("labels", "names", "classes")
 """The keys under which metadata holds the names of the classes."""
 
+_LISTS = (list, tuple, dict)
+
 
 def file_to_read(request: Request) -> Path:
     """Return the file that is named.
@@ -163,7 +165,8 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the size, mean, std and labels that metadata names; exports of ultralytics' classifiers have them all."""
     facts: dict[str, Any] = {}
     values = {str(key).lower(): _value(value) for key, value in metadata.items()}
-    named = next((values[key] for key in _NAMES if isinstance(values.get(key), (list, tuple, dict))), None)
+    texts = {key: value.split("\n") for key, value in values.items() if isinstance(value, str) and "\n" in value}
+    named = next((found for key in _NAMES if isinstance(found := texts.get(key, values.get(key)), _LISTS)), None)
     if named is not None:
         with contextlib.suppress(InputError):  # they are no names of classes then
             facts["labels"] = as_labels(named)
@@ -171,7 +174,8 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
         numbers = values.get(name)
         if isinstance(numbers, (list, tuple)) and len(numbers) in (1, 3) and all(map(_is_number, numbers)):
             values_of = tuple(map(float, numbers))
-            if all(map(math.isfinite, values_of)) and (name == "mean" or min(values_of) > 0):
+            # Above 1, they are for values of 0 to 255, or for something else.
+            if all(-math.inf < value <= 1 for value in values_of) and (name == "mean" or min(values_of) > 0):
                 facts[name] = values_of
     size = values.get("imgsz")
     if isinstance(size, (list, tuple)) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size):

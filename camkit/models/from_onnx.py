@@ -23,7 +23,7 @@ from onnx2pytorch import ConvertModel
 from torch import Tensor, nn
 
 from camkit.errors import ModelError, brief
-from camkit.models.black_box import BlackBox
+from camkit.models.black_box import FileBox
 from camkit.models.from_file import COLOURS, MOST_VALUES, described, file_to_read
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import dtype_of
@@ -83,7 +83,7 @@ def load(request: Request) -> LoadedModel:
     runs = Session(session, channels_last=is_last)
     # Networks take pictures that are normalised, or have values of 0 to 1 or 0 to 255.
     pictures = {noise: TOLERANCE, noise.abs() / noise.abs().max(): TOLERANCE, noise.abs().clamp(max=2.5) * 100: _BRIGHT}
-    module, reason = _converted(graph, runs, pictures)
+    module, reason = _converted(graph, runs, pictures, shape[0])
     kind = f"an ONNX file of opset {opsets.get('ai.onnx', '?')}"
     runtime = f"onnxruntime {onnxruntime.__version__}"
     if reason is None:
@@ -91,9 +91,10 @@ def load(request: Request) -> LoadedModel:
     else:
         kind += f", run by {runtime} without gradients ({reason})"
     if module is None:
-        runs.choose_scores(noise, str(path), reason or "")
-    box = module or BlackBox(runs.scores, shape[0])
-    return described(box, request, shape, kind, session.get_modelmeta().custom_metadata_map, beside)
+        runs.check(noise, str(path), reason or "")
+        lacking = f"camkit runs this file without layers and gradients ({reason})"
+        module = FileBox(runs, shape[0], reason=lacking)
+    return described(module, request, shape, kind, session.get_modelmeta().custom_metadata_map, beside)
 
 
 class Session:
@@ -106,42 +107,33 @@ class Session:
 
     def __init__(self, session: onnxruntime.InferenceSession, *, channels_last: bool = False) -> None:
         self._session, self.channels_last = session, channels_last
-        self._scores = 0
         (self._input,) = session.get_inputs()
 
-    def outputs(self, pictures: Tensor) -> list[np.ndarray]:
-        """Return all outputs for pictures."""
+    def outputs(self, pictures: Tensor) -> list[Any]:
+        """Return all outputs for pictures: arrays, or lists of them."""
         pictures = pictures.movedim(1, -1) if self.channels_last else pictures
         numbers = pictures.numpy().astype(np.float16 if self._input.type == "tensor(float16)" else np.float32)
-        found: list[np.ndarray] = self._session.run(None, {self._input.name: numbers})
+        found: list[Any] = self._session.run(None, {self._input.name: numbers})
         return found
 
-    def choose_scores(self, pictures: Tensor, name: str, reason: str) -> None:
-        """Find the output that has a row of scores for each picture.
+    def check(self, pictures: Tensor, name: str, reason: str) -> None:
+        """Run the file once.
 
         Raises:
-            ModelError: none has, several have, or the file cannot be run; ``reason`` says why it is no module.
+            ModelError: it cannot be run, or returns something other than arrays; ``reason`` says why it is no module.
         """
-        shape = tuple(pictures.shape)
         try:
             outputs = self.outputs(pictures)
         except Exception as error:  # pictures of a size that the graph does not take, for example
+            shape = tuple(pictures.shape)
             raise ModelError(f"{name} cannot be run on pictures of shape {shape} ({brief(error)})") from error
-        rows = [
-            number
-            for number, output in enumerate(outputs)
-            if output.ndim == 2 and len(output) == len(pictures) and np.issubdtype(output.dtype, np.floating)
-        ]
-        if len(rows) != 1:
-            shapes = ", ".join(str(output.shape) for output in outputs)
-            raise ModelError(
-                f"{name} returns {shapes} for {len(pictures)} pictures, not one row of scores for each ({reason})"
-            )
-        (self._scores,) = rows
+        if not all(isinstance(output, np.ndarray) and output.dtype.kind in "fiub" for output in outputs):
+            raise ModelError(f"{name} returns something other than arrays of numbers ({reason})")
 
-    def scores(self, pictures: Tensor) -> np.ndarray:
-        """Return the scores of pictures."""
-        return self.outputs(pictures)[self._scores]
+    def __call__(self, pictures: Tensor) -> Tensor | list[Tensor]:
+        """Return what the file returns."""
+        outputs = [torch.from_numpy(output) for output in self.outputs(pictures)]
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
 class _Concat(nn.Module):
@@ -256,12 +248,15 @@ def _session(path: Path) -> onnxruntime.InferenceSession:
 
 
 def _converted(
-    graph: onnx.ModelProto, session: Session, pictures: Mapping[Tensor, float]
+    graph: onnx.ModelProto, session: Session, pictures: Mapping[Tensor, float], batch: int | None
 ) -> tuple[nn.Module | None, str | None]:
     """Return the graph as a module, or None and why not.
 
-    ``pictures`` are those that it is compared with onnxruntime on, each with its tolerance.
+    ``pictures`` are those that it is compared with onnxruntime on, each with its tolerance. ``batch`` is how many
+    the file takes; None for any number.
     """
+    if batch not in (None, 1):
+        return None, f"it takes exactly {batch} pictures; export it for one, or for any number"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -272,11 +267,12 @@ def _converted(
             for node in simple.graph.node:
                 for attribute in [each for each in node.attribute if each.name == "training_mode"]:
                     node.attribute.remove(attribute)
+            is_half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in _tensors(simple))
             shape = [axis.dim_value or None for axis in simple.graph.input[0].type.tensor_type.shape.dim]
             module: nn.Module = _Converted(simple, shape).eval()
             module = _ChannelsLast(module) if session.channels_last else module
             for picture, tolerance in pictures.items():
-                reason = _difference(module, session, picture, tolerance)
+                reason = _difference(module, session, picture, max(tolerance, _ROUGH * is_half))
                 if reason:
                     return None, reason
     except Exception as error:  # noqa: BLE001 - the converter raises anything on operators that it lacks
@@ -316,9 +312,8 @@ def _difference(module: nn.Module, session: Session, picture: Tensor, tolerance:
         exact = right.astype(np.float64)
         differs = output.double().numpy() - exact
         are_shares = exact.min(initial=1) >= 0 and exact.max(initial=0) <= 1
-        allowed = _ROUGH if right.dtype == np.float16 else tolerance
         # Norms, not maxima: rounding changes a few of the 500,000 probabilities of PP-OCR's recognition by 0.01.
         error, size = float(np.linalg.norm(differs)), float(np.linalg.norm(exact))
-        if not (error <= allowed * size or (are_shares and np.abs(differs).max(initial=0) <= _LEAST)):
+        if not (error <= tolerance * size or (are_shares and np.abs(differs).max(initial=0) <= _LEAST)):
             return f"converted to PyTorch, its outputs differ by {100 * error / size if size else 100:.2g} %"
     return ""

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from camkit.errors import ModelError
-from camkit.models.black_box import BlackBox
+from camkit.models.black_box import FileBox
 from camkit.models.from_file import COLOURS, described, extra_texts, file_to_read, refuse_bomb
 from camkit.models.loaded import LoadedModel
+from camkit.models.modules import dtype_of
 from camkit.models.request import Request
 from camkit.models.weights import first_line, is_torchscript
 
@@ -35,7 +36,12 @@ def load(request: Request) -> LoadedModel:
     except Exception as error:  # a damaged file can make PyTorch raise anything
         raise ModelError(f"{path} cannot be read as a TorchScript file ({first_line(error)})") from error
     kind = f"a TorchScript file, run without gradients by torch {version('torch')}"
-    return described(BlackBox(script), request, (None, COLOURS, None, None), kind, metadata)
+    box = FileBox(
+        lambda pictures: script(pictures.to(dtype_of(script))),
+        reason="camkit cannot read the layers and gradients of a TorchScript file",
+        way_out="export the model with torch.export and pass the .pt2 file",
+    )
+    return described(box, request, (None, COLOURS, None, None), kind, metadata)
 
 
 def _refuse_others(path: Path) -> dict[str, Any]:

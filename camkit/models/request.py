@@ -52,6 +52,8 @@ class Request:
                 raise InputError(f"{name} must be one number, or one each for red, green and blue, not {values}")
         if self.std is not None and not all(value > 0 for value in self.std):
             raise InputError(f"std must be positive, not {self.std}")
+        if any(value > 1 for value in (*(self.mean or ()), *(self.std or ()))):
+            raise InputError("mean and std are for values from 0 to 1; divide those for values up to 255 by 255")
         if self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
             raise InputError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; pass one per channel to both")
 

@@ -33,7 +33,7 @@ from camkit.explanation import Explanation
 from camkit.images.read import open_picture
 from camkit.kit.fingerprint import Fingerprint, differences, digest, fingerprint
 from camkit.layers.names import Layers
-from camkit.models import BlackBox, as_model, device_of, load_model, usual_batch_size
+from camkit.models import as_model, black_box_in, device_of, load_model, usual_batch_size
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.scale.schema import row_of, row_of_failure
 from camkit.scale.table import arrow_schema, arrow_table
@@ -139,7 +139,7 @@ def _made(model: Source, *, device: str | torch.device, preprocess: Any = None, 
                 f"the function that makes the model returned {type(model).__name__}, not a torch.nn.Module"
             )
     loaded = as_model(model, preprocess=preprocess, labels=labels)
-    is_there = isinstance(loaded.module, BlackBox) or device_of(loaded.module).type == torch.device(device).type
+    is_there = black_box_in(loaded.module) is not None or device_of(loaded.module).type == torch.device(device).type
     return replace(loaded, module=(loaded.module if is_there else copy.deepcopy(loaded.module).to(device)).eval())
 
 

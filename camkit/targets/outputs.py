@@ -82,8 +82,13 @@ def _may_score(value: Any, batch: int) -> bool:
 def maps_of(output: Any, batch: int) -> Float[Tensor, "n k h w"] | None:
     """Return the maps of class scores (N, K, h, w) in a segmentation network's output; None if there are none."""
     maps = main_tensor(output)
-    is_map = isinstance(maps, Tensor) and maps.dim() == 4 and maps.is_floating_point() and len(maps) == batch
-    return maps if is_map and maps.shape[1] > 0 and maps.shape[2] * maps.shape[3] > 1 else None
+    are_maps = isinstance(maps, Tensor) and maps.dim() == 4 and len(maps) == batch and _has_cells(maps)
+    return maps if are_maps and not rivals(output) else None
+
+
+def _has_cells(maps: Tensor) -> bool:
+    """Tell whether maps (N, K, h, w) can be those of class scores: more than one cell for each class."""
+    return maps.is_floating_point() and maps.shape[1] > 0 and maps.shape[2] * maps.shape[3] > 1
 
 
 def depth_of(output: Any) -> Tensor | None:
@@ -141,9 +146,15 @@ def main_tensor(output: Any) -> Any:
 
 
 def rivals(output: Any) -> list[Tensor]:
-    """Return the tensors of a tuple or list if more than one could hold class scores (N, K); else an empty list."""
+    """Return the tensors of a tuple or list if more than one could hold class scores (N, K); else an empty list.
+
+    Maps (N, K, h, w) before one of these could be scores too, or the features that they are computed from.
+    """
     if not isinstance(output, (tuple, list)) or isinstance(getattr(output, "logits", None), Tensor):
         return []
     tensors = [item for item in output if isinstance(item, Tensor) and item.dim() == 2 and item.is_floating_point()]
     candidates = [item for item in tensors if len(item) == len(tensors[0]) and item.shape[1] > 0]
+    first = output[0] if output else None
+    if isinstance(first, Tensor) and first.dim() == 4 and _has_cells(first):
+        candidates = [first, *candidates] if candidates and len(first) == len(candidates[0]) else candidates
     return candidates if len(candidates) > 1 else []

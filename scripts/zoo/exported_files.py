@@ -59,7 +59,7 @@ def explained_by(model: camkit.LoadedModel, graph: onnx.ModelProto, size: tuple[
         channels, height, width = lengths
     else:
         height, width, channels = lengths
-    sides = (height, width) if height and width else size or (224, 224)
+    sides = [fixed or asked for fixed, asked in zip((height, width), size or (224, 224), strict=True)]
     picture = torch.rand(channels or 3, *sides, generator=torch.Generator().manual_seed(0))
     try:
         found = camkit.explain(model, picture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import http.server
 import json
@@ -96,6 +97,8 @@ def test_an_exported_file_is_checked_as_its_model(
     assert again.note in page
     assert name in page
     assert ("without gradients" in page) == (name == "m.ts")
+    assert ("no heat: camkit cannot read the layers and gradients of a TorchScript file" in page) == (name == "m.ts")
+    assert hashlib.sha256(file.read_bytes()).hexdigest()[:12] in page
 
 
 class Served(http.server.BaseHTTPRequestHandler):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.errors import ImageError, LayerError, MethodError, ModelError, RunError
+from camkit.errors import ImageError, InputError, LayerError, MethodError, ModelError, RunError, TargetError
 from camkit.kit.fingerprint import digest_of_weights
 from camkit.methods import variant
 from camkit.models.code import code_files
@@ -306,7 +306,9 @@ def test_a_graph_that_is_converted_wrongly_is_noticed_and_run_without_gradients(
     assert "without gradients (converted to PyTorch, its outputs differ by" in (loaded.note or "")
     found = camkit.explain(loaded, picture(), target=1)
     assert (found.method, found.status) == ("occlusion", "ok")
-    with pytest.raises(MethodError, match="'gradcam' needs layers or gradients, and a black box has neither"):
+    with pytest.raises(
+        MethodError, match="'gradcam' cannot be used: camkit runs this file without layers and gradients"
+    ):
         camkit.explain(loaded, picture(), method="gradcam")
 
 
@@ -334,19 +336,82 @@ def test_half_precision_is_converted(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
 
 
-def test_of_several_outputs_the_row_of_scores_is_explained_or_none(tmp_path: Path) -> None:
+def test_half_precision_between_inputs_and_outputs_of_single_precision_is_converted(tmp_path: Path) -> None:
+    weights = (0.3 * np.random.default_rng(0).standard_normal((4, 3, 4, 4))).astype(np.float16)
+    nodes = [
+        helper.make_node("Cast", ["images"], ["halved"], to=TensorProto.FLOAT16),
+        helper.make_node("Conv", ["halved", "weights"], ["maps"], strides=[4, 4]),
+        helper.make_node("Relu", ["maps"], ["active"]),
+        helper.make_node("GlobalAveragePool", ["active"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("Cast", ["flat"], ["scores"], to=TensorProto.FLOAT),
+    ]
+    loaded = camkit.load_model(str(graph_file(tmp_path / "m.onnx", nodes, weights=weights)))
+    assert "run as a PyTorch module" in (loaded.note or "")
+    assert camkit.explain(loaded, picture(), method="gradcam").status == "ok"
+
+
+def test_a_graph_for_four_pictures_explains_one(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).standard_normal((4, 3, 4, 4)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["images", "weights"], ["maps"], strides=[4, 4]),
+        helper.make_node("GlobalAveragePool", ["maps"], ["pooled"]),
+        helper.make_node("Reshape", ["pooled", "shape_to"], ["scores"]),
+    ]
+    file = graph_file(tmp_path / "m.onnx", nodes, shape=(4, 3, SIDE, SIDE), weights=weights, shape_to=np.array([4, 4]))
+    loaded = camkit.load_model(str(file))
+    assert "without gradients (it takes exactly 4 pictures; export it for one" in (loaded.note or "")
+    plain = nn.Sequential(nn.Conv2d(3, 4, 4, 4, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    plain[0].weight.data = torch.from_numpy(weights)
+    found, expected = (camkit.explain(each, picture(), method="occlusion", target=1) for each in (loaded, plain))
+    np.testing.assert_allclose(found.raw, expected.raw, atol=1e-5 * np.abs(expected.raw).max())
+
+
+def test_a_graph_that_returns_a_list_is_refused(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["images"], ["pooled"]),
+        helper.make_node("SequenceConstruct", ["pooled", "pooled"], ["scores"]),
+    ]
+    file = graph_file(tmp_path / "m.onnx", nodes)
+    graph = onnx.load(file)
+    graph.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("scores", TensorProto.FLOAT, None))
+    onnx.save(graph, file)
+    with pytest.raises(ModelError, match="returns something other than arrays of numbers"):
+        camkit.load_model(str(file))
+
+
+def test_features_beside_scores_are_not_taken_for_maps_of_classes(tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small = small()
+
+        def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+            part = self.small
+            maps = part.stem(images)
+            return maps, part.head(part.last(part.block(maps) + part.down(maps)).mean((2, 3)))
+
+    for model in (Both().eval(), camkit.load_model(str(onnx_file(tmp_path / "m.onnx", Both().eval())))):
+        with pytest.raises(TargetError, match=r"shapes \(1, 8, 16, 16\) and \(1, 4\); choose one .*output=1"):
+            camkit.explain(model, picture())
+        found = camkit.explain(model, picture(), method="gradcam", output=1, target=1)
+        expected = camkit.explain(small(), picture(), method="gradcam", target=1)
+        np.testing.assert_allclose(found.raw, expected.raw, atol=1e-4 * np.abs(expected.raw).max())
+
+
+def test_of_several_outputs_the_caller_chooses_one(tmp_path: Path) -> None:
     file = resized(tmp_path / "m.onnx")
     graph = onnx.load(file)
     del graph.graph.output[:]
     graph.graph.output.append(helper.make_tensor_value_info("maps", TensorProto.FLOAT, None))
     graph.graph.output.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, None))
     onnx.save(graph, file)
-    assert camkit.explain(camkit.load_model(str(file)), picture(), target=3).status == "ok"
-    graph.graph.node.append(helper.make_node("Neg", ["scores"], ["others"]))
-    graph.graph.output.append(helper.make_tensor_value_info("others", TensorProto.FLOAT, None))
-    onnx.save(graph, file)
-    with pytest.raises(ModelError, match="not one row of scores for each"):
-        camkit.load_model(str(file))
+    with pytest.raises(TargetError, match=r"of shapes \(1, 4, 3, 3\) and \(1, 4\); choose one by its index"):
+        camkit.explain(camkit.load_model(str(file)), picture())
+    whole = camkit.explain(camkit.load_model(str(resized(tmp_path / "one.onnx"))), picture(), target=3)
+    chosen = camkit.explain(camkit.load_model(str(file), output=1), picture(), target=3)
+    assert chosen.method == "occlusion"
+    np.testing.assert_array_equal(chosen.raw, whole.raw)
 
 
 def test_pictures_with_their_colours_last_are_passed_so(tmp_path: Path) -> None:
@@ -386,6 +451,20 @@ def test_metadata_says_how_pictures_are_prepared_and_what_the_classes_are(tmp_pa
         ModelError, match=f"takes pictures of height {SIDE} and width {SIDE} only; pass another size, or none"
     ):
         camkit.load_model(str(file), size=64)
+
+
+def test_values_for_pictures_up_to_255_are_not_taken_for_those_up_to_1(tmp_path: Path) -> None:
+    file = onnx_file(tmp_path / "m.onnx", small(), batch=1)
+    graph = onnx.load(file)
+    facts = {"mean": "[123.7, 116.3, 103.5]", "std": "[58.4, 57.1, 57.4]", "labels": "plane\nship\ncar\nbird"}
+    for key, value in facts.items():
+        graph.metadata_props.add(key=key, value=value)
+    onnx.save(graph, file)
+    loaded = camkit.load_model(str(file))
+    assert loaded.preprocess is None
+    assert loaded.labels == ("plane", "ship", "car", "bird")
+    with pytest.raises(InputError, match="mean and std are for values from 0 to 1; divide those"):
+        camkit.load_model(str(file), mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4))
 
 
 def test_without_metadata_the_call_says_how_pictures_are_prepared(tmp_path: Path) -> None:
@@ -794,6 +873,55 @@ def test_torchscript_is_a_black_box(make: Callable[[nn.Module], Any], tmp_path: 
         np.testing.assert_allclose(found.raw, expected.raw, atol=1e-5 * np.abs(expected.raw).max())
 
 
+class Answers(nn.Module):
+    """Returns the scores in one of several forms."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.small = form, small()
+
+    def forward(self, images: Tensor) -> Any:
+        scores = self.small(images)
+        forms = {"tuple": (scores, images), "dict": {"logits": scores}, "half": scores.half(), "two": (-scores, scores)}
+        return forms[self.form]
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict", "half", "two"])
+def test_torchscript_may_answer_in_any_form_that_a_module_may(form: str, tmp_path: Path) -> None:
+    torch.jit.trace(Answers(form).eval(), torch.randn(1, 3, SIDE, SIDE), strict=False).save(tmp_path / "m.ts")
+    expected = camkit.explain(small(), picture(), method="occlusion", target=1)
+    if form == "two":
+        with pytest.raises(TargetError, match=r"several tensors that could hold class scores.*output=1"):
+            camkit.explain(camkit.load_model(str(tmp_path / "m.ts")), picture())
+    loaded = camkit.load_model(str(tmp_path / "m.ts"), output=1 if form == "two" else None)
+    found = camkit.explain(loaded, picture(), target=1)
+    assert found.method == "occlusion"
+    tolerance = 1e-2 if form == "half" else 1e-5
+    np.testing.assert_allclose(found.raw, expected.raw, atol=tolerance * np.abs(expected.raw).max())
+
+
+def test_torchscript_of_half_precision_is_run_in_it(tmp_path: Path) -> None:
+    torch.jit.trace(small().half(), torch.randn(1, 3, SIDE, SIDE).half()).save(tmp_path / "m.ts")
+    found = camkit.explain(camkit.load_model(str(tmp_path / "m.ts")), picture(), target=1)
+    expected = camkit.explain(small(), picture(), method="occlusion", target=1)
+    np.testing.assert_allclose(found.raw, expected.raw, atol=0.05 * np.abs(expected.raw).max())
+
+
+def test_a_script_that_fails_says_the_size_and_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3 * SIDE * SIDE, 4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.linear(images.flatten(1))
+
+    torch.jit.script(Flat()).save(tmp_path / "m.ts")
+    command = [str(SCENE), "--model", str(tmp_path / "m.ts"), "--size", "64", "--mean", "0.5", "--std", "0.5"]
+    assert main([*command, "--out", str(tmp_path / "out.png")]) == 4
+    assert r"failed on pictures of shape (1, 3, 64, 64) (RuntimeError: mat1 and mat2" in capsys.readouterr().err
+
+
 def as_function(pictures: Tensor) -> np.ndarray:
     assert (pictures.device.type, pictures.dtype, pictures.requires_grad) == ("cpu", torch.float32, False)
     with torch.no_grad():
@@ -833,8 +961,37 @@ def test_a_compiled_model_has_the_maps_of_its_model() -> None:
 def test_a_black_box_is_compared_by_the_methods_that_need_no_layers() -> None:
     compared = camkit.compare(camkit.black_box(as_function), picture(), target=1)
     assert [each.method for each in compared.rows[0].maps] == ["occlusion", "rise"]
-    with pytest.raises(LayerError, match="the methods 'occlusion' and 'rise' need none"):
-        camkit.feature_maps(camkit.black_box(as_function), picture())
+
+
+@pytest.mark.parametrize("kind", ["function", "m.ts", "m.onnx"])
+def test_what_needs_layers_says_why_a_black_box_has_none(kind: str, tmp_path: Path) -> None:
+    if kind == "m.ts":
+        torch.jit.trace(small(), torch.randn(1, 3, SIDE, SIDE)).save(tmp_path / kind)
+    elif kind == "m.onnx":
+        resized(tmp_path / kind)
+    model = camkit.black_box(as_function) if kind == "function" else camkit.load_model(str(tmp_path / kind))
+    said = {
+        "function": "a black box has neither layers nor gradients",
+        "m.ts": "cannot read the layers and gradients of a TorchScript file; export the model with torch.export",
+        "m.onnx": "runs this file without layers and gradients .converted to PyTorch, its outputs differ by",
+    }[kind]
+    with pytest.raises(MethodError, match=f"'gradcam' cannot be used: .*{said}.*use 'occlusion' or 'rise'"):
+        camkit.explain(model, picture(), method="gradcam")
+    for call in (
+        lambda: camkit.explain(model, picture(), "block"),
+        lambda: camkit.feature_maps(model, picture()),
+        lambda: camkit.feature_maps(model, picture(), "block"),
+        lambda: camkit.diagnose(model, picture()[None]),
+    ):
+        with pytest.raises(LayerError, match=said):
+            call()
+
+
+def test_the_layers_of_torchscript_are_refused_in_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.jit.trace(small(), torch.randn(1, 3, SIDE, SIDE)).save(tmp_path / "m.ts")
+    assert main(["layers", "--model", str(tmp_path / "m.ts"), "--size", "32", "--mean", "0.5", "--std", "0.5"]) == 2
+    said = "cannot read the layers and gradients of a TorchScript file; export the model with torch.export"
+    assert said in capsys.readouterr().err
 
 
 def test_a_function_may_take_a_fixed_number_of_pictures() -> None:
@@ -930,6 +1087,7 @@ def test_what_a_function_raises_passes_through() -> None:
     ("call", "said"),
     [
         (lambda: camkit.black_box(as_function, batch=0), "batch must be a whole number from 1, not 0"),
+        (lambda: camkit.load_model(str(SCENE)), r"camkit cannot load .*\.(png|jpg) as a model: exported files end in"),
         (lambda: camkit.load_model("m.onnx", weights="w.pth"), r"m\.onnx holds its own weights; leave out weights"),
     ],
 )
