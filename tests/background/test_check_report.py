@@ -127,7 +127,8 @@ def test_a_failed_model_has_a_next_step_and_a_passed_one_has_none(result):
     assert words.to_collect(result)[0].startswith("For training: pictures of ")
     without_regions = replace(result, plan=replace(result.plan, with_regions=False))
     assert words.next_steps(without_regions)[0].endswith("on the backgrounds of other classes")
-    passed = replace(result, judged={name: replace(own, verdict="PASS") for name, own in result.judged.items()})
+    judged = {name: replace(own, verdict="PASS", findings=Findings()) for name, own in result.judged.items()}
+    passed = replace(result, judged=judged)
     assert words.next_steps(passed) == []
 
 
@@ -142,8 +143,8 @@ def test_the_page_says_how_often_its_verdict_was_wrong_as_the_docs_do(out):
     assert biased["FAIL"] == both("biased: FAIL") == sum(biased.values())
     assert clean == {verdict: both(f"clean: {verdict}") for verdict in clean}
     order = ("FAIL", "WARN", "INCONCLUSIVE", "PASS")
-    in_between = zip(*(map(int, cell.split(",")) for cell in docs["in between: FAIL, WARN, INCONCLUSIVE, PASS"]))
-    assert between == dict(zip(order, map(sum, in_between)))
+    in_between = [list(map(int, cell.split(","))) for cell in docs[f"in between: {', '.join(order)}"]]
+    assert between == dict(zip(order, map(sum, zip(*in_between, strict=True)), strict=True))
     of_mark = docs["clean of their mark alone: FAIL, WARN, PASS"][1].split(",")
     assert [marked[verdict] for verdict in ("FAIL", "WARN", "PASS")] == [*map(int, of_mark)]
 
