@@ -135,7 +135,8 @@ class Showcase:
         """
         strips = [] if self._result.verdict == "PASS" else self.strips
         shown = {strip.row.name for strip in strips}
-        tested = _classes_in_turn([row for row in self._result.images if row.same and row.name not in shown])
+        unseen = [row for row in self._result.images if row.same and row.name not in shown]
+        tested = _classes_in_turn(sorted(unseen, key=lambda row: not row.removed))  # those with three panels first
         missing = tested[: max(0, TRIPTYCHS - len(strips))]
         drawn = [*strips, *filter(None, (self._strip(row, self._items[row.name]) for row in missing))]
         full = [strip for strip in drawn if len(strip.triptych) > 1]
@@ -226,9 +227,8 @@ class Showcase:
         if edit.arm == "removed":
             return "middle removed" if edit.fill == RING else "object removed"
         if edit.arm in ("same", "other"):
-            label = self._items[edit.lender].label
-            on = "with the ring of" if edit.fill == RING else "on the background of"
-            return f"{on} a {label} picture"
+            on = "with a ring of class" if edit.fill == RING else "on a background of class"
+            return f"{on} {self._items[edit.lender].label}"
         return ""
 
     def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:

@@ -104,7 +104,7 @@ def test_pictures_that_could_not_be_tested_say_why(result):
         "c.png": "it has no region of its class",
     }
     found = replace(result, untested=why)
-    line = "2 pictures could not be tested: it has no region of its class, such as a.png"
+    line = "2 pictures could not be tested, such as a.png: it has no region of its class"
 
     assert line in console.verdict(found).plain
     assert line in check_html.render(found)

@@ -138,7 +138,7 @@ def reliability(verdict: str) -> str:
             return f"{wrong}, and {between['WARN']} of {sum(between.values())} that do a little"
         case "PASS":
             passed, losing = biased["PASS"] + between["PASS"], sum(biased.values()) + sum(between.values())
-            some = f"{marked['PASS']} of {sum(marked.values())} that lose 8 to 15 on natural backgrounds did"
+            some = f"{marked['PASS']} of {sum(marked.values())} that lose 8 to 15 on other natural backgrounds did"
             return f"{passed or 'none'} of {losing} networks that {lose} passed, but {some}"
         case _:
             losing = f"{between['INCONCLUSIVE']} of {sum(between.values())} that do a little"
@@ -210,7 +210,7 @@ def untested(result: CheckResult) -> list[str]:
     for name, why in result.untested.items():
         named[why].append(name)
     causes = sorted(named.items(), key=lambda cause: -len(cause[1]))
-    return [f"{counted(len(names), 'picture')} could not be tested: {why}, such as {names[0]}" for why, names in causes]
+    return [f"{counted(len(names), 'picture')} could not be tested, such as {names[0]}: {why}" for why, names in causes]
 
 
 def excluded_above(name: EffectName, judgement: Judgement) -> str:
