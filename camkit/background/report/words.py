@@ -170,10 +170,19 @@ def _remedy(result: CheckResult) -> str:
 
 
 def _named(result: CheckResult) -> str:
-    """Name the classes with the verdict on the whole model, the worst first; all classes if none has it."""
+    """Name the classes with the verdict on the whole model, the worst first; all classes if none has it.
+
+    For a warning, these are all classes with an estimate above its limit: which of them is significant depends on the
+    backgrounds that were drawn.
+    """
     own = {name: judgement for name, judgement in result.judged.items() if name != OVERALL and not judgement.waived}
-    named = [name for name, judgement in worst_first(own).items() if judgement.verdict == result.verdict] or [*own]
-    return first_of(named, _MAX_CLASSES)
+
+    def is_named(judgement: Judgement) -> bool:
+        above = any(effect.value > effect.limit for effect in judgement.effects.values())
+        return judgement.verdict == result.verdict or (result.verdict == "WARN" and above)
+
+    named = [name for name, judgement in worst_first(own).items() if is_named(judgement)]
+    return first_of(named or [*own], _MAX_CLASSES)
 
 
 def _steps_to_decide(result: CheckResult) -> list[str]:
