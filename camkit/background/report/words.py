@@ -141,8 +141,8 @@ def reliability(verdict: str) -> str:
             some = f"{marked['PASS']} of {sum(marked.values())} that lose 8 to 15 on other natural backgrounds did"
             return f"{passed or 'none'} of {losing} networks that {lose} passed, but {some}"
         case _:
-            undecided = f"{clean['INCONCLUSIVE']} of {total} networks that do not rely on the background stayed undecided"
-            return f"{undecided}, and {between['INCONCLUSIVE']} of {sum(between.values())} that do a little"
+            undecided = f"{clean['INCONCLUSIVE']} of {total} networks that do not rely on the background"
+            return f"{undecided} stay open, and {between['INCONCLUSIVE']} of {sum(between.values())} that do a little"
 
 
 def next_steps(result: CheckResult) -> list[str]:
