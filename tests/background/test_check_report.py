@@ -389,6 +389,7 @@ def test_every_column_is_explained_on_the_page(page):
 def test_the_page_itself_never_scrolls_sideways(browser, out, width):
     opened = browser.new_page(viewport={"width": width, "height": 800})
     opened.goto((out / "report.html").as_uri())
+    opened.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
     inner = opened.evaluate("document.documentElement.scrollWidth")
     opened.close()
 
