@@ -92,10 +92,14 @@ class Strip:
         return tuple(by_arm[arm] for arm in ("same", "other", "removed") if arm in by_arm)
 
     @property
-    def persuasion(self) -> tuple[bool, bool, bool]:
-        """How much the triptych says: wrong on the other background, right on its own, right without the object."""
+    def persuasion(self) -> tuple[bool, ...]:
+        """How much the triptych says: wrong on the other background, right on its own, right without the object.
+
+        A triptych of two pictures says least of its kind.
+        """
         right = {panel.arm: panel.right for panel in self.triptych}
-        return not right.get("other", True), right.get("same", False), right.get("removed", False)
+        is_whole, without = "removed" in right, right.get("removed", False)
+        return not right.get("other", True), right.get("same", False), is_whole, without
 
     @property
     def sentence(self) -> str:
@@ -135,7 +139,8 @@ class Showcase:
         """
         strips = [] if self._result.verdict == "PASS" else self.strips
         shown = {strip.row.name for strip in strips}
-        tested = _classes_in_turn([row for row in self._result.images if row.same and row.name not in shown])
+        unseen = [row for row in self._result.images if row.same and row.name not in shown]
+        tested = _classes_in_turn(sorted(unseen, key=lambda row: not row.removed))  # those with three panels first
         missing = tested[: max(0, TRIPTYCHS - len(strips))]
         drawn = [*strips, *filter(None, (self._strip(row, self._items[row.name]) for row in missing))]
         full = [strip for strip in drawn if len(strip.triptych) > 1]
@@ -193,7 +198,7 @@ class Showcase:
 
     def _offenders(self, most: int) -> list[ImageRow]:
         """Return the worst offender of each class, the worst first; then the second of each class, and so on."""
-        offenders = [row for row in self._result.images if row.same and _offence(row) > (0.0, False)]
+        offenders = [row for row in self._result.images if row.same and _offence(row) > (0.0, False, 1.0)]
         offenders.sort(key=lambda row: row.name)
         return _classes_in_turn(sorted(offenders, key=_offence, reverse=True))[:most]
 
@@ -226,9 +231,8 @@ class Showcase:
         if edit.arm == "removed":
             return "middle removed" if edit.fill == RING else "object removed"
         if edit.arm in ("same", "other"):
-            label = self._items[edit.lender].label
-            on = "with the ring of" if edit.fill == RING else "on the background of"
-            return f"{on} a {label} picture"
+            on = "with a ring of class" if edit.fill == RING else "on a background of class"
+            return f"{on} {self._items[edit.lender].label}"
         return ""
 
     def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:
@@ -240,10 +244,13 @@ class Showcase:
         return Panel(title, drawn)
 
 
-def _offence(row: ImageRow) -> tuple[float, bool]:
-    """Return how much a picture speaks against the model: its gap, then whether it was right without the object."""
+def _offence(row: ImageRow) -> tuple[float, bool, float]:
+    """Return how much a picture speaks against the model: its gap, then whether it was right without the object.
+
+    Of equal ones, a larger object says more, because people see it in a small picture.
+    """
     gap = min((row.same[fill] - row.other[fill] for fill in row.same), default=0.0)
-    return gap, bool(row.removed) and all(row.removed.values())
+    return gap, bool(row.removed) and all(row.removed.values()), row.area or 0.0
 
 
 _T = TypeVar("_T")

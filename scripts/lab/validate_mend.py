@@ -1,10 +1,12 @@
-"""Validate mending: mend the networks of the drawn lab, and measure what they truly lose before and after.
+"""Validate mending: mend the networks of a lab, and measure what they truly lose before and after.
 
     python -m scripts.lab.validate_mend --state lab/ --workers 2 --markdown scripts/results/mending.md
+    python -m scripts.lab.validate_mend --data DATA --state photo-lab/ --markdown scripts/results/mending.md
 
-The networks are those of ``validate_check.py``; they are trained if ``--state`` does not have them. A network's true
-loss is its accuracy on new pictures drawn like its training set, minus its accuracy on new pictures whose shortcut is
-redrawn at random. Mending sees only half of a folder of other pictures.
+The networks are those of ``validate_check.py``, or with ``--data`` the biased ones of ``validate_photos.py``; they are
+trained if ``--state`` does not have them. A network's true loss is its accuracy on new pictures drawn like its training
+set, minus its accuracy on new pictures whose shortcut is redrawn at random. Mending sees only half of a folder of other
+pictures.
 """
 
 from __future__ import annotations
@@ -18,16 +20,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
-from camkit.mending import Pair, mend
+from camkit.mending import MendResult, Pair, mend
 from scripts.demo.drawn_scenes.drawing import THINGS
+from scripts.lab import validate_photos
 from scripts.lab.lab_models import preprocess
+from scripts.lab.lab_photos import WORLDS
+from scripts.lab.lab_report import kind
 from scripts.lab.lab_run import Row, run_models, write_between
 from scripts.lab.lab_scenes import Recipe, draw, load_parts, write_folder
+from scripts.lab.lab_trunks import RememberingFront, load_trunk
+from scripts.lab.rejudge_photos import stored
 from scripts.lab.validate_check import PER_CLASS, ModelSpec, model_specs, network_of, truth_of
 
-MARK = "validate_mend"
-"""The name of the marks between which the page has the table."""
+MARK, PHOTO_MARK = "validate_mend", "validate_mend on photos"
+"""The names of the marks between which the page has the tables."""
 
 BIASED, CLEAN = 0.15, 0.03
 """A network that loses more than the first is biased, one that loses less than the second is clean."""
@@ -55,9 +63,45 @@ def mend_one(spec: ModelSpec, state: str) -> Row:
         pictures = write_folder(scenes, Path(folder))
         found = mend(network, pictures, preprocess=preprocess, labels=THINGS)
     after = truth_of(found.model, parts, spec)
+    return {**asdict(spec), "name": spec.name, **_row(found, before, after, time.perf_counter() - start)}
+
+
+def mend_photo_network(spec: validate_photos.ModelSpec, state: str, data: str) -> Row:
+    """Mend one network of the photo lab, and measure its true loss before and after."""
+    torch.set_num_threads(1)
+    world = WORLDS[spec.world]
+    trunk = load_trunk(spec.trunk, Path(data))
+    validate, truth = (
+        validate_photos.load_part(Path(state), Path(data), world, part, spec.trunk, trunk)
+        for part in ("validate", "truth")
+    )  # before training, which changes the back of a trunk that is fine-tuned
+    network = validate_photos.load_network(spec, Path(state), Path(data), trunk)
+    before = _accuracies(network, truth, spec)
+    chosen = validate_photos.folder_rows(validate, world.shares(spec.folder_correlation), spec.seed)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        pictures = validate_photos.write_folder(Path(folder), Path(data), world, chosen)
+        front = RememberingFront(trunk.front, validate_photos.front_outputs(spec.folder))
+        module = nn.Sequential(front, *network)
+        found = mend(module, pictures, preprocess=trunk.preprocess, labels=list(world.classes))
+    assert isinstance(found.model, nn.Sequential)
+    after = _accuracies(found.model[1:], truth, spec)
+    return {**asdict(spec), "name": spec.name, **_row(found, before, after, time.perf_counter() - start)}
+
+
+def _accuracies(network: nn.Module, truth: validate_photos.Part, spec: validate_photos.ModelSpec) -> tuple[float, ...]:
+    true = validate_photos.true_behaviour(network, truth, WORLDS[spec.world], spec.folder_correlation)
+    return true["matched"], true["redrawn"], true["worst_group"]
+
+
+def biased_photo_networks() -> list[validate_photos.ModelSpec]:
+    """Return the networks that lost more than 0.15 when the photo lab was made, those of one folder together."""
+    names = {row["name"] for row in stored() if kind(row) == "biased"}
+    return [spec for spec in validate_photos.model_specs() if spec.name in names]
+
+
+def _row(found: MendResult, before: Sequence[float], after: Sequence[float], seconds: float) -> Row:
     return {
-        **asdict(spec),
-        "name": spec.name,
         "before": before,
         "after": after,
         "gap": list(found.gaps),
@@ -69,7 +113,7 @@ def mend_one(spec: ModelSpec, state: str) -> Row:
         "matched": after[0],  # the run prints these three
         "redrawn": after[1],
         "verdict": found.after.verdict,
-        "seconds": round(time.perf_counter() - start, 1),
+        "seconds": round(seconds, 1),
     }
 
 
@@ -130,14 +174,23 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=None, help="mend at most this many networks in this run")
     parser.add_argument("--every", type=int, default=1, help="mend a sample: every so many of the networks, in order")
     parser.add_argument("--shortcuts", nargs="+", default=None, help="mend only networks with these shortcuts")
+    parser.add_argument("--data", type=Path, default=None, help="real photos: mend the photo lab's biased networks")
     options = parser.parse_args()
-    load_parts(options.state, options.workers)
-    sample = list(model_specs())[:: options.every]
-    specs = [spec for spec in sample if options.shortcuts is None or spec.shortcut in options.shortcuts]
     file = options.state / "mended.jsonl"
-    rows = run_models(file, specs, mend_one, (str(options.state),), options.workers, options.most)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if options.data is None:
+        load_parts(options.state, options.workers)
+        sample = list(model_specs())[:: options.every]
+        specs = [spec for spec in sample if options.shortcuts is None or spec.shortcut in options.shortcuts]
+        rows = run_models(file, specs, mend_one, (str(options.state),), options.workers, options.most)
+    else:
+        places = (str(options.state), str(options.data))
+        rows = run_models(
+            file, biased_photo_networks(), mend_photo_network, places, options.workers, options.most,
+            group=lambda spec: spec.folder,
+        )  # fmt: skip
     if options.markdown is not None:
-        write_between(options.markdown, MARK, table(rows))
+        write_between(options.markdown, MARK if options.data is None else PHOTO_MARK, table(rows))
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def train_and_check(spec: ModelSpec, state: Path, data: Path) -> Row:
     chosen = folder_rows(validate, world.shares(spec.folder_correlation), spec.seed)
     with tempfile.TemporaryDirectory() as folder:
         table = write_folder(Path(folder), data, world, chosen)
-        front = RememberingFront(trunk.front, _front_outputs(spec.folder))
+        front = RememberingFront(trunk.front, front_outputs(spec.folder))
         result = camkit.check(
             nn.Sequential(front, *network),
             table,
@@ -220,7 +220,7 @@ def train_and_check(spec: ModelSpec, state: Path, data: Path) -> Row:
 
 
 @functools.lru_cache(maxsize=1)
-def _front_outputs(folder: tuple[str, str, float]) -> dict[bytes, Tensor]:  # noqa: ARG001 - the key
+def front_outputs(folder: tuple[str, str, float]) -> dict[bytes, Tensor]:  # noqa: ARG001 - the key
     """Return what the front of the last group of networks returned so far."""
     return {}
 

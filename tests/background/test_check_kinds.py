@@ -122,7 +122,9 @@ def test_the_worst_pair_is_the_one_that_was_built_in(misled):
 def test_the_gap_does_not_see_it_and_the_reasons_of_the_class_do(misled):
     assert all(abs(measured.effect.value) < 0.2 for measured in misled.overall.gap.by_fill.values())
     assert misled.judged["a"].verdict != "PASS"
-    assert "right for 0.00 of its objects on red" in " ".join(reason.text for reason in misled.judged["a"].reasons)
+    assert "the model recognises 0% of the a objects on red" in " ".join(
+        reason.text for reason in misled.judged["a"].reasons
+    )
     assert misled.verdict != "FAIL"
     assert all("on red" not in reason.text for reason in misled.judged["b"].reasons)
 
@@ -150,7 +152,7 @@ def test_every_report_says_it(misled):
     assert [kind["name"] for kind in stored["kinds"]] == ["blue", "red"]
     for sentence in stored["sentences"]:
         assert sentence in page
-    assert "a is right for 0.00 of its objects on red" in summary
+    assert "the model recognises 0% of the a objects on red" in summary
 
 
 def test_one_kind_is_said_in_one_sentence(folder, tmp_path):
@@ -215,7 +217,7 @@ def test_every_class_that_is_bad_on_a_place_warns():
     assert [(pair.label, pair.kind) for pair in found.bad] == [("b", "x"), ("a", "y")]
     assert found.worst == found.bad[0]
     assert found.warnings.keys() == {"a", "b"}
-    assert "of its objects on y" in found.warnings["a"][0].text
+    assert "of the a objects on y" in found.warnings["a"][0].text
 
 
 def test_a_class_that_is_hard_everywhere_is_not_significant():

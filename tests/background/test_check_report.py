@@ -10,6 +10,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -103,7 +104,7 @@ def test_pictures_that_could_not_be_tested_say_why(result):
         "c.png": "it has no region of its class",
     }
     found = replace(result, untested=why)
-    line = "2 pictures could not be tested: it has no region of its class, such as a.png"
+    line = "2 pictures could not be tested, such as a.png: it has no region of its class"
 
     assert line in console.verdict(found).plain
     assert line in check_html.render(found)
@@ -119,7 +120,39 @@ def test_an_undecided_check_names_the_next_step(result):
     assert "next: add about 40 to 250 pictures" in console.verdict(found).plain
     for text in (check_html.render(found), markdown.render(found)):
         assert "add about 40 to 250 pictures" in text
-    assert words.next_steps(result) == []
+
+
+def test_a_failed_model_has_a_next_step_and_a_passed_one_has_none(result):
+    assert words.next_steps(result)[0].startswith("do not ship this model; try camkit mend")
+    assert words.to_collect(result)[0].startswith("For training: pictures of ")
+    without_regions = replace(result, plan=replace(result.plan, with_regions=False))
+    assert words.next_steps(without_regions)[0].endswith("on the backgrounds of other classes")
+    judged = {name: replace(own, verdict="PASS", findings=Findings()) for name, own in result.judged.items()}
+    passed = replace(result, judged=judged)
+    assert words.next_steps(passed) == []
+
+
+def test_the_page_says_how_often_its_verdict_was_wrong_as_the_docs_do(out):
+    lines = (Path(__file__).parents[2] / "docs" / "results.md").read_text("utf-8").splitlines()
+    docs = {row[0]: row[1:] for row in ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines) if row}
+
+    def both(name):
+        return sum(int(cell.split()[0]) for cell in docs[name] if cell)
+
+    biased, between, clean, marked = words.LABS.values()
+    assert biased["FAIL"] == both("biased: FAIL") == sum(biased.values())
+    assert clean == {verdict: both(f"clean: {verdict}") for verdict in clean}
+    order = ("FAIL", "WARN", "INCONCLUSIVE", "PASS")
+    in_between = [list(map(int, cell.split(","))) for cell in docs[f"in between: {', '.join(order)}"]]
+    assert between == dict(zip(order, map(sum, zip(*in_between, strict=True)), strict=True))
+    of_mark = docs["clean of their mark alone: FAIL, WARN, PASS"][1].split(",")
+    assert [marked[verdict] for verdict in ("FAIL", "WARN", "PASS")] == [*map(int, of_mark)]
+
+    page = (out / "report.html").read_text()
+    assert "1 of 112 networks that do not rely on the background failed, and 107 of 107 that do" in page
+    assert '<a href="#labs">' in page and '<table id="labs">' in page
+    assert words.reliability("PASS").startswith("none of 162 networks that lose 3 or more points")
+    assert "37 of 112" in words.reliability("WARN") and "14 of 112" in words.reliability("INCONCLUSIVE")
 
 
 def test_a_warning_beside_an_untested_class_has_exit_code_3(result):
@@ -356,6 +389,7 @@ def test_every_column_is_explained_on_the_page(page):
 def test_the_page_itself_never_scrolls_sideways(browser, out, width):
     opened = browser.new_page(viewport={"width": width, "height": 800})
     opened.goto((out / "report.html").as_uri())
+    opened.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
     inner = opened.evaluate("document.documentElement.scrollWidth")
     opened.close()
 

@@ -149,7 +149,7 @@ def test_the_steps_of_the_action_do_what_the_page_says(
     of_model = {"PASS": [], "WARN": ["warning title=camkit%3A WARN"], "FAIL": ["error title=camkit%3A FAIL"]}[verdict]
     assert [title for title in titles(ran) if title.endswith(verdict)] == of_model
     if verdict == "FAIL":
-        assert "on the background of a" in ran.summary
+        assert "on a background of class" in ran.summary
         assert "wrong: " in ran.summary
     assert "mine.pth (SHA-256 " in (folder / "camkit-check/report.html").read_text()
 

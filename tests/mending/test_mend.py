@@ -189,6 +189,12 @@ def test_the_layer_minimises_the_loss_of_the_definition(strength: float) -> None
             assert slow_loss(given, weight + step * direction, bias + step * shift, strength) > least
 
 
+def test_the_layer_does_not_depend_on_where_training_starts() -> None:
+    given = examples()
+    for new, fresh in zip(fit(given, 0.01, fit(given, 1.0)), fit(given, 0.01), strict=True):
+        torch.testing.assert_close(new, fresh, atol=1e-4, rtol=0)
+
+
 def test_a_strong_pull_keeps_the_weights() -> None:
     given = examples()
     for new, old in zip(fit(given, 1e6), given.before, strict=True):

@@ -142,15 +142,15 @@ class Kinds(Finding):
             return ("No class was shown often enough on one kind of background to test its accuracy there.",)
         verdict = "significantly lower" if self.significant else "not significantly lower by more than the limit"
         return (
-            f"Worst pair of class and kind: {self.worst.label} is {self.in_words(self.worst)} ({verdict}).",
+            f"Worst pair of class and kind: {self.in_words(self.worst)} ({verdict}).",
             *((f"Collect pictures of {self.worst.label} on backgrounds of this kind.",) if self.significant else ()),
         )
 
     def in_words(self, pair: Pair) -> str:
         """Return the accuracy of a pair that was tested, and that on the other kinds, in words."""
         return (
-            f"right for {pair.accuracy.value:.2f} of its objects on {pair.kind} ({self.of(pair.kind).origin}), and for "
-            f"{pair.elsewhere:.2f} on the other places"
+            f"the model recognises {pair.accuracy.value:.0%} of the {pair.label} objects on {pair.kind} "
+            f"({self.of(pair.kind).origin}) and {pair.elsewhere:.0%} on the other places"
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -23,3 +23,9 @@ headings.forEach((heading, column) => heading.firstElementChild.addEventListener
 
 // Folded parts must be on paper too.
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => { part.open = true; }));
+
+// A link into a folded part opens it.
+document.querySelectorAll('a[href^="#"]').forEach((link) => link.addEventListener("click", () => {
+  const part = document.querySelector(link.hash)?.closest("details");
+  if (part) part.open = true;
+}));
