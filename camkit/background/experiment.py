@@ -16,11 +16,12 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from camkit.background.answers import Answer
 from camkit.background.cues import COMPRESSION
 from camkit.background.data import Item
 from camkit.background.edits import Backgrounds, Edit, Edits, PreparedPicture, cue_edits, region_edits, ring_edits
 from camkit.background.journal import EDITS, Row
-from camkit.background.plan import Answer, Plan
+from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region, widened_boxes
 from camkit.engine.passes import passes_at_once
 from camkit.engine.streams import Task, in_order
@@ -255,7 +256,9 @@ class Experiment:
                 least = min(in_sight.values())
                 item = next(item for item, share in in_sight.items() if share <= least + LITTLE_MORE)
                 background = self.load(item)
-                if background is not None and background.tensor.shape == picture.tensor.shape:
+                if background is not None and (
+                    self.plan.with_regions or background.tensor.shape == picture.tensor.shape
+                ):
                     backgrounds[item.name] = background
                     break
                 del in_sight[item]
@@ -283,10 +286,11 @@ class Experiment:
         return coarse(picture.silhouettes)
 
     def answers(self, pictures: Sequence[Float[Tensor, "c h w"]], label: str) -> list[Answer]:
-        """Return the answers to edits of pictures of a class."""
+        """Return a classifier's answers to edits of pictures of a class."""
         size = self.plan.batch_size
+        item = next(item for item in self.plan.sample if item.label == label)
         batches = (list(pictures[start : start + size]) for start in range(0, len(pictures), size))
-        return [answer for batch in batches for answer in self.plan.answer(torch.stack(batch), [label] * len(batch))]
+        return [answer for batch in batches for answer in self.plan.answer(torch.stack(batch), [item] * len(batch))]
 
     def rows(self, items: Sequence[Item]) -> Iterator[Row]:
         """Show the edits of some pictures of the sample to the model, and yield a row of answers for each picture.
@@ -326,7 +330,7 @@ class Experiment:
 
     def _answered(self, batch: list[_Shown]) -> list[tuple[_Shown, Answer]]:
         tensors = torch.stack([edited.tensor for edited in batch])
-        answers = self.plan.answer(tensors, [edited.item.label for edited in batch])
+        answers = self.plan.answer(tensors, [edited.item for edited in batch])
         return list(zip(batch, answers, strict=True))
 
 

@@ -72,6 +72,8 @@ def check_sanity(plan: Plan, items: Sequence[Item]) -> Sanity:
     check = plan.settings.check
     if isinstance(plan.model.module, BlackBox):
         return Sanity(None, None, (), ("a black box has no weights and no gradients to compare its heat with",))
+    if plan.detects:
+        return Sanity(None, None, (), ("the check draws no heat of detectors; camkit explain draws that of each box",))
     chosen = stratified(items, SANITY_PICTURES, SANITY_PICTURES, check.seed)[:SANITY_PICTURES]
     maps = _maps(plan.explain(chosen))
     hirescam_maps = _maps(plan.explain(chosen, method="hirescam"))

@@ -203,7 +203,7 @@ class Showcase:
         if not edits or picture is None:
             return None
         shown = {edit: make() for edit, make in edits.items() if self._title(edit)}
-        answers = self._plan.answer(torch.stack(list(shown.values())), [item.label] * len(shown))
+        answers = self._plan.answer(torch.stack(list(shown.values())), [item] * len(shown))
         own = self._plan.matched.indices[item.label]
         edited = [
             Panel(
