@@ -68,6 +68,15 @@ def _probabilities(logits: Float[Tensor, "n outputs"]) -> Float[Tensor, "n outpu
     return probabilities
 
 
+def found_if(threshold: float | int) -> str:
+    """Say when a picture counts as found."""
+    return (
+        "a picture counts as found if the detector finds at least half of its objects of its class: a box of the class "
+        f"with a score above {threshold:g}, whose intersection over union with the annotated box is at least "
+        f"{OVERLAP:g}"
+    )
+
+
 def answer_of_boxes(
     found: Detections, wanted: Float[Tensor, "k 4"], own: Sequence[int], threshold: float | int
 ) -> Answer:

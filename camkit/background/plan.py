@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.background.answers import NO_ANSWER, Answer, answer_of_boxes, answers_of
+from camkit.background.answers import NO_ANSWER, Answer, answer_of_boxes, answers_of, found_if
 from camkit.background.classes import ClassMatch
 from camkit.background.cues import COMPRESSION, CUES
 from camkit.background.data import Dataset, Item
@@ -145,7 +145,7 @@ class Plan:
     def name_of(self, output: int) -> str:
         """Return the data's class for an output; if there is none, the model's label or the output's number."""
         if output < 0:
-            return "no answer" if output == NO_ANSWER else "nothing"
+            return "no answer" if output == NO_ANSWER else "nothing found"
         label = next((name for name, indices in self.matched.indices.items() if output in indices), None)
         labels = self.model.labels
         return label or (labels[output] if labels and output < len(labels) else f"output {output}")
@@ -318,7 +318,7 @@ def count_outputs(model: LoadedModel, items: Sequence[Item]) -> tuple[int, bool]
             continue
         with quiet_pass(module, device, "fp32"), interruptible():
             output = module(tensor[None].to(device, dtype_of(module)))
-        detects = detections_of(output, 1) is not None
+        detects = bool(detections_of(output, 1)) and bool(_boxes_in(output, 1))
         if not detects:
             count = logits_of(output, 1).shape[1]
         elif model.labels is None:
@@ -382,7 +382,8 @@ def make_plan(
                 "the check of a detector needs the boxes or outlines of the objects; put them beside the pictures, or "
                 f"name them with {advice('regions=...', '--regions')}"
             )
-        data = replace(data, items=tuple(item for item in data.items if item.objects))
+        items = tuple(item for item in data.items if item.objects)
+        data = replace(data, items=items, facts=(*data.facts, found_if(settings.check.threshold)))
     check = settings.check
     usable = [item for item in data.items if item.objects or not with_regions]
     most = max(check.most, len(data.classes) * (settings.limits.least_pictures + SPARE_PICTURES))
