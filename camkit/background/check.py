@@ -89,7 +89,7 @@ def check(
     inconclusive: Inconclusive | None = None,
     **options: Unpack[PlanOptions],
 ) -> CheckResult:
-    """Check whether a classifier may ship, or reads the background.
+    """Check whether a classifier or a detector may ship, or reads the background.
 
     Args:
         model: as for ``camkit.explain``. None uses the config's model; a name is loaded as the config says, with its

@@ -208,7 +208,7 @@ class Showcase:
         edited = [
             Panel(
                 self._title(edit),
-                in_levels(picture.shades, tensor),
+                self._with_wanted(item, in_levels(picture.shades, tensor)),
                 answer.share,
                 self._plan.name_of(answer.output),
                 edit.arm,
@@ -218,6 +218,12 @@ class Showcase:
         ]
         unedited = Panel("picture and region", _with_outline(picture), row.probability, row.answer)
         return Strip(row, (unedited, self._heat_panel(item, picture), *edited))
+
+    def _with_wanted(self, item: Item, pixels: Pixels) -> Pixels:
+        """Draw the boxes that a detector should find; a classifier's picture stays as it is."""
+        for box in self._plan.wanted(item).round().int().tolist() if self._plan.detects else []:
+            cv2.rectangle(pixels, box[:2], [side - 1 for side in box[2:]], _LINE, max(1, min(pixels.shape[:2]) // 150))
+        return pixels
 
     def _title(self, edit: Edit) -> str:
         """Return the title of an edit in a strip; "" if it is not shown."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 checks = App(
     name="check",
-    help="Check whether a classifier may ship, or reads the background.",
+    help="Check whether a classifier or a detector may ship, or reads the background.",
     usage="Usage: camkit check DATA --model NAME [OPTIONS]\n       camkit check init DATA [OPTIONS]",
     console=QuietConsole(),
 )
@@ -159,7 +159,7 @@ def check(
     ray: Ray = False,
     common: Common = Common(),
 ) -> int:
-    """Check whether a classifier may ship, or reads the background.
+    """Check whether a classifier or a detector may ship, or reads the background.
 
     Exit codes: 0 the model may ship; 1 FAIL; 2 the call, the config or the data is wrong; 3 INCONCLUSIVE, or WARN if a
     class could not be tested; 4 the model or the program failed.
