@@ -280,7 +280,10 @@ def photos(state: Path) -> Iterator[Row]:
                 (Path(folder) / kind).symlink_to(animals / kind)  # the regions are named by folder
                 writer.writerows([f"{kind}/{path.name}", label] for path in sorted((animals / kind).iterdir()))
         regions = animals / "instances.json"
-        result = camkit.check(model, table, regions=regions, config={"check": CHECK}, out=state / "nanodet-animals")
+        birds = {"bird": {"expect": [kind for kind, label in ANIMALS.items() if label == "bird"]}}
+        config = {"check": CHECK, "classes": birds}
+        out = state / "nanodet-animals"
+        result = camkit.check(model, table, regions=regions, config=config, out=out, quick=True)
         yield Row("NanoDet", "birds and elephants", result)
 
 
