@@ -94,7 +94,8 @@ def _best(scores: Tensor, boxes: Tensor, least: float = 0.05) -> dict[str, Tenso
 
 def boxes_of(scenes: Scenes) -> Tensor:
     """Return the box (N, 4) around the object of each scene."""
-    return masks_to_boxes(scenes.opacities > 0.2) + torch.tensor([0, 0, 1, 1])
+    boxes: Tensor = masks_to_boxes(scenes.opacities > 0.2)
+    return boxes + torch.tensor([0, 0, 1, 1])
 
 
 def train(scenes: Scenes, seed: int) -> TinyDetector:
