@@ -35,6 +35,7 @@ from scripts.demo.drawn_scenes.drawing import THINGS
 from scripts.lab.lab_models import BATCH, Residual, preprocess
 from scripts.lab.lab_run import write_between
 from scripts.lab.lab_scenes import CLASSES, SIDE, Parts, Recipe, Scenes, draw, load_parts
+from scripts.truth.judge_boxes import NanoDet, letterboxed
 
 PHOTOS = Path(os.environ.get("CAMKIT_TEST_DATA", "../shared/data"))
 
@@ -208,58 +209,25 @@ def drawn(state: Path) -> Iterator[Row]:
             yield Row(name, "drawn scenes", camkit.check(model, data, config={"check": CHECK}, out=out))
 
 
-NAMES = (
-    "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"
-    "bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,backpack,umbrella,handbag,tie,suitcase,frisbee,"
-    "skis,snowboard,sports ball,kite,baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,wine glass,"
-    "cup,fork,knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,hot dog,pizza,donut,cake,chair,couch,"
-    "potted plant,bed,dining table,toilet,tv,laptop,mouse,remote,keyboard,cell phone,microwave,oven,toaster,sink,"
-    "refrigerator,book,clock,vase,scissors,teddy bear,hair drier,toothbrush"
-)
-"""COCO's classes, in the order of NanoDet's scores."""
+class InOnnxRuntime(nn.Module):
+    """An ONNX file as a module without gradients, run on one core."""
 
-INPUT = 416
-_MEAN, _STD = torch.tensor([103.53, 116.28, 123.675]), torch.tensor([57.375, 57.12, 58.395])
+    def __init__(self, graph: bytes) -> None:
+        super().__init__()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
-
-def prepare(picture: Image.Image) -> Tensor:
-    """Return NanoDet's input: the picture with black margins, blue first, and normalised."""
-    times = INPUT / max(picture.size)
-    width, height = (max(1, round(side * times)) for side in picture.size)
-    left, top = (INPUT - width) // 2, (INPUT - height) // 2
-    square = np.zeros((INPUT, INPUT, 3), np.float32)
-    resized = picture.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
-    square[top : top + height, left : left + width] = np.asarray(resized)
-    return ((torch.from_numpy(square).flip(-1) - _MEAN) / _STD).permute(2, 0, 1)
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Return the outputs of the graph, in its order."""
+        return [torch.from_numpy(values) for values in self.session.run(None, {"images": images.numpy()})]
 
 
 def nanodet() -> LoadedModel:
-    """Return NanoDet, run by onnxruntime, as ``camkit check --model FILE.py:nanodet`` takes it."""
-    weights = lzma.decompress((PHOTOS / "detectors" / "nanodet.onnx.xz").read_bytes())
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(weights, options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-
-    def find(pictures: Tensor) -> list[dict[str, Tensor]]:
-        outputs = session.run(None, {"images": pictures.numpy()})
-        return decoded({name: torch.from_numpy(values) for name, values in zip(names, outputs, strict=True)})
-
-    return camkit.black_box(find, labels=NAMES.split(","), preprocess=prepare, name="NanoDet")
-
-
-def decoded(outputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Return each picture's boxes from the scores and the distances of all cells."""
-    boxes, scores = [], []
-    for stride in (8, 16, 32):
-        side = INPUT // stride
-        places = torch.arange(side) * stride + (stride - 1) / 2
-        x, y = places.repeat(side), places.repeat_interleave(side)
-        bins = outputs[f"dist_{stride}"].unflatten(-1, (4, 11)).softmax(-1)
-        left, top, right, bottom = (bins @ torch.arange(11.0) * stride).unbind(-1)
-        boxes.append(torch.stack([x - left, y - top, x + right, y + bottom], -1))
-        scores.append(outputs[f"scores_{stride}"])
-    return [_best(own, of) for own, of in zip(torch.cat(scores, 1), torch.cat(boxes, 1), strict=True)]
+    """Return NanoDet with COCO weights, as ``camkit check --model FILE.py:nanodet`` takes it."""
+    network = NanoDet(InOnnxRuntime(lzma.decompress((PHOTOS / "detectors/nanodet.onnx.xz").read_bytes())))
+    categories = json.loads((PHOTOS / "coco/instances.json").read_text())["categories"]
+    return LoadedModel(network.eval(), "NanoDet", letterboxed, tuple(category["name"] for category in categories))
 
 
 ANIMALS = {"emu": "bird", "flamingo": "bird", "elephant": "elephant"}
