@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import torch
 
+from camkit.background.answers import NO_ANSWER
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
 from camkit.background.classes import ClassMap, match_classes, parse_class_map, question_order, read_class_map
 from camkit.background.data import Dataset, read_data
@@ -27,7 +28,7 @@ from camkit.background.experiment import Answers, Experiment, answers_in
 from camkit.background.heat import Heat
 from camkit.background.journal import EDITS, HEAT, Journal, Row, RowsOf
 from camkit.background.pictures import ImageRow, image_rows
-from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
+from camkit.background.plan import SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
 from camkit.background.report import REPORTS, rendered, words
 from camkit.background.result import CheckResult, Inconclusive, Reports, Run
@@ -88,7 +89,7 @@ def check(
     inconclusive: Inconclusive | None = None,
     **options: Unpack[PlanOptions],
 ) -> CheckResult:
-    """Check whether a classifier may ship, or reads the background.
+    """Check whether a classifier or a detector may ship, or reads the background.
 
     Args:
         model: as for ``camkit.explain``. None uses the config's model; a name is loaded as the config says, with its
@@ -198,10 +199,10 @@ def plan_check(
         also={name: settings.also_allowed(name) for name in settings.classes},
     )
     _refuse_unknown_classes(settings, dataset)
-    outputs = count_outputs(loaded, dataset.items)
+    outputs, detects = count_outputs(loaded, dataset.items)
     counts = Counter(item.label for item in dataset.items)
     matched = match_classes(dataset.classes, loaded.labels, outputs, table, counts)
-    return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date())
+    return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date(), detects=detects)
 
 
 def _merged(settings: Settings, options: PlanOptions, device: torch.device) -> Settings:
@@ -401,6 +402,7 @@ def _judge(
     waived = {name: f"{waiver.reason} (until {waiver.expires})" for name, waiver in waivers.items()}
     exempt = {name: "expect = any" for name in plan.data.classes if settings.expects_anything(name)}
     measures = measure_all(rows, settings.limits, settings.check.seed, {*waived, *exempt}, plan.data.classes)
+    measures = {name: own.of_a(detector=plan.detects) for name, own in measures.items()}
     warnings: dict[str, list[Reason]] = defaultdict(list)
     for finding in findings:
         for name, reasons in finding.warnings.items():

@@ -266,7 +266,29 @@ def _exchange_cue(picture: PreparedPicture, lender: PreparedPicture, cue: str) -
 
 def _paste_on(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
     assert picture.region is not None
-    return paste(picture.tensor, picture.region, background.as_background(fill))
+    return paste(picture.tensor, picture.region, _behind(picture, background, fill))
+
+
+def _behind(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
+    """Return a background for a picture: enlarged and cropped to cover the same part of the input, if they differ."""
+    lent, whole, view = background.as_background(fill), background.shades.view, picture.shades.view
+    if torch.equal(whole, view):
+        return lent
+    (top, bottom, left, right), (first, last, start, end) = _extent(whole), _extent(view)
+    height, width = last - first, end - start
+    times = max(height / (bottom - top), width / (right - left))
+    size = max(height, round(times * (bottom - top))), max(width, round(times * (right - left)))
+    resized = functional.interpolate(lent[None, :, top:bottom, left:right], size, mode="bilinear", antialias=True)[0]
+    down, across = (size[0] - height) // 2, (size[1] - width) // 2
+    covered = picture.tensor.clone()
+    covered[:, first:last, start:end] = resized[:, down : down + height, across : across + width]
+    return covered
+
+
+def _extent(view: Bool[Tensor, "h w"]) -> tuple[int, int, int, int]:
+    """Return the top, bottom, left and right of the part of an input that shows the picture."""
+    rows, columns = (torch.nonzero(view.any(axis)).flatten() for axis in (1, 0))
+    return int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
 
 
 def _exchange_ring(

@@ -98,6 +98,7 @@ class Effect:
             model may recognise a place without relying on it, and only if there are enough groups to test that gap.
         least_groups: how many groups of pictures the effect needs to be significant, if it has too few for that
             whatever the answers; otherwise the fewest groups that give an interval.
+        of_detector: whether the model is a detector, which finds objects.
     """
 
     name: EffectName
@@ -111,6 +112,7 @@ class Effect:
     enough: bool = True
     counts: bool = True
     least_groups: int = MIN_GROUPS
+    of_detector: bool = False
 
     @property
     def scope(self) -> Scope:
@@ -311,6 +313,11 @@ class Measures:
         """The effects of the statistics of the whole picture that were measured."""
         measured = {name: self.effects[name].mean for name in sorted(CUE_NAMES) if name in self.effects}
         return {name: effect for name, effect in measured.items() if effect is not None}
+
+    def of_a(self, *, detector: bool) -> Measures:
+        """Return the measures of a classifier or of a detector, whose effects have other words."""
+        effects = {name: replace(effect, of_detector=detector) for name, effect in self.effects.items()}
+        return replace(self, effects=effects)
 
     @property
     def counting(self) -> list[Effect]:

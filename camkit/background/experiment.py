@@ -16,11 +16,12 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from camkit.background.answers import Answer
 from camkit.background.cues import COMPRESSION
 from camkit.background.data import Item
 from camkit.background.edits import Backgrounds, Edit, Edits, PreparedPicture, cue_edits, region_edits, ring_edits
 from camkit.background.journal import EDITS, Row
-from camkit.background.plan import Answer, Plan
+from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region, widened_boxes
 from camkit.engine.passes import passes_at_once
 from camkit.engine.streams import Task, in_order
@@ -74,33 +75,41 @@ def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: i
     groups = {label: len({item.group for item in items}) for label, items in by_class.items()}
     enough = [label for label, count in groups.items() if count >= MIN_GROUPS]
     counts = {label: min(MOST_CANDIDATES, max(1, count // _GROUPS_PER_CANDIDATE)) for label, count in groups.items()}
-    rotation = _Rotation(by_class, seed)
+    rotation, spares = _Rotation(by_class, seed), _Rotation(by_class, seed, " to spare")
     turns = Counter[str]()
     drawn: dict[Item, Partners] = {}
     for item in sample:
         others = sorted(set(enough) - {item.label}) or sorted(by_class.keys() - {item.label})
         start, turns[item.label] = turns[item.label], turns[item.label] + wanted
-        rng, entries = own_generator(item.name, seed), range(wanted + _SPARES)
-        in_turn = [others[(start + entry) % len(others)] for entry in entries] if others else []
-        same, other = (
-            [
-                _candidates(item, by_class[label], rotation.next(item, label), counts[label], rng)
-                for label in labels
+        rng, turn = own_generator(item.name, seed), [rotation] * wanted + [spares] * _SPARES
+        in_turn = [others[(start + entry) % len(others)] for entry in range(len(turn))] if others else []
+        own, foreign = (
+            tuple(
+                candidates
+                for backgrounds_of, label in zip(turn, labels, strict=False)
                 if label in by_class
-            ]
-            for labels in ([item.label] * len(entries), in_turn)
+                and (
+                    candidates := _candidates(
+                        item, by_class[label], backgrounds_of.next(item, label), counts[label], rng
+                    )
+                )
+            )
+            for labels in ([item.label] * len(turn), in_turn)
         )
-        own, foreign = tuple(filter(None, same)), tuple(filter(None, other))
         drawn[item] = Partners(own, foreign) if own and foreign else Partners()
     return drawn
 
 
 class _Rotation:
-    """Hands out the backgrounds of a class to the pictures of a class, in a random order that then repeats."""
+    """Hands out the backgrounds of a class to the pictures of a class, in a random order that then repeats.
 
-    def __init__(self, by_class: Mapping[str, Sequence[Item]], seed: int) -> None:
+    ``kind`` changes the order. Spare backgrounds have a rotation of their own: with a common one, each picture would
+    skip the spares of the one before, and in a class of 12 pictures only 3 might ever serve.
+    """
+
+    def __init__(self, by_class: Mapping[str, Sequence[Item]], seed: int, kind: str = "") -> None:
         self._by_class = by_class
-        self._seed = seed
+        self._seed, self._kind = seed, kind
         self._shuffled: dict[tuple[str, str], list[Item]] = {}
         self._handed_out = Counter[tuple[str, str]]()
 
@@ -108,8 +117,9 @@ class _Rotation:
         """Return the next background of a class for a picture; None if all are of the picture's own group."""
         pair = (item.label, label)
         if pair not in self._shuffled:
-            order = own_generator(f"{item.label}\0{label}", self._seed).permutation(len(self._by_class[label]))
-            self._shuffled[pair] = [self._by_class[label][number] for number in order.tolist()]
+            random = own_generator(f"{item.label}\0{label}{self._kind}", self._seed)
+            order = random.permutation(len(self._by_class[label])).tolist()
+            self._shuffled[pair] = [self._by_class[label][number] for number in order]
         backgrounds = self._shuffled[pair]
         for _ in backgrounds:
             self._handed_out[pair] += 1
@@ -255,7 +265,9 @@ class Experiment:
                 least = min(in_sight.values())
                 item = next(item for item, share in in_sight.items() if share <= least + LITTLE_MORE)
                 background = self.load(item)
-                if background is not None and background.tensor.shape == picture.tensor.shape:
+                if background is not None and (
+                    self.plan.with_regions or background.tensor.shape == picture.tensor.shape
+                ):
                     backgrounds[item.name] = background
                     break
                 del in_sight[item]
@@ -283,10 +295,11 @@ class Experiment:
         return coarse(picture.silhouettes)
 
     def answers(self, pictures: Sequence[Float[Tensor, "c h w"]], label: str) -> list[Answer]:
-        """Return the answers to edits of pictures of a class."""
+        """Return a classifier's answers to edits of pictures of a class."""
         size = self.plan.batch_size
+        item = next(item for item in self.plan.sample if item.label == label)
         batches = (list(pictures[start : start + size]) for start in range(0, len(pictures), size))
-        return [answer for batch in batches for answer in self.plan.answer(torch.stack(batch), [label] * len(batch))]
+        return [answer for batch in batches for answer in self.plan.answer(torch.stack(batch), [item] * len(batch))]
 
     def rows(self, items: Sequence[Item]) -> Iterator[Row]:
         """Show the edits of some pictures of the sample to the model, and yield a row of answers for each picture.
@@ -326,7 +339,7 @@ class Experiment:
 
     def _answered(self, batch: list[_Shown]) -> list[tuple[_Shown, Answer]]:
         tensors = torch.stack([edited.tensor for edited in batch])
-        answers = self.plan.answer(tensors, [edited.item.label for edited in batch])
+        answers = self.plan.answer(tensors, [edited.item for edited in batch])
         return list(zip(batch, answers, strict=True))
 
 

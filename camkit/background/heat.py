@@ -18,10 +18,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from camkit.background.answers import NO_ANSWER, Answer, answers_of
 from camkit.background.data import Item
 from camkit.background.edits import outer_ring
 from camkit.background.journal import HEAT, Journal, Row, how_to_start_again
-from camkit.background.plan import NO_ANSWER, Answer, Plan, answers_of
+from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region, picture_size
 from camkit.engine.heatmap import enlarge, upsample
 from camkit.errors import CamkitError, InputError
@@ -145,14 +146,7 @@ def headroom(within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray,
 
 
 NO_HEAT = "no_heat"
-"""The status of a picture that was not explained, because the model is a black box."""
-
-_WITHOUT_HEAT: Row = {
-    "status": NO_HEAT,
-    "method": "none",
-    "layer": "no layer",
-    "layer_reason": "no heat: the model is a black box",
-}
+"""The status of a picture that was not explained, because the model is a black box or a detector."""
 
 _PATCH = 8
 """Rows and columns to which the pixels behind a cell are resized before they are compared."""
@@ -214,21 +208,27 @@ class Heat:
 
     def _rows_without_heat(self, items: Sequence[Item]) -> Iterator[Row]:
         """Ask the model about pictures, and yield a row for each, in order."""
+        kind = "detector" if self.plan.detects else "black box"
+        layer: Row = {"layer": "no layer", "layer_reason": f"no heat: the model is a {kind}"}
+        without_heat: Row = {"status": NO_HEAT, "method": "none", **layer}
         for start in range(0, len(items), self.plan.batch_size):
             rows: dict[Item, Row] = {}
+            cropped: dict[Item, Row] = {}
             by_shape: dict[tuple[int, ...], dict[Item, Tensor]] = defaultdict(dict)
             part = items[start : start + self.plan.batch_size]
             for item in part:
                 try:
                     tensor = prepare(item.path, self.plan.preprocess, item.name).tensor
+                    if self.plan.detects and not len(self.plan.wanted(item)):
+                        cropped[item] = {"cropped": True}
                     by_shape[tuple(tensor.shape)][item] = tensor
                 except CamkitError as error:
                     rows[item] = _row_of_error(item, error)
             for inputs in by_shape.values():
-                answers = self.plan.answer(torch.stack(list(inputs.values())), [item.label for item in inputs])
+                answers = self.plan.answer(torch.stack(list(inputs.values())), list(inputs))
                 rows |= {item: _answered(item, answer) for item, answer in zip(inputs, answers, strict=True)}
             for item in part:
-                yield rows[item] if "error" in rows[item] else rows[item] | _WITHOUT_HEAT
+                yield rows[item] if "error" in rows[item] else rows[item] | without_heat | cropped.get(item, {})
 
     def _row(self, item: Item, explanation: Explanation | Failure, answer: Answer | None) -> Row:
         try:

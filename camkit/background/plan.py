@@ -11,19 +11,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from camkit.background.answers import NO_ANSWER, Answer, answer_of_boxes, answers_of, found_if
 from camkit.background.classes import ClassMatch
 from camkit.background.cues import COMPRESSION, CUES
 from camkit.background.data import Dataset, Item
+from camkit.background.render import boxes_on_input, in_pixels, picture_size
 from camkit.config.settings import Settings
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, quiet_pass
-from camkit.errors import CamkitError, InputError
+from camkit.errors import CamkitError, InputError, advice
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.images.masks import MaskFile
@@ -36,26 +38,9 @@ from camkit.methods import MethodLike, find_method
 from camkit.models import black_box_in, device_of, dtype_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.targets import EachTarget, logits_of
-from camkit.targets.probabilities import WHOLES, rows_that_sum_to
+from camkit.targets.boxes import Detections
+from camkit.targets.outputs import detections_of
 from camkit.types import Failure, Preprocess
-
-
-class Answer(NamedTuple):
-    """The model's answer to one picture.
-
-    Attributes:
-        output: the output with the highest logit; NO_ANSWER for logits with NaN or infinity.
-        share: the probability of the picture's own class.
-        margin: the best logit of that class minus the best logit of all others.
-    """
-
-    output: int
-    share: float
-    margin: float
-
-
-NO_ANSWER = -1
-"""The output that stands for logits with NaN or infinity."""
 
 _UNREADABLE = "unreadable"
 
@@ -88,7 +73,7 @@ class Plan:
     """A check that is ready to run.
 
     Attributes:
-        model: the classifier.
+        model: the classifier or detector.
         data: the pictures and their objects.
         matched: the model's outputs for each class.
         settings: the settings.
@@ -97,6 +82,7 @@ class Plan:
             also includes classes that may be recognised by anything.
         with_regions: whether any object is annotated.
         today: the day that decides whether waivers are in force.
+        detects: whether the model is a detector.
         files: the hashes of the pictures and masks.
     """
 
@@ -108,6 +94,7 @@ class Plan:
     backgrounds: tuple[Item, ...]
     with_regions: bool
     today: dt.date
+    detects: bool = False
     files: FileHashes = field(default_factory=FileHashes)
 
     @property
@@ -118,7 +105,12 @@ class Plan:
 
     @property
     def draws_heat(self) -> bool:
-        """Whether pictures are explained: those of a black box only by methods that need no layer, such as "rise"."""
+        """Whether pictures are explained: those of a black box only by methods that need no layer, such as "rise".
+
+        A detector's are not.
+        """
+        if self.detects:
+            return False
         method = find_method(self.settings.check.method)
         return black_box_in(self.model.module) is None or (method.need.pictures and not method.layer)
 
@@ -153,7 +145,7 @@ class Plan:
     def name_of(self, output: int) -> str:
         """Return the data's class for an output; if there is none, the model's label or the output's number."""
         if output < 0:
-            return "no answer"
+            return "no answer" if output == NO_ANSWER else "nothing found"
         label = next((name for name, indices in self.matched.indices.items() if output in indices), None)
         labels = self.model.labels
         return label or (labels[output] if labels and output < len(labels) else f"output {output}")
@@ -172,18 +164,44 @@ class Plan:
         """The number of pictures that pass through the model for the heat, and for the experiment."""
         return len(self.data.items), len(self.sample) * self.most_edits
 
-    def answer(self, batch: Float[Tensor, "n c h w"], labels: Sequence[str]) -> list[Answer]:
-        """Classify a batch of edits; ``labels`` has the class of each edit's picture."""
+    def answer(self, batch: Float[Tensor, "n c h w"], items: Sequence[Item]) -> list[Answer]:
+        """Classify a batch of edits, or seek the objects in it; ``items`` has the picture of each edit."""
         module, precision = self.model.module, self.settings.check.precision
         device = device_of(module)
         inputs = batch.to(device, dtype_of(module))
         self.memory.refresh()
         inputs = inputs.to(memory_format=faster_format(module, inputs, precision, self.memory.answers_alike))
         logits: list[Tensor] = []
+        boxes: list[Detections] = []
         for part in inputs.split(len(inputs) if self.memory.keeps_pictures_apart(inputs, len(inputs)) else 1):
             with quiet_pass(module, device, precision, self.memory.record), interruptible():
-                logits.append(logits_of(module(part), len(part)).float().cpu())
-        return answers_of(torch.cat(logits), [self.matched.indices[label] for label in labels])
+                output = module(part)
+                if self.detects:
+                    boxes += _boxes_in(output, len(part))
+                else:
+                    logits.append(logits_of(output, len(part)).float().cpu())
+        classes = [self.matched.indices[item.label] for item in items]
+        if not self.detects:
+            return answers_of(torch.cat(logits), classes)
+        threshold, wanted = self.settings.check.threshold, [self.wanted(item) for item in items]
+        return [answer_of_boxes(*of_picture, threshold) for of_picture in zip(boxes, wanted, classes, strict=True)]
+
+    def wanted(self, item: Item) -> Float[Tensor, "k 4"]:
+        """Return the boxes of a picture's objects that a detector should find, in pixels of the input.
+
+        Raises:
+            CamkitError: the picture cannot be read, or its regions cannot be followed through the preprocessing.
+        """
+        if item.name not in self._wanted:
+            size = picture_size(item.path)
+            objects = [in_pixels(annotation, size) for annotation in item.objects]
+            self._wanted[item.name] = boxes_on_input(objects, size, self.preprocess, self.shades.of(size))
+        return self._wanted[item.name]
+
+    @functools.cached_property
+    def _wanted(self) -> dict[str, Float[Tensor, "k 4"]]:
+        """The boxes of the pictures' objects that were asked for, by name."""
+        return {}
 
     def explain(
         self, items: Sequence[Item], *, model: LoadedModel | None = None, method: MethodLike | None = None, **more: Any
@@ -270,36 +288,24 @@ def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:
     return replace(data, items=tuple(kept), left_out=left_out)
 
 
-def answers_of(logits: Float[Tensor, "n outputs"], classes: Sequence[tuple[int, ...]]) -> list[Answer]:
-    """Turn logits (N, outputs) into answers; NO_ANSWER for a row with NaN or infinity.
-
-    ``classes`` has, for each row, the outputs of its picture's class.
-    """
-    own = torch.zeros_like(logits, dtype=torch.bool)
-    for row, indices in enumerate(classes):
-        own[row, list(indices)] = True
-    finite = logits.isfinite().all(1)
-    named = logits.argmax(1).where(finite, NO_ANSWER)
-    shares = (_probabilities(logits) * own).sum(1).where(finite, 0.0)
-    best_own, best_other = (logits.masked_fill(~of, float("-inf")).amax(1) for of in (own, ~own))
-    margins = (best_own - best_other).where(finite, 0.0)
-    return [Answer(*values) for values in zip(named.tolist(), shares.tolist(), margins.tolist(), strict=True)]
-
-
-def _probabilities(logits: Float[Tensor, "n outputs"]) -> Float[Tensor, "n outputs"]:
-    """Return each row's probabilities: the softmax of logits, or the row itself if it already holds probabilities."""
-    probabilities = logits.double().softmax(1)
-    for whole in WHOLES:
-        given = rows_that_sum_to(whole, logits)
-        probabilities[given] = logits[given].double() / whole
-    return probabilities
-
-
-def count_outputs(model: LoadedModel, items: Sequence[Item]) -> int:
-    """Return how many outputs a classifier has, by running it on the first readable picture.
+def _boxes_in(output: Any, batch: int) -> list[Detections]:
+    """Return each picture's boxes.
 
     Raises:
-        InputError: no picture can be read, or the model is not a classifier of two or more classes.
+        InputError: there are none, or they have no labels.
+    """
+    boxes = detections_of(output, batch)
+    if boxes is None or not all("labels" in of_picture for of_picture in boxes):
+        raise InputError("the check of a detector needs boxes with labels, and this one does not return them")
+    return boxes
+
+
+def count_outputs(model: LoadedModel, items: Sequence[Item]) -> tuple[int, bool]:
+    """Return how many outputs a model has and whether it is a detector, by running it on the first readable picture.
+
+    Raises:
+        InputError: no picture can be read, the model does not tell two or more classes apart, or it is a detector
+            whose labels are unknown.
     """
     module, device = model.module, device_of(model.module)
     assert model.preprocess is not None
@@ -311,10 +317,19 @@ def count_outputs(model: LoadedModel, items: Sequence[Item]) -> int:
             failure = error
             continue
         with quiet_pass(module, device, "fp32"), interruptible():
-            count = logits_of(module(tensor[None].to(device, dtype_of(module))), 1).shape[1]
+            output = module(tensor[None].to(device, dtype_of(module)))
+        detects = bool(detections_of(output, 1)) and bool(_boxes_in(output, 1))
+        if not detects:
+            count = logits_of(output, 1).shape[1]
+        elif model.labels is None:
+            labels = advice("labels=[...]", "--labels FILE")
+            raise InputError(f"the labels of this detector are not known; pass them in their order ({labels})")
+        else:
+            count = len(model.labels)
         if count < 2:
-            raise InputError("the check needs a classifier with two or more outputs; this model has one")
-        return count
+            kind = "detector" if detects else "classifier"
+            raise InputError(f"the check needs a {kind} with two or more outputs; this model has one")
+        return count, detects
     raise InputError(f"no picture could be read: {failure}")
 
 
@@ -344,15 +359,35 @@ SPARE_PICTURES = 10
 """How many pictures are drawn for each class beyond the least that must be tested, because some cannot be tested."""
 
 
-def make_plan(model: LoadedModel, data: Dataset, matched: ClassMatch, settings: Settings, today: dt.date) -> Plan:
-    """Leave out duplicates and draw the sample."""
+def make_plan(
+    model: LoadedModel,
+    data: Dataset,
+    matched: ClassMatch,
+    settings: Settings,
+    today: dt.date,
+    *,
+    detects: bool = False,
+) -> Plan:
+    """Leave out duplicates, for a detector also pictures without objects to find, and draw the sample.
+
+    Raises:
+        InputError: the model is a detector, and no picture has an object.
+    """
     files = FileHashes()
     data = without_duplicates(data, files)
     with_regions = any(item.objects for item in data.items)
+    if detects:
+        if not with_regions:
+            raise InputError(
+                "the check of a detector needs the boxes or outlines of the objects; put them beside the pictures, or "
+                f"name them with {advice('regions=...', '--regions')}"
+            )
+        items = tuple(item for item in data.items if item.objects)
+        data = replace(data, items=items, facts=(*data.facts, found_if(settings.check.threshold)))
     check = settings.check
     usable = [item for item in data.items if item.objects or not with_regions]
     most = max(check.most, len(data.classes) * (settings.limits.least_pictures + SPARE_PICTURES))
     drawn = stratified(usable, check.per_class, most, check.seed)
     sample = [item for item in drawn if not settings.expects_anything(item.label)]
     backgrounds = sample if len({item.label for item in sample}) > 1 else drawn
-    return Plan(model, data, matched, settings, tuple(sample), tuple(backgrounds), with_regions, today, files=files)
+    return Plan(model, data, matched, settings, tuple(sample), tuple(backgrounds), with_regions, today, detects, files)

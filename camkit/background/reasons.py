@@ -175,25 +175,26 @@ def in_words(effect: Effect) -> str:
     first, second = (f"{share:.0%}" for share in effect.mean.accuracies)
     rings = set(effect.by_fill) == {RING}  # the data has no regions
     on, backgrounds, objects = ("with", "outer rings", "pictures") if rings else ("on", "backgrounds", "objects")
+    model, recognises = ("the detector", "finds") if effect.of_detector else ("the model", "recognises")
     name = effect.label
     match effect.name:
         case "gap" if name == OVERALL:
             own = f"{first} of the {objects} {on} {backgrounds} of their own class"
-            return f"the model recognises {own} and {second} {on} {backgrounds} of other classes"
+            return f"{model} {recognises} {own} and {second} {on} {backgrounds} of other classes"
         case "gap":
             own = f"{first} of the {name} {objects} {on} {name} {backgrounds}"
-            return f"the model recognises {own} and {second} {on} others"
+            return f"{model} {recognises} {own} and {second} {on} others"
         case "attraction":
             answers = f'calls {first} of the other {objects} "{name}" (elsewhere {second})'
-            return f"{on} {name} {backgrounds}, the model {answers}"
+            return f"{on} {name} {backgrounds}, {model} {answers}"
         case "sufficiency":
             removed = "the middle made grey" if rings else "the object removed"
-            return (
-                f"with {removed}, the model still names the right class for {first} of the pictures (chance {second})"
-            )
+            still = "still finds it in" if effect.of_detector else "still names the right class for"
+            return f"with {removed}, {model} {still} {first} of the pictures (chance {second})"
         case cue:
-            own = f"{first} of the pictures with the {cue} of their own class"
-            return f"the model recognises {own} and {second} with that of other classes"
+            whose = "the objects in " * effect.of_detector
+            own = f"{whose}{first} of the pictures with the {cue} of their own class"
+            return f"{model} {recognises} {own} and {second} with that of other classes"
 
 
 def _figures(measured: MeasuredEffect, limit: float) -> tuple[str, str | None, str | None]:

@@ -8,15 +8,18 @@ from typing import Any
 
 import cv2
 import numpy as np
-from jaxtyping import Bool
+import torch
+from jaxtyping import Bool, Float
 from pycocotools import mask as rle
+from torch import Tensor
 
 from camkit.background.regions.annotations import ObjectAnnotation, clip_box
 from camkit.background.regions.coco import decode_runs
 from camkit.errors import ImageError, brief
 from camkit.images.masks import MaskFile
 from camkit.images.read import open_picture
-from camkit.types import Box
+from camkit.images.regions import Shades, preprocess_region
+from camkit.types import Box, Preprocess
 
 _MARGIN = 0.08
 """Margin around a removed box, as a share of its side: covers shadows, soft edges and boxes drawn too small."""
@@ -95,6 +98,35 @@ def widened_boxes(objects: Sequence[ObjectAnnotation], size: tuple[int, int]) ->
             across, down = (max(_LEAST_MARGIN, _MARGIN * side) for side in (box.right - box.left, box.bottom - box.top))
             region |= _fill_box(Box(box.left - across, box.top - down, box.right + across, box.bottom + down), size)
     return region
+
+
+def boxes_on_input(
+    objects: Sequence[ObjectAnnotation], size: tuple[int, int], preprocess: Preprocess, shades: Shades
+) -> Float[Tensor, "k 4"]:
+    """Return the boxes (left, top, right, bottom) of objects in pixels of the model's input, as far as it shows them.
+
+    An object without a box has one around each connected part of its outline.
+
+    Args:
+        objects: the objects, in pixels of a picture of ``size`` (width, height).
+        size: the size of the picture.
+        preprocess: makes the model's input of the picture.
+        shades: what it makes of black and white pictures of this size.
+    """
+    boxes = [
+        box
+        for annotation in objects
+        for box in (_boxes_of_parts(object_region([annotation], size)) if annotation.box is None else [annotation.box])
+    ]
+    seen = [preprocess_region(_fill_box(box, size), preprocess, shades) > 0.5 for box in boxes]
+    corners = [_corners(region) for region in seen if bool(region.any())]
+    return torch.tensor(corners, dtype=torch.float32).reshape(-1, 4)
+
+
+def _corners(region: Bool[Tensor, "h w"]) -> list[int]:
+    """Return the left, top, right and bottom of the box around a region that is not empty."""
+    rows, columns = (torch.nonzero(region.any(axis)).flatten() for axis in (1, 0))
+    return [int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1]
 
 
 def _fill_box(box: Box, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:

@@ -208,12 +208,12 @@ class Showcase:
         if not edits or picture is None:
             return None
         shown = {edit: make() for edit, make in edits.items() if self._title(edit)}
-        answers = self._plan.answer(torch.stack(list(shown.values())), [item.label] * len(shown))
+        answers = self._plan.answer(torch.stack(list(shown.values())), [item] * len(shown))
         own = self._plan.matched.indices[item.label]
         edited = [
             Panel(
                 self._title(edit),
-                in_levels(picture.shades, tensor),
+                self._with_wanted(item, in_levels(picture.shades, tensor)),
                 answer.share,
                 self._plan.name_of(answer.output),
                 edit.arm,
@@ -223,6 +223,12 @@ class Showcase:
         ]
         unedited = Panel("picture and region", _with_outline(picture), row.probability, row.answer)
         return Strip(row, (unedited, self._heat_panel(item, picture), *edited))
+
+    def _with_wanted(self, item: Item, pixels: Pixels) -> Pixels:
+        """Draw the boxes that a detector should find; a classifier's picture stays as it is."""
+        for box in self._plan.wanted(item).round().int().tolist() if self._plan.detects else []:
+            cv2.rectangle(pixels, box[:2], [side - 1 for side in box[2:]], _LINE, max(1, min(pixels.shape[:2]) // 150))
+        return pixels
 
     def _title(self, edit: Edit) -> str:
         """Return the title of an edit in a strip; "" if it is not shown."""

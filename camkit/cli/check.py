@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 checks = App(
     name="check",
-    help="Check whether a classifier may ship, or reads the background.",
+    help="Check whether a classifier or a detector may ship, or reads the background.",
     usage="Usage: camkit check DATA --model NAME [OPTIONS]\n       camkit check init DATA [OPTIONS]",
     console=QuietConsole(),
 )
@@ -74,6 +74,7 @@ class ExperimentOptions:
         precision: The number format of the computation. Default: fp32.
         ring: The width of the outer ring, as a share of the picture's sides. Default: 0.15.
         ring_is_background: Without regions, let the exchange of the outer ring fail a model; otherwise it only warns.
+        threshold: The score above which a detector's box counts. Default: 0.5.
         shortcuts: If the model does not pass, seek the shortcuts of at most this many classes. Default: 3.
     """
 
@@ -87,6 +88,7 @@ class ExperimentOptions:
     precision: PrecisionName | None = None
     ring: Annotated[float | None, Parameter(metavar="SHARE")] = None
     ring_is_background: Annotated[bool | None, Parameter(negative=())] = None
+    threshold: Annotated[float | None, Parameter(metavar="SCORE")] = None
     shortcuts: Annotated[int | None, Parameter(metavar="NUMBER")] = None
 
 
@@ -157,7 +159,7 @@ def check(
     ray: Ray = False,
     common: Common = Common(),
 ) -> int:
-    """Check whether a classifier may ship, or reads the background.
+    """Check whether a classifier or a detector may ship, or reads the background.
 
     Exit codes: 0 the model may ship; 1 FAIL; 2 the call, the config or the data is wrong; 3 INCONCLUSIVE, or WARN if a
     class could not be tested; 4 the model or the program failed.

@@ -116,6 +116,7 @@ class CheckSection(_Section):
         precision: the floating-point precision of the model.
         ring: width of the outer ring, as a share of the picture's sides.
         ring_is_background: without regions, whether exchanging the ring can fail a model instead of only warn.
+        threshold: the score above which a detector's box counts.
         shortcuts: classes, at most, whose shortcut is sought if the model does not pass. Each takes up to 1,000 passes
             of one picture; 0 saves them.
     """
@@ -130,6 +131,7 @@ class CheckSection(_Section):
     precision: Precision = "fp32"
     ring: float = Field(default=0.15, gt=0, lt=0.5)
     ring_is_background: bool = False
+    threshold: float = Field(default=0.5, ge=0, lt=1)
     shortcuts: int = Field(default=3, ge=0)
 
     @property

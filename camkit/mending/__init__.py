@@ -139,8 +139,8 @@ def _silent(stage: str, done: int, of: int) -> None:
 
 def mended(plan: Plan, progress: Progress) -> MendResult:
     """Mend the model of a planned check. The errors are those of ``mend``."""
-    linear = find_last_linear(plan)
     to_mend, to_prove = halves(plan)
+    linear = find_last_linear(plan)
     before = finish_check(to_prove, None, progress=_named("before", progress))
     pasted = composites(to_mend, lambda done, of: progress("pasting", done, of))
     examples = inputs_of(to_mend, linear, pasted)
@@ -174,6 +174,8 @@ def halves(plan: Plan) -> tuple[Plan, Plan]:
     Raises:
         InputError: the data has no regions, or a class has fewer than two groups.
     """
+    if plan.detects:
+        raise InputError("camkit mends the last linear layer of a classifier, and this model is a detector")
     if not plan.with_regions:
         raise InputError("mending pastes objects on other backgrounds, and this data has no regions of objects")
     labels: dict[str, Counter[str]] = defaultdict(Counter)

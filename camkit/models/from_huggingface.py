@@ -157,7 +157,7 @@ def _loaded(request: Request, name: str) -> LoadedModel:
             f"{request.name} is a {config.model_type} model, which camkit cannot load; "
             + advice(
                 "load it yourself and pass the module, with a function of its output as target",
-                "name one, or a CLIP-like model with --text",
+                "write a factory whose module returns class scores, maps or boxes (--model file.py:factory)",
             )
         )
     request.refuse_text()

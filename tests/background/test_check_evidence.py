@@ -246,10 +246,22 @@ def test_the_other_classes_take_turns_whatever_their_size():
 
     first = Counter(drawn[item].other[0][0].label for item in pictures[:200])
     assert first == {"dog": 100, "fox": 100}
-    dogs = [
-        candidates[0] for item in pictures[:200] for candidates in drawn[item].other if candidates[0].label == "dog"
-    ]
-    assert len(set(dogs[:200])) == 200  # none repeats before all have been first
+    dogs = {drawn[item].other[0][0] for item in pictures[:200] if drawn[item].other[0][0].label == "dog"}
+    assert len(dogs) == 100  # none repeats before all have been first
+
+
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_every_picture_lends_its_background_as_often_as_the_others(wanted: int):
+    pictures = items({"cat": 20, "dog": 20})
+
+    drawn = draw_partners(pictures, pictures, wanted, 0)
+
+    for label, kind in (("cat", "same"), ("dog", "other")):
+        served = [getattr(drawn[item], kind)[:wanted] for item in pictures[:20]]
+        times = Counter(candidates[0] for of_picture in served for candidates in of_picture)
+        assert {item.label for item in times} == {label}
+        assert len(times) == 20
+        assert max(times.values()) <= wanted + 1  # a picture never lends to itself, so one may serve once more
 
 
 def test_a_class_of_few_groups_serves_if_there_is_no_other():

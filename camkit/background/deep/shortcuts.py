@@ -163,8 +163,11 @@ class Shortcuts(Finding):
 
 
 def find(material: Material) -> Shortcuts:
-    """Find the shortcuts of the first few suspects; a class without one is left out. See ``find_shortcut``."""
-    suspects = material.suspects[: material.plan.settings.check.shortcuts]
+    """Find the shortcuts of the first few suspects; a class without one is left out. See ``find_shortcut``.
+
+    None are sought of a detector, which has no answer to a picture without objects.
+    """
+    suspects = [] if material.plan.detects else material.suspects[: material.plan.settings.check.shortcuts]
     found = (find_shortcut(material.experiment, label) for label in suspects)
     return Shortcuts(tuple(shortcut for shortcut in found if shortcut is not None))
 

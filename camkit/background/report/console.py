@@ -33,7 +33,8 @@ def power_notice(plan: Plan) -> Text:
 def cost_notice(plan: Plan, seconds: float) -> Text:
     """Return how many pictures the model will see, and about how long that takes."""
     heat, edits = plan.forwards
-    return Text(f"the model will see {heat} pictures for the heat and up to {edits} edits: {in_words(seconds)}")
+    why = "for the heat" if plan.draws_heat else "as they are"
+    return Text(f"the model will see {heat} pictures {why} and up to {edits} edits: {in_words(seconds)}")
 
 
 def verdict(result: CheckResult) -> Text:

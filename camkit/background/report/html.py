@@ -11,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from camkit.background.answers import found_if
 from camkit.background.deep.kinds import Kinds, Pair
 from camkit.background.effects import LEVELS, OVERALL, EffectName, Level, Measures
 from camkit.background.reasons import in_words, noun
@@ -109,6 +110,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         labs_note=words.LABS_NOTE,
         triptychs=[_triptych(strip) for strip in showcase.triptychs],
         chart=_chart(result),
+        found_if=found_if(plan.settings.check.threshold) if plan.detects else "",
         collect=words.to_collect(result),
         untested=words.untested(result),
         reasons=result.reasons,
@@ -366,7 +368,7 @@ def _details(result: CheckResult) -> list[tuple[str, str]]:
         *words.provenance(result),
         ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
         ("method", result.method),
-        ("pictures shown to the model", f"{heat} for the heat, up to {edits} for the experiment"),
+        ("pictures shown to the model", f"{heat} as they are, up to {edits} for the experiment"),
         ("correlation with HiResCAM's maps", wording.number(sanity.agreement)),
         ("correlation with random weights' maps", wording.number(sanity.randomised)),
         ("seed", str(check.seed)),

@@ -1,0 +1,106 @@
+"""What a model answers to a picture of the check: a classifier by its logits, a detector by its boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torchvision.ops import box_iou
+
+from camkit.targets.boxes import Detections
+from camkit.targets.probabilities import WHOLES, rows_that_sum_to
+
+
+class Answer(NamedTuple):
+    """The model's answer to one picture.
+
+    Attributes:
+        output: the output with the highest logit, or the class of the box at the place of the picture's objects;
+            NO_ANSWER for values with NaN or infinity, and NOTHING_FOUND if there is no such box.
+        share: the probability of the picture's own class, or the score of its box, a mean over the objects.
+        margin: the best logit of that class minus the best logit of all others; the same of scores of boxes.
+    """
+
+    output: int
+    share: float
+    margin: float
+
+
+NO_ANSWER = -1
+"""The output that stands for values with NaN or infinity."""
+
+NOTHING_FOUND = -2
+"""The output that stands for no box at the place of the picture's objects."""
+
+OVERLAP = 0.5
+"""The intersection over union from which a box counts as the box of an object, as in Pascal VOC and COCO's AP50."""
+
+ENOUGH = 0.5
+"""The share of the objects of its class that a detector must find in a picture. With all of them, one small object that
+is missed would make any picture wrong; with one of them, a crowd would hide that the others are lost."""
+
+
+def answers_of(logits: Float[Tensor, "n outputs"], classes: Sequence[tuple[int, ...]]) -> list[Answer]:
+    """Turn logits (N, outputs) into answers; NO_ANSWER for a row with NaN or infinity.
+
+    ``classes`` has, for each row, the outputs of its picture's class.
+    """
+    own = torch.zeros_like(logits, dtype=torch.bool)
+    for row, indices in enumerate(classes):
+        own[row, list(indices)] = True
+    finite = logits.isfinite().all(1)
+    named = logits.argmax(1).where(finite, NO_ANSWER)
+    shares = (_probabilities(logits) * own).sum(1).where(finite, 0.0)
+    best_own, best_other = (logits.masked_fill(~of, float("-inf")).amax(1) for of in (own, ~own))
+    margins = (best_own - best_other).where(finite, 0.0)
+    return [Answer(*values) for values in zip(named.tolist(), shares.tolist(), margins.tolist(), strict=True)]
+
+
+def _probabilities(logits: Float[Tensor, "n outputs"]) -> Float[Tensor, "n outputs"]:
+    """Return each row's probabilities: the softmax of logits, or the row itself if it already holds probabilities."""
+    probabilities = logits.double().softmax(1)
+    for whole in WHOLES:
+        given = rows_that_sum_to(whole, logits)
+        probabilities[given] = logits[given].double() / whole
+    return probabilities
+
+
+def found_if(threshold: float | int) -> str:
+    """Say when a picture counts as found."""
+    return (
+        "a picture counts as found if the detector finds at least half of its objects of its class: a box of the class "
+        f"with a score above {threshold:g}, whose intersection over union with the annotated box is at least "
+        f"{OVERLAP:g}"
+    )
+
+
+def answer_of_boxes(
+    found: Detections, wanted: Float[Tensor, "k 4"], own: Sequence[int], threshold: float | int
+) -> Answer:
+    """Turn a detector's boxes for one picture into its answer.
+
+    It is right if enough of the wanted boxes are found: a box of the class, with a score above the threshold, overlaps
+    each. Otherwise it is the class of the best other box there.
+
+    Args:
+        found: the boxes (n, 4), their scores and their labels (n,).
+        wanted: the boxes of the picture's objects.
+        own: the outputs of the picture's class.
+        threshold: the score above which a box counts.
+    """
+    boxes, scores, labels = (found[name].detach().cpu() for name in ("boxes", "scores", "labels"))
+    scores = scores.float()
+    if not bool(boxes.isfinite().all() and scores.isfinite().all()):
+        return Answer(NO_ANSWER, 0.0, 0.0)
+    if not len(wanted) or not len(boxes):
+        return Answer(NOTHING_FOUND, 0.0, 0.0)
+    there = box_iou(boxes.float(), wanted) >= OVERLAP
+    is_own = torch.isin(labels, torch.tensor(own))
+    best_own, best_other = ((scores[:, None] * (there & of[:, None])).amax(0) for of in (is_own, ~is_own))
+    is_right = bool((best_own > threshold).float().mean() >= ENOUGH)
+    named = there.any(1) & (scores > threshold) & (is_own == is_right)
+    output = int(labels[(scores * named).argmax()]) if bool(named.any()) else NOTHING_FOUND
+    return Answer(output, float(best_own.mean()), float((best_own - best_other).mean()))
