@@ -85,17 +85,13 @@ def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: i
         in_turn = [others[(start + entry) % len(others)] for entry in range(len(turn))] if others else []
         own, foreign = (
             tuple(
-                candidates
-                for backgrounds_of, label in zip(turn, labels, strict=False)
+                _candidates(item, by_class[label], rotating.next(item, label), counts[label], rng)
+                for rotating, label in zip(turn, labels, strict=False)
                 if label in by_class
-                and (
-                    candidates := _candidates(
-                        item, by_class[label], backgrounds_of.next(item, label), counts[label], rng
-                    )
-                )
             )
             for labels in ([item.label] * len(turn), in_turn)
         )
+        own, foreign = tuple(filter(None, own)), tuple(filter(None, foreign))
         drawn[item] = Partners(own, foreign) if own and foreign else Partners()
     return drawn
 
