@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from camkit.drawing.canvas import AMBER, GREY, INK, LINE, Canvas
-from camkit.drawing.text import wrapped
+from camkit.drawing.text import AMBER, GREY, INK, LINE, Canvas, wrapped
 from camkit.types import Pixels
 
 _WIDTH = 256

@@ -11,11 +11,10 @@ import cv2
 import numpy as np
 
 from camkit.comparison.choices import chosen_explainer, chosen_methods
-from camkit.drawing.canvas import GREY, INK, Canvas
 from camkit.drawing.encode import as_html, as_pdf, encode
 from camkit.drawing.figure import percent
 from camkit.drawing.svg import SvgCanvas
-from camkit.drawing.text import wrapped
+from camkit.drawing.text import GREY, INK, Canvas, wrapped
 from camkit.errors import ImageError, InputError, advice
 from camkit.explanation import Explanation
 from camkit.images.files import write_file

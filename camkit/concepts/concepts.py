@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from camkit.drawing.canvas import GREY, INK, PAPER, Canvas
 from camkit.drawing.encode import as_html, encode
 from camkit.drawing.figure import percent, resized, scaled_box, sheet, shown_size
 from camkit.drawing.overlay import blend, stretch
-from camkit.drawing.text import fitting, wrapped
+from camkit.drawing.text import GREY, INK, PAPER, Canvas, fitting, wrapped
 from camkit.engine.heatmap import enlarge
 from camkit.errors import InputError, OutputError
 from camkit.explanation import Explanation

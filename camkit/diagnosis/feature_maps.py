@@ -14,9 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.drawing import overlay
-from camkit.drawing.canvas import GREY, Canvas
 from camkit.drawing.encode import as_html, encode
-from camkit.drawing.text import fitting
+from camkit.drawing.text import GREY, Canvas, fitting
 from camkit.engine.features import to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor

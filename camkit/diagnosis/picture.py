@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from camkit.diagnosis.findings import Finding
 from camkit.diagnosis.layer_statistics import LayerStatistics, magnitude_span
 from camkit.diagnosis.tensor_statistics import DECADES, PER_DECADE, Histogram
-from camkit.drawing.canvas import GREY, INK, LINE, Canvas
-from camkit.drawing.text import Colour, fitting, width_of
+from camkit.drawing.text import GREY, INK, LINE, Canvas, Colour, fitting, width_of
 from camkit.kit.wording import bounded_share, counted, figure
 from camkit.types import Pixels
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from camkit.drawing.canvas import AMBER, GREY, INK, LINE, Canvas
 from camkit.drawing.overlay import colorize
 from camkit.drawing.pixels import Drawable, pixels_of, size_of
-from camkit.drawing.text import Anchor, Colour, wrapped
+from camkit.drawing.text import AMBER, GREY, INK, LINE, Anchor, Canvas, Colour, wrapped
 from camkit.types import Box, Pixels
 
 SMALLEST_SIDE, LARGEST_SIDE = 320, 960

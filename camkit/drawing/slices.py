@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from camkit.drawing.canvas import GREY, Canvas
 from camkit.drawing.figure import resized
 from camkit.drawing.overlay import blend, colorize
+from camkit.drawing.text import GREY, Canvas
 from camkit.types import Pixels
 
 _MOST = 16

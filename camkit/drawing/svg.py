@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import html
 
-from camkit.drawing.canvas import INK, Position
 from camkit.drawing.encode import as_address
-from camkit.drawing.text import Anchor, Colour, legible, width_of
+from camkit.drawing.text import INK, Anchor, Colour, Position, legible, width_of
 from camkit.types import Pixels
 
 _ANCHORS = {"left": "start", "middle": "middle", "right": "end"}

@@ -1,4 +1,4 @@
-"""Lines of text in any script: measuring, shortening, wrapping and drawing them.
+"""Lines of text in any script: measuring, shortening, wrapping and drawing them; and a sheet for text and pictures.
 
 Pillow's own font has the letters of plain English. OpenCV 5 brings fonts for Latin, Greek, Cyrillic, Hebrew, Arabic,
 Chinese, Japanese and Korean, and a line that needs more letters is drawn with these. What no font has is escaped as in
@@ -17,9 +17,19 @@ from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
 from camkit.errors import printable
+from camkit.types import Pixels
 
 Colour: TypeAlias = tuple[int, int, int]
 Anchor: TypeAlias = Literal["left", "middle", "right"]
+
+INK: Colour = (32, 33, 36)
+GREY: Colour = (110, 114, 120)
+LINE: Colour = (222, 224, 228)
+AMBER: Colour = (176, 92, 0)
+PAPER: Colour = (255, 255, 255)
+
+Position: TypeAlias = float | int
+"""Pixels from the left or from the top."""
 
 _ANCHORS = {"left": "lm", "middle": "mm", "right": "rm"}
 _NO_CHARACTER = "\U0010ffff"
@@ -171,3 +181,34 @@ def _with_opencv(words: str, size: int) -> UInt8[np.ndarray, "height width"]:
         paper = np.full((2 * size, max(width, 1)), 255, np.uint8)
         cv2.putText(paper, words, (0, round(size * (1 + _BASELINE))), (0,), font, size)
     return 255 - paper
+
+
+class Canvas:
+    """A white sheet of ``width`` x ``height`` pixels; whatever crosses its edges is cut off."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self._sheet = Image.new("RGB", (width, height), PAPER)
+        self._pen = ImageDraw.Draw(self._sheet)
+
+    def text(
+        self, x: Position, y: Position, words: str, *, size: int = 14, colour: Colour = INK, anchor: Anchor = "left"
+    ) -> None:
+        """Write a line of text centred vertically on ``y``, with its left end, middle or right end at ``x``."""
+        write(self._sheet, x, y, words, size=size, colour=colour, anchor=anchor)
+
+    def box(self, left: Position, top: Position, right: Position, bottom: Position, colour: Colour) -> None:
+        """Fill a rectangle, right and bottom exclusive; one smaller than a pixel is not drawn."""
+        if right - left >= 1 and bottom - top >= 1:
+            self._pen.rectangle((left, top, right - 1, bottom - 1), fill=colour)
+
+    def line(self, start: tuple[Position, Position], end: tuple[Position, Position], colour: Colour = LINE) -> None:
+        """Draw a thin line."""
+        self._pen.line((*start, *end), fill=colour)
+
+    def picture(self, x: int, y: int, pixels: Pixels) -> None:
+        """Paste a picture with its upper left corner at (x, y)."""
+        self._sheet.paste(Image.fromarray(pixels), (x, y))
+
+    def pixels(self) -> Pixels:
+        """Return the sheet as a picture."""
+        return np.asarray(self._sheet)

@@ -14,7 +14,7 @@ from torch import nn
 
 from camkit.errors import InputError, ModelError, advice, did_you_mean
 from camkit.models import from_torchvision
-from camkit.models.black_box import black_box, black_box_in, refuse_black_box
+from camkit.models.black_box import black_box
 from camkit.models.from_file import KINDS
 from camkit.models.from_ultralytics import holds_ultralytics
 from camkit.models.inputs import adapted
@@ -23,9 +23,11 @@ from camkit.models.loaded import Loadable, LoadedModel
 from camkit.models.modules import (
     about_channels,
     about_failure,
+    black_box_in,
     check_tensors,
     device_of,
     dtype_of,
+    refuse_black_box,
     spatial_rank,
     unwrapped,
     usual_batch_size,

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from camkit.errors import LayerError, ModelError, RunError, brief
-from camkit.models.inputs import OneOutput
+from camkit.errors import ModelError, RunError, brief
 from camkit.models.labels import Labels, as_labels
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
@@ -123,24 +122,6 @@ class FileBox(BlackBox):
         if self._batch is None:
             return parts[0]
         return tree_map(lambda *values: torch.cat(values)[:count], *parts)
-
-
-def black_box_in(model: nn.Module) -> BlackBox | None:
-    """Return the black box that a model is, or of which it returns one output; None if it is another model."""
-    while isinstance(model, OneOutput):
-        model = model.model
-    return model if isinstance(model, BlackBox) else None
-
-
-def refuse_black_box(model: nn.Module) -> None:
-    """Refuse a black box where layers are needed.
-
-    Raises:
-        LayerError: the model is one.
-    """
-    box = black_box_in(model)
-    if box is not None:
-        raise LayerError(box.lacks())
 
 
 def _as_floats(value: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from camkit.models.black_box import black_box_in
 from camkit.models.loaded import LoadedModel
+from camkit.models.modules import black_box_in
 
 
 def code_files(model: LoadedModel, *more: Any) -> list[Path]:

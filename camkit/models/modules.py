@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.errors import ModelError, advice
+from camkit.errors import LayerError, ModelError, advice
+from camkit.models.black_box import BlackBox
 from camkit.models.inputs import HeldInputs, OneOutput
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -21,6 +22,24 @@ BLACK_BOX = "camkit.black_box(model), which needs neither layers nor gradients"
 """The way out for models that camkit can only run."""
 
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized", "torch.nn.intrinsic.q")
+
+
+def black_box_in(model: nn.Module) -> BlackBox | None:
+    """Return the black box that a model is, or of which it returns one output; None if it is another model."""
+    while isinstance(model, OneOutput):
+        model = model.model
+    return model if isinstance(model, BlackBox) else None
+
+
+def refuse_black_box(model: nn.Module) -> None:
+    """Refuse a black box where layers are needed.
+
+    Raises:
+        LayerError: the model is one.
+    """
+    box = black_box_in(model)
+    if box is not None:
+        raise LayerError(box.lacks())
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -13,8 +13,7 @@ import cv2
 import numpy as np
 
 from camkit.diagnosis.tensor_statistics import TensorStatistics
-from camkit.drawing.canvas import AMBER, INK, Canvas
-from camkit.drawing.text import fitting
+from camkit.drawing.text import AMBER, INK, Canvas, fitting
 from camkit.errors import InputError, OutputError
 from camkit.types import Pixels
 

@@ -9,10 +9,9 @@ from types import MappingProxyType
 from camkit.background.report import words
 from camkit.background.result import CheckResult
 from camkit.background.showcase import Panel, Showcase, Strip
-from camkit.drawing.canvas import AMBER, GREY, INK, Canvas
 from camkit.drawing.encode import encode
 from camkit.drawing.figure import fitted
-from camkit.drawing.text import Colour, wrapped
+from camkit.drawing.text import AMBER, GREY, INK, Canvas, Colour, wrapped
 from camkit.types import Pixels
 
 _WIDTH = 800
