@@ -208,7 +208,7 @@ def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
     old_heat: Any = gr.update(visible=False, value=None)
     old_answers: Any = gr.update(visible=False, value=None)
     if look.cover is not None:
-        # The heat before is that of the same class, also if the covered picture has another best answer.
+        # The heat before is that of the same class, even if the covered picture has another best answer.
         target = row.target if look.target is None and row is not None else look.target
         asked = replace(look.uncovered, target=target)
         old_heat = gr.update(visible=True, value=_drawn(viewer, asked, alpha))

@@ -22,7 +22,7 @@ _LARGEST_UPLOAD = 64 * 2**20
 """Bytes of a picture that a visitor may upload."""
 
 _LAST_SECONDS = 1
-"""Seconds that answers may take after Ctrl-C: an open page keeps its connection for ever."""
+"""Seconds that open requests may take after Ctrl-C; without a limit, an open page keeps its connection for ever."""
 
 _POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; connect-src 'self'; frame-ancestors 'self'; "
@@ -32,7 +32,7 @@ _POLICY = (
 
 
 def free_port(wanted: int | None) -> socket.socket:
-    """Return a socket that listens at a port: the wanted one, or the first free one.
+    """Return a socket that listens on a port: the wanted one, or the first free one.
 
     Raises:
         InputError: the port is taken.
@@ -76,7 +76,7 @@ def serve(build: Callable[[Path], Any], port: int | None, opened: Callable[[str]
                 opened(f"http://{HOST}:{bound.getsockname()[1]}/")
 
             async def shutdown(self, sockets: Any = None) -> None:
-                logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a page that is still open is no error
+                logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # an open page is not an error
                 await super().shutdown(sockets)
 
         settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=_LAST_SECONDS)

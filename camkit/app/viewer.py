@@ -34,7 +34,7 @@ BOXES = 20
 """The boxes of a detector that can be chosen, best first."""
 
 THRESHOLD = 0.5
-"""The score that a box needs; and the overlap that it needs with a box of the covered picture to be the same one, as in
+"""The score that a box needs, and the overlap from which a box of the covered picture counts as the same one, as in
 the evaluation of COCO."""
 
 FILL_NAMES = ("blur", "mean", "inpaint")
@@ -151,7 +151,7 @@ class Viewer:
 
     @staticmethod
     def _classes(explainer: Explainer, picture: Image.Image, labels: Sequence[str] | None) -> list[Explanation]:
-        """Return the best classes: five, or as many as the model has."""
+        """Return the best classes: five, or all if the model has fewer."""
         for count in range(ANSWERS if labels is None else min(ANSWERS, len(labels)), 1, -1):
             try:
                 return list(explainer.batch([picture], target=top(count)))
@@ -193,7 +193,7 @@ class Viewer:
         return min(boxes_there, key=lambda found: area(found.box), default=None)
 
     def _number(self, look: Look) -> int | None:
-        """Return the place among the answers of the box that is looked at; None if it is not there any more."""
+        """Return the index, among the answers, of the box that is looked at; None if it is not found any more."""
         wanted = self.box(look)
         if wanted is None:
             return None

@@ -20,8 +20,8 @@ class Answer(NamedTuple):
     Attributes:
         output: the output with the highest logit, or the class of the box at the place of the picture's objects;
             NO_ANSWER for values with NaN or infinity, and NOTHING_FOUND if there is no such box.
-        share: the probability of the picture's own class, or the score of its box, a mean over the objects.
-        margin: the best logit of that class minus the best logit of all others; the same of scores of boxes.
+        share: the probability of the picture's own class, or the mean score of the boxes of its objects.
+        margin: the best logit of that class minus the best logit of all others; for a detector, the same with scores.
     """
 
     output: int
@@ -39,8 +39,8 @@ OVERLAP = 0.5
 """The intersection over union from which a box counts as the box of an object, as in Pascal VOC and COCO's AP50."""
 
 ENOUGH = 0.5
-"""The share of the objects of its class that a detector must find in a picture. With all of them, one small object that
-is missed would make any picture wrong; with one of them, a crowd would hide that the others are lost."""
+"""The share of the objects of its class that a detector must find in a picture. If all had to be found, one missed
+small object would make the picture wrong; if one were enough, a crowd would hide that the others are lost."""
 
 
 def answers_of(logits: Float[Tensor, "n outputs"], classes: Sequence[tuple[int, ...]]) -> list[Answer]:
@@ -82,8 +82,8 @@ def answer_of_boxes(
 ) -> Answer:
     """Turn a detector's boxes for one picture into its answer.
 
-    It is right if enough of the wanted boxes are found: a box of the class, with a score above the threshold, overlaps
-    each. Otherwise it is the class of the best other box there.
+    The answer is right if enough of the wanted boxes are found: each must overlap a box of the class with a score above
+    the threshold. Otherwise, the answer is the class of the best other box there.
 
     Args:
         found: the boxes (n, 4), their scores and their labels (n,).

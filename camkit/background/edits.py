@@ -270,7 +270,7 @@ def _paste_on(picture: PreparedPicture, background: PreparedPicture, fill: str) 
 
 
 def _behind(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
-    """Return a background for a picture: enlarged and cropped to cover the same part of the input, if they differ."""
+    """Return a background for a picture: resized and cropped to cover the same part of the input, if the two differ."""
     lent, whole, view = background.as_background(fill), background.shades.view, picture.shades.view
     if torch.equal(whole, view):
         return lent

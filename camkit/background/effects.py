@@ -315,7 +315,7 @@ class Measures:
         return {name: effect for name, effect in measured.items() if effect is not None}
 
     def of_a(self, *, detector: bool) -> Measures:
-        """Return the measures of a classifier or of a detector, whose effects have other words."""
+        """Return the measures with the words for a classifier or for a detector."""
         effects = {name: replace(effect, of_detector=detector) for name, effect in self.effects.items()}
         return replace(self, effects=effects)
 

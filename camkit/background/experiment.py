@@ -100,7 +100,7 @@ class _Rotation:
     """Hands out the backgrounds of a class to the pictures of a class, in a random order that then repeats.
 
     ``kind`` changes the order. Spare backgrounds have a rotation of their own: with a common one, each picture would
-    skip the spares of the one before, and in a class of 12 pictures only 3 might ever serve.
+    skip the spares of the picture before, and in a class of 12 pictures only 3 might ever serve.
     """
 
     def __init__(self, by_class: Mapping[str, Sequence[Item]], seed: int, kind: str = "") -> None:

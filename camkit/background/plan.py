@@ -105,9 +105,9 @@ class Plan:
 
     @property
     def draws_heat(self) -> bool:
-        """Whether pictures are explained: those of a black box only by methods that need no layer, such as "rise".
+        """Whether pictures are explained: never for a detector.
 
-        A detector's are not.
+        For a black box, only by methods that need no layer, such as "rise".
         """
         if self.detects:
             return False
@@ -165,7 +165,7 @@ class Plan:
         return len(self.data.items), len(self.sample) * self.most_edits
 
     def answer(self, batch: Float[Tensor, "n c h w"], items: Sequence[Item]) -> list[Answer]:
-        """Classify a batch of edits, or seek the objects in it; ``items`` has the picture of each edit."""
+        """Classify a batch of edits, or detect the objects in it; ``items`` has the picture of each edit."""
         module, precision = self.model.module, self.settings.check.precision
         device = device_of(module)
         inputs = batch.to(device, dtype_of(module))
@@ -200,7 +200,7 @@ class Plan:
 
     @functools.cached_property
     def _wanted(self) -> dict[str, Float[Tensor, "k 4"]]:
-        """The boxes of the pictures' objects that were asked for, by name."""
+        """The boxes that ``wanted`` has returned so far, by the picture's name."""
         return {}
 
     def explain(
@@ -292,7 +292,7 @@ def _boxes_in(output: Any, batch: int) -> list[Detections]:
     """Return each picture's boxes.
 
     Raises:
-        InputError: there are none, or they have no labels.
+        InputError: the output has no boxes, or the boxes have no labels.
     """
     boxes = detections_of(output, batch)
     if boxes is None or not all("labels" in of_picture for of_picture in boxes):
@@ -368,7 +368,7 @@ def make_plan(
     *,
     detects: bool = False,
 ) -> Plan:
-    """Leave out duplicates, for a detector also pictures without objects to find, and draw the sample.
+    """Leave out duplicates and, for a detector, pictures without objects; then draw the sample.
 
     Raises:
         InputError: the model is a detector, and no picture has an object.

@@ -95,7 +95,7 @@ class Strip:
     def persuasion(self) -> tuple[bool, ...]:
         """How much the triptych says: wrong on the other background, right on its own, right without the object.
 
-        A triptych of two pictures says least of its kind.
+        Among otherwise equal triptychs, one without the third picture says less.
         """
         right = {panel.arm: panel.right for panel in self.triptych}
         is_whole, without = "removed" in right, right.get("removed", False)
@@ -253,7 +253,7 @@ class Showcase:
 def _offence(row: ImageRow) -> tuple[float, bool, float]:
     """Return how much a picture speaks against the model: its gap, then whether it was right without the object.
 
-    Of equal ones, a larger object says more, because people see it in a small picture.
+    If these are equal, a larger object says more, because it is easier to see in a small picture.
     """
     gap = min((row.same[fill] - row.other[fill] for fill in row.same), default=0.0)
     return gap, bool(row.removed) and all(row.removed.values()), row.area or 0.0

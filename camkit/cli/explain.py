@@ -318,7 +318,7 @@ def _slide(
 
 
 def _shown_on_slide(picture: Path, source: Source, targets: TargetOptions, how: HowOptions) -> dict[str, str]:
-    """Return what decides a slide, as words for its name."""
+    """Return the choices behind a slide, as words for its file name."""
     return {
         "picture": str(picture.absolute()),
         "model": source.model or "",

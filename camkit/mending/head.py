@@ -212,7 +212,7 @@ def fit(examples: Examples, strength: float, start: tuple[Tensor, Tensor] | None
 
     The loss is the weighted mean of -log p(own class), plus ``strength`` times the mean squared change of the logits
     that the change of each weight alone makes, summed over the weights of an output. The loss has one minimum;
-    weights and biases ``start`` that are near it save steps.
+    a ``start`` (weights and biases) that is near it saves steps.
     """
     old_weight, old_bias = examples.before
     weight, bias = start or examples.before

@@ -103,7 +103,7 @@ class BlackBox(nn.Module):
 
 
 class FileBox(BlackBox):
-    """A file that camkit can only run, and whose outputs are those of a model: targets find the scores in them.
+    """A file that camkit can only run. It may return anything that a model may; targets find the scores in it.
 
     Raises:
         RunError: (when it is called) the file failed.

@@ -240,7 +240,7 @@ def _with_maps(request: Request, name: str, config: Any, build: Any) -> LoadedMo
 
 
 def _with_prompts(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
-    """Load a network that cuts out what a point or a box names."""
+    """Load a network that segments what is at a point or in a box."""
     request.refuse_text()
     if request.weights is not None:
         raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")

@@ -120,7 +120,7 @@ class Session:
         """Run the file once.
 
         Raises:
-            ModelError: it cannot be run, or returns something other than arrays; ``reason`` says why it is no module.
+            ModelError: it cannot be run, or returns something other than arrays; ``reason`` says why it has no module.
         """
         try:
             outputs = self.outputs(pictures)
@@ -252,8 +252,8 @@ def _converted(
 ) -> tuple[nn.Module | None, str | None]:
     """Return the graph as a module, or None and why not.
 
-    ``pictures`` are those that it is compared with onnxruntime on, each with its tolerance. ``batch`` is how many
-    the file takes; None for any number.
+    On each of the ``pictures`` it is compared with onnxruntime, within a tolerance. ``batch`` is how many pictures the
+    file takes at a time; None for any number.
     """
     if batch not in (None, 1):
         return None, f"it takes exactly {batch} pictures; export it for one, or for any number"

@@ -1,4 +1,4 @@
-"""Hugging Face's networks that cut out what a point or a box names: SAM, SAM-HQ and SAM 2."""
+"""Hugging Face's networks that segment what is at a point or in a box: SAM, SAM-HQ and SAM 2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Promptable(nn.Module):
-    """A network that returns what its decoder needs to cut out things in pictures (Kirillov et al. 2023, SAM).
+    """A network that returns what its decoder needs to segment things in pictures (Kirillov et al. 2023, SAM).
 
     Args:
         model: has ``get_image_embeddings``, and takes ``image_embeddings`` with ``input_points`` or ``input_boxes``.

@@ -50,7 +50,7 @@ def explain_samples(
     numbers, files = samples.values(["id", "filepath"])
     rows = explainer.stream(files, target, on_error="yield")
     written = 0
-    in_order = samples.select(numbers, ordered=True)  # also if a view is sorted by what is written here
+    in_order = samples.select(numbers, ordered=True)  # even if a view is sorted by what is written here
     for sample, row in zip(in_order.iter_samples(autosave=True), rows, strict=True):
         fields = _fields(fo, row)
         for name in ("heat", "answer", "error"):
@@ -63,8 +63,9 @@ def explain_samples(
 def add_verdicts(samples: Any, report: Mapping[str, Any], folder: str | Path, *, field: str = "camkit") -> int:
     """Write the verdicts of a check into the samples of a FiftyOne dataset or view.
 
-    ``camkit_verdict`` is the verdict of the picture's class, and ``camkit_change`` how much more often the answer is
-    right on backgrounds of the own class than on those of other classes. The dataset's ``info`` gets the verdict.
+    ``camkit_verdict`` is the verdict of the picture's class. ``camkit_change`` says how much more often the answer is
+    right on backgrounds of the picture's own class than on those of other classes. The dataset's ``info`` gets the
+    verdict.
 
     Args:
         samples: a dataset or a view of the checked pictures.

@@ -148,7 +148,7 @@ def main_tensor(output: Any) -> Any:
 def rivals(output: Any) -> list[Tensor]:
     """Return the tensors of a tuple or list if more than one could hold class scores (N, K); else an empty list.
 
-    Maps (N, K, h, w) before one of these could be scores too, or the features that they are computed from.
+    Maps (N, K, h, w) before one of these could be scores too, or the features that the scores are computed from.
     """
     if not isinstance(output, (tuple, list)) or isinstance(getattr(output, "logits", None), Tensor):
         return []

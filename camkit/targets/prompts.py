@@ -1,4 +1,4 @@
-"""The target on a network that cuts out what a point or a box names: the mask's mean logit where it is positive."""
+"""The target for networks that segment what is at a point or in a box: the mask's mean logit where it is positive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Points: TypeAlias = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class MaskTarget(OnPicture):
-    """The mask of what a point names, or a box; of several masks, the one that the network expects to be the best.
+    """The mask of what is at a point or in a box; of several masks, the one that the network expects to be the best.
 
     The network returns ``image_embeddings``, and ``decode``: a function of these and of prompts, to masks (N, K, h, w)
     with logits and how good each is (N, K). Prompts are ``input_points`` (N, 1, P, 2) with ``input_labels`` (N, 1, P),
@@ -43,7 +43,7 @@ class MaskTarget(OnPicture):
         """Return the mean logit of each image's mask where it is positive; of all cells if it is nowhere.
 
         Raises:
-            TargetError: the network takes no points and boxes.
+            TargetError: the network takes no points or boxes.
         """
         if not (isinstance(output, dict) and "decode" in output):
             raise TargetError(

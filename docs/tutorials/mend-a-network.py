@@ -2,7 +2,7 @@
 # # Mend a refused network
 #
 # A network that reads the background has often learned the object too, and only its last layer ignores it. Then you do not
-# need new pictures or another training. This tutorial trains such a network, refuses it, mends it, and checks it again.
+# need new pictures or another training run. This tutorial trains such a network, refuses it, mends it, and checks it again.
 #
 # ## The pictures
 #
@@ -83,8 +83,8 @@ Image.fromarray((sample * 255).byte().numpy()).resize((768, 96))
 # %% [markdown]
 # ## The network
 #
-# It is trained on 1,024 such pictures. It is right for nearly all pictures of this kind, and for few if the tints are drawn at
-# random.
+# It is trained on 1,024 such pictures. It is right for nearly all pictures of this kind, and for fewer than half if the tints are
+# drawn at random.
 
 
 # %%
@@ -135,7 +135,7 @@ print(f"tints at random:      {accuracy(model, 0.0):.0%} right")
 # %% [markdown]
 # ## Check, and refuse
 #
-# The check sees a folder of pictures in which the tints go with the classes, as usual.
+# The check sees a folder of pictures in which the tints go with the classes, as in training.
 
 # %%
 options = {
@@ -156,7 +156,7 @@ refused
 # ## Mend
 #
 # `mend` pastes the patterns of half of the pictures on the backgrounds of all classes, and trains the last layer anew. The
-# other half of the pictures gives the figures before and after. `problem` is empty if something was gained.
+# other half of the pictures gives the figures before and after. `problem` is empty if mending helped.
 
 # %%
 mended = camkit.mend(model, "validation/pictures", **options)
@@ -199,4 +199,4 @@ hopeless.problem
 
 # %% [markdown]
 # Train such a network on the pictures that `camkit mend --export` writes.
-# [Mend a refused model](../check.md#mend-a-refused-model) has the command.
+# [Mend a refused model](../check.md#mend-a-refused-model) shows the command.

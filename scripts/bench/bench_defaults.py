@@ -5,7 +5,7 @@
 Each row is a network with seeded random weights and a batch of noise. The calls of a row take turns, so that a slow
 moment of the machine affects all. A number is the median over the rounds of the ratio to the round's plain pass. That
 pass runs under ``inference_mode`` in the memory format that camkit would choose. ``expected`` compares with 16 pictures
-that are passed to it; it keeps what the network returns for them after the first call.
+that are passed to it; after the first call, it keeps what the network returns for them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The check of detectors where the truth is known, and of a real one: does the box survive another background?
+"""Check two detectors whose truth is known, and a real one: do their boxes survive another background?
 
 Two tiny detectors are trained on drawn scenes: for one, each class always stands on its own kind of background; for the
 other, backgrounds are drawn at random. NanoDet with COCO weights is checked on photos. ``drawn`` and ``photos`` choose
-one of the two parts; both write their rows into the page.
+the parts; the rows of all chosen parts go into the page.
 
     python -m scripts.lab.check_detectors drawn photos --state lab/ --markdown scripts/results/validation.md
 """
@@ -195,7 +195,7 @@ HEADER = (
 
 
 def drawn(state: Path) -> Iterator[Row]:
-    """Train a detector with a planted shortcut and one without, and check both on pictures drawn alike."""
+    """Train a detector with a planted shortcut and one without, and check both on pictures drawn in the same way."""
     parts: Parts = load_parts(state, 1)
     for name, correlation in (("planted: each class on its own scene", 1.0), ("the same, scenes at random", 0.0)):
         recipe, random = Recipe(correlation=correlation), torch.Generator().manual_seed(1)
@@ -230,7 +230,7 @@ def nanodet() -> LoadedModel:
 
 
 def photos(state: Path) -> Iterator[Row]:
-    """Check NanoDet on the photos of COCO; classes count from two photos."""
+    """Check NanoDet on the photos of COCO; a class needs only two photos."""
     few = {"check": CHECK, "limits": {"least_pictures": 2}}
     yield Row("NanoDet", "COCO", camkit.check(nanodet(), PHOTOS / "coco", config=few, out=state / "nanodet-coco"))
 

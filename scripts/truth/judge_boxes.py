@@ -1,15 +1,15 @@
-"""Judge the heat of a trained detector's boxes: does it lie on the box's own object, and on the right one of a class?
+"""Judge the heat of a trained detector's boxes: is it on the box's own object, not on another one of its class?
 
     python -m scripts.truth.judge_boxes --data ../shared/data --markdown scripts/results/boxes.md --sheet boxes.png
 
-The detector is NanoDet with COCO weights, an ONNX file that camkit runs as a PyTorch module. Judged are the boxes with
-a score above ``SCORE`` that match an outline of their class in a photo of COCO (intersection over union of 0.5). The
-columns of the table, each a mean over boxes:
+The detector is NanoDet with COCO weights, an ONNX file that camkit runs as a PyTorch module. The script judges the
+boxes with a score above ``SCORE`` that match an outline of their class in a photo of COCO (intersection over union of
+0.5). The columns of the table, each a mean over boxes:
 
 AUROC: the probability that a pixel of the object is hotter than another one of the photo (equal heat counts half).
 maximum: the hottest pixel belongs to the object.
 share: the share of the heat on the object.
-right one: of the heat on objects of this class, the share on this object; of boxes whose photo has another one.
+right one: of the heat on objects of this class, the share on this object; for boxes whose photo has another one.
 drop: how much of the box's score is lost if the hottest pixels, half as many as the object has, are blurred.
 """
 
@@ -60,14 +60,14 @@ _COLUMNS = ("AUROC", "maximum", "share", "right one", "drop")
 
 
 class NanoDet(nn.Module):
-    """The network with its boxes: classes are numbered as COCO's names are, from 0."""
+    """The network with its boxes: classes are numbered in the order of COCO's names, from 0."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, images: Float[Tensor, "n 3 h w"]) -> list[dict[str, Tensor]]:
-        """Return each picture's boxes in pixels of the input, without doubles, best first."""
+        """Return each picture's boxes in pixels of the input, without duplicates, best first."""
         outputs = self.network(images)
         scores, distances = torch.cat(outputs[:3], 1), torch.cat(outputs[3:], 1)
         centres = torch.cat([_centres(SIDE // stride, stride) for stride in _STRIDES])
@@ -92,7 +92,7 @@ def _kept(boxes: Float[Tensor, "cells 4"], scores: Float[Tensor, "cells classes"
 
 
 def letterboxed(picture: Image.Image) -> Float[Tensor, "3 side side"]:
-    """Return a photo as the network takes it: in the middle of a black square, blue before green before red."""
+    """Return a photo as the network takes it: in the middle of a black square, with the channels blue, green, red."""
     scale, left, top = _placing(picture.size)
     width, height = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
     pixels = np.zeros((SIDE, SIDE, 3), np.float32)

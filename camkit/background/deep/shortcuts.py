@@ -165,7 +165,7 @@ class Shortcuts(Finding):
 def find(material: Material) -> Shortcuts:
     """Find the shortcuts of the first few suspects; a class without one is left out. See ``find_shortcut``.
 
-    None are sought of a detector, which has no answer to a picture without objects.
+    It returns none for a detector, which has no answer to a picture without objects.
     """
     suspects = [] if material.plan.detects else material.suspects[: material.plan.settings.check.shortcuts]
     found = (find_shortcut(material.experiment, label) for label in suspects)

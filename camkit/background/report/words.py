@@ -125,7 +125,7 @@ def _pass_sentence(model: str, judged: Mapping[str, Judgement]) -> str:
 
 
 def reliability(verdict: str) -> str:
-    """Say how often a verdict is wrong, by the networks whose truth is known."""
+    """Say how often a verdict is wrong, measured on networks whose truth is known."""
     biased, between, clean, marked = LABS.values()
     total = sum(clean.values())
     lose = "lose 3 or more points of accuracy without their shortcut"
