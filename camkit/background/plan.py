@@ -296,7 +296,7 @@ def _boxes_in(output: Any, batch: int) -> list[Detections]:
     """
     boxes = detections_of(output, batch)
     if boxes is None or not all("labels" in of_picture for of_picture in boxes):
-        raise InputError("the check of a detector needs boxes with labels, and this one does not return them")
+        raise InputError("the check of a detector needs boxes with labels; this model returns none")
     return boxes
 
 
@@ -323,12 +323,14 @@ def count_outputs(model: LoadedModel, items: Sequence[Item]) -> tuple[int, bool]
             count = logits_of(output, 1).shape[1]
         elif model.labels is None:
             labels = advice("labels=[...]", "--labels FILE")
-            raise InputError(f"the labels of this detector are not known; pass them in their order ({labels})")
+            raise InputError(
+                f"the labels of this detector are not known; pass them in the order of its classes ({labels})"
+            )
         else:
             count = len(model.labels)
         if count < 2:
-            kind = "detector" if detects else "classifier"
-            raise InputError(f"the check needs a {kind} with two or more outputs; this model has one")
+            needed = "detector with two or more classes" if detects else "classifier with two or more outputs"
+            raise InputError(f"the check needs a {needed}; this model has one")
         return count, detects
     raise InputError(f"no picture could be read: {failure}")
 

@@ -75,7 +75,7 @@ class ExperimentOptions:
         ring: The width of the outer ring, as a share of the picture's sides. Default: 0.15.
         ring_is_background: Without regions, let the exchange of the outer ring fail a model; otherwise it only warns.
         threshold: The score above which a detector's box counts. Default: 0.5.
-        shortcuts: If the model does not pass, seek the shortcuts of at most this many classes. Default: 3.
+        shortcuts: If the model does not pass, find the shortcuts of at most this many classes. Default: 3.
     """
 
     per_class: Annotated[int | None, Parameter(metavar="NUMBER")] = None

@@ -56,7 +56,7 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
             return scores.flatten(1)
     if isinstance(output, dict) and "decode" in output:
         raise TargetError(
-            "the model cuts out what a point or a box names; pass "
+            "the model segments the object at a point or in a box; pass "
             + advice("target=targets.mask_at(x, y) or targets.mask_in(...)", "--point x,y or --box-prompt l,t,r,b")
         )
     named = [str(key) for key, value in output.items() if _may_score(value, batch)] if isinstance(output, dict) else []

@@ -47,8 +47,8 @@ class MaskTarget(OnPicture):
         """
         if not (isinstance(output, dict) and "decode" in output):
             raise TargetError(
-                f"the model returned {describe(output)}; a point or a box is for networks that cut out what it names, "
-                "such as SAM"
+                f"the model returned {describe(output)}; points and boxes are for networks such as SAM, which "
+                "segment the object there"
             )
         given = torch.tensor(self.on_input or (self.points,) * batch, dtype=torch.float32)  # (N, points, 2)
         given = given.to(_device(output["image_embeddings"]))

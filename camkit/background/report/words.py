@@ -43,7 +43,7 @@ LABS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 LABS_NOTE = (
     "172 networks saw drawn pictures and were judged by an older, stricter rule; 120 saw photographs and were judged "
-    "by today's. The one that failed although it loses less than 3 points loses 38 points on one class."
+    "by today's. One network failed although it loses less than 3 points; it loses 38 points on one class."
 )
 """What a reader of the table must know."""
 
@@ -135,14 +135,15 @@ def reliability(verdict: str) -> str:
             return f"{wrong}, and {biased['FAIL']} of {sum(biased.values())} that do"
         case "WARN":
             wrong = f"{clean['WARN']} of {total} networks that do not rely on the background got a warning"
-            return f"{wrong}, and {between['WARN']} of {sum(between.values())} that do a little"
+            return f"{wrong}, and {between['WARN']} of {sum(between.values())} that rely on it a little"
         case "PASS":
             passed, losing = biased["PASS"] + between["PASS"], sum(biased.values()) + sum(between.values())
-            some = f"{marked['PASS']} of {sum(marked.values())} that lose 8 to 15 on other natural backgrounds did"
-            return f"{passed or 'none'} of {losing} networks that {lose} passed, but {some}"
+            some = f"{marked['PASS']} of {sum(marked.values())} that lose 8 to 15 points on natural backgrounds"
+            return f"{passed or 'none'} of {losing} networks that {lose} passed, but {some} of other classes did"
         case _:
             undecided = f"{clean['INCONCLUSIVE']} of {total} networks that do not rely on the background"
-            return f"{undecided} stay open, and {between['INCONCLUSIVE']} of {sum(between.values())} that do a little"
+            few = f"{between['INCONCLUSIVE']} of {sum(between.values())} that rely on it a little"
+            return f"{undecided} stayed undecided, and {few}"
 
 
 def next_steps(result: CheckResult) -> list[str]:
