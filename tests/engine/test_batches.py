@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,6 +14,7 @@ from tiers import represented_by, rows_represented
 from torch import Tensor, nn
 
 import camkit
+from camkit.background.data import Item
 from camkit.background.plan import Plan
 from camkit.engine.batches import keeps_pictures_apart
 from camkit.engine.record import ModelRecord
@@ -316,7 +318,8 @@ def test_the_check_judges_each_picture_alone(kind: type[Apart]) -> None:
     plan.model, plan.settings, plan.memory = Mock(module=net), Mock(), ModelMemory(net)
     plan.settings.check.precision = "fp32"
     plan.matched = Mock(indices={"cat": (CLASS,)})
-    found = Plan.answer(plan, batch, ["cat"] * len(batch))
+    plan.detects = False
+    found = Plan.answer(plan, batch, [Item("cat.png", Path("cat.png"), "cat", "cat.png")] * len(batch))
     with torch.no_grad():
         shares = [float(net(image[None])[0].softmax(0)[CLASS]) for image in batch]
     assert [answer.share for answer in found] == pytest.approx(shares, rel=1e-5)
