@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from camkit.errors import InputError, brief
-from camkit.kit.effects import shares_right
+from camkit.kit.report_rows import shares_right
 from camkit.tables import Rows
 
 _ORDER = ("FAIL", "WARN", "INCONCLUSIVE", "PASS")

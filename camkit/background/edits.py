@@ -25,7 +25,7 @@ from torch.nn import functional
 from camkit.background import cues
 from camkit.images.filling import fill_smoothly
 from camkit.images.read import LOSSLESS
-from camkit.images.regions import Shades
+from camkit.images.regions import Shades, extent
 
 Arm: TypeAlias = Literal["same", "other", "same-cue", "other-cue", "removed"]
 """What an edit does: paste the object on a background of its own class or of another class, or exchange the outer ring;
@@ -274,7 +274,7 @@ def _behind(picture: PreparedPicture, background: PreparedPicture, fill: str) ->
     lent, whole, view = background.as_background(fill), background.shades.view, picture.shades.view
     if torch.equal(whole, view):
         return lent
-    (top, bottom, left, right), (first, last, start, end) = _extent(whole), _extent(view)
+    (left, top, right, bottom), (start, first, end, last) = extent(whole), extent(view)
     height, width = last - first, end - start
     times = max(height / (bottom - top), width / (right - left))
     size = max(height, round(times * (bottom - top))), max(width, round(times * (right - left)))
@@ -283,12 +283,6 @@ def _behind(picture: PreparedPicture, background: PreparedPicture, fill: str) ->
     covered = picture.tensor.clone()
     covered[:, first:last, start:end] = resized[:, down : down + height, across : across + width]
     return covered
-
-
-def _extent(view: Bool[Tensor, "h w"]) -> tuple[int, int, int, int]:
-    """Return the top, bottom, left and right of the part of an input that shows the picture."""
-    rows, columns = (torch.nonzero(view.any(axis)).flatten() for axis in (1, 0))
-    return int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
 
 
 def _exchange_ring(

@@ -300,6 +300,19 @@ def _boxes_in(output: Any, batch: int) -> list[Detections]:
     return boxes
 
 
+def _labels_of_detector(model: LoadedModel, output: Any) -> Sequence[str]:
+    """Return the labels of a detector.
+
+    Raises:
+        InputError: they are unknown, or its boxes have none.
+    """
+    _boxes_in(output, 1)
+    if model.labels is None:
+        labels = advice("labels=[...]", "--labels FILE")
+        raise InputError(f"the labels of this detector are not known; pass them in the order of its classes ({labels})")
+    return model.labels
+
+
 def count_outputs(model: LoadedModel, items: Sequence[Item]) -> tuple[int, bool]:
     """Return how many outputs a model has and whether it is a detector, by running it on the first readable picture.
 
@@ -318,16 +331,8 @@ def count_outputs(model: LoadedModel, items: Sequence[Item]) -> tuple[int, bool]
             continue
         with quiet_pass(module, device, "fp32"), interruptible():
             output = module(tensor[None].to(device, dtype_of(module)))
-        detects = bool(detections_of(output, 1)) and bool(_boxes_in(output, 1))
-        if not detects:
-            count = logits_of(output, 1).shape[1]
-        elif model.labels is None:
-            labels = advice("labels=[...]", "--labels FILE")
-            raise InputError(
-                f"the labels of this detector are not known; pass them in the order of its classes ({labels})"
-            )
-        else:
-            count = len(model.labels)
+        detects = detections_of(output, 1) is not None
+        count = len(_labels_of_detector(model, output)) if detects else logits_of(output, 1).shape[1]
         if count < 2:
             needed = "detector with two or more classes" if detects else "classifier with two or more outputs"
             raise InputError(f"the check needs a {needed}; this model has one")

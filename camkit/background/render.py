@@ -18,7 +18,7 @@ from camkit.background.regions.coco import decode_runs
 from camkit.errors import ImageError, brief
 from camkit.images.masks import MaskFile
 from camkit.images.read import open_picture
-from camkit.images.regions import Shades, preprocess_region
+from camkit.images.regions import Shades, extent, preprocess_region
 from camkit.types import Box, Preprocess
 
 _MARGIN = 0.08
@@ -119,14 +119,8 @@ def boxes_on_input(
         for box in (_boxes_of_parts(object_region([annotation], size)) if annotation.box is None else [annotation.box])
     ]
     seen = [preprocess_region(_fill_box(box, size), preprocess, shades) > 0.5 for box in boxes]
-    corners = [_corners(region) for region in seen if bool(region.any())]
+    corners = [extent(region) for region in seen if bool(region.any())]
     return torch.tensor(corners, dtype=torch.float32).reshape(-1, 4)
-
-
-def _corners(region: Bool[Tensor, "h w"]) -> list[int]:
-    """Return the left, top, right and bottom of the box around a region that is not empty."""
-    rows, columns = (torch.nonzero(region.any(axis)).flatten() for axis in (1, 0))
-    return [int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1]
 
 
 def _fill_box(box: Box, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:

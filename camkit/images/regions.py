@@ -167,3 +167,9 @@ def preprocess_region(
             "colours"
         )
     return share.clamp(0, 1) * shades.view
+
+
+def extent(region: Bool[Tensor, "h w"]) -> tuple[int, int, int, int]:
+    """Return the left, top, right and bottom of the box around a region, which must not be empty."""
+    rows, columns = (torch.nonzero(region.any(axis)).flatten() for axis in (1, 0))
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1

@@ -229,8 +229,7 @@ def _class_in(mappings: Sequence[Any], config: Any, architectures: Sequence[str]
 def _with_maps(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
     """Load a network that returns maps of classes or of depths."""
     request.refuse_text()
-    if request.weights is not None:
-        raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")
+    request.refuse_weights()
     model = _built(request, build, name, config)
     labels = None if build.__name__.endswith("DepthEstimation") else _labels(config)
     if build is _OF_MAPS[1].get(type(config), None):
@@ -242,15 +241,13 @@ def _with_maps(request: Request, name: str, config: Any, build: Any) -> LoadedMo
 def _with_prompts(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
     """Load a network that segments what is at a point or in a box."""
     request.refuse_text()
-    if request.weights is not None:
-        raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")
+    request.refuse_weights()
     model = _built(request, build, name, config)
     return LoadedModel(Promptable(model), request.name, _prepared(request, name), None)
 
 
 def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
-    if request.weights is not None:
-        raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")
+    request.refuse_weights()
     takes_texts = type(config) in _DETECTORS[1]
     if takes_texts and not request.text:
         raise ModelError(
@@ -272,8 +269,7 @@ def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedM
 def _of_clips(request: Request, name: str, config: Any) -> LoadedModel:
     """Load a classifier of clips."""
     request.refuse_text()
-    if request.weights is not None:
-        raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")
+    request.refuse_weights()
     if request.changes:
         raise ModelError(f"{request.name} takes clips, which its own processor prepares; leave out size, mean and std")
     model = _built(request, transformers.AutoModelForVideoClassification, name, config)
@@ -289,8 +285,7 @@ def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
             f"{request.name} compares pictures with texts; give at least one: "
             + advice("text=['a photo of a dog']", "--text 'a photo of a dog'")
         )
-    if request.weights is not None:
-        raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")
+    request.refuse_weights()
     model: Any = _built(request, transformers.AutoModel, name, config)
     if not hasattr(model, "get_text_features") or not hasattr(model, "logit_scale"):
         raise ModelError(

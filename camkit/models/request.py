@@ -63,6 +63,15 @@ class Request:
         parts = {"size": self.size, "mean": self.mean, "std": self.std}
         return {name: value for name, value in parts.items() if value is not None}
 
+    def refuse_weights(self) -> None:
+        """Refuse weights for a model that comes with its own.
+
+        Raises:
+            ModelError: the request names weights.
+        """
+        if self.weights is not None:
+            raise ModelError(f"{self.name} loads its weights from its own folder; leave out weights")
+
     def refuse_text(self) -> None:
         """Refuse text for a model that takes pictures only.
 

@@ -12,7 +12,7 @@ import numpy as np
 from camkit.errors import InputError
 from camkit.explainer import Explainer
 from camkit.explanation import Explanation
-from camkit.kit.effects import shares_right
+from camkit.kit.report_rows import shares_right
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
 from camkit.types import Failure

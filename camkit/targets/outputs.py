@@ -54,7 +54,7 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
             return scores[:, None]
         if scores.shape[:1] == (batch,) and scores.dim() >= 2 and scores.numel() == batch * scores.shape[1] > 0:
             return scores.flatten(1)
-    if isinstance(output, dict) and "decode" in output:
+    if takes_prompts(output):
         raise TargetError(
             "the model segments the object at a point or in a box; pass "
             + advice("target=targets.mask_at(x, y) or targets.mask_in(...)", "--point x,y or --box-prompt l,t,r,b")
@@ -77,6 +77,11 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
 def _may_score(value: Any, batch: int) -> bool:
     """Tell whether a value could be class scores or maps of them."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() in (2, 4) and len(value) == batch
+
+
+def takes_prompts(output: Any) -> bool:
+    """Tell whether a model returned what its decoder needs to segment the object at a point or in a box."""
+    return isinstance(output, dict) and "decode" in output
 
 
 def maps_of(output: Any, batch: int) -> Float[Tensor, "n k h w"] | None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from camkit.errors import TargetError
-from camkit.targets.outputs import describe
+from camkit.targets.outputs import describe, takes_prompts
 from camkit.targets.scores import OnPicture, Scores, ToInput
 
 Points: TypeAlias = tuple[tuple[float, float], ...]
@@ -45,13 +45,13 @@ class MaskTarget(OnPicture):
         Raises:
             TargetError: the network takes no points or boxes.
         """
-        if not (isinstance(output, dict) and "decode" in output):
+        if not takes_prompts(output):
             raise TargetError(
                 f"the model returned {describe(output)}; points and boxes are for networks such as SAM, which "
                 "segment the object there"
             )
         given = torch.tensor(self.on_input or (self.points,) * batch, dtype=torch.float32)  # (N, points, 2)
-        given = given.to(_device(output["image_embeddings"]))
+        given = given.to(tree_leaves(output["image_embeddings"])[0].device)
         is_point = len(self.points) == 1
         prompts = {"input_points": given[:, None]} if is_point else {"input_boxes": given.flatten(1)[:, None]}
         if is_point:
@@ -68,13 +68,6 @@ class MaskTarget(OnPicture):
             description=f"mask {'at' if is_point else 'in'} {words}",
             quantity=tuple(f"mean logit {part}" for part in where),
         )
-
-
-def _device(embeddings: Any) -> torch.device:
-    first: Any = embeddings
-    while not isinstance(first, Tensor):
-        first = first[0]
-    return first.device
 
 
 def mask_at(x: float | int, y: float | int) -> MaskTarget:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from PIL import Image
 from pycocotools import mask as runs
 from torch import Tensor, nn
-from torchvision.ops import batched_nms, generalized_box_iou_loss, masks_to_boxes, sigmoid_focal_loss
+from torchvision.ops import generalized_box_iou_loss, masks_to_boxes, sigmoid_focal_loss
 
 import camkit
 from camkit.background.pictures import ImageRow
@@ -34,7 +32,7 @@ from scripts.demo.drawn_scenes.drawing import THINGS
 from scripts.lab.lab_models import BATCH, Residual, preprocess
 from scripts.lab.lab_run import write_between
 from scripts.lab.lab_scenes import CLASSES, SIDE, Parts, Recipe, Scenes, draw, load_parts
-from scripts.truth.judge_boxes import NanoDet, letterboxed
+from scripts.truth.judge_boxes import best_boxes, letterboxed, load_detector
 
 PHOTOS = Path(os.environ.get("CAMKIT_TEST_DATA", "../shared/data"))
 
@@ -70,7 +68,7 @@ class TinyDetector(nn.Module):
     def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
         """Return each picture's boxes, as torchvision's detectors do."""
         logits, boxes = self.cells(images)
-        return [_best(of_cells.sigmoid(), own) for of_cells, own in zip(logits, boxes, strict=True)]
+        return [best_boxes(own, of_cells.sigmoid()) for of_cells, own in zip(logits, boxes, strict=True)]
 
 
 def _halve(inputs: int, outputs: int) -> nn.Sequential:
@@ -82,14 +80,6 @@ def centres() -> tuple[Tensor, Tensor]:
     """Return x and y of the middle of each cell, in pixels."""
     places = (torch.arange(SIDE // STRIDE) + 0.5) * STRIDE
     return places.repeat(len(places)), places.repeat_interleave(len(places))
-
-
-def _best(scores: Tensor, boxes: Tensor, least: float = 0.05) -> dict[str, Tensor]:
-    """Return the boxes above a score that no better box of their class overlaps by half, best first."""
-    cells, labels = torch.nonzero(scores > least, as_tuple=True)
-    values = scores[cells, labels]
-    kept = batched_nms(boxes[cells], values, labels, 0.5)
-    return {"boxes": boxes[cells][kept], "scores": values[kept], "labels": labels[kept]}
 
 
 def boxes_of(scenes: Scenes) -> Tensor:
@@ -208,25 +198,12 @@ def drawn(state: Path) -> Iterator[Row]:
             yield Row(name, "drawn scenes", camkit.check(model, data, config={"check": CHECK}, out=out))
 
 
-class InOnnxRuntime(nn.Module):
-    """An ONNX file as a module without gradients, run on one core."""
-
-    def __init__(self, graph: bytes) -> None:
-        super().__init__()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """Return the outputs of the graph, in its order."""
-        return [torch.from_numpy(values) for values in self.session.run(None, {"images": images.numpy()})]
-
-
 def nanodet() -> LoadedModel:
     """Return NanoDet with COCO weights, as ``camkit check --model FILE.py:nanodet`` takes it."""
-    network = NanoDet(InOnnxRuntime(lzma.decompress((PHOTOS / "detectors/nanodet.onnx.xz").read_bytes())))
+    with tempfile.TemporaryDirectory() as folder:
+        network = load_detector(PHOTOS, Path(folder))
     categories = json.loads((PHOTOS / "coco/instances.json").read_text())["categories"]
-    return LoadedModel(network.eval(), "NanoDet", letterboxed, tuple(category["name"] for category in categories))
+    return LoadedModel(network, "NanoDet", letterboxed, tuple(category["name"] for category in categories))
 
 
 def photos(state: Path) -> Iterator[Row]:

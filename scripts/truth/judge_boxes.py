@@ -35,6 +35,7 @@ from torchvision.ops import batched_nms, box_iou
 
 import camkit
 from camkit import targets
+from camkit.images.regions import extent
 from camkit.models import as_model
 from scripts.lab.lab_run import write_between
 from scripts.truth.truth_measures import auroc, share_of_maxima
@@ -74,7 +75,7 @@ class NanoDet(nn.Module):
         strides = torch.cat([torch.full((1, (SIDE // stride) ** 2, 1), stride) for stride in _STRIDES], 1)
         sides = distances.reshape(len(images), -1, 4, _BINS).softmax(-1) @ torch.arange(_BINS).float() * strides
         boxes = torch.cat([centres - sides[..., :2], centres + sides[..., 2:]], -1)
-        return [_kept(*of_picture) for of_picture in zip(boxes, scores, strict=True)]
+        return [best_boxes(*of_picture) for of_picture in zip(boxes, scores, strict=True)]
 
 
 def _centres(cells: int, stride: int) -> Float[Tensor, "cells 2"]:
@@ -83,7 +84,8 @@ def _centres(cells: int, stride: int) -> Float[Tensor, "cells 2"]:
     return torch.stack([columns, rows], -1).reshape(-1, 2)
 
 
-def _kept(boxes: Float[Tensor, "cells 4"], scores: Float[Tensor, "cells classes"]) -> dict[str, Tensor]:
+def best_boxes(boxes: Float[Tensor, "cells 4"], scores: Float[Tensor, "cells classes"]) -> dict[str, Tensor]:
+    """Return the boxes that no better one of their class overlaps by half, best first."""
     cells, labels = torch.nonzero(scores > _LEAST, as_tuple=True)
     found, at = scores[cells, labels], boxes[cells]
     keep = batched_nms(at.detach(), found.detach(), labels, OVERLAP)
@@ -177,10 +179,7 @@ def matched(photo: Photo, found: dict[str, Tensor]) -> Iterator[Judged]:
 
 
 def _box(region: Bool[Tensor, "side side"]) -> Float[Tensor, " 4"]:
-    rows, columns = torch.nonzero(region, as_tuple=True)
-    if not len(rows):
-        return torch.zeros(4)
-    return torch.stack([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]).float()
+    return torch.tensor(extent(region) if bool(region.any()) else (0, 0, 0, 0), dtype=torch.float32)
 
 
 def measures(detector: NanoDet, judged: Judged, heat: Float[Tensor, "side side"]) -> dict[str, float]:

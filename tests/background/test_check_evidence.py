@@ -246,8 +246,11 @@ def test_the_other_classes_take_turns_whatever_their_size():
 
     first = Counter(drawn[item].other[0][0].label for item in pictures[:200])
     assert first == {"dog": 100, "fox": 100}
-    dogs = {drawn[item].other[0][0] for item in pictures[:200] if drawn[item].other[0][0].label == "dog"}
-    assert len(dogs) == 100  # none repeats before all have been first
+    others = [[candidates[0] for candidates in drawn[item].other] for item in pictures[:200]]
+    dogs = [of_picture[0] for of_picture in others if of_picture[0].label == "dog"]
+    assert len(dogs) == len(set(dogs)) == 100  # none repeats before all have been first
+    spares = [background for of_picture in others for background in of_picture[1:] if background.label == "dog"]
+    assert len(set(spares[:200])) == 200
 
 
 @pytest.mark.parametrize("wanted", [1, 2])

@@ -161,8 +161,7 @@ def birds_region(reach: int) -> np.ndarray:
     ]
     picture = Image.new("L", (512, 343))
     ImageDraw.Draw(picture).polygon(outline, fill=255)
-    grown = picture.filter(ImageFilter.MaxFilter(2 * reach + 1)) if reach else picture
-    return np.asarray(grown) > 0
+    return np.asarray(picture.filter(ImageFilter.MaxFilter(2 * reach + 1))) > 0
 
 
 def test_a_chickadee_is_called_one_because_of_the_bird(models, folder):

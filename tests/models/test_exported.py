@@ -434,13 +434,18 @@ def test_pictures_with_their_colours_last_are_passed_so(tmp_path: Path) -> None:
     )
 
 
-def test_metadata_says_how_pictures_are_prepared_and_what_the_classes_are(tmp_path: Path) -> None:
-    file = onnx_file(tmp_path / "m.onnx", small(), batch=1)
+def with_metadata(file: Path, facts: dict[str, str]) -> Path:
+    """Write metadata into an ONNX file, and return the file."""
     graph = onnx.load(file)
-    facts = {"names": "{0: 'plane', 1: 'ship', 2: 'car', 3: 'bird'}", "mean": "[0.5]", "std": "[0.25]"}
     for key, value in facts.items():
         graph.metadata_props.add(key=key, value=value)
     onnx.save(graph, file)
+    return file
+
+
+def test_metadata_says_how_pictures_are_prepared_and_what_the_classes_are(tmp_path: Path) -> None:
+    facts = {"names": "{0: 'plane', 1: 'ship', 2: 'car', 3: 'bird'}", "mean": "[0.5]", "std": "[0.25]"}
+    file = with_metadata(onnx_file(tmp_path / "m.onnx", small(), batch=1), facts)
     loaded = camkit.load_model(str(file))
     assert loaded.labels == ("plane", "ship", "car", "bird")
     assert loaded.preprocess is not None
@@ -454,12 +459,8 @@ def test_metadata_says_how_pictures_are_prepared_and_what_the_classes_are(tmp_pa
 
 
 def test_values_for_pictures_up_to_255_are_not_taken_for_those_up_to_1(tmp_path: Path) -> None:
-    file = onnx_file(tmp_path / "m.onnx", small(), batch=1)
-    graph = onnx.load(file)
     facts = {"mean": "[123.7, 116.3, 103.5]", "std": "[58.4, 57.1, 57.4]", "labels": "plane\nship\ncar\nbird"}
-    for key, value in facts.items():
-        graph.metadata_props.add(key=key, value=value)
-    onnx.save(graph, file)
+    file = with_metadata(onnx_file(tmp_path / "m.onnx", small(), batch=1), facts)
     loaded = camkit.load_model(str(file))
     assert loaded.preprocess is None
     assert loaded.labels == ("plane", "ship", "car", "bird")
