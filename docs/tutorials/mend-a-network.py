@@ -147,7 +147,7 @@ options = {
         ]
     ),
     "labels": CLASSES,
-    "config": {"check": {"pastes": 1, "shortcuts": 0}},
+    "config": {"check": {"shortcuts": 0}},
 }
 refused = camkit.check(model, write("validation", 200, seed=2), **options)
 refused
