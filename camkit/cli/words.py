@@ -44,7 +44,7 @@ def words(
         word: Draw the heat of this word only.
         references: Other pictures of yours to compare with, 8 or more. Default: the other
             pictures, or for a single picture smooth noise that camkit makes.
-        method: expected, attention or attention-expected.
+        method: expected, attention, attention-expected or tam.
         max_new_tokens: The most tokens that the model writes.
         device: cpu, cuda, cuda:1 or mps. Default: the first of CUDA, MPS and CPU.
         out: The folder for each picture's page (.html), sheet of heatmaps (.png) and figures (.json), and for the table

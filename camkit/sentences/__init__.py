@@ -42,7 +42,7 @@ def words(
         processor: the model's processor; by default that of the folder from which the model was loaded.
         words: a sentence to explain instead of the one that the model writes.
         references: other pictures to compare with, a folder or a list; 8 are enough. By default smooth noise.
-        method: "expected", "attention" or "attention-expected"; see docs/words.md.
+        method: "expected", "attention", "attention-expected" or "tam"; see docs/words.md.
         max_new_tokens: the most tokens that the model writes.
         only: draw the heat of this word only.
 

@@ -21,10 +21,11 @@ from camkit.sentences.reading import Known, Reading, read_sentence
 from camkit.sentences.references import read
 from camkit.sentences.result import Words
 from camkit.sentences.sentence import Span
+from camkit.sentences.tam import activation_maps, filtered
 from camkit.sentences.word import PREDICTABLE, Word, explanation_of
 from camkit.types import ImageLike, ReferenceScores, ReferencesLike
 
-Method: TypeAlias = Literal["expected", "attention", "attention-expected"]
+Method: TypeAlias = Literal["expected", "attention", "attention-expected", "tam"]
 METHODS: tuple[str, ...] = get_args(Method)
 DEFAULT: Method = "expected"
 
@@ -69,6 +70,9 @@ def _wanted(found: Sequence[Span], only: str | None, sentence: str) -> list[int]
 def _heat(reading: Reading, wanted: Sequence[int], method: str) -> dict[int, Float[Tensor, "h w"]]:
     """Return the heat of the chosen words on the picture's grid."""
     chosen = [reading.spans[number] for number in wanted]
+    if method == "tam":
+        activated = activation_maps(reading.cut, reading.text, chosen)
+        return {number: filtered(reading.places.drawn(each)) for number, each in zip(wanted, activated, strict=True)}
     maps: Tensor | None = None
     if method != "attention":
         maps = expected_gradients(reading.cut, reading.tokens, functools.partial(reading.score, chosen=chosen))

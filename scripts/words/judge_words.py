@@ -4,7 +4,10 @@
 
 ``needs_picture`` and three simpler figures are judged by AUROC between words that something in the picture decides and
 words that nothing in it decides. Heat is judged on the pixels that decide the word: AUROC, whether the maximum lies on
-them (pointing), and whether the right one of two toys has more heat (right of two).
+them (pointing), and whether the right one of two toys has more heat (right of two). And by the model itself: how
+probable a word stays if its hottest cells come from other pictures (deleted) and if only they are kept (kept), as means
+over a tenth, a fifth and three tenths of the cells. Last, each scene is drawn again with one toy or the ground changed:
+this says whether the model follows what the scenes say decides a word.
 """
 
 from __future__ import annotations
@@ -30,11 +33,14 @@ from camkit.sentences.inputs import Inputs
 from camkit.sentences.reading import Known, Reading, read_sentence
 from camkit.sentences.scores import log_probabilities
 from camkit.sentences.sentence import Span
+from camkit.sentences.tam import activation_maps, filtered
 from scripts.words.word_model import PROMPT, load
 from scripts.words.word_scenes import IN_PICTURE, SIDE, Scene, SceneWord, draw
 
-SEED, REFERENCE_SEED = 3, 4
+SEED, REFERENCE_SEED, GROUND_SEED = 3, 4, 5
 REFERENCES = 8
+SHARES = 0.1, 0.2, 0.3
+"""Of the cells, which are deleted or kept."""
 WINDOW, STEP = 3, 2
 """Cells of a window of the slow reference, and from one window to the next."""
 Maps: TypeAlias = dict[str, Tensor]
@@ -61,7 +67,8 @@ def main() -> None:
         )
         known = words_known(others)
         asked, right = asked + 1, right + all(known)
-        rows += list(judged(number, scene, noise, others, known))
+        redrawn = read_sentence(model, inputs, picture, scene.sentence, altered(scene, number), 40, looks).others
+        rows += list(judged(number, scene, noise, others, redrawn, known))
         given.out.write_text(json.dumps({"asked": asked, "right": right, "rows": rows}))
         print(f"{number}: {time.monotonic() - start:.0f} s, {right} of {asked} right", flush=True)
     print(table(given.out))
@@ -75,10 +82,33 @@ def words_known(reading: Reading) -> list[bool]:
     return [all(best[place - 1] == reading.text.ids[place] for place in each) for each in places]
 
 
+def altered(scene: Scene, number: int) -> list[Image.Image]:
+    """Return the scene without each toy, and with its toys on another ground."""
+    ground = next(word.text for word in scene.words if word.cause == "ground")
+    grounds = (draw((GROUND_SEED, number, further)) for further in range(100))
+    other = next(each.empty for each in grounds if ground not in each.sentence.split())
+    changed = [*(scene.without(toy) for toy in range(len(scene.masks))), scene.on(other)]
+    return [Image.fromarray(each) for each in changed]
+
+
+def losses(scene: Scene, word: SceneWord, own: float, redrawn: Sequence[float]) -> dict[str, float]:
+    """Return by how many nats a word becomes less probable if what decides it is changed, and if something else is."""
+    toys = [number for number, mask in enumerate(scene.masks) if word.cause == "both" or mask is word.truth]
+    causes = [len(scene.masks)] if word.cause == "ground" else toys
+    lost = [own - each for each in redrawn]
+    rest = [each for number, each in enumerate(lost) if number not in causes]
+    return {"its cause": float(np.mean([lost[number] for number in causes]))} | (
+        {"something else": max(rest)} if rest else {}
+    )
+
+
 def judged(
-    number: int, scene: Scene, noise: Reading, others: Reading, known: Sequence[bool]
+    number: int, scene: Scene, noise: Reading, others: Reading, redrawn: Tensor, known: Sequence[bool]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each word that the model has right, with the measures of its maps if the picture decides it."""
+    """Yield a row for each word that the model has right, with the measures of its maps if the picture decides it.
+
+    ``redrawn`` (R, W) has the words' log-probabilities for the pictures of ``altered``.
+    """
     places = [
         place
         for place, word in enumerate(scene.words)
@@ -86,6 +116,7 @@ def judged(
     ]
     spans = [others.spans[place] for place in places]
     maps = maps_of(noise, others, spans)
+    caused = {name: causal(others, spans, each) for name, each in maps.items()}
     for place, word in enumerate(scene.words):
         if not known[place]:
             continue
@@ -96,7 +127,11 @@ def judged(
         row["hidden"] = float(others.own[place] - others.hidden[place])
         if place in places:
             chosen = places.index(place)
-            row["heat"] = {name: measures(others.places.drawn(each[chosen]), word) for name, each in maps.items()}
+            row["redrawn"] = losses(scene, word, float(others.own[place]), redrawn[:, place].tolist())
+            row["heat"] = {
+                name: measures(others.places.drawn(each[chosen]), word) | caused[name][chosen]
+                for name, each in maps.items()
+            }
         yield row
 
 
@@ -109,6 +144,7 @@ def maps_of(noise: Reading, others: Reading, spans: Sequence[Span]) -> Maps:
     attention = attention_rows(others.cut, rows)
     gradient = gradients(others, spans)
     count, side = len(spans), len(others.places.rows)
+    activated = activation_maps(others.cut, others.text, spans)
     random = torch.rand(count, len(tokens), generator=torch.Generator().manual_seed(len(spans)))
     place = torch.linspace(-1, 1, side)
     blob = (-(place[:, None] ** 2) - place**2).exp().flatten().expand(count, -1)
@@ -119,7 +155,7 @@ def maps_of(noise: Reading, others: Reading, spans: Sequence[Span]) -> Maps:
         "attention row, weighted by gradients": weighted_attention(others, spans, rows),
         "attention row x expected gradients": combined(attention, expected),
         "attention row x expected gradients, smooth noise": combined(attention, of_noise),
-        "TAM-like (a simple form, not the paper's method)": activation_maps(others, spans),
+        "TAM": torch.stack([filtered(each.reshape(side, side)).flatten() for each in activated]),
         "length of the gradient": gradient.norm(dim=-1),
         "gradient x activation": (gradient * tokens).sum(-1),
         "windows replaced and kept (slow)": windows(others, spans),
@@ -163,43 +199,6 @@ def weighted_attention(reading: Reading, spans: Sequence[Span], rows: Sequence[S
 
 
 @torch.no_grad()
-def activation_maps(reading: Reading, spans: Sequence[Span]) -> Tensor:
-    """Return maps in a simple form of the idea of token activation maps (TAM, ICCV 2025), not the paper's method.
-
-    A token's map is the positive part of its logit at each of the picture's tokens. Of that, a multiple of the mean of
-    the earlier tokens' maps is taken away, each weighted by how much that earlier token's state asks for this one; the
-    multiple leaves the least squares. Then each cell becomes the weighted mean of its ranked 3 x 3 neighbours.
-    """
-    cut = reading.cut
-    assert isinstance(cut, DecoderCut)
-    logits = cut.logits(cut.tokens[None])[0]
-    side, first, text = len(reading.places.rows), reading.text.places[0], reading.text.ids
-    at_picture = logits[cut.positions].clamp(min=0)
-    maps = []
-    for span in spans:
-        parts = []
-        for token in span.tokens:
-            wanted = int(text[first + token])
-            own = at_picture[:, wanted]
-            earlier = text[first : first + token]
-            if len(earlier):
-                asks = logits[first - 1 : first + token - 1, wanted].clamp(min=0)
-                other = (at_picture[:, earlier] * asks).sum(1) / asks.sum().clamp(min=1e-6)
-                own = (own - (own @ other) / (other @ other).clamp(min=1e-6) * other).clamp(min=0)
-            parts.append(own)
-        maps.append(ranked(torch.stack(parts).mean(0).reshape(side, side)).flatten())
-    return torch.stack(maps)
-
-
-def ranked(cells: Tensor) -> Tensor:
-    """Return the rank filter: a Gaussian over the ranks of the 3 x 3 neighbours, so that single outliers vanish."""
-    padded = nn.functional.pad(cells[None, None], (1, 1, 1, 1), mode="replicate")
-    ordered = nn.functional.unfold(padded, 3)[0].sort(0).values
-    weights = torch.exp(-0.5 * ((torch.arange(9) - 4) / 1.5) ** 2)
-    return (ordered * (weights / weights.sum())[:, None]).sum(0).reshape(cells.shape)
-
-
-@torch.no_grad()
 def windows(reading: Reading, spans: Sequence[Span], references: int = 2) -> Tensor:
     """Return how much each word loses if a window comes from references, plus what it gains if only it is kept."""
     tokens, side = reading.cut.tokens, len(reading.places.rows)
@@ -216,6 +215,23 @@ def windows(reading: Reading, spans: Sequence[Span], references: int = 2) -> Ten
             total += sign * torch.cat([reading.score(part, spans) for part in versions.split(8)])
     cover = flat[..., 0]
     return (cover.T @ total / cover.sum(0)[:, None]).T
+
+
+@torch.no_grad()
+def causal(reading: Reading, spans: Sequence[Span], maps: Tensor, references: int = 2) -> list[dict[str, float]]:
+    """Return for each word how probable it stays if its hottest cells are deleted, and if only they are kept."""
+    tokens, count = reading.cut.tokens, maps.shape[1]
+    ranks = maps.argsort(1, descending=True).argsort(1)
+    hot = torch.stack([ranks < round(share * count) for share in SHARES], 1)  # (W, S, n)
+    rows = []
+    for number, span in enumerate(spans):
+        own = reading.score(tokens[None], [span]).exp().item()
+        found = {}
+        for name, keep in (("deleted", ~hot[number]), ("kept", hot[number])):
+            versions = [torch.where(keep[..., None], tokens, other) for other in reading.tokens[:references]]
+            found[name] = float(reading.score(torch.cat(versions), [span]).exp().mean()) / own
+        rows.append(found)
+    return rows
 
 
 def measures(raw: Tensor, word: SceneWord) -> dict[str, float]:
@@ -256,26 +272,35 @@ def table(file: Path) -> str:
     for name, title in titles.items():
         sides = [[row[name] for row in rows if (row["cause"] in IN_PICTURE) is decided] for decided in (True, False)]
         lines.append(f"| {title} | {auroc(*map(np.asarray, sides)):.3f} |")
+    lines += ["", *_redrawn(rows), "", *_heat(rows)]
+    return "\n".join(lines)
+
+
+def _redrawn(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the table on scenes drawn again."""
+    yield "| words whose probability at least halves | if their cause is redrawn | if something else is |"
+    yield "|---|---|---|"
+    for cause in IN_PICTURE:
+        found = [row["redrawn"] for row in rows if row["cause"] == cause and "redrawn" in row]
+        shares = (
+            [each[name] >= np.log(2) for each in found if name in each] for name in ("its cause", "something else")
+        )
+        yield f"| {cause} | {' | '.join(f'{np.mean(each):.2f} of {len(each)}' if each else '' for each in shares)} |"
+
+
+def _heat(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the table of methods."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         for method, values in row.get("heat", {}).items():
             found[method][row["cause"]].append(values["auroc"])
-            found[method]["pointing"].append(values["pointing"])
-            if "right of two" in values:
-                found[method]["right"].append(values["right of two"])
-    lines += [
-        "",
-        "| heat | colour | shape | ground | both toys | pointing | right of two |",
-        "|---|---|---|---|---|---|---|",
-    ]
-
-    def mean(values: list[float]) -> str:
-        return f"{np.mean(values):.2f}" if values else ""
-
+            for name, value in values.items():
+                found[method][name].append(value)
+    columns = (*IN_PICTURE, "pointing", "right of two", "deleted", "kept")
+    yield f"| heat | {' | '.join('both toys' if name == 'both' else name for name in columns)} |"
+    yield f"|---{'|---' * len(columns)}|"
     for method, by in found.items():
-        cells = [mean(by[name]) for name in ("colour", "shape", "ground", "both", "pointing", "right")]
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        yield f"| {method} | {' | '.join(f'{np.mean(by[name]):.2f}' if by[name] else '' for name in columns)} |"
 
 
 if __name__ == "__main__":

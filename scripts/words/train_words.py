@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from scripts.words.word_model import PROMPT_TEXT, build, load, processor_for, tokenizer_for
 from scripts.words.word_scenes import COLOURS, GROUNDS, SHAPES, Scene, draw
 
-SCENES, HELD_OUT = 4000, 200
+SCENES, HELD_OUT = 20_000, 200
 TRAINING, TESTING = 1, 2
 """The first number of the scenes' seeds."""
-BATCH, RATE = 16, 2e-3
-SHARE_FOR_ENCODER = 0.15
+BATCH, RATE = 32, 2e-3
+SHARE_FOR_ENCODER = 0.35
 SINKS = (9, 30, 52)
 """The image tokens that collect attention in the model with planted sinks."""
 
@@ -98,6 +98,8 @@ def train_encoder(model: Any, training: Examples, seconds: float) -> None:
     optimizer = torch.optim.AdamW([*tower.parameters(), *heads.parameters()], lr=RATE)
     start = time.monotonic()
     for step, rows in enumerate(batches(len(training.pixels))):
+        done = min((time.monotonic() - start) / seconds, 1)
+        optimizer.param_groups[0]["lr"] = RATE * min((step + 1) / 100, 1) * (1 - done + 0.01)
         hidden = tower(training.pixels[rows], output_hidden_states=True).hidden_states[-2][:, 1:]
         wanted = training.patches[rows]
         parts = heads(hidden).split(sizes, -1)
@@ -109,9 +111,9 @@ def train_encoder(model: Any, training: Examples, seconds: float) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 100 == 0:
+        if step % 100 == 0 or done >= 1:
             print(f"encoder {step}: {[round(float(term), 2) for term in terms]}", flush=True)
-        if time.monotonic() - start > seconds:
+        if done >= 1:
             return
 
 

@@ -72,13 +72,13 @@ def processor_for(tokenizer: PreTrainedTokenizerFast, side: int = SIDE, patch: i
 
 
 def build(
-    tokenizer: PreTrainedTokenizerFast, *, width: int = 96, layers: int = 3, side: int = SIDE, patch: int = CELL
+    tokenizer: PreTrainedTokenizerFast, *, width: int = 128, layers: int = 3, side: int = SIDE, patch: int = CELL
 ) -> LlavaForConditionalGeneration:
     """Return an untrained LLaVA: a ViT of ``side / patch`` cells a side, a projector, and a decoder like LLaMA's."""
     vision = CLIPVisionConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=4,
         num_attention_heads=4,
         image_size=side,
         patch_size=patch,

@@ -72,10 +72,12 @@ class SceneWord:
 class Scene:
     """A picture (64, 64, 3), its sentence word by word, the toys' masks, and what each patch shows (8 x 8 each).
 
-    ``patch_labels`` (64, 3) has the shape, the colour and the ground of each patch; -1 for a patch without a toy.
+    ``empty`` is the same picture without the toys. ``patch_labels`` (64, 3) has the shape, the colour and the ground of
+    each patch; -1 for a patch without a toy.
     """
 
     picture: NDArray[np.uint8]
+    empty: NDArray[np.uint8]
     words: tuple[SceneWord, ...]
     masks: tuple[Mask, ...]
     patch_labels: NDArray[np.int64]
@@ -85,6 +87,14 @@ class Scene:
         """The sentence."""
         return " ".join(word.text for word in self.words)
 
+    def without(self, number: int) -> NDArray[np.uint8]:
+        """Return the picture without one toy."""
+        return np.where(self.masks[number][..., None], self.empty, self.picture)
+
+    def on(self, ground: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the toys on another ground (64, 64, 3)."""
+        return np.where(np.any(self.masks, axis=0)[..., None], self.picture, ground)
+
 
 def draw(seed: tuple[int, ...], *, toys: int | None = None) -> Scene:
     """Draw one scene; the seed decides everything but the number of toys, if that is given."""
@@ -93,17 +103,18 @@ def draw(seed: tuple[int, ...], *, toys: int | None = None) -> Scene:
     ground = str(rng.choice(list(GROUNDS)))
     relation = "left of" if rng.random() < 0.5 else "above"
     placed = [_toy(rng, middle) for middle in _middles(rng, count, relation)]
-    picture = _ground(rng, ground)
-    masks = []
+    empty = _ground(rng, ground)
+    picture, masks = empty.copy(), []
     for toy in placed:
         mask = _inside(toy)
         masks.append(mask)
         shade = np.asarray(COLOURS[toy.colour]) + rng.normal(0, 8, 3)
         picture[mask] = shade
-    picture = np.clip(picture * rng.uniform(0.85, 1.1) + rng.normal(0, 6, picture.shape), 0, 255)
+    light, noise = rng.uniform(0.85, 1.1), rng.normal(0, 6, picture.shape)
+    seen = [np.clip(each * light + noise, 0, 255).astype(np.uint8) for each in (picture, empty)]
     visible = [mask & ~np.any(masks[number + 1 :], axis=0) for number, mask in enumerate(masks)]
     words = _sentence(placed, visible, ground, relation)
-    return Scene(picture.astype(np.uint8), words, tuple(visible), _patch_labels(placed, visible, ground))
+    return Scene(seen[0], seen[1], words, tuple(visible), _patch_labels(placed, visible, ground))
 
 
 def sentence_without_picture(seed: tuple[int, ...]) -> str:

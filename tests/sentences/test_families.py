@@ -12,6 +12,7 @@ from PIL import Image
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import camkit
+from camkit.errors import ModelError
 from camkit.sentences import heat
 from camkit.sentences.loading import load
 from tests.sentences.families import FAMILIES, localised
@@ -113,3 +114,15 @@ def test_references_in_one_pass_are_as_one_after_another(name, monkeypatch):
         maps.append(found[1].explanation.raw)
     np.testing.assert_allclose(maps[0], maps[1], atol=1e-6)
     assert np.abs(maps[0]).max() > 1e-5
+
+
+def test_token_activation_maps_need_logits_at_the_picture():
+    torch.manual_seed(0)
+    bright, plain = pictures()
+    options = {"words": SENTENCE, "references": [plain], "method": "tam"}
+    model, processor = FAMILIES["qwen2_vl"]()
+    found = camkit.words(localised(model).eval(), bright, PROMPT, processor=processor, **options)
+    assert all(np.isfinite(word.explanation.raw).all() and word.explanation.raw.min() >= 0 for word in found)
+    model, processor = FAMILIES["blip"]()
+    with pytest.raises(ModelError, match="BlipForConditionalGeneration has no logits at the picture's tokens"):
+        camkit.words(model.eval(), bright, PROMPT, processor=processor, **options)

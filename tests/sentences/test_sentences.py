@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from results import assert_is_a_result
+from scipy.optimize import minimize_scalar
 
 import camkit
 from camkit.cli import main
@@ -127,7 +128,44 @@ def test_rows_of_attention_are_those_of_the_eager_attention(llava, picture):
     np.testing.assert_allclose(found[2].explanation.raw.ravel(), expected.numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["expected", "attention", "attention-expected"])
+def test_token_activation_maps_follow_the_paper(llava, picture):
+    """The slow reference computes each earlier token's map, fits the multiple by search, and filters cell by cell."""
+    model, processor = llava
+    found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method="tam")
+    ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
+    inputs = processor(text=[PROMPT_TEXT], images=[picture], return_tensors="pt")
+    text = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
+    with torch.no_grad():
+        logits = model(input_ids=text, pixel_values=inputs["pixel_values"]).logits[0].clamp(min=0).double().numpy()
+    text, first = text[0].numpy(), inputs["input_ids"].shape[1]
+    picture_tokens, drawn_maps = np.flatnonzero(text == processor.image_token_id), []
+    for word in (found[0], found[1], found[2]):
+        maps = []
+        for token in word.tokens:
+            place = first + token
+            earlier = [at for at in range(picture_tokens[-1] + 1, place) if text[at] != text[place]]
+            asks = [logits[at, text[place]] for at in earlier]
+            maps_before = [ask * logits[picture_tokens, text[at]] for ask, at in zip(asks, earlier, strict=True)]
+            mean = sum(maps_before) / (sum(asks) + 1e-8)
+            own = logits[picture_tokens, text[place]]
+            best = minimize_scalar(lambda multiple, own=own, mean=mean: ((own - multiple * mean) ** 2).sum()).x
+            maps.append(np.maximum(own - best * mean, 0))
+        side = round(len(picture_tokens) ** 0.5)
+        cells = np.pad(np.mean(maps, 0).reshape(side, side), 1, mode="reflect")
+        expected = np.zeros((side, side))
+        for row in range(side):
+            for column in range(side):
+                window = np.sort(cells[row : row + 3, column : column + 3].ravel())
+                if not window.any():
+                    continue
+                weights = np.exp(-(np.arange(-4, 5) ** 2) / 2 / (window.std() / window.mean()) ** 2)
+                expected[row, column] = (weights * window).sum() / weights.sum()
+        np.testing.assert_allclose(word.explanation.raw, expected, atol=1e-5)
+        drawn_maps.append(expected)
+    assert any(each.any() for each in drawn_maps)
+
+
+@pytest.mark.parametrize("method", ["expected", "attention", "attention-expected", "tam"])
 def test_the_model_comes_back_also_after_an_error(llava, picture, method, monkeypatch):
     model, processor = llava
     model.train()
