@@ -20,12 +20,14 @@ class Reason(NamedTuple):
         text: the full text for one class.
         fails: whether it alone makes the verdict FAIL.
         step: what to do next, if the reason is that something could not be decided.
+        lacks: how many pictures are lacking, if that is the reason.
     """
 
     kind: str
     text: str
     fails: bool = False
     step: str = ""
+    lacks: int = 0
 
 
 WITH_ARTICLE: Mapping[EffectName, str] = {

@@ -416,8 +416,8 @@ def _obstacles(
     elif measures.tested < limits.least_pictures:
         kind = f"fewer than {limits.least_pictures} pictures could be tested"
         text = f"only {measures.tested} pictures could be tested; the check needs {limits.least_pictures}"
-        step = f"add at least {limits.least_pictures - measures.tested} pictures{of} with regions"
-        reasons.append(Reason(kind, text, step=step))
+        lacks = limits.least_pictures - measures.tested
+        reasons.append(Reason(kind, text, step=f"add at least {lacks} pictures{of}, with regions", lacks=lacks))
     needed_objects = _min_pictures("attraction", limits)
     shown = _pictures(measures.attraction)
     if measures.attraction.by_fill and measures.tested >= limits.least_pictures and shown < needed_objects:

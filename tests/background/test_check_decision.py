@@ -284,7 +284,7 @@ def test_a_warning_beside_a_class_that_could_not_be_tested_names_measured():
     assert (found.verdict, found.findings.untested) == ("WARN", True)
     assert any(reason.text.startswith("bird: ") for reason in found.reasons)
     (untested,) = [reason for reason in found.reasons if reason.text.startswith("wolf: only 20 pictures")]
-    assert untested.step == "add at least 10 pictures of wolf with regions"
+    assert untested.step == "add at least 10 pictures of wolf, with regions"
 
 
 def few(name="bird"):

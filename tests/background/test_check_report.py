@@ -122,6 +122,28 @@ def test_an_undecided_check_names_the_next_step(result):
         assert "add about 40 to 250 pictures" in text
 
 
+def test_classes_with_too_few_pictures_are_one_step(result):
+    def undecided(**lacking):
+        own = {
+            name: replace(result.judged[name], verdict="INCONCLUSIVE", reasons=(Reason("few", "few", lacks=lacks),))
+            for name, lacks in lacking.items()
+        }
+        few = Reason("few", "few", step="add at least 10 pictures, with regions", lacks=10)
+        other = Reason("open", "a gap is open", step="add about 40 to 250 pictures")
+        whole = replace(result.judged[OVERALL], verdict="INCONCLUSIVE", reasons=(few, other))
+        return words.next_steps(replace(result, judged={**result.judged, **own, OVERALL: whole}))
+
+    first, second, *_ = (name for name in result.judged if name != OVERALL)
+    same, different = undecided(**{first: 25, second: 25}), undecided(**{first: 25, second: 18})
+    assert sorted(
+        same[0].removeprefix("add at least 25 pictures each of ").removesuffix(", with regions").split(", ")
+    ) == sorted((first, second))
+    assert same[1:] == different[1:] == ["add about 40 to 250 pictures"]
+    assert different[0].startswith("add pictures with regions, at least ")
+    assert {f"25 of {first}", f"18 of {second}"} == set(different[0].partition("at least ")[2].split(", "))
+    assert undecided(**{first: 25})[0] == f"add at least 25 pictures of {first}, with regions"
+
+
 def test_a_failed_model_has_a_next_step_and_a_passed_one_has_none(result):
     assert words.next_steps(result)[0].startswith("do not ship this model; try camkit mend")
     assert words.to_collect(result)[0].startswith("For training: pictures of ")

@@ -189,13 +189,34 @@ def _steps_to_decide(result: CheckResult) -> list[str]:
     """Return what to do if something could not be decided; nothing if everything was."""
     if result.exit_code("fail") != 3:
         return []
-    steps = list(dict.fromkeys(reason.step for reason in result.judged[OVERALL].reasons if reason.step))
+    gather = _to_gather(result)
+    reasons = [reason for reason in result.judged[OVERALL].reasons if reason.step and not (gather and reason.lacks)]
+    steps = [*gather, *dict.fromkeys(reason.step for reason in reasons)]
     plan = result.plan
     left = sum(bool(item.objects) for item in plan.data.items) - len(plan.sample)
     if left > 0 and any(step.startswith("add ") for step in steps):
         size = max(Counter(item.label for item in plan.data.items).values())
         steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
     return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
+
+
+def _to_gather(result: CheckResult) -> list[str]:
+    """Return one step for all classes that have too few pictures, nothing if none has."""
+    lacking = {
+        name: reason.lacks
+        for name, own in worst_first(result.judged).items()
+        if name != OVERALL and not own.waived
+        for reason in own.reasons
+        if reason.lacks
+    }
+    if not lacking:
+        return []
+    if len(set(lacking.values())) > 1:
+        named = first_of([f"{lacks} of {name}" for name, lacks in lacking.items()], _MAX_CLASSES)
+        return [f"add pictures with regions, at least {named}"]
+    each = " each" if len(lacking) > 1 else ""
+    lacks = next(iter(lacking.values()))
+    return [f"add at least {lacks} pictures{each} of {first_of([*lacking], _MAX_CLASSES)}, with regions"]
 
 
 def to_collect(result: CheckResult) -> list[str]:
