@@ -33,7 +33,7 @@ from camkit.cli.terminal import (
     print_traceback,
     printer,
 )
-from camkit.cli.words import words
+from camkit.cli.words import demo_words, words
 from camkit.engine.allocator import reuse_large_blocks
 from camkit.errors import CamkitError, InputError, OutputError, advising_shell, did_you_mean, refusing_exit
 
@@ -81,15 +81,21 @@ def demo(
     *,
     out: Annotated[Path, Parameter(alias="-o", metavar="FOLDER")] = Path("camkit-out"),
     check: Annotated[bool, Parameter(name="--check", negative=(), show_default=False)] = False,
+    words: Annotated[bool, Parameter(name="--words", negative=(), show_default=False)] = False,
 ) -> int:
     """Explain one plane with two networks: one looks at the sky, the other at the plane.
 
     Args:
         out: The folder for the picture, or for the reports.
-        check: Run the background check on both networks instead, with scenes drawn on the spot.
+        check: Run the background check on both networks instead, with scenes that ship with camkit.
+        words: Explain the words of a tiny vision-language model instead, which always adds a tree.
     """
+    if check and words:
+        raise InputError("--check and --words are two demonstrations; pass one of them")
     if check:
         return demo_check(out)
+    if words:
+        return demo_words(out)
     from camkit.cli import text
     from camkit.demo.poster import run
 

@@ -91,6 +91,14 @@ def words(
     return 2 if failed else 0
 
 
+def demo_words(out: Path) -> int:
+    """Explain the words of the model that ships with camkit."""
+    from camkit.demo.described import run
+
+    _print(*run(out))
+    return 0
+
+
 def _print(found: Words, written: Sequence[Path]) -> None:
     emit(printable(found.sentence))
     for each in found:

@@ -21,6 +21,8 @@ __all__ = [
     "preprocess",
     "scene_mask",
     "scene_paths",
+    "words_model",
+    "words_pictures",
     "write_scenes",
 ]
 
@@ -47,6 +49,16 @@ def labelled_scenes() -> Path:
         ['bird', 'car', 'plane', 'ship']
     """
     return _shipped() / "labelled" / "pictures"
+
+
+def words_model() -> Path:
+    """Return the folder of a tiny LLaVA, which describes scenes with one or two toys; transformers loads it."""
+    return _shipped() / "words" / "model"
+
+
+def words_pictures() -> list[Path]:
+    """Return drawn scenes for it, 64 pixels wide."""
+    return sorted((_shipped() / "words" / "pictures").glob("*.png"))
 
 
 def write_scenes(folder: Path, per_class: int = 40) -> Path:

@@ -17,7 +17,7 @@ import functools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,7 +35,7 @@ from camkit.sentences.scores import log_probabilities
 from camkit.sentences.sentence import Span
 from camkit.sentences.tam import activation_maps, filtered
 from scripts.words.word_model import PROMPT, load
-from scripts.words.word_scenes import IN_PICTURE, SIDE, Scene, SceneWord, draw
+from scripts.words.word_scenes import COLOURS, IN_PICTURE, SHAPES, SIDE, Cause, Scene, SceneWord, draw
 
 SEED, REFERENCE_SEED, GROUND_SEED = 3, 4, 5
 REFERENCES = 8
@@ -43,6 +43,8 @@ SHARES = 0.1, 0.2, 0.3
 """Of the cells, which are deleted or kept."""
 WINDOW, STEP = 3, 2
 """Cells of a window of the slow reference, and from one window to the next."""
+VOCABULARIES: Mapping[Cause, Sequence[str]] = {"colour": tuple(COLOURS), "shape": SHAPES}
+"""What the model may call a toy instead."""
 Maps: TypeAlias = dict[str, Tensor]
 
 
@@ -57,6 +59,7 @@ def main() -> None:
     inputs = Inputs(model, processor, PROMPT)
     references = [Image.fromarray(draw((REFERENCE_SEED, number)).picture) for number in range(REFERENCES)]
     rows: list[dict[str, Any]] = []
+    misread: list[dict[str, Any]] = []
     asked = right = 0
     looks: Known = {}
     for number in range(given.scenes):
@@ -69,7 +72,14 @@ def main() -> None:
         asked, right = asked + 1, right + all(known)
         redrawn = read_sentence(model, inputs, picture, scene.sentence, altered(scene, number), 40, looks).others
         rows += list(judged(number, scene, noise, others, redrawn, known))
-        given.out.write_text(json.dumps({"asked": asked, "right": right, "rows": rows}))
+        for place in (place for place, knows in enumerate(known) if not knows):
+            if (vocabulary := VOCABULARIES.get(scene.words[place].cause)) is not None:
+                read = functools.partial(
+                    read_sentence, model, inputs, picture, references=references, most=40, known=looks
+                )
+                misread.append({"scene": number, **misread_word(scene, place, vocabulary, read)})
+        found = {"asked": asked, "right": right, "rows": rows, "misread": misread}
+        given.out.write_text(json.dumps(found))
         print(f"{number}: {time.monotonic() - start:.0f} s, {right} of {asked} right", flush=True)
     print(table(given.out))
 
@@ -100,6 +110,32 @@ def losses(scene: Scene, word: SceneWord, own: float, redrawn: Sequence[float]) 
     return {"its cause": float(np.mean([lost[number] for number in causes]))} | (
         {"something else": max(rest)} if rest else {}
     )
+
+
+def misread_word(scene: Scene, place: int, vocabulary: Sequence[str], read: Callable[..., Reading]) -> dict[str, Any]:
+    """Return what the model calls a toy's colour or shape instead, and the share of that word's heat on each toy."""
+    word, words = scene.words[place], [each.text for each in scene.words]
+    readings = {
+        other: read(given=" ".join([*words[:place], other, *words[place + 1 :]]))
+        for other in vocabulary
+        if other != word.text
+    }
+    said = max(readings, key=lambda other: float(readings[other].own[place]))
+    reading = readings[said]
+    chosen = [reading.spans[place]]
+    expected = expected_gradients(reading.cut, reading.tokens, functools.partial(reading.score, chosen=chosen))
+    heat = enlarged(reading.places.drawn(expected[0]))
+    shares = {
+        name: float(heat[mask].sum() / heat.sum())
+        for name, mask in (("own toy", word.truth), ("other toy", word.rival))
+        if mask is not None
+    }
+    return {
+        "word": word.text,
+        "said": said,
+        "needs": float(reading.own[place] - reading.others[:, place].mean()),
+        **shares,
+    }
 
 
 def judged(
@@ -235,10 +271,9 @@ def causal(reading: Reading, spans: Sequence[Span], maps: Tensor, references: in
 
 
 def measures(raw: Tensor, word: SceneWord) -> dict[str, float]:
-    """Return what a map (h, w) is worth on the pixels that decide the word; the heat is the positive part."""
+    """Return what a map (h, w) is worth on the pixels that decide the word."""
     assert word.truth is not None
-    heat = nn.functional.interpolate(raw.detach().float().clamp(min=0)[None, None], size=(SIDE, SIDE), mode="bilinear")
-    pixels = heat[0, 0].numpy()
+    pixels = enlarged(raw)
     found = {
         "auroc": auroc(pixels[word.truth], pixels[~word.truth]),
         "pointing": float(word.truth.ravel()[int(pixels.argmax())]) if pixels.any() else 0.0,
@@ -246,6 +281,13 @@ def measures(raw: Tensor, word: SceneWord) -> dict[str, float]:
     if word.rival is not None:
         found["right of two"] = float(pixels[word.truth].mean() > pixels[word.rival].mean())
     return found
+
+
+def enlarged(raw: Tensor) -> NDArray[Any]:
+    """Return the positive part of a map (h, w) on the picture's pixels."""
+    heat = nn.functional.interpolate(raw.detach().float().clamp(min=0)[None, None], size=(SIDE, SIDE), mode="bilinear")
+    pixels: NDArray[Any] = heat[0, 0].numpy()
+    return pixels
 
 
 def auroc(positive: NDArray[Any], negative: NDArray[Any]) -> float:
@@ -272,7 +314,7 @@ def table(file: Path) -> str:
     for name, title in titles.items():
         sides = [[row[name] for row in rows if (row["cause"] in IN_PICTURE) is decided] for decided in (True, False)]
         lines.append(f"| {title} | {auroc(*map(np.asarray, sides)):.3f} |")
-    lines += ["", *_redrawn(rows), "", *_heat(rows)]
+    lines += ["", *_redrawn(rows), "", *_heat(rows), "", *_misread(raw["misread"])]
     return "\n".join(lines)
 
 
@@ -286,6 +328,15 @@ def _redrawn(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             [each[name] >= np.log(2) for each in found if name in each] for name in ("its cause", "something else")
         )
         yield f"| {cause} | {' | '.join(f'{np.mean(each):.2f} of {len(each)}' if each else '' for each in shares)} |"
+
+
+def _misread(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the table of colours and shapes that the model has wrong."""
+    yield "| wrong word | instead of | needs the picture, nats | heat on its own toy | on the other toy |"
+    yield "|---|---|---|---|---|"
+    for row in rows:
+        other = f"{row['other toy']:.2f}" if "other toy" in row else ""
+        yield f"| {row['said']} | {row['word']} | {row['needs']:.1f} | {row['own toy']:.2f} | {other} |"
 
 
 def _heat(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -103,10 +103,10 @@ def draw(seed: tuple[int, ...], *, toys: int | None = None) -> Scene:
     ground = str(rng.choice(list(GROUNDS)))
     relation = "left of" if rng.random() < 0.5 else "above"
     placed = [_toy(rng, middle) for middle in _middles(rng, count, relation)]
-    empty = _ground(rng, ground)
+    empty = painted(rng, ground)
     picture, masks = empty.copy(), []
     for toy in placed:
-        mask = _inside(toy)
+        mask = covered(toy)
         masks.append(mask)
         shade = np.asarray(COLOURS[toy.colour]) + rng.normal(0, 8, 3)
         picture[mask] = shade
@@ -139,7 +139,7 @@ def _toy(rng: np.random.Generator, middle: tuple[float, float]) -> Toy:
     return Toy(shape, colour, middle, float(rng.uniform(9.5, 12.5)), float(rng.uniform(-0.25, 0.25)))
 
 
-def _ground(rng: np.random.Generator, name: str) -> NDArray[np.float64]:
+def painted(rng: np.random.Generator, name: str) -> NDArray[np.float64]:
     """Return the picture of a ground: a colour, and a texture that runs over all of it."""
     y, x = np.mgrid[:SIDE, :SIDE].astype(np.float64)
     phase = rng.uniform(0, 2 * math.pi, 2)
@@ -154,7 +154,7 @@ def _ground(rng: np.random.Generator, name: str) -> NDArray[np.float64]:
     return painted
 
 
-def _inside(toy: Toy) -> Mask:
+def covered(toy: Toy) -> Mask:
     """Return which pixels a toy covers."""
     y, x = np.mgrid[:SIDE, :SIDE].astype(np.float64)
     dx, dy = x - toy.middle[0], y - toy.middle[1]
