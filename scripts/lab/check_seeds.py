@@ -4,7 +4,7 @@
         --markdown scripts/results/validation.md
 
 The network is EfficientNet-Lite0, the pictures are the first photos of four animals of Caltech-101 with their outlines.
-The seed draws the backgrounds; cues are not exchanged, since they do not change the verdict. A seed whose row is in
+The seed draws the backgrounds. Shortcuts are not sought, since they do not change the verdict. A seed whose row is in
 ``--out`` is not checked again.
 """
 
