@@ -83,7 +83,7 @@ class Prepare:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the hub's retries and progress bars, and the remarks of transformers, off the terminal."""
     log = logging.getLogger("huggingface_hub")
     level, bars = log.level, are_progress_bars_disabled()
@@ -103,7 +103,7 @@ def _quiet() -> Iterator[None]:
 
 def load(request: Request) -> LoadedModel:
     """Build the network of a configuration, with published weights, with weights from a file, or with none."""
-    with _quiet():
+    with quiet():
         return _load(request)
 
 

@@ -75,7 +75,8 @@ def _heat(reading: Reading, wanted: Sequence[int], method: str) -> dict[int, Flo
         return {number: filtered(reading.places.drawn(each)) for number, each in zip(wanted, activated, strict=True)}
     maps: Tensor | None = None
     if method != "attention":
-        maps = expected_gradients(reading.cut, reading.tokens, functools.partial(reading.score, chosen=chosen))
+        score = functools.partial(reading.score, chosen=chosen)
+        maps = expected_gradients(reading.cut, reading.tokens, score, reading.needs[list(wanted)])
     if method != "expected":
         rows = [[reading.text.places[token] - 1 for token in span.tokens] for span in chosen]
         attention = attention_rows(reading.cut, rows)

@@ -19,35 +19,54 @@ Score: TypeAlias = Callable[[Tensor], Tensor]
 _ROOM = 0.5
 """The memory of a pass's activations, as a share of the weights': the total stays below 1.5 times the weights."""
 
+_MOST_POINTS = 8
+"""Points on the way from each reference, at most."""
 
-def expected_gradients(cut: Cut, references: Float[Tensor, "m n c"], score: Score) -> Float[Tensor, "w n"]:
-    """Give token i the mean over the references B of (A_i - B_i) dS/dA_i, taken at B + a (A - B).
+_CLOSE, _SMALL = 0.2, 0.1
+"""How far the cells of a word may sum from how much it needs the picture: a share of that, or in nats."""
 
-    S is a word's log-probability. Each reference has one a, and together they lie evenly in (0, 1). The tokens sum to S
-    minus its mean over the references, but for the error of so short a sum (Erion et al. 2021, arXiv:1906.10670).
+
+def expected_gradients(
+    cut: Cut, references: Float[Tensor, "m n c"], score: Score, needs: Float[Tensor, " w"]
+) -> Float[Tensor, "w n"]:
+    """Give token i the mean over the references B of (A_i - B_i) dS/dA_i, taken at points B + a (A - B).
+
+    S is a word's log-probability. The tokens sum to S minus its mean over the references, but for the error of so
+    short a sum (Erion et al. 2021, arXiv:1906.10670). In each round, each reference has one a, and together they lie
+    evenly in (0, 1). A word takes part in further rounds until its sum is close.
 
     The first pass takes one reference, and says how many more fit into a pass.
+
+    Args:
+        cut: where the picture enters.
+        references: the tokens of other pictures.
+        score: scores the words.
+        needs: what each word's cells should sum to: how much it needs the picture, in nats.
     """
-    total: Tensor | None = None
-    count, done, at_once = len(references), 0, 1
-    shares = _shares(count).to(references.device)
-    while done < count:
-        part = slice(done, done + at_once)
-        steps = cut.tokens.float() - references[part].float()
-        points = (references[part].float() + shares[part, None, None] * steps).requires_grad_()
-        with torch.enable_grad(), _counted(cut.model) as taken:
-            scores = score(points).sum(0)
-        found = [
-            (torch.autograd.grad(each, points, retain_graph=number + 1 < len(scores))[0] * steps).sum((0, 2))
-            for number, each in enumerate(scores)
-        ]
-        heat = torch.stack(found).detach()
-        total = heat if total is None else total + heat
-        done += at_once
-        if done == 1:
-            at_once = _fitting(cut.model, sum(taken.values()), count)
-    assert total is not None
-    return total / count
+    total = torch.zeros(len(needs), len(cut.tokens), device=needs.device)
+    rounds = torch.zeros(len(needs), device=needs.device)
+    at_once = 1
+    for number in range(_MOST_POINTS):
+        missing = (total.sum(1) / rounds.clamp(min=1) - needs).abs()
+        active = torch.nonzero((rounds == 0) | (missing > (_CLOSE * needs.abs()).clamp(min=_SMALL))).flatten().tolist()
+        if not active:
+            break
+        shares = _shares(len(references), number).to(references.device)
+        done = 0
+        while done < len(references):
+            part = slice(done, done + at_once)
+            steps = cut.tokens.float() - references[part].float()
+            points = (references[part].float() + shares[part, None, None] * steps).requires_grad_()
+            with torch.enable_grad(), _counted(cut.model) as taken:
+                scores = score(points).sum(0)
+            for word in active:
+                (slope,) = torch.autograd.grad(scores[word], points, retain_graph=word != active[-1])
+                total[word] += (slope * steps).sum((0, 2)).detach() / len(references)
+            done += at_once
+            if number == 0 and done == 1:
+                at_once = _fitting(cut.model, sum(taken.values()), len(references))
+        rounds[active] += 1
+    return total / rounds[:, None]
 
 
 @contextmanager
@@ -85,9 +104,14 @@ def _fitting(model: nn.Module, bytes_each: int, most: int) -> int:
     return max(min(int(_ROOM * weights / max(bytes_each, 1)), most), 1)
 
 
-def _shares(count: int) -> Float[Tensor, " count"]:
-    """Return a point in each of ``count`` equal parts of (0, 1), in random order, the same in every run."""
-    generator = torch.Generator().manual_seed(0)
+def _shares(count: int, number: int = 0) -> Float[Tensor, " count"]:
+    """Return a point in each of ``count`` equal parts of (0, 1), in random order, the same in every run.
+
+    Args:
+        count: the number of parts.
+        number: that of the round; each has other points.
+    """
+    generator = torch.Generator().manual_seed(number)
     return (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count
 
 

@@ -48,9 +48,12 @@ def load(name: str, device: str | None = None) -> tuple[nn.Module, Any]:
     except ImportError as error:
         raise ModelError("models that write need an optional package: pip install 'camkit[transformers]'") from error
     folder = name.removeprefix("hf:")
+    from camkit.models.from_huggingface import quiet  # noqa: PLC0415 - it needs the optional package
+
     try:
-        model = AutoModelForImageTextToText.from_pretrained(folder)
-        processor = processor_of(folder)
+        with quiet():
+            model = AutoModelForImageTextToText.from_pretrained(folder)
+            processor = processor_of(folder)
     except Exception as error:
         raise ModelError(
             f"{name} cannot be loaded as a model that writes about pictures ({brief(error)}); pass the name of one on "

@@ -30,7 +30,10 @@ def render(words: Sequence[Word], facts: Mapping[str, object]) -> str:
 
 def _word(number: int, word: Word) -> dict[str, object]:
     share = max(min(word.needs_picture / _FULL, 1), 0)
-    drawn = None if word.explanation is None else word.explanation.overlay(max_side=_SIDE)
+    drawn = None
+    if word.explanation is not None:
+        alpha = 0.0 if word.needs_no_picture else 0.5
+        drawn = word.explanation.overlay(max_side=_SIDE, alpha=alpha)
     return {
         "number": number,
         "text": word.text,

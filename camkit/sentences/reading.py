@@ -54,6 +54,11 @@ class Reading:
     grey: Float[Tensor, " w"]
     hidden: Float[Tensor, " w"]
 
+    @property
+    def needs(self) -> Float[Tensor, " w"]:
+        """How much more probable each word is than with the references, as logarithms, in nats."""
+        return self.own - self.others.mean(0)
+
     def score(
         self, tokens: Float[Tensor, "m n c"], chosen: Sequence[Span] | None = None, *, attend: bool = True
     ) -> Float[Tensor, "m w"]:

@@ -80,8 +80,14 @@ class Words(Tabular, Sequence[Word]):
         return {name: getattr(self, name) for name in ("source", "prompt", "sentence", "written", "references")}
 
     def sheet(self) -> Pixels:
-        """Draw the heat of all explained words side by side, each on its own scale."""
-        return Explanations(word.explanation for word in self.words if word.explanation is not None).sheet()
+        """Draw the heat of the words that need the picture side by side, each on its own scale."""
+        return self._drawn().sheet()
+
+    def _drawn(self) -> Explanations:
+        """Return what a sheet shows: words that need no picture only if there are no others."""
+        explained = [(word, word.explanation) for word in self.words if word.explanation is not None]
+        chosen = [explanation for word, explanation in explained if not word.needs_no_picture]
+        return Explanations(chosen or [explanation for _, explanation in explained])
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html), the words as JSON (.json), or the sheet of heatmaps (any picture type).
@@ -97,7 +103,7 @@ class Words(Tabular, Sequence[Word]):
         elif file.suffix == ".json":
             write_file(file, json.dumps(self.to_dict(), indent=1).encode())
         else:
-            Explanations(word.explanation for word in self.words if word.explanation is not None).save(file)
+            self._drawn().save(file)
         return file
 
     def __repr__(self) -> str:

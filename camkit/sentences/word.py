@@ -51,6 +51,11 @@ class Word:
     explanation: Explanation | None = field(repr=False)
 
     @property
+    def needs_no_picture(self) -> bool:
+        """Whether the word is about as probable with other pictures. Then its heat is about next to nothing."""
+        return self.is_punctuation or abs(self.needs_picture) < NEEDS_NO_PICTURE
+
+    @property
     def verdict(self) -> str:
         """Whether the word needs the picture, as a phrase."""
         if self.is_punctuation:

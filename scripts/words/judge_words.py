@@ -123,7 +123,8 @@ def misread_word(scene: Scene, place: int, vocabulary: Sequence[str], read: Call
     said = max(readings, key=lambda other: float(readings[other].own[place]))
     reading = readings[said]
     chosen = [reading.spans[place]]
-    expected = expected_gradients(reading.cut, reading.tokens, functools.partial(reading.score, chosen=chosen))
+    score = functools.partial(reading.score, chosen=chosen)
+    expected = expected_gradients(reading.cut, reading.tokens, score, reading.needs[place : place + 1])
     heat = enlarged(reading.places.drawn(expected[0]))
     shares = {
         name: float(heat[mask].sum() / heat.sum())
@@ -151,14 +152,14 @@ def judged(
         if word.truth is not None and word.cause in IN_PICTURE and known[place]
     ]
     spans = [others.spans[place] for place in places]
-    maps = maps_of(noise, others, spans)
+    maps = maps_of(noise, others, places)
     caused = {name: causal(others, spans, each) for name, each in maps.items()}
     for place, word in enumerate(scene.words):
         if not known[place]:
             continue
         row: dict[str, Any] = {"scene": number, "word": word.text, "cause": word.cause}
         for name, reading in (("references", others), ("noise", noise)):
-            row[f"needs {name}"] = float(reading.own[place] - reading.others[:, place].mean())
+            row[f"needs {name}"] = float(reading.needs[place])
         row["grey"] = float(others.own[place] - others.grey[place])
         row["hidden"] = float(others.own[place] - others.hidden[place])
         if place in places:
@@ -171,12 +172,14 @@ def judged(
         yield row
 
 
-def maps_of(noise: Reading, others: Reading, spans: Sequence[Span]) -> Maps:
-    """Return the maps (W, n) of all methods."""
-    tokens = others.cut.tokens
+def maps_of(noise: Reading, others: Reading, places: list[int]) -> Maps:
+    """Return the maps (W, n) of all methods for some of the words."""
+    tokens, spans = others.cut.tokens, [others.spans[place] for place in places]
     rows = [[others.text.places[token] - 1 for token in span.tokens] for span in spans]
-    expected = expected_gradients(others.cut, others.tokens, functools.partial(others.score, chosen=spans))
-    of_noise = expected_gradients(others.cut, noise.tokens, functools.partial(others.score, chosen=spans))
+    expected, of_noise = (
+        expected_gradients(each.cut, each.tokens, functools.partial(each.score, chosen=spans), each.needs[places])
+        for each in (others, noise)
+    )
     attention = attention_rows(others.cut, rows)
     gradient = gradients(others, spans)
     count, side = len(spans), len(others.places.rows)

@@ -110,6 +110,22 @@ def test_the_heat_is_that_of_one_reference_after_another(llava, picture):
     np.testing.assert_allclose(word.explanation.raw.ravel(), total.numpy(), atol=1e-5)
 
 
+def test_more_points_bring_the_cells_nearer_to_their_sum(llava, picture, monkeypatch):
+    model, processor = copy.deepcopy(llava[0]), llava[1]
+    model.lm_head.weight.data *= 40  # log-probabilities that differ by several nats
+    found = []
+    for points in (1, 8):
+        monkeypatch.setattr(heat, "_MOST_POINTS", points)
+        found.append(camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=drawn(3)))
+    needs = np.array([word.needs_picture for word in found[0]])
+    few, many = (np.array([word.explanation.raw.sum() for word in words]) for words in found)
+    close = np.maximum(0.2 * np.abs(needs), 0.1)
+    settled = np.abs(few - needs) <= close
+    assert 0 < settled.sum() < len(settled)
+    np.testing.assert_allclose(many[settled], few[settled], atol=1e-4)  # no further points for these
+    assert np.abs(many - needs).sum() < 0.6 * np.abs(few - needs).sum()
+
+
 def test_rows_of_attention_are_those_of_the_eager_attention(llava, picture):
     model, processor = llava
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method="attention")

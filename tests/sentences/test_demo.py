@@ -1,0 +1,60 @@
+"""The tiny model that ships with camkit: it says what is in the scene, and the tree needs no picture."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from camkit.cli import main
+from camkit.demo.described import run
+from camkit.demo.scenes import words_pictures
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("words"))
+
+
+def test_the_toy_and_the_ground_need_the_picture_and_the_tree_does_not(described):
+    found, _ = described
+    assert found.sentence == "one toy , a purple triangle on the sea near a tree ."
+    needed = [word.text for word in found if not word.needs_no_picture]
+    assert needed == ["one", "purple", "triangle", "sea"]
+    assert found.named("tree")[0].is_dictated
+
+
+def test_the_heat_of_colour_and_shape_is_on_the_toy_and_that_of_the_ground_beside_it(described):
+    found, _ = described
+    pixels = np.asarray(found.picture).astype(int)
+    toy = (pixels[..., 1] < 80) & (pixels[..., 0] > pixels[..., 1] + 20)  # purple has little green
+    assert 0.03 < toy.mean() < 0.15
+    for text in ("purple", "triangle", "sea"):
+        heat = found.named(text)[0].explanation.heatmap_on_picture()
+        on_toy, beside = heat[toy].mean(), heat[~toy].mean()
+        assert (on_toy < beside) if text == "sea" else (on_toy > 2 * beside)
+
+
+def test_the_page_and_the_sheet_draw_no_heat_for_words_that_need_no_picture(described):
+    found, (page, sheet) = described
+    images = re.findall(r'<img src="(data:[^"]+)" alt="heat of the word ([^"]+)">', page.read_text())
+    image_of = {word: image for image, word in images}
+    assert image_of["toy"] == image_of["tree"] == image_of["the"]
+    assert len(set(image_of.values())) == 5  # four words with heat, and the picture itself
+    assert len(found._drawn()) == 4
+    assert sheet.stat().st_size > 10_000
+
+
+def test_the_command_prints_each_word_and_nothing_of_the_loading(tmp_path, capsys):
+    assert main(["demo", "--words", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "Loading" not in printed.err
+    assert re.search(r"purple +99\.\d%.*needs the picture", printed.out)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["words.html", "words.png"]
+    assert main(["demo", "--words", "--check", "--out", str(tmp_path)]) == 2
+    assert "pass one of them" in capsys.readouterr().err
+
+
+def test_the_pictures_ship_with_camkit():
+    assert len(words_pictures()) == 9
