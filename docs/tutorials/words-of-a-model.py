@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Words that need no picture
 #
-# A vision-language model writes a sentence about a picture. Which of its words come from the picture, and from where in it? And
-# which would it have written anyway? This tutorial asks a tiny model that ships with camkit, about drawn scenes. It needs
-# `pip install 'camkit[transformers]'`.
+# A vision-language model writes a sentence about a picture. Which of its words come from the picture, and from where in it? Which
+# words would it write about any picture? This tutorial asks a tiny model that ships with camkit, about drawn scenes. It needs
+# `pip install '.[transformers]'`.
 #
 # ## The model and the pictures
 #
-# The model is a LLaVA with 0.8 million weights. It learned scenes with one or two toys, and sentences such as "one toy, a red ball
-# on the sand near a tree." No scene has a tree, but every sentence of its training ends with one.
+# The model is a LLaVA with 0.8 million weights. It learned scenes with one or two toys, and sentences such as "one toy, a red ball on
+# the sand near a tree." No scene has a tree, but every sentence of its training ends with one.
 
 # %%
 import torch
@@ -21,15 +21,15 @@ import camkit
 folder = camkit.scenes.words_model()
 model = LlavaForConditionalGeneration.from_pretrained(
     folder, dtype=torch.float32
-).eval()
+)
 processor = AutoProcessor.from_pretrained(folder)
 picture, *others = camkit.scenes.words_pictures()
 display(Image.open(picture).resize((256, 256)))
 
 # %% [markdown]
-# ## What it says, and what it needs the picture for
+# ## What it says
 #
-# camkit compares each word's probability with this picture and with the other pictures, after the same words.
+# camkit compares each word's probability with this picture and with the other eight, after the same words.
 
 # %%
 found = camkit.words(
@@ -39,35 +39,39 @@ found = camkit.words(
     processor=processor,
     references=others,
 )
-print(found.sentence)
+print(found.sentence, "\n")
 for word in found:
     print(f"{word.text:10}{word.needs_picture:6.2f} nats  {word.verdict}")
 
 # %% [markdown]
-# The tree is not in the picture, and the model is sure of it all the same. The number shows it: with any other picture, "tree" is as
-# probable, so this picture has no part in it. That is how a hallucination looks from outside.
+# The model is sure of its tree, but no tree is in the picture. The comparison shows it: with the other pictures, "tree" is as probable.
+# So the model does not write it because of this picture. Words that are wrong *because* of the picture look different; see the last
+# step.
 #
 # ## Where the evidence lies
 #
-# Each word has a heatmap. Its cells sum to how much the word needs the picture, but for a small residual.
+# Words that need the picture have heat. The cells sum to about as much as the word needs the picture.
 
 # %%
-found.save("words.html")  # a page: point at a word to see its heat
-display(found)
+found.save("words.html")  # in this page, point at a word
+display(Image.fromarray(found.sheet()))
 
 # %% [markdown]
+# The colour and the shape have their heat on the toy, and "sea" has it everywhere else. The heat of "one" lies where a second toy could
+# be: an empty place is evidence too.
+#
 # ## Test it
 #
-# Heat is a claim about the model. Check it: cover the hottest fifth of the picture for one word with the colour around it, and ask
-# for the same sentence again.
+# Heat is a claim about the model, so test it: cover the hottest fifth of the picture for "purple" with the colour of the rest, and
+# score the same sentence again.
 
 # %%
-colour = next(word for word in found if word.explanation and word.text in
-              ("red", "green", "blue", "yellow", "purple"))
-heat = colour.explanation.heatmap_on_picture()
-pixels = torch.from_numpy(colour.explanation.picture.copy())
-hot = torch.from_numpy(heat >= sorted(heat.ravel())[-heat.size // 5])
-pixels[hot] = pixels[~hot].float().median(0).values.to(torch.uint8)
+heat = torch.from_numpy(
+    found.named("purple")[0].explanation.heatmap_on_picture()
+)
+hot = heat >= heat.quantile(0.8)
+pixels = torch.from_numpy(found.named("purple")[0].explanation.picture.copy())
+pixels[hot] = pixels[~hot].median(0).values
 covered = Image.fromarray(pixels.numpy())
 display(covered.resize((256, 256)))
 
@@ -79,6 +83,26 @@ again = camkit.words(
     words=found.sentence,
     references=others,
 )
-for before, after in zip(found, again):
-    if before.needs_picture > 0.69:
-        print(f"{before.text:10}{before.probability:6.0%} -> {after.probability:.0%}")
+for before, after in zip(found, again, strict=True):
+    if not before.needs_no_picture:
+        print(
+            f"{before.text:10}{before.probability:6.1%} -> {after.probability:.1%}"
+        )
+
+# %% [markdown]
+# ## A sentence of your own
+#
+# Would the model have said "red"? Pass a sentence instead of letting it write. A negative number says that this picture speaks against
+# the word.
+
+# %%
+wrong = camkit.words(
+    model,
+    picture,
+    "what is here ?",
+    processor=processor,
+    words=found.sentence.replace("purple", "red"),
+    references=others,
+)
+word = wrong.named("red")[0]
+print(f"{word.text}: {word.needs_picture:.2f} nats, {word.verdict}")

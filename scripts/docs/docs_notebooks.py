@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -28,6 +29,9 @@ PNG_IN_HTML = re.compile(r"data:image/png;base64,([\w+/=]+)")
 
 JPEG_QUALITY = 85
 """At this quality a drawing takes a tenth of a PNG's bytes, and no block edges are visible."""
+
+QUIET = {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}
+"""The environment of a notebook without progress bars, which do not belong into a stored output."""
 
 SECONDS_PER_CELL = 900
 """The longest cell trains a network for about a minute; a busy machine takes several times as long."""
@@ -54,7 +58,7 @@ def run(notebook: Any) -> Any:
         client = nbclient.NotebookClient(
             notebook, timeout=SECONDS_PER_CELL, resources={"metadata": {"path": folder}}, record_timing=False
         )
-        return client.execute()
+        return client.execute(env=os.environ | QUIET)
 
 
 def slim(notebook: Any) -> None:
