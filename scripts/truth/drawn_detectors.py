@@ -42,7 +42,7 @@ SCENES, PICTURES = 12_000, 60
 BATCH, RATE = 32, 1e-3
 SCORE, OVERLAP = 0.5, 0.5
 METHODS = ("auto", "gradcam", "layercam")
-"""The first is camkit's choice; the others explain the same box at the layers that it takes."""
+"""The first is camkit's choice; the others explain the same box at the layers that it takes, or at the deepest grid."""
 BLOB, FOUND = "a blob in the box", "found"
 _COLUMNS = ("AUROC", "maximum", "share", "right one")
 
@@ -162,7 +162,8 @@ def judged(source: str, pictures: int) -> Iterator[tuple[str, dict[str, float]]]
         maps: dict[str, Sequence[camkit.Explanation]] = {}
         for method in METHODS:
             if method not in explainers:
-                layers = maps[METHODS[0]][0].layer.split("+")
+                chosen = maps[METHODS[0]][0].layer
+                layers = None if chosen == "whole model" else chosen.split("+")
                 explainers[method] = camkit.Explainer(source, layers, method=method)
             maps[method] = explainers[method].batch([Image.fromarray(scene.picture)], target=targets.boxes(SCORE))
         toys = [matching(scene, each) for each in maps[METHODS[0]]]
