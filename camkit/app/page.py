@@ -106,12 +106,12 @@ def build(viewer: Viewer, saved: Path) -> Any:
 
     Args:
         viewer: what it shows.
-        saved: the folder of the files that visitors upload and download.
+        saved: a folder for files that a visitor downloads.
     """
     first = Look(next(iter(viewer.models)), viewer.first_readable())
     with gr.Blocks(title="camkit", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         parts = _Parts(viewer, first)
-        _react_to_choices(viewer, parts, page, saved)
+        _react_to_choices(viewer, parts, page)
         _react_to_clicks(viewer, parts)
 
         def compared(asked: Look) -> Any:
@@ -131,7 +131,7 @@ def _shown(viewer: Viewer, asked: Look, alpha: float) -> Any:
     return _said(lambda: (asked, None, *_seen(viewer, asked, alpha), hidden, hidden), _Parts.SEEN)
 
 
-def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any, saved: Path) -> None:
+def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
     def on(event: Any, change: Callable[..., Look], *inputs: Any) -> None:
         """Let an event change what is looked at."""
 
@@ -151,7 +151,7 @@ def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any, saved: Path) -> 
     on(parts.opacity.release, lambda asked: asked)
     on(parts.model.input, lambda asked, name: Look(name, asked.picture, fill=asked.fill), parts.model)
     on(parts.picture.input, lambda asked, file: another(asked, viewer.named(file)), parts.picture)
-    on(parts.upload.upload, lambda asked, file: another(asked, _uploaded(file, saved)), parts.upload)
+    on(parts.upload.upload, lambda asked, file: another(asked, str(file)), parts.upload)
     on(
         parts.dragged.change,
         lambda asked, drawn: replace(asked, cover=_drawn_over(viewer, asked, drawn)),
@@ -313,17 +313,6 @@ def _rectangle(start: tuple[int, int], end: tuple[int, int], size: tuple[int, in
     (left, right), (top, bottom) = sorted((start[0], end[0])), sorted((start[1], end[1]))
     left, top = min(left, size[0] - 1), min(top, size[1] - 1)
     return left, top, min(max(right, left + 1), size[0]), min(max(bottom, top + 1), size[1])
-
-
-def _uploaded(file: str, folder: Path) -> str:
-    """Return a file if it was uploaded: a request may name any file of this machine.
-
-    Raises:
-        InputError: it is elsewhere.
-    """
-    if not Path(file).resolve().is_relative_to(folder.resolve()):
-        raise InputError("this picture was not uploaded")
-    return file
 
 
 def _drawn_over(viewer: Viewer, look: Look, drawn: str) -> tuple[int, int, int, int]:

@@ -105,13 +105,14 @@ def _application(build: Callable[[Path], Any], folder: Path) -> Any:
     application = FastAPI(openapi_url=None)
     application.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # no page of another host
     application.middleware("http")(without_others)
+    page = build(folder)
+    page.has_launched = True  # otherwise Gradio reads any file that a request names as an upload
     return gr.mount_gradio_app(
         application,
-        build(folder),
+        page,
         path="/",
         server_name=HOST,
         allowed_paths=[],
-        blocked_paths=[str(Path.cwd())],
         max_file_size=_LARGEST_UPLOAD,
         show_error=True,
         theme=theme(),
