@@ -244,7 +244,7 @@ def _enlarged(pixels: Pixels, width: int, height: int) -> Pixels:
 
 def _ratio(pixels: Pixels, width: int, height: float | int) -> float:
     """Return by how much a picture is enlarged to fit into a place."""
-    return min(width / pixels.shape[1], height / pixels.shape[0])
+    return float(min(width / pixels.shape[1], height / pixels.shape[0]))
 
 
 def _lines(
