@@ -19,14 +19,15 @@ from camkit.drawing.encode import encode
 from camkit.drawing.figure import percent
 from camkit.drawing.overlay import outlined
 from camkit.drawing.text import width_of, write
-from camkit.errors import CamkitError, InputError, as_markdown, printable
+from camkit.errors import CamkitError, InputError, as_markdown, brief, printable
 from camkit.explanation import Explanation
 from camkit.types import Pixels
 
 STYLE = ".gradio-container {max-width: 1500px !important} footer {display: none !important}"
 _GREETING = (
     "### What did the model use?\n"
-    "Click on an answer to see its heat. Click on two corners in the picture to cover a part of it."
+    "Click on an answer to see its heat. "
+    "To cover a part of the picture, draw a rectangle in it, or click on two corners."
 )
 _CLICKS = ("shows the heat of a box", "covers a part")
 """What a click in the picture does if the model is a detector."""
@@ -34,6 +35,10 @@ _BARS = 8
 """The most answers that are shown as bars; the other boxes of a detector can be clicked in the picture."""
 _MARK = (255, 0, 255)
 """The colour of the first corner of a rectangle, RGB: few pictures have it."""
+
+
+SHEET_BUTTONS = ["download", "fullscreen"]
+"""Gradio would add one that uploads the picture."""
 
 
 def theme() -> Any:
@@ -59,6 +64,7 @@ class _Parts:
             self.shown = gr.Image(label="Picture", interactive=False, elem_id="shown", buttons=[])
             self.heat = gr.Image(label="Heat", interactive=False, elem_id="heat", buttons=[])
             self.before = gr.Image(label="Heat before", interactive=False, elem_id="before", visible=False, buttons=[])
+        self.dragged = gr.Textbox(visible="hidden", elem_id="dragged")
         self.clicks = gr.Radio(
             list(_CLICKS), value=_CLICKS[0], label="A click in the picture", visible=False, elem_id="clicks"
         )
@@ -72,7 +78,9 @@ class _Parts:
         with gr.Row():
             self.compare = gr.Button("Compare a dozen methods", elem_id="compare")
             self.save = gr.Button("Save figure and values", elem_id="save")
-        self.sheet = gr.Image(label="Methods", interactive=False, visible=False, elem_id="sheet")
+        self.sheet = gr.Image(
+            show_label=False, interactive=False, visible=False, elem_id="sheet", buttons=SHEET_BUTTONS
+        )
         self.files = gr.Files(label="Saved", visible=False, elem_id="files")
 
     def _choices(self, viewer: Viewer, first: Look) -> None:
@@ -100,7 +108,7 @@ def build(viewer: Viewer, saved: Path) -> Any:
         viewer: what it shows.
         saved: a folder for files that a visitor downloads.
     """
-    first = Look(next(iter(viewer.models)), viewer.pictures[0])
+    first = Look(next(iter(viewer.models)), viewer.first_readable())
     with gr.Blocks(title="camkit", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         parts = _Parts(viewer, first)
         _react_to_choices(viewer, parts, page)
@@ -144,6 +152,11 @@ def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
     on(parts.model.input, lambda asked, name: Look(name, asked.picture, fill=asked.fill), parts.model)
     on(parts.picture.input, lambda asked, file: another(asked, viewer.named(file)), parts.picture)
     on(parts.upload.upload, lambda asked, file: another(asked, str(file)), parts.upload)
+    on(
+        parts.dragged.change,
+        lambda asked, drawn: replace(asked, cover=_drawn_over(viewer, asked, drawn)),
+        parts.dragged,
+    )
     on(parts.fill.input, lambda asked, name: replace(asked, fill=name), parts.fill)
     on(parts.uncover.click, lambda asked: asked.uncovered)
     on(parts.rather.input, lambda asked, target: replace(asked, rather_than=target), parts.rather)
@@ -198,8 +211,11 @@ def _said(act: Callable[[], Any], outputs: int = 1) -> Any:
     try:
         return act()
     except CamkitError as error:
-        gr.Warning(html.escape(printable(str(error))))
-        return gr.skip() if outputs == 1 else (gr.skip(),) * outputs
+        sentence = str(error)
+    except Exception as error:  # whatever the user's own model raises
+        sentence = f"the model failed: {type(error).__name__}: {brief(error)}"
+    gr.Warning(html.escape(printable(sentence)))
+    return gr.skip() if outputs == 1 else (gr.skip(),) * outputs
 
 
 def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
@@ -297,6 +313,23 @@ def _rectangle(start: tuple[int, int], end: tuple[int, int], size: tuple[int, in
     (left, right), (top, bottom) = sorted((start[0], end[0])), sorted((start[1], end[1]))
     left, top = min(left, size[0] - 1), min(top, size[1] - 1)
     return left, top, min(max(right, left + 1), size[0]), min(max(bottom, top + 1), size[1])
+
+
+def _drawn_over(viewer: Viewer, look: Look, drawn: str) -> tuple[int, int, int, int]:
+    """Return the rectangle that was drawn over the picture.
+
+    Raises:
+        InputError: a request holds something else than what the page sends.
+    """
+    size = viewer.picture(look.uncovered).size
+    try:
+        corners = np.array(json.loads(drawn), float).reshape(2, 2).clip(0, 1) * size
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError("draw a rectangle in the picture") from error
+    if not np.isfinite(corners).all():
+        raise InputError("draw a rectangle in the picture")
+    (left, top), (right, bottom) = corners.round().astype(int).tolist()
+    return _rectangle((left, top), (right, bottom), size)
 
 
 def _saved(viewer: Viewer, look: Look, alpha: float, folder: Path) -> list[str]:

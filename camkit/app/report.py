@@ -10,7 +10,7 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from camkit.app.page import plain
+from camkit.app.page import SHEET_BUTTONS, plain
 from camkit.app.result import class_rows, picture_rows, read_report
 from camkit.tables import Rows
 
@@ -41,7 +41,10 @@ def build(folder: Path) -> Any:
         )  # fmt: skip
         if evidence.is_file():
             with Image.open(evidence) as opened:
-                gr.Image(np.asarray(opened.convert("RGB")), label="Evidence", interactive=False, elem_id="evidence")
+                gr.Image(
+                    np.asarray(opened.convert("RGB")), show_label=False, interactive=False, elem_id="evidence",
+                    buttons=SHEET_BUTTONS,
+                )  # fmt: skip
 
         def only(name: str) -> tuple[str, list[list[Any]]]:
             why = report["reasons"] if name == "all classes" else report["classes"][name]["reasons"]

@@ -88,6 +88,7 @@ def _application(build: Callable[[Path], Any], folder: Path) -> Any:
         import gradio as gr  # noqa: PLC0415 - optional
         from fastapi import FastAPI  # noqa: PLC0415
         from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: PLC0415
+        from starlette.responses import PlainTextResponse  # noqa: PLC0415
     except ImportError as error:
         from camkit.errors import InputError  # noqa: PLC0415
 
@@ -95,6 +96,8 @@ def _application(build: Callable[[Path], Any], folder: Path) -> Any:
     from camkit.app.page import STYLE, theme  # noqa: PLC0415
 
     async def without_others(request: Any, call_next: Any) -> Any:
+        if request.headers.get("origin", own := f"http://{request.headers['host']}") != own:
+            return PlainTextResponse("only the app's own page may call it", 403)  # a page of another host cannot upload
         answer = await call_next(request)
         answer.headers["Content-Security-Policy"] = _POLICY
         return answer
@@ -102,16 +105,18 @@ def _application(build: Callable[[Path], Any], folder: Path) -> Any:
     application = FastAPI(openapi_url=None)
     application.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # no page of another host
     application.middleware("http")(without_others)
+    page = build(folder)
+    page.has_launched = True  # otherwise Gradio reads any file that a request names as an upload
     return gr.mount_gradio_app(
         application,
-        build(folder),
+        page,
         path="/",
         server_name=HOST,
         allowed_paths=[],
-        blocked_paths=[str(Path.cwd())],
         max_file_size=_LARGEST_UPLOAD,
         show_error=True,
         theme=theme(),
         css=STYLE,
+        js=(Path(__file__).parent / "drag.js").read_text(),
         footer_links=[],
     )

@@ -15,7 +15,7 @@ from PIL import Image
 
 from camkit.comparison.compare import compare
 from camkit.drawing.encode import shrink
-from camkit.errors import InputError, TargetError
+from camkit.errors import ImageError, InputError, TargetError
 from camkit.explainer import Explainer
 from camkit.explanation import Explanation
 from camkit.images.read import open_picture
@@ -119,14 +119,29 @@ class Viewer:
             raise InputError("this picture was not named in the command")
         return file
 
+    def first_readable(self) -> str:
+        """Return the first file that is a picture; the first file if none is."""
+        for file in self.pictures:
+            try:
+                open_picture(file)
+            except ImageError:
+                continue
+            return file
+        return self.pictures[0]
+
     def picture(self, look: Look) -> Image.Image:
         """Return the picture as the model gets it: reduced if it is large, and covered.
 
         Raises:
             ImageError: the file is not a picture, is damaged, or is too large.
         """
-        opened = self._once(("picture", look.picture), lambda: _reduced(open_picture(look.picture)))
+        opened = self._once(("picture", look.picture), lambda: self._opened(look.picture))
         return opened if look.cover is None else covered(opened, look.cover, look.fill)
+
+    def _opened(self, file: str) -> Image.Image:
+        if file in self.pictures:
+            return _reduced(open_picture(file))
+        return _reduced(open_picture(Path(file).name, Path(file).read_bytes()))  # an error shows no temporary folder
 
     def detects(self, model: str) -> bool:
         """Tell whether a model returned boxes; known from its first answers."""

@@ -282,7 +282,7 @@ def _slide(
         OutputError: the file exists or cannot be written.
     """
     import camkit
-    from camkit.images.files import names_file, refuse_input, refuse_other_file
+    from camkit.images.files import refuse_input, refuse_other_file
     from camkit.images.listing import Pictures
     from camkit.models import device_of
     from camkit.scale.naming import free_file, slug, write_drawing
@@ -291,23 +291,21 @@ def _slide(
     if len(files) != 1:
         raise InputError("a slide shows one picture; name one file")
     is_page = drawing.out.suffix in (".pdf", ".svg")
-    if not is_page:
-        refuse_other_file(drawing.out)
-    shows = None
-    if is_page or names_file(drawing.out):
+    shows = _shown_on_slide(files[0], source, targets, how)
+    if is_page:  # which says nowhere what it shows
         file = drawing.out
+        if file.exists() and not drawing.overwrite:
+            raise OutputError(f"{file} exists already; name another file, or pass --overwrite")
     else:
-        shows = _shown_on_slide(files[0], source, targets, how)
+        refuse_other_file(drawing.out)
         words = ["slide", *map(slug, [*([targets.true] if targets.true else []), *(targets.target or [])])]
         file = free_file(drawing.out, Path(files[0].stem), words, shows, overwrite=drawing.overwrite)
     refuse_input(file, [*files, *source.files()])
-    if shows is None and file.exists() and not drawing.overwrite:
-        raise OutputError(f"{file} exists already; name another file, or pass --overwrite")
     loaded = source.load()
     asked = how.on(device_of(loaded.module), None)
     options = {"precision": asked.precision, "references": asked.references}
     made = camkit.slide(loaded, files[0], targets.true, target=targets.target, method=how.method, **options)
-    if shows is None:
+    if is_page:
         made.save(file)
     else:
         write_drawing(file, made.draw(), shows)

@@ -27,7 +27,9 @@ _TITLE, SMALL, _REASON = 26, 23, 20
 """About 13, 12 and 10 points on a slide that is filled by a sheet of a dozen methods, or of 3 methods on 3 pictures."""
 _LEADING = 1.3
 _LINES = 2
-"""The most lines of a title, of a note and of each text about a picture."""
+"""The most lines of a title and of a note."""
+_ABOUT = 6
+"""The most lines of each text about a picture, among them a sentence on what the number does not say."""
 _HEADER = 3800
 """The most pixels of the header's lines together: two lines of the widest sheet."""
 
@@ -101,7 +103,7 @@ class _Block:
         self._titles = _height(max(len(_broken(title, _TITLE)) for title in titles), _TITLE)
         notes = [len(_broken(panel.note, SMALL)) for panel in row.panels if panel.drawn is not None]
         self._line = self._titles + self._size[0] + _height(max(notes, default=0), SMALL) + _GAP
-        self._words = [_broken(words, SMALL) for words in row.lines]
+        self._words = [wrapped(words, _WIDTH, SMALL, _ABOUT) for words in row.lines]
         about = _height(sum(map(len, self._words)), SMALL)
         left = self._titles + (max(self._size[0], about) if self._beside else self._size[0] + about)
         columns = 1 + self._beside + self._columns

@@ -22,6 +22,7 @@ from camkit.images.prepare import as_pixels
 from camkit.images.read import open_picture
 from camkit.kit.wording import listed
 from camkit.metrics import Evaluator
+from camkit.metrics.curves import hot_sets
 from camkit.targets import contrast
 from camkit.types import ImageLike, Pixels
 
@@ -37,7 +38,7 @@ _DPI = 144
 _MARGIN, _GAP = 60, 30
 _TITLE, _TEXT, _SENTENCE = 30, 24, 38
 _LEADING = 1.35
-_ACROSS = 3
+_ACROSS = 4
 """The most pictures beside each other: more would be too small to see from the back of a room."""
 _HOTTEST = 0.2
 """The share of the picture that is blurred, as for the metric top-loss."""
@@ -75,11 +76,8 @@ class Slide:
 
     def _draw_on(self, canvas: Canvas | SvgCanvas) -> None:
         top = _lines(canvas, (_MARGIN, _MARGIN), self.sentence, _WIDTH - 2 * _MARGIN, _SENTENCE, INK, 2) + _GAP
-        columns = min(len(self.panels), _ACROSS)
-        rows = -(-len(self.panels) // columns)
-        width = (_WIDTH - 2 * _MARGIN - _GAP * (columns - 1)) // columns
-        height = (_HEIGHT - _MARGIN - top) / rows
         above, below = round(_TITLE * _LEADING), round(2 * _TEXT * _LEADING) + _GAP
+        columns, width, height = self._places(_HEIGHT - _MARGIN - top, above + below)
         for number, (title, pixels, words) in enumerate(self.panels):
             row, column = divmod(number, columns)
             left, upper = _MARGIN + column * (width + _GAP), round(top + row * height)
@@ -87,6 +85,19 @@ class Slide:
             drawn = _enlarged(pixels, width, int(height - above - below))
             canvas.picture(left, upper + above, drawn)
             _lines(canvas, (left, upper + above + drawn.shape[0] + 6), words, width, _TEXT, GREY, 2)
+
+    def _places(self, space: float, text: int) -> tuple[int, int, float]:
+        """Return how many panels stand in a row, and a panel's width and height, so that the pictures are largest."""
+
+        def of(columns: int) -> tuple[int, int, float]:
+            rows = -(-len(self.panels) // columns)
+            return columns, (_WIDTH - 2 * _MARGIN - _GAP * (columns - 1)) // columns, space / rows
+
+        def scale(place: tuple[int, int, float]) -> float:
+            _, width, height = place
+            return min(_ratio(pixels, width, height - text) for _, pixels, _ in self.panels)
+
+        return max(map(of, range(1, min(len(self.panels), _ACROSS) + 1)), key=scale)
 
     def save(self, path: str | Path) -> Path:
         """Write the slide; the suffix decides the type: .svg, .pdf with one page, or any picture type.
@@ -162,11 +173,10 @@ def slide(
         if of_true.target != answer.target:
             found += [of_true, explainer(opened, contrast(answer.target or 0, of_true.target or 0))]
     evaluator = Evaluator(explainer, opened, answer.target)
-    hot = answer.heatmap >= np.quantile(answer.heatmap, 1 - _HOTTEST)
-    if answer.status != "ok":
-        hot[:] = False
     blurred = evaluator.picture.clone()
-    blurred[:, hot] = evaluator.emptied_picture("blur")[:, hot].to(blurred)
+    if answer.status == "ok":
+        hot = hot_sets(evaluator.heat(answer).values, [_HOTTEST])[0]
+        blurred[:, hot] = evaluator.emptied_picture("blur")[:, hot].to(blurred)
     before, after = (float(score) for score in evaluator.scored(_stacked(evaluator.picture, blurred)))
     panels = [_first_panel(answer)]
     panels += [(_TITLES[number], row.overlay(scale="each"), _words_of(row)) for number, row in enumerate(found)]
@@ -226,10 +236,15 @@ def _words_of(row: Explanation) -> str:
 
 def _enlarged(pixels: Pixels, width: int, height: int) -> Pixels:
     """Return a picture as large as its place allows, in its own proportions."""
-    ratio = min(width / pixels.shape[1], height / pixels.shape[0])
+    ratio = _ratio(pixels, width, height)
     size = (max(1, int(pixels.shape[1] * ratio)), max(1, int(pixels.shape[0] * ratio)))
     way = cv2.INTER_AREA if ratio < 1 else cv2.INTER_CUBIC
     return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size, interpolation=way))
+
+
+def _ratio(pixels: Pixels, width: int, height: float | int) -> float:
+    """Return by how much a picture is enlarged to fit into a place."""
+    return float(min(width / pixels.shape[1], height / pixels.shape[0]))
 
 
 def _lines(

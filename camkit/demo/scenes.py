@@ -61,7 +61,7 @@ def words_pictures() -> list[Path]:
     return sorted((_shipped() / "words" / "pictures").glob("*.png"))
 
 
-def write_scenes(folder: Path, per_class: int = 40) -> Path:
+def write_scenes(folder: str | Path, per_class: int = 40) -> Path:
     """Copy the first labelled scenes of each class, and their masks, into a folder of your own.
 
     Returns:
@@ -69,11 +69,11 @@ def write_scenes(folder: Path, per_class: int = 40) -> Path:
     """
     for kind in ("pictures", "masks"):
         for shipped in (labelled_scenes().parent / kind).iterdir():
-            own = folder / kind / shipped.name
+            own = Path(folder) / kind / shipped.name
             own.mkdir(parents=True, exist_ok=True)
             for file in sorted(shipped.iterdir())[:per_class]:
                 shutil.copy(file, own)
-    return folder / "pictures"
+    return Path(folder) / "pictures"
 
 
 def _shipped() -> Path:

@@ -67,8 +67,8 @@ def refuse_other_file(out: Path) -> None:
     """
     if _LOOKS_LIKE_SUFFIX.fullmatch(out.suffix) and not names_file(out) and not out.is_dir():
         raise InputError(
-            f"{out}: {out.suffix} is no type of picture that camkit writes; use {', '.join(_DRAWN_SUFFIXES[:3])} or "
-            "another such type, or name a folder without a dot"
+            f"{out}: camkit cannot write {out.suffix}; use {', '.join(_DRAWN_SUFFIXES[:3])} or another type of "
+            "picture, or name a folder without a dot"
         )
 
 

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
@@ -38,10 +38,11 @@ WAIT = 40_000
 @contextlib.contextmanager
 def app(folder: Path, *arguments: str) -> Iterator[str]:
     """Start the app in a folder, and yield its address; at the end, Ctrl-C ends it."""
+    (folder / "tmp").mkdir(exist_ok=True)
     helpers = os.pathsep.join([str(HERE), str(HERE / "tests/helpers"), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-m", "camkit", "app", *arguments, "--no-browser"], cwd=folder, stdout=subprocess.PIPE,
-        text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": helpers},
+        text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": helpers, "TMPDIR": str(folder / "tmp")},
     )  # fmt: skip
     assert process.stdout is not None
     try:
@@ -144,6 +145,39 @@ def test_two_clicks_cover_a_part_and_uncover_brings_it_back(page: Page) -> None:
     page.wait_for_selector("#before img", state="hidden")
 
 
+def draw(page: Page, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """Draw a rectangle over the picture with the mouse, between shares of its width and height."""
+    page.wait_for_function("document.querySelector('#shown img').complete")
+    box = page.locator("#shown img").bounding_box()
+    assert box is not None
+    corners = [(box["x"] + box["width"] * across, box["y"] + box["height"] * down) for across, down in (start, end)]
+    page.mouse.move(*corners[0])
+    page.mouse.down()
+    page.mouse.move(*corners[1], steps=3)
+    page.mouse.up()
+
+
+def saved(page: Page) -> dict[str, Any]:
+    page.click("#save")
+    with page.expect_download() as download:
+        page.locator("#files a[download$='.json']").click()
+    found: dict[str, Any] = json.loads(Path(download.value.path()).read_text())
+    return found
+
+
+def test_a_drawn_rectangle_is_covered_and_one_over_the_edge_covers_all(page: Page) -> None:
+    side = 384  # of the scenes
+    draw(page, (0.25, 0.5), (0.75, 0.875))
+    page.wait_for_selector("#before img")
+    assert saved(page)["cover"] == pytest.approx([side * 0.25, side * 0.5, side * 0.75, side * 0.875], abs=2)
+    page.click("#uncover")
+    page.wait_for_selector("#before img", state="hidden")
+    says(page, "plane")
+    draw(page, (0.0, 0.0), (1.5, 1.2))
+    page.wait_for_selector("#before img")
+    assert saved(page)["cover"] == pytest.approx([0, 0, side, side], abs=1)
+
+
 def test_a_contrast_and_a_method_are_chosen(page: Page) -> None:
     page.locator("#rather input").click()
     page.get_by_role("option", name="bird", exact=True).click()
@@ -180,7 +214,7 @@ def test_a_damaged_upload_says_so_and_a_huge_one_works(page: Page, tmp_path: Pat
     (tmp_path / "broken.jpg").write_bytes(SCENES["car-sea"].read_bytes()[:300])
     page.set_input_files("input[type=file]", tmp_path / "broken.jpg")
     page.wait_for_selector(".toast-body")
-    assert "broken.jpg" in page.inner_text(".toast-body")
+    assert page.inner_text(".toast-body").splitlines()[-1].startswith("broken.jpg cannot be read")
     says(page, "plane")
     with Image.open(SCENES["car-sea"]) as scene:
         scene.resize((6000, 6000)).save(tmp_path / "huge.jpg")
@@ -206,12 +240,46 @@ def test_no_other_file_is_served(workplace: Path, address: str, file: str) -> No
         assert refused.value.code in (403, 404), path
 
 
-def test_another_host_is_refused(address: str) -> None:
-    request = urllib.request.Request(address, headers={"Host": "evil.example"})
+@pytest.mark.parametrize(("header", "value", "code"), [("Host", "evil.example", 400), ("Origin", "http://a.b", 403)])
+def test_another_host_and_the_pages_of_others_are_refused(address: str, header: str, value: str, code: int) -> None:
+    request = urllib.request.Request(address, headers={header: value})
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=60)
     refused.value.close()
-    assert refused.value.code == 400
+    assert refused.value.code == code
+
+
+def test_a_request_cannot_name_a_file_as_an_upload(workplace: Path, address: str, page: Page, tmp_path: Path) -> None:
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.post_data or "") if "queue/join" in request.url else None)
+    shutil.copy(SCENES["car-sea"], tmp_path / "mine.jpg")
+    page.set_input_files("input[type=file]", tmp_path / "mine.jpg")
+    says(page, "ship")
+    forged = json.loads(sent[-1])
+    assert Path(forged["data"][2]["path"]).name == "mine.jpg"
+    forged["data"][2] = {**forged["data"][2], "path": str(workplace / "secret.jpg")}
+    forged["session_hash"] = "another"
+    request = urllib.request.Request(
+        f"{address}gradio_api/queue/join", json.dumps(forged).encode(), {"Content-Type": "application/json"}
+    )
+    urllib.request.urlopen(request, timeout=60).close()
+    with urllib.request.urlopen(f"{address}gradio_api/queue/data?session_hash=another", timeout=60) as events:
+        messages = [json.loads(line[5:]) for line in events if line.startswith(b"data:")]
+    assert [message["success"] for message in messages if message["msg"] == "process_completed"] == [False]
+    assert not any("file=" in json.dumps(message) for message in messages)
+
+
+def test_a_model_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from camkit.app import page  # noqa: PLC0415 - imports Gradio
+
+    said: list[str] = []
+    monkeypatch.setattr(page.gr, "Warning", said.append)
+
+    def fail() -> None:
+        raise ZeroDivisionError("<b>no</b>")
+
+    assert len(page._said(fail, 3)) == 3
+    assert said == ["the model failed: ZeroDivisionError: &lt;b&gt;no&lt;/b&gt;"]
 
 
 def test_a_click_is_answered_within_a_second(page: Page) -> None:

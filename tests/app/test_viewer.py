@@ -78,6 +78,18 @@ def test_a_covered_object_changes_the_answer_as_a_covered_picture_does(viewer: V
     )
 
 
+def test_the_first_picture_is_one_that_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(SCENES["car-sea"].read_bytes()[:300])
+    (tmp_path / "b.png").write_text("no picture")
+    Image.new("RGB", (8, 8)).save(tmp_path / "c.png")
+    files = [tmp_path / name for name in ("a.jpg", "b.png", "c.png")]
+    assert Viewer({}, files).first_readable() == str(files[2])
+    assert Viewer({}, files[:2]).first_readable() == str(files[0])
+    with pytest.raises(ImageError) as refused:  # an upload
+        Viewer({}, files[2:]).picture(Look("", str(files[0])))
+    assert str(refused.value).startswith("a.jpg cannot be read")
+
+
 @pytest.fixture
 def detector(tmp_path: Path) -> tuple[Viewer, Look]:
     """A detector of one's own, of which camkit does not know that it is one, and a picture with two objects."""

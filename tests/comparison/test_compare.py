@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -22,6 +23,7 @@ from camkit.cli import main
 from camkit.comparison.compare import DEFAULTS, ComparedMap, ComparedPicture, caveat, check_sheet_file, value_words
 from camkit.comparison.sheet import SMALL, MapPanel, SheetRow, draw_sheet, least_height
 from camkit.demo.scenes import scene_paths
+from camkit.drawing.text import Canvas
 from camkit.errors import InputError, MethodError, OutputError
 from camkit.methods import METHODS, variant
 from camkit.metrics import METRICS, Value
@@ -616,6 +618,24 @@ def test_a_number_that_says_nothing_about_the_methods_says_so(
     said = caveat(row, METRICS["top-loss"])
     assert expected in said
     assert bool(expected) == bool(said)
+
+
+def test_the_sheet_says_it_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "On this picture, the number says nothing about the methods: a centred blob does as well as the best method."
+    written: list[str] = []
+    text = Canvas.text
+
+    def noted(canvas: Canvas, x: float, y: float, words: str, **how: Any) -> None:
+        written.append(words)
+        text(canvas, x, y, words, **how)
+
+    monkeypatch.setattr(Canvas, "text", noted)
+    picture = np.zeros((64, 64, 3), np.uint8)
+    for count in (2, 12):  # beside the picture, and below it
+        written.clear()
+        panels = [MapPanel(str(number), "loses 1%", picture) for number in range(count)]
+        draw_sheet([SheetRow(picture, "a.jpg", ("plane: 99%", said), tuple(panels))])
+        assert said in " ".join(written)
 
 
 def test_lower_numbers_can_be_better() -> None:

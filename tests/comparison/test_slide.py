@@ -13,6 +13,7 @@ from PIL import Image
 
 import camkit
 from camkit.cli import main
+from camkit.comparison.slide import Slide
 from camkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,10 +52,11 @@ def test_the_command_draws_one_slide(tmp_path: Path, capsys: pytest.CaptureFixtu
     call = [str(SCENE), "--model", "demo-biased", "--true", "plane", "--style", "slide", "-o", str(tmp_path / "s.png")]
     assert main(["explain", *call]) == 0
     assert "but this is a plane" in capsys.readouterr().out
-    assert main(call) == 2
+    assert main(call) == 0  # it shows the same
+    assert main([*call[:4], "car", *call[5:]]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main([*call[:-1], str(tmp_path / "s.doc")]) == 2
-    assert ".doc is no type of picture" in " ".join(capsys.readouterr().err.split())
+    assert "camkit cannot write .doc; use .png" in " ".join(capsys.readouterr().err.split())
     assert main([*call[:3], "--true", "plane"]) == 2
     assert main([str(SCENE), str(SCENE.with_name("bird-wood.jpg")), *call[1:-1], str(tmp_path / "t.png")]) == 2
 
@@ -106,6 +108,35 @@ def test_one_slide_shows_several_targets(tmp_path: Path, capsys: pytest.CaptureF
     many = [camkit.targets.contrast(first, second) for first in range(3) for second in range(3) if first != second]
     with pytest.raises(InputError, match="1 to 5 targets, not 6"):
         camkit.slide("demo-fair", SCENE, target=many)
+
+
+def placed_pictures(made: Slide, tmp_path: Path) -> list[tuple[float, float, float, float]]:
+    """Return left, top, width and height of each picture of a slide."""
+    drawing = ET.parse(made.save(tmp_path / "places.svg")).getroot()
+    pictures = drawing.iter("{http://www.w3.org/2000/svg}image")
+    return [tuple(float(picture.get(side, 0)) for side in ("x", "y", "width", "height")) for picture in pictures]
+
+
+@pytest.mark.parametrize(("size", "columns"), [((64, 64), 4), ((256, 64), 2)])
+def test_pictures_stand_so_that_they_are_large(tmp_path: Path, size: tuple[int, int], columns: int) -> None:
+    made = camkit.slide("demo-fair", Image.open(SCENE).resize(size), target=["plane", "bird", "car"])
+    places = placed_pictures(made, tmp_path)
+    assert len({left for left, _, _, _ in places}) == columns
+    assert all(width >= 420 for _, _, width, _ in places)
+
+
+def test_a_map_of_one_spot_blurs_that_spot_alone() -> None:
+    def spot(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        weights = torch.zeros_like(activations)
+        weights[..., 3:5, 3:5] = activations[..., 3:5, 3:5].sign()
+        return weights
+
+    made = camkit.slide("demo-fair", SCENE, method=spot)
+    assert (made.explanations[0].heatmap > 0).mean() < 0.1
+    with Image.open(SCENE) as scene:
+        picture = np.asarray(scene.convert("RGB").resize(made.panels[-1][1].shape[1::-1])).astype(int)
+    changed = np.abs(picture - made.panels[-1][1]).max(2) > 40
+    assert 0 < changed.mean() < 0.1
 
 
 def test_a_slide_is_a_page_or_a_drawing_with_text(tmp_path: Path) -> None:
