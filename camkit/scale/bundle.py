@@ -125,7 +125,7 @@ def read_bundle(folder: Path) -> Explanations:
     """Read the explanations of a bundle; their raw maps are exactly those of the run.
 
     Raises:
-        InputError: the manifest is damaged, or a map is missing or is not the one that was written.
+        InputError: the manifest is damaged, or a map or a drawing is missing or is not as it was written.
     """
     file = folder / MANIFEST
     try:
@@ -143,15 +143,20 @@ def read_bundle(folder: Path) -> Explanations:
 
 
 def _explanation(folder: Path, home: Path, row: dict[str, Any]) -> Explanation:
-    about = row["files"]["raw"]
+    contents = {kind: _as_written(folder, about) for kind, about in row["files"].items()}
+    raw = np.load(BytesIO(contents["raw"]), allow_pickle=False)
+    scaled = {**row, "raw": np.zeros(raw.size, np.float16), "raw_scale": 1.0}
+    if fault := fault_of(scaled):
+        raise InputError(f"{folder / MANIFEST} cannot be read: in the row of {brief(row['path'])}, {fault}")
+    return explanation_of(scaled, home, exact=raw, positions=row["positions"])
+
+
+def _as_written(folder: Path, about: dict[str, str]) -> bytes:
+    """Return what a file of the manifest holds, if it is as it was written."""
     file = folder / Path(about["name"]).name  # never a file elsewhere
     if not file.is_file():
         raise InputError(f"{folder / MANIFEST} names {file.name}, but there is no such file")
     contents = file.read_bytes()
     if digest(contents) != about["sha256"]:
-        raise InputError(f"{file} is not the map that was written: its checksum differs from that in {MANIFEST}")
-    raw = np.load(BytesIO(contents), allow_pickle=False)
-    scaled = {**row, "raw": np.zeros(raw.size, np.float16), "raw_scale": 1.0}
-    if fault := fault_of(scaled):
-        raise InputError(f"{folder / MANIFEST} cannot be read: in the row of {brief(row['path'])}, {fault}")
-    return explanation_of(scaled, home, exact=raw, positions=row["positions"])
+        raise InputError(f"{file} is not as it was written: its checksum differs from that in {MANIFEST}")
+    return contents

@@ -69,12 +69,13 @@ def test_it_reads_back_exactly_and_draws_the_same(bundle: Path) -> None:
     assert np.abs(found[2].overlay().astype(int) - drawn).max() <= 1
 
 
-def test_a_changed_or_missing_map_and_a_damaged_manifest_are_refused(bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["*.npy", "*.overlay.png", "*.figure.png"])
+def test_a_changed_or_missing_file_and_a_damaged_manifest_are_refused(bundle: Path, tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(bundle, folder)
-    file = next(folder.glob("0001*.npy"))
-    np.save(file, np.load(file) * 2)
-    with pytest.raises(InputError, match="is not the map that was written"):
+    file = next(folder.glob(f"0001{kind}"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(InputError, match=r"is not as it was written: its checksum differs"):
         camkit.scale.read(folder)
     file.unlink()
     with pytest.raises(InputError, match="there is no such file"):
