@@ -29,6 +29,7 @@ from torchvision.ops import box_iou
 
 import camkit
 from camkit import targets
+from camkit.errors import TargetError
 from camkit.images.regions import extent
 from camkit.types import Box
 from scripts.lab.lab_run import write_between
@@ -159,13 +160,20 @@ def judged(source: str, pictures: int) -> Iterator[tuple[str, dict[str, float]]]
     explainers = {METHODS[0]: camkit.Explainer(source)}
     for seed in range(pictures):
         scene = draw((JUDGED, seed))
-        maps: dict[str, Sequence[camkit.Explanation]] = {}
-        for method in METHODS:
+        picture, every = [Image.fromarray(scene.picture)], targets.boxes(SCORE)
+        try:
+            maps: dict[str, Sequence[camkit.Explanation]] = {
+                METHODS[0]: explainers[METHODS[0]].batch(picture, target=every)
+            }
+        except TargetError:  # no box has this score
+            yield FOUND, {"found": 0, "all": len(scene.labels)}
+            continue
+        for method in METHODS[1:]:
             if method not in explainers:
                 chosen = maps[METHODS[0]][0].layer
                 layers = None if chosen == "whole model" else chosen.split("+")
                 explainers[method] = camkit.Explainer(source, layers, method=method)
-            maps[method] = explainers[method].batch([Image.fromarray(scene.picture)], target=targets.boxes(SCORE))
+            maps[method] = explainers[method].batch(picture, target=every)
         toys = [matching(scene, each) for each in maps[METHODS[0]]]
         yield FOUND, {"found": len({toy for toy in toys if toy is not None}), "all": len(scene.labels)}
         for method, explanations in maps.items():
