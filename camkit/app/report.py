@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from camkit.app.page import SHEET_BUTTONS, plain
-from camkit.app.result import class_rows, picture_rows, read_report
+from camkit.app.result import class_rows, picture_rows, read_edits, read_report
 from camkit.tables import Rows
 
 _CLASS_COLUMNS = ("class", "verdict", "pictures", "accuracy", "gap", "attraction", "sufficiency")
@@ -25,7 +25,7 @@ def build(folder: Path) -> Any:
         InputError: the report cannot be read.
     """
     report = read_report(folder)
-    classes, pictures = class_rows(report), picture_rows(report)
+    classes, pictures, shown = class_rows(report), picture_rows(report), read_edits(folder)
     evidence = folder / "evidence.png"
     with gr.Blocks(title=f"camkit: {report['verdict']}", analytics_enabled=False) as page:
         gr.Markdown(f"### {report['verdict']}: {plain(report['sentence'])}", elem_id="verdict")
@@ -37,8 +37,11 @@ def build(folder: Path) -> Any:
         )  # fmt: skip
         table = gr.Dataframe(
             _cells(pictures, _PICTURE_COLUMNS), headers=list(_PICTURE_COLUMNS), interactive=False, elem_id="pictures",
-            label="Pictures: how much more often the answer is right on backgrounds of the own class",
+            label="Pictures: how much more often the answer is right on backgrounds of the own class. Click on one",
         )  # fmt: skip
+        gallery = gr.Gallery(
+            visible=False, columns=3, object_fit="contain", interactive=False, elem_id="edits", buttons=SHEET_BUTTONS
+        )
         if evidence.is_file():
             with Image.open(evidence) as opened:
                 gr.Image(
@@ -51,8 +54,19 @@ def build(folder: Path) -> Any:
             kept = [row for row in pictures if name in ("all classes", row["class"])]
             return _bullets(why), _cells(kept, _PICTURE_COLUMNS)
 
+        def edits(event: gr.SelectData) -> Any:
+            name = event.row_value[0]
+            return gr.update(visible=True, value=shown.get(name, []), label=_about(name, shown))
+
         chosen.input(only, chosen, [reasons, table], api_visibility="private")
+        table.select(edits, None, gallery, api_visibility="private")
     return page
+
+
+def _about(name: str, shown: Mapping[str, Sequence[Any]]) -> str:
+    if name in shown:
+        return f"{name} on its backgrounds, and what the model answers"
+    return f"The report shows the edits of {len(shown)} pictures whose answers changed most; {name} is not among them"
 
 
 def _cells(rows: Rows, columns: Sequence[str]) -> list[list[Any]]:

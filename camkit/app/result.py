@@ -1,11 +1,16 @@
-"""The rows of a check's ``report.json`` as the page shows them."""
+"""What the page shows of a check: the rows of its ``report.json``, and the edits of pictures in its ``report.html``."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from camkit.errors import InputError, brief
 from camkit.kit.report_rows import shares_right
@@ -27,6 +32,39 @@ def read_report(folder: Path) -> dict[str, Any]:
     except Exception as error:  # whatever a damaged report lacks
         raise InputError(f"{file} is not the report of a check: {brief(error)}") from error
     return report
+
+
+class Edits(HTMLParser):
+    """The edits of each picture whose answer changed most, from the page of a check: drawings with what they show."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.of_picture: dict[str, list[tuple[Image.Image, str]]] = {}
+        self._name: str | None = None
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Notice where a picture's edits begin, and keep each."""
+        values = dict(attrs)
+        if tag == "section":
+            self._name = values.get("data-picture")
+        elif tag == "img" and self._name is not None:
+            drawing = base64.b64decode((values.get("src") or "").partition("base64,")[2])
+            about = (values.get("alt") or "").replace(f" of {self._name}", "", 1)
+            self.of_picture.setdefault(self._name, []).append((Image.open(BytesIO(drawing)), about))
+
+    def handle_endtag(self, tag: str) -> None:
+        """Notice where a picture's edits end."""
+        if tag == "section":
+            self._name = None
+
+
+def read_edits(folder: Path) -> dict[str, list[tuple[Image.Image, str]]]:
+    """Read the edits that ``report.html`` shows, by picture; none if there is no such page, or if it was changed."""
+    try:
+        return Edits((folder / "report.html").read_text("utf-8")).of_picture
+    except (OSError, ValueError):  # of a damaged file too
+        return {}
 
 
 def class_rows(report: Mapping[str, Any]) -> Rows:

@@ -183,7 +183,7 @@ def _strip(strip: Strip) -> dict[str, Any]:
                 "percent": percent,
             }
         )
-    return {"title": strip.title, "panels": panels}
+    return {"title": strip.title, "name": strip.row.name, "panels": panels}
 
 
 def _triptych(strip: Strip) -> dict[str, Any]:
