@@ -82,40 +82,21 @@ def draw(seed: tuple[int, ...]) -> Scene:
     return Scene(picture.astype(np.uint8), tuple(labels), np.stack(masks))
 
 
-def network_of(name: str) -> Any:
-    """Return an untrained detector of Hugging Face: small, of its own class."""
-    names = {"id2label": dict(enumerate(SHAPES)), "label2id": {shape: number for number, shape in enumerate(SHAPES)}}
-    if name == "yolos":
-        return hf.YolosForObjectDetection(
-            hf.YolosConfig(
-                hidden_size=96, intermediate_size=192, num_hidden_layers=4, num_attention_heads=4,
-                image_size=[SIDE, SIDE], patch_size=8, num_detection_tokens=8,
-                use_mid_position_embeddings=False, **names,
-            )
-        )  # fmt: skip
-    backbone = hf.ResNetConfig(
-        embedding_size=24, hidden_sizes=[24, 48, 96], depths=[1, 1, 1], layer_type="basic", out_features=["stage3"],
-        downsample_in_first_stage=False,
-    )  # fmt: skip
-    return hf.DetrForObjectDetection(
-        hf.DetrConfig(
-            backbone_config=backbone, use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, d_model=96,
-            encoder_layers=2, decoder_layers=2, encoder_ffn_dim=192, decoder_ffn_dim=192, encoder_attention_heads=4,
-            decoder_attention_heads=4, num_queries=8, auxiliary_loss=True, **names,
+def untrained() -> Any:
+    """Return a small YOLOS with random weights."""
+    return hf.YolosForObjectDetection(
+        hf.YolosConfig(
+            hidden_size=96, intermediate_size=192, num_hidden_layers=4, num_attention_heads=4,
+            image_size=[SIDE, SIDE], patch_size=8, num_detection_tokens=8, use_mid_position_embeddings=False,
+            id2label=dict(enumerate(SHAPES)), label2id={shape: number for number, shape in enumerate(SHAPES)},
         )
     )  # fmt: skip
 
 
-def processor_of(name: str) -> Any:
-    """Return the processor of a network: pictures of 64 pixels."""
-    kind = hf.YolosImageProcessor if name == "yolos" else hf.DetrImageProcessor
-    return kind(size={"height": SIDE, "width": SIDE}, do_pad=False)
-
-
-def train(name: str, folder: Path, seconds: float) -> None:
-    """Train a network, and write it with its processor."""
+def train_yolos(folder: Path, seconds: float) -> None:
+    """Train a YOLOS, and write it with its processor."""
     scenes = [draw((TRAINING, number)) for number in range(SCENES)]
-    model, processor = network_of(name), processor_of(name)
+    model, processor = untrained(), hf.YolosImageProcessor(size={"height": SIDE, "width": SIDE}, do_pad=False)
     pixels = torch.from_numpy(np.stack([scene.picture for scene in scenes])).permute(0, 3, 1, 2).float() / 255
     mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in (processor.image_mean, processor.image_std))
     pixels = (pixels - mean) / deviation
@@ -140,9 +121,9 @@ def train(name: str, folder: Path, seconds: float) -> None:
             step += 1
             if time.monotonic() - shown > 60 or done >= 1:
                 shown = time.monotonic()
-                model.save_pretrained(folder / name)
-                processor.save_pretrained(folder / name)
-                print(f"{name} {step} at {done:.0%}: {output.loss.item():.2f}", flush=True)
+                model.save_pretrained(folder / "yolos")
+                processor.save_pretrained(folder / "yolos")
+                print(f"{step} at {done:.0%}: {output.loss.item():.2f}", flush=True)
             if done >= 1:
                 return
 
@@ -260,7 +241,7 @@ def train_yolo(folder: Path, epochs: int) -> None:
 def main() -> None:
     """Train one detector, or judge all that are there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("network", nargs="?", choices=["yolos", "detr", "yolo"], help="train this one")
+    parser.add_argument("network", nargs="?", choices=["yolos", "yolo"], help="train this one")
     parser.add_argument("--out", type=Path, default=Path("detectors"))
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--epochs", type=int, default=10, help="of yolo")
@@ -271,10 +252,9 @@ def main() -> None:
     if given.network == "yolo":
         train_yolo(given.out, given.epochs)
     elif given.network is not None:
-        train(given.network, given.out, 60 * given.minutes)
+        train_yolos(given.out, 60 * given.minutes)
     else:
-        sources = {name: f"hf:{given.out / name}" for name in ("yolos", "detr")}
-        sources["yolo"] = str(given.out / "yolo/weights/last.pt")
+        sources = {"yolos": f"hf:{given.out / 'yolos'}", "yolo": str(given.out / "yolo/weights/last.pt")}
         results: dict[str, dict[str, list[dict[str, float]]]] = {}
         for name, source in sources.items():
             if Path(source.removeprefix("hf:")).exists():
