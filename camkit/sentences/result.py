@@ -108,4 +108,4 @@ class Words(Tabular, Sequence[Word]):
 
     def __repr__(self) -> str:
         """Return a line with the words and how much each needs the picture."""
-        return f"<Words: {' '.join(f'{word.text} {word.needs_picture:+.1f}' for word in self.words)}>"
+        return f"<Words: {' '.join(f'{word.text} {word.needs_picture:+z.1f}' for word in self.words)}>"
