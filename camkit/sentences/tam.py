@@ -43,10 +43,9 @@ def activation_maps(cut: Cut, text: Text, words: Sequence[Span]) -> Float[Tensor
 def _own(
     logits: Float[Tensor, "t v"], ids: Int[Tensor, " t"], picture: Int[Tensor, " n"], place: int
 ) -> Float[Tensor, " n"]:
-    """Return the map of one token less that of the tokens between the picture and it, equal ones excepted.
+    """Return the map of one token, less what the tokens between the picture and it explain; equal ones do not count.
 
-    Each earlier token counts as much as its state asks for this token. The multiple of their mean leaves the least
-    squares.
+    Each earlier token counts as much as its state predicts this token. Least squares fit the multiple of their mean.
     """
     wanted = ids[place]
     between = torch.arange(int(picture.max()) + 1, place, device=ids.device)

@@ -83,7 +83,7 @@ def draw(seed: tuple[int, ...]) -> Scene:
 
 
 def network_of(name: str) -> Any:
-    """Return an untrained detector of Hugging Face: small, of its own class."""
+    """Return a small, untrained detector of one of Hugging Face's classes."""
     names = {"id2label": dict(enumerate(SHAPES)), "label2id": {shape: number for number, shape in enumerate(SHAPES)}}
     if name == "yolos":
         return hf.YolosForObjectDetection(
