@@ -319,7 +319,7 @@ def _drawn_over(viewer: Viewer, look: Look, drawn: str) -> tuple[int, int, int, 
     """Return the rectangle that was drawn over the picture.
 
     Raises:
-        InputError: a request holds something else than what the page sends.
+        InputError: a request holds something other than what the page sends.
     """
     size = viewer.picture(look.uncovered).size
     try:

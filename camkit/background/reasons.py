@@ -20,7 +20,7 @@ class Reason(NamedTuple):
         text: the full text for one class.
         fails: whether it alone makes the verdict FAIL.
         step: what to do next, if the reason is that something could not be decided.
-        lacks: how many pictures are lacking, if that is the reason.
+        lacks: how many pictures are missing, if that is the reason.
     """
 
     kind: str

@@ -88,7 +88,7 @@ def demo(
     Args:
         out: The folder for the picture, or for the reports.
         check: Run the background check on both networks instead, with scenes that ship with camkit.
-        words: Explain the words of a tiny vision-language model instead, which always adds a tree.
+        words: Explain the words of a tiny vision-language model instead; it always adds a tree.
     """
     if check and words:
         raise InputError("--check and --words are two demonstrations; pass one of them")

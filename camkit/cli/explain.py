@@ -292,7 +292,7 @@ def _slide(
         raise InputError("a slide shows one picture; name one file")
     is_page = drawing.out.suffix in (".pdf", ".svg")
     shows = _shown_on_slide(files[0], source, targets, how)
-    if is_page:  # which says nowhere what it shows
+    if is_page:  # a page does not record what it shows
         file = drawing.out
         if file.exists() and not drawing.overwrite:
             raise OutputError(f"{file} exists already; name another file, or pass --overwrite")

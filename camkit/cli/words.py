@@ -104,6 +104,6 @@ def _print(found: Words, written: Sequence[Path]) -> None:
     for each in found:
         if not each.is_punctuation:
             emit(
-                printable(f"  {each.text:<16}{each.probability:>7.1%}{each.needs_picture:>+8.2f} nats  {each.verdict}")
+                printable(f"  {each.text:<16}{each.probability:>7.1%}{each.needs_picture:>+z8.2f} nats  {each.verdict}")
             )
     say(f"compared with {printable(found.references)}; wrote {', '.join(printable(str(file)) for file in written)}")

@@ -29,7 +29,7 @@ _LEADING = 1.3
 _LINES = 2
 """The most lines of a title and of a note."""
 _ABOUT = 6
-"""The most lines of each text about a picture, among them a sentence on what the number does not say."""
+"""The most lines of each text about a picture, including a sentence on what the number does not say."""
 _HEADER = 3800
 """The most pixels of the header's lines together: two lines of the widest sheet."""
 

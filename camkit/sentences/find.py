@@ -88,8 +88,17 @@ def find_cut(
 
 
 def reads_in_order(model: nn.Module, mine: Mapping[str, Any], shorter: Mapping[str, Any]) -> bool:
-    """Tell whether no word sees the ones after it: the text without its last token has the same logits."""
-    return _agree(model, _logits(model, mine)[:, :-1], _logits(model, shorter))
+    """Tell whether no word sees the ones after it: the text without its last token has the same logits.
+
+    Raises:
+        ModelError: the logits are not finite.
+    """
+    whole = _logits(model, mine)
+    if whole.isnan().any():
+        raise ModelError(
+            f"{type(model).__name__} returns NaN for this picture; load it in another precision, such as float32"
+        )
+    return _agree(model, whole[:, :-1], _logits(model, shorter))
 
 
 def _logits(model: Any, inputs: Mapping[str, Any]) -> Float[Tensor, "1 t v"]:

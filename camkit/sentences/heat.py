@@ -23,7 +23,7 @@ _MOST_POINTS = 8
 """Points on the way from each reference, at most."""
 
 _CLOSE, _SMALL = 0.2, 0.1
-"""How far the cells of a word may sum from how much it needs the picture: a share of that, or in nats."""
+"""How far the sum of a word's cells may be from how much it needs the picture: as a share of that, and in nats."""
 
 
 def expected_gradients(
@@ -109,7 +109,7 @@ def _shares(count: int, number: int = 0) -> Float[Tensor, " count"]:
 
     Args:
         count: the number of parts.
-        number: that of the round; each has other points.
+        number: the number of the round; each has other points.
     """
     generator = torch.Generator().manual_seed(number)
     return (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count

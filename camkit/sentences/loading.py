@@ -52,12 +52,17 @@ def load(name: str, device: str | None = None) -> tuple[nn.Module, Any]:
 
     try:
         with quiet():
-            model = AutoModelForImageTextToText.from_pretrained(folder)
+            model, info = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True)
             processor = processor_of(folder)
     except Exception as error:
         raise ModelError(
             f"{name} cannot be loaded as a model that writes about pictures ({brief(error)}); pass the name of one on "
             "the hub, or a folder with its weights and its processor"
         ) from error
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{name} has no weights for {len(missing)} of its parameters (the first is {missing[0]!r}), which would "
+            "stay random; pass a model with all of its weights"
+        )
     module: nn.Module = model.eval().to(torch.device(pick_device(device)))
     return module, processor

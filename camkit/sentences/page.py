@@ -43,8 +43,8 @@ def _word(number: int, word: Word) -> dict[str, object]:
         "heat": None if drawn is None else as_address(drawn, "webp"),
         "note": "" if word.explanation is None or word.explanation.status == "ok" else "Nothing speaks for this word.",
         "probability": f"{word.probability:.1%}",
-        "needs": f"{word.needs_picture:+.2f}",
+        "needs": f"{word.needs_picture:+z.2f}",
         "spread": f"{word.spread:.2f}",
-        "grey": f"{word.above_grey:+.2f}",
-        "hidden": f"{word.above_none:+.2f}",
+        "grey": f"{word.above_grey:+z.2f}",
+        "hidden": f"{word.above_none:+z.2f}",
     }

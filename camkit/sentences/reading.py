@@ -108,7 +108,7 @@ def read_sentence(
         return known[of_cut]
 
     cut, places = find_cut(model, whole(prepared), whole(grey), shorter, locate)
-    others, pictures = reference_pictures(references, picture.size)
+    others, pictures = reference_pictures(references, picture)
     with torch.no_grad():
         tokens = torch.stack([cut.tokens_of(whole(inputs.of(each))) for each in others])
         score = functools.partial(_scores, cut, text, found)

@@ -27,12 +27,15 @@ def read(image: ImageLike, source: str) -> Image.Image:
     return upright(image, source) if isinstance(image, Image.Image) else from_array(image)
 
 
-def reference_pictures(references: ReferencesLike | None, size: tuple[int, int]) -> tuple[list[Image.Image], str]:
-    """Return reference pictures at a size (width, height), and what they are, as a phrase.
+def reference_pictures(references: ReferencesLike | None, picture: Image.Image) -> tuple[list[Image.Image], str]:
+    """Return reference pictures at the size of a picture, and what they are, as a phrase.
+
+    The picture itself may be in the folder of its references, and is left out.
 
     Raises:
         ImageError: there are none, or one cannot be read.
     """
+    size = picture.size
     if references is None:
         width, height = size
         noise = smooth_noise(3 * MOST, (height, width)).reshape(MOST, 3, height, width)
@@ -40,4 +43,8 @@ def reference_pictures(references: ReferencesLike | None, size: tuple[int, int])
         return [Image.fromarray(each) for each in levels], f"{MOST} pictures of smooth noise, made by camkit"
     pictures, words = chosen(references)
     read_in = [read(each, f"reference picture {number}") for number, each in enumerate(pictures, start=1)]
-    return [each.resize(size, Image.Resampling.BICUBIC) for each in read_in], words
+    others = [each for each in read_in if each.size != size or each.tobytes() != picture.tobytes()]
+    if not others:
+        raise ImageError("the picture itself is the only reference picture; pass others")
+    words += ", without this picture itself" if len(others) < len(read_in) else ""
+    return [each.resize(size, Image.Resampling.BICUBIC) for each in others], words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -84,10 +84,11 @@ class Words(Tabular, Sequence[Word]):
         return self._drawn().sheet()
 
     def _drawn(self) -> Explanations:
-        """Return what a sheet shows: words that need no picture only if there are no others."""
+        """Return what a sheet shows: words that need no picture only if there are no others, and marked."""
         explained = [(word, word.explanation) for word in self.words if word.explanation is not None]
         chosen = [explanation for word, explanation in explained if not word.needs_no_picture]
-        return Explanations(chosen or [explanation for _, explanation in explained])
+        unneeded = [replace(each, label=f"{word.text} (does not need the picture)") for word, each in explained]
+        return Explanations(chosen or unneeded)
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html), the words as JSON (.json), or the sheet of heatmaps (any picture type).
@@ -108,4 +109,4 @@ class Words(Tabular, Sequence[Word]):
 
     def __repr__(self) -> str:
         """Return a line with the words and how much each needs the picture."""
-        return f"<Words: {' '.join(f'{word.text} {word.needs_picture:+.1f}' for word in self.words)}>"
+        return f"<Words: {' '.join(f'{word.text} {word.needs_picture:+z.1f}' for word in self.words)}>"

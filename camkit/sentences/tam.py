@@ -34,18 +34,18 @@ def activation_maps(cut: Cut, text: Text, words: Sequence[Span]) -> Float[Tensor
             f"{type(cut.model).__name__} has no logits at the picture's tokens, which method='tam' needs; "
             "use method='expected'"
         )
-    logits = cut.logits(cut.tokens[None])[0].clamp(min=0)
-    maps = [[_own(logits, text.ids, cut.positions, text.places[token]) for token in word.tokens] for word in words]
+    columns, ids = text.ids.unique(return_inverse=True)  # a vocabulary has 100,000 columns and more
+    logits = cut.logits(cut.tokens[None])[0][:, columns].clamp(min=0)
+    maps = [[_own(logits, ids, cut.positions, text.places[token]) for token in word.tokens] for word in words]
     return torch.stack([torch.stack(parts).mean(0) for parts in maps])
 
 
 def _own(
     logits: Float[Tensor, "t v"], ids: Int[Tensor, " t"], picture: Int[Tensor, " n"], place: int
 ) -> Float[Tensor, " n"]:
-    """Return the map of one token less that of the tokens between the picture and it, equal ones excepted.
+    """Return the map of one token, less what the tokens between the picture and it explain; equal ones do not count.
 
-    Each earlier token counts as much as its state asks for this token. The multiple of their mean leaves the least
-    squares.
+    Each earlier token counts as much as its state predicts this token. Least squares fit the multiple of their mean.
     """
     wanted = ids[place]
     between = torch.arange(int(picture.max()) + 1, place, device=ids.device)
@@ -60,9 +60,12 @@ def filtered(cells: Float[Tensor, "h w"]) -> Float[Tensor, "h w"]:
     """Return the rank Gaussian filter of a map that is nowhere negative.
 
     Each cell becomes a mean of its ranked neighbours; their weights fall with the distance from the middle rank, as a
-    Gaussian whose width in ranks is the neighbours' standard deviation over their mean.
+    Gaussian whose width in ranks is the neighbours' standard deviation over their mean. Outside, the map is reflected;
+    a single row or column is repeated.
     """
-    around = nn.functional.pad(cells[None, None], (_SIDE // 2,) * 4, mode="reflect")
+    around = cells[None, None]
+    for axis, padding in ((2, (0, 0, 1, 1)), (3, (1, 1, 0, 0))):
+        around = nn.functional.pad(around, padding, mode="reflect" if around.shape[axis] > 1 else "replicate")
     ranked = nn.functional.unfold(around, _SIDE)[0].sort(0).values
     mean = ranked.mean(0)
     width = (ranked.std(0, correction=0) / mean).nan_to_num().clamp(min=torch.finfo(torch.float32).tiny ** 0.25)

@@ -52,7 +52,7 @@ class Word:
 
     @property
     def needs_no_picture(self) -> bool:
-        """Whether the word is about as probable with other pictures. Then its heat is about next to nothing."""
+        """Whether the word is about as probable with other pictures; its heat then explains almost nothing."""
         return self.is_punctuation or abs(self.needs_picture) < NEEDS_NO_PICTURE
 
     @property

@@ -2,7 +2,7 @@
 # # Words that need no picture
 #
 # A vision-language model writes a sentence about a picture. Which of its words come from the picture, and from where in it? Which
-# words would it write about any picture? This tutorial asks a tiny model that ships with camkit, about drawn scenes. It needs
+# words would it write about any picture? This tutorial asks a tiny model, which ships with camkit, about drawn scenes. It needs
 # `pip install '.[transformers]'`.
 #
 # ## The model and the pictures
@@ -44,8 +44,8 @@ for word in found:
     print(f"{word.text:10}{word.needs_picture:6.2f} nats  {word.verdict}")
 
 # %% [markdown]
-# The model is sure of its tree, but no tree is in the picture. The comparison shows it: with the other pictures, "tree" is as probable.
-# So the model does not write it because of this picture. Words that are wrong *because* of the picture look different; see the last
+# The model is sure of its tree, but no tree is in the picture. The comparison shows it: with the other pictures, "tree" is just as
+# probable. So this picture is not why the model writes it. Words that are wrong *because* of the picture look different; see the last
 # step.
 #
 # ## Where the evidence lies

@@ -31,7 +31,7 @@ JPEG_QUALITY = 85
 """At this quality a drawing takes a tenth of a PNG's bytes, and no block edges are visible."""
 
 QUIET = {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}
-"""The environment of a notebook without progress bars, which do not belong into a stored output."""
+"""Environment variables that keep progress bars out of a notebook's stored output."""
 
 SECONDS_PER_CELL = 900
 """The longest cell trains a network for about a minute; a busy machine takes several times as long."""

@@ -4,8 +4,8 @@
         --markdown scripts/results/validation.md
 
 The network is EfficientNet-Lite0, the pictures are the first photos of four animals of Caltech-101 with their outlines.
-The seed draws the backgrounds. Shortcuts are not sought, since they do not change the verdict. A seed whose row is in
-``--out`` is not checked again.
+The seed draws the backgrounds. The check does not search for shortcuts, because they do not change the verdict. A seed
+whose row is in ``--out`` is not checked again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MARK = "check_seeds"
 ANIMALS = ("crab", "dragonfly", "flamingo", "kangaroo")
 NETWORK = "EfficientNet-Lite0"
 LEAST = 20
-"""Testable pictures that a class needs: fewer than usual, for few pictures."""
+"""Testable pictures that a class needs: fewer than by default, because there are few photos."""
 
 
 def write_folder(data: Path, folder: Path, count: int) -> None:

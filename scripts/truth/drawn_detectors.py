@@ -216,7 +216,7 @@ def table(of_networks: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]
 
 
 def train_yolo(folder: Path, epochs: int) -> None:
-    """Write the scenes as ultralytics reads them, train its smallest detector, and keep the best weights."""
+    """Write the scenes as ultralytics reads them, and train its smallest detector."""
     ultralytics = importlib.import_module("ultralytics")  # the reader's own package
     data = folder / "scenes"
     for part, count in (("train", 3000), ("val", 100)):

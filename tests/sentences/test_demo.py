@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,6 +44,9 @@ def test_the_page_and_the_sheet_draw_no_heat_for_words_that_need_no_picture(desc
     assert image_of["toy"] == image_of["tree"] == image_of["the"]
     assert len(set(image_of.values())) == 5  # four words with heat, and the picture itself
     assert len(found._drawn()) == 4
+    only_tree = replace(found, words=tuple(found.named("tree")))
+    assert [each.name for each in only_tree._drawn()] == ["tree (does not need the picture)"]
+    assert "-0.00" not in page.read_text()
     assert sheet.stat().st_size > 10_000
 
 

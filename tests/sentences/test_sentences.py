@@ -15,11 +15,13 @@ from scipy.optimize import minimize_scalar
 
 import camkit
 from camkit.cli import main
-from camkit.errors import InputError, MethodError, ModelError
+from camkit.errors import ImageError, InputError, MethodError, ModelError
 from camkit.sentences import heat
 from camkit.sentences.cut import DecoderCut
 from camkit.sentences.heat import _shares
+from camkit.sentences.loading import load
 from camkit.sentences.sentence import spans
+from camkit.sentences.tam import filtered
 from scripts.words.word_model import PROMPT, PROMPT_TEXT, build, processor_for, tokenizer_for
 from scripts.words.word_scenes import draw
 
@@ -181,6 +183,14 @@ def test_token_activation_maps_follow_the_paper(llava, picture):
     assert any(each.any() for each in drawn_maps)
 
 
+def test_the_rank_filter_takes_grids_of_one_row():
+    row = torch.rand(1, 5, generator=torch.Generator().manual_seed(0))
+    expected = filtered(row.expand(3, 5))[1:2]
+    torch.testing.assert_close(filtered(row), expected)
+    torch.testing.assert_close(filtered(row.T), expected.T)
+    assert filtered(torch.ones(1, 1)) == 1
+
+
 @pytest.mark.parametrize("method", ["expected", "attention", "attention-expected", "tam"])
 def test_the_model_comes_back_also_after_an_error(llava, picture, method, monkeypatch):
     model, processor = llava
@@ -209,6 +219,21 @@ def test_refusals_are_one_sentence(llava, picture):
         camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, only="cat")
     with pytest.raises(ModelError, match="pass processor="):
         camkit.words(model, picture, PROMPT)
+    broken = copy.deepcopy(model)
+    broken.lm_head.weight.data[3] = torch.nan
+    with pytest.raises(ModelError, match="LlavaForConditionalGeneration returns NaN for this picture; load it in"):
+        camkit.words(broken, picture, PROMPT, processor=processor, words=SENTENCE)
+
+
+def test_a_picture_is_not_compared_with_itself(llava, picture):
+    model, processor = llava
+    options = {"processor": processor, "words": SENTENCE, "only": "red"}
+    alone = camkit.words(model, picture, PROMPT, references=drawn(2), **options)
+    found = camkit.words(model, picture, PROMPT, references=[*drawn(2), picture.copy()], **options)
+    assert [word.needs_picture for word in found] == [word.needs_picture for word in alone]
+    assert found.references == "3 pictures, passed as references, without this picture itself"
+    with pytest.raises(ImageError, match="the picture itself is the only reference picture"):
+        camkit.words(model, picture, PROMPT, references=[picture], **options)
 
 
 def test_models_without_words_or_places_are_refused(llava, picture, monkeypatch):
@@ -311,6 +336,15 @@ def test_the_command_writes_a_page_a_sheet_and_json(llava, picture, tmp_path, ca
     assert main(["words", str(tmp_path / "photo.png"), "--model", f"hf:{tmp_path / 'nothing'}"]) == 2
     assert main(["words", str(tmp_path / "no.png"), *options]) == 2
     assert "no.png does not exist" in capsys.readouterr().err
+
+
+def test_a_model_without_some_of_its_weights_is_refused(llava, tmp_path):
+    model, processor = llava
+    weights = {name: value for name, value in model.state_dict().items() if "projector.linear_1" not in name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    processor.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"has no weights for 2 of its parameters \(the first is '.*linear_1.bias'"):
+        load(f"hf:{tmp_path}", "cpu")
 
 
 def test_pictures_of_a_folder_are_compared_with_the_others(llava, tmp_path, capsys):
