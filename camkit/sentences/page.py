@@ -41,6 +41,7 @@ def _word(number: int, word: Word) -> dict[str, object]:
         "shade": 0 if word.is_punctuation else round(100 * share),
         "strong": word.verdict == "needs the picture",
         "heat": None if drawn is None else as_address(drawn, "webp"),
+        "alt": f"{'the picture without heat, for' if word.needs_no_picture else 'heat of'} the word {word.text}",
         "note": "" if word.explanation is None or word.explanation.status == "ok" else "Nothing speaks for this word.",
         "probability": f"{word.probability:.1%}",
         "needs": f"{word.needs_picture:+z.2f}",

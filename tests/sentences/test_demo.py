@@ -39,8 +39,12 @@ def test_the_heat_of_colour_and_shape_is_on_the_toy_and_that_of_the_ground_besid
 
 def test_the_page_and_the_sheet_draw_no_heat_for_words_that_need_no_picture(described):
     found, (page, sheet) = described
-    images = re.findall(r'<img src="(data:[^"]+)" alt="heat of the word ([^"]+)">', page.read_text())
+    images = re.findall(
+        r'<img src="(data:[^"]+)" alt="(?:heat of|the picture without heat, for) the word ([^"]+)">', page.read_text()
+    )
     image_of = {word: image for image, word in images}
+    assert 'alt="heat of the word purple"' in page.read_text()
+    assert 'alt="the picture without heat, for the word tree"' in page.read_text()
     assert image_of["toy"] == image_of["tree"] == image_of["the"]
     assert len(set(image_of.values())) == 5  # four words with heat, and the picture itself
     assert len(found._drawn()) == 4

@@ -331,7 +331,7 @@ def test_the_command_writes_a_page_a_sheet_and_json(llava, picture, tmp_path, ca
     saved = json.loads((tmp_path / "out/photo.words.json").read_text())
     assert [word["text"] for word in saved["words"]] == SENTENCE.split()
     assert [word["text"] for word in saved["words"] if word["explanation"]] == ["red"]
-    assert "heat of the word red" in (tmp_path / "out/photo.words.html").read_text()
+    assert "without heat, for the word red" in (tmp_path / "out/photo.words.html").read_text()
     assert (tmp_path / "out/photo.words.png").exists()
     assert main(["words", str(tmp_path / "photo.png"), "--model", f"hf:{tmp_path / 'nothing'}"]) == 2
     assert main(["words", str(tmp_path / "no.png"), *options]) == 2
