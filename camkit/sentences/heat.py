@@ -22,6 +22,8 @@ _ROOM = 0.5
 _MOST_POINTS = 8
 """Points on the way from each reference, at most."""
 
+_GOLDEN = (5**0.5 - 1) / 2
+
 _CLOSE, _SMALL = 0.2, 0.1
 """How far the sum of a word's cells may be from how much it needs the picture: as a share of that, and in nats."""
 
@@ -109,10 +111,12 @@ def _shares(count: int, number: int = 0) -> Float[Tensor, " count"]:
 
     Args:
         count: the number of parts.
-        number: the number of the round; each has other points.
+        number: the number of the round. Each moves all points on by the golden ratio, so that those of one reference
+            lie evenly too.
     """
-    generator = torch.Generator().manual_seed(number)
-    return (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count
+    generator = torch.Generator().manual_seed(0)
+    points = (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count
+    return (points + number * _GOLDEN) % 1
 
 
 def attention_rows(cut: Cut, rows: Sequence[Sequence[int]]) -> Float[Tensor, "w n"]:
