@@ -31,9 +31,8 @@ import camkit
 from camkit import targets
 from camkit.errors import TargetError
 from camkit.images.regions import extent
-from camkit.types import Box
 from scripts.lab.lab_run import write_between
-from scripts.truth.truth_measures import auroc, share_of_maxima
+from scripts.truth.judge_boxes import blob, on_object
 from scripts.words.word_scenes import COLOURS, GROUNDS, SHAPES, SIDE, Toy, covered, painted
 
 MARK = "drawn_detectors"
@@ -162,7 +161,7 @@ def judged(source: str, pictures: int) -> Iterator[tuple[str, dict[str, float]]]
                 if toy is not None:
                     yield method, measures(scene, toy, torch.from_numpy(each.heatmap_on_picture()))
                     if method == METHODS[-1] and each.detection is not None:
-                        yield BLOB, measures(scene, toy, blob(each.detection))
+                        yield BLOB, measures(scene, toy, blob(torch.tensor(tuple(each.detection)), SIDE))
 
 
 def matching(scene: Scene, found: camkit.Explanation) -> int | None:
@@ -174,30 +173,11 @@ def matching(scene: Scene, found: camkit.Explanation) -> int | None:
     return int(overlaps.argmax()) if overlaps.max() >= OVERLAP else None
 
 
-def blob(box: Box) -> Tensor:
-    """Return a Gaussian as large as a box (64, 64): its deviations are a quarter of the sides."""
-    places = torch.arange(SIDE) + 0.5
-    down, across = (
-        torch.exp(-8 * ((places - (start + end) / 2) / (end - start)) ** 2)
-        for start, end in ((box.top, box.bottom), (box.left, box.right))
-    )
-    return down[:, None] * across
-
-
 def measures(scene: Scene, toy: int, heat: Tensor) -> dict[str, float]:
     """Return the columns of the table for one box; those that do not apply are missing."""
-    region, total = torch.from_numpy(scene.masks[toy]), float(heat.sum())
-    own = float(heat[region].sum())
-    found = {
-        "AUROC": float(auroc(heat[None], region[None])),
-        "maximum": float(share_of_maxima(heat[None], region[None])),
-        "share": own / total if total else 0.0,
-    }
     rivals = [number for number, label in enumerate(scene.labels) if label == scene.labels[toy] and number != toy]
-    if rivals:
-        on_rivals = float(heat[torch.from_numpy(scene.masks[rivals].any(0))].sum())
-        found["right one"] = own / (own + on_rivals) if own + on_rivals else 0.5
-    return found
+    region, others = torch.from_numpy(scene.masks[toy]), torch.from_numpy(scene.masks[rivals].any(0))
+    return on_object(heat, region, others)
 
 
 def table(of_networks: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]) -> str:

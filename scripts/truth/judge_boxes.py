@@ -184,15 +184,18 @@ def _box(region: Bool[Tensor, "side side"]) -> Float[Tensor, " 4"]:
 
 def measures(detector: NanoDet, judged: Judged, heat: Float[Tensor, "side side"]) -> dict[str, float]:
     """Return the columns of the table for one box; those that do not apply are missing."""
-    region, total = judged.region, float(heat.sum())
-    on_own, on_others = float(heat[region].sum()), float(heat[judged.others].sum())
+    return {**on_object(heat, judged.region, judged.others), "drop": _drop(detector, judged, heat)}
+
+
+def on_object(heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"], others: Bool[Tensor, "h w"]) -> dict[str, float]:
+    """Return the columns that say where a box's heat lies: on its object, or on others of its class, if any."""
+    total, on_own, on_others = (float(part.sum()) for part in (heat, heat[region], heat[others]))
     found = {
         "AUROC": float(auroc(heat[None], region[None])),
         "maximum": float(share_of_maxima(heat[None], region[None])),
         "share": on_own / total if total else 0.0,
-        "drop": _drop(detector, judged, heat),
     }
-    if bool(judged.others.any()):
+    if bool(others.any()):
         found["right one"] = on_own / (on_own + on_others) if on_own + on_others else 0.5
     return found
 
@@ -220,13 +223,13 @@ def heats_of(detector: NanoDet, photo: Photo, judged: Judged) -> Iterator[tuple[
         assert isinstance(found, camkit.Explanation)
         layers = layers or found.layer.split("+")
         yield method, torch.from_numpy(found.heatmap)
-    yield BLOB, _blob(judged.box)
+    yield BLOB, blob(judged.box, SIDE)
     yield RANDOM, torch.rand(SIDE, SIDE, generator=torch.Generator().manual_seed(judged.number))
 
 
-def _blob(box: Float[Tensor, " 4"]) -> Float[Tensor, "side side"]:
+def blob(box: Float[Tensor, " 4"], side: int) -> Float[Tensor, "side side"]:
     """Return a Gaussian as large as a box: its deviations are a quarter of the sides."""
-    places = torch.arange(SIDE) + 0.5
+    places = torch.arange(side) + 0.5
     left, top, right, bottom = box.tolist()
     across = torch.exp(-8 * ((places - (left + right) / 2) / max(right - left, 1)) ** 2)
     down = torch.exp(-8 * ((places - (top + bottom) / 2) / max(bottom - top, 1)) ** 2)
