@@ -123,7 +123,7 @@ class Viewer:
         """Return the first file that is a picture; the first file if none is."""
         for file in self.pictures:
             try:
-                open_picture(file)
+                self._opened(file)
             except ImageError:
                 continue
             return file
@@ -135,13 +135,17 @@ class Viewer:
         Raises:
             ImageError: the file is not a picture, is damaged, or is too large.
         """
-        opened = self._once(("picture", look.picture), lambda: self._opened(look.picture))
+        opened = self._opened(look.picture)
         return opened if look.cover is None else covered(opened, look.cover, look.fill)
 
     def _opened(self, file: str) -> Image.Image:
-        if file in self.pictures:
-            return _reduced(open_picture(file))
-        return _reduced(open_picture(Path(file).name, Path(file).read_bytes()))  # an error shows no temporary folder
+        def read() -> Image.Image:
+            if file in self.pictures:
+                return _reduced(open_picture(file))
+            upload = Path(file)
+            return _reduced(open_picture(upload.name, upload.read_bytes()))  # an error shows no temporary folder
+
+        return self._once(("picture", file), read)
 
     def detects(self, model: str) -> bool:
         """Tell whether a model returned boxes; known from its first answers."""
