@@ -193,7 +193,7 @@ def compare(
     pairs = [(row, before[contents[row.name]]) for row in rows if contents[row.name] in before]
     return Change(
         len(pairs),
-        _gap_change(pairs, seed),
+        gap_change(pairs, seed),
         _skill_change(pairs, seed),
         _accuracy_change(pairs, seed),
         _pair_change(pairs, seed, limit),
@@ -207,7 +207,8 @@ _Pairs = Sequence[tuple[ImageRow, Mapping[str, Any]]]
 """Each picture of this run with its entry in the earlier report."""
 
 
-def _gap_change(pairs: _Pairs, seed: int) -> Estimate | None:
+def gap_change(pairs: _Pairs, seed: int) -> Estimate | None:
+    """Return the mean change of the gap over fills and pictures; None if no picture was pasted in both runs."""
     both = [(row, old) for row, old in pairs if row.same and old["same"]]
     changes = [_mean_gap(row.same, row.other) - _mean_gap(old["same"], old["other"]) for row, old in both]
     return _mean_change(changes, [row.group for row, _ in both], [seed, 1])[0] if changes else None

@@ -21,12 +21,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from camkit.background.baseline import gap_change
 from camkit.background.check import PlanOptions, finish_check, plan_check
 from camkit.background.data import Item
 from camkit.background.plan import Plan, make_plan
 from camkit.background.result import CheckResult
 from camkit.errors import InputError, refuse_unknown_options, refusing_exit
 from camkit.images.files import write_file
+from camkit.kit.statistics import Estimate
 from camkit.mending.composites import composites, export
 from camkit.mending.head import MOST_LOST, Pair, choose_strength, find_last_linear, fit, inputs_of, worst_pair
 from camkit.models.loaded import Loadable
@@ -62,6 +64,13 @@ class MendResult:
         return _gap_of(self.before), _gap_of(self.after)
 
     @property
+    def gap_change(self) -> Estimate | None:
+        """The change of the gap with its interval, picture by picture; None if it was not measured."""
+        before = {row.name: vars(row) for row in self.before.images}
+        pairs = [(row, before[row.name]) for row in self.after.images]
+        return gap_change(pairs, self.before.plan.settings.check.seed)
+
+    @property
     def worst_before(self) -> Pair | None:
         """The class and background with the least accuracy before; None if no pair has enough pictures."""
         return _worst_pair_of(self.before)
@@ -79,11 +88,12 @@ class MendResult:
         lost = self.before.overall.accuracy.value - self.after.overall.accuracy.value
         if lost > MOST_LOST:
             return f"the accuracy on unedited pictures falls by {lost:.1%}"
-        (gap_before, gap_after), worst_before, worst_after = self.gaps, self.worst_before, self.worst_after
-        gains = gap_before is not None and gap_after is not None and gap_after < gap_before
-        if worst_before is not None and worst_after is not None:
-            gains = gains and worst_after.accuracy >= worst_before.accuracy
-        return "" if gains else "neither the gap nor the worst pair of class and background gets better"
+        change, worst_before, worst_after = self.gap_change, self.worst_before, self.worst_after
+        if change is None or change.high >= 0:
+            return "the gap does not get smaller by more than chance; this layer's inputs may not show the object"
+        if worst_before is not None and worst_after is not None and worst_after.accuracy < worst_before.accuracy:
+            return "the worst pair of class and background gets worse"
+        return ""
 
     def save(self, path: str | Path) -> None:
         """Write the mended weights: a state dict with the keys of the model's own.

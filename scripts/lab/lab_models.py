@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
+from scripts.lab.lab_run import DEVICE
 from scripts.lab.lab_scenes import CLASSES, Parts, Recipe, Scenes, batches, draw
 
 MEAN, STD = (0.45, 0.47, 0.47), (0.25, 0.25, 0.25)
@@ -93,7 +94,7 @@ ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
 
 def normalised(images: Tensor) -> Tensor:
     """Return images from 0 to 1 normalised, with the channels last in memory."""
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
+    mean, std = (torch.tensor(values, device=images.device).view(1, 3, 1, 1) for values in (MEAN, STD))
     return ((images - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
@@ -101,10 +102,11 @@ def train(parts: Parts, recipe: Recipe, architecture: str, seed: int) -> nn.Modu
     """Train a network on drawn scenes and return it in evaluation mode."""
     torch.manual_seed(seed)
     random = torch.Generator().manual_seed(1000 + seed)
-    network = ARCHITECTURES[architecture]().to(memory_format=torch.channels_last).train()
+    network = ARCHITECTURES[architecture]().to(DEVICE).to(memory_format=torch.channels_last).train()
     optimiser = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=EPOCHS * PICTURES // BATCH)
-    scenes = draw(parts, recipe, PICTURES, random, measuring=False)
+    drawn = draw(parts, recipe, PICTURES, random, measuring=False)
+    scenes = Scenes(*(tensor.to(DEVICE) for tensor in (drawn.images, drawn.opacities, drawn.labels)))
     for _ in range(EPOCHS):
         for images, labels in batches(scenes, BATCH, random):
             loss = nn.functional.cross_entropy(network(normalised(images)), labels)
@@ -112,7 +114,7 @@ def train(parts: Parts, recipe: Recipe, architecture: str, seed: int) -> nn.Modu
             torch.autograd.backward(loss)
             optimiser.step()
             schedule.step()
-    return network.eval()
+    return network.to("cpu").eval()
 
 
 @torch.inference_mode()

@@ -12,12 +12,17 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from camkit.background.effects import Measures
 from camkit.background.report.json import plain
 from camkit.background.result import CheckResult
 from camkit.engine.allocator import reuse_large_blocks
 
 Row = dict[str, Any]
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Where the networks of the labs are trained."""
 
 
 class Named(Protocol):

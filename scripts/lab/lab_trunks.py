@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
+from scripts.lab.lab_run import DEVICE
+
 BATCH = 64
 STEPS = {"linear": 400, "two layers": 400, "fine-tuned": 300}
 LEARNING_RATE = {"linear": 3e-3, "two layers": 1e-3, "fine-tuned": 2e-4}
@@ -121,7 +123,7 @@ class RememberingFront(nn.Sequential):
         if watched or traced or torch.is_grad_enabled() or kept.get("versions") != self._versions():
             return self._computed(pictures)
         outputs = kept["outputs"]
-        keys = [hashlib.blake2b(picture.numpy().tobytes(), digest_size=16).digest() for picture in pictures]
+        keys = [hashlib.blake2b(picture.cpu().numpy().tobytes(), digest_size=16).digest() for picture in pictures]
         new = [number for number, key in enumerate(keys) if key not in outputs]
         if new:
             outputs.update(zip((keys[number] for number in new), self._computed(pictures[new]), strict=True))
@@ -148,10 +150,10 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def load_trunk(name: str, data: Path) -> Trunk:
-    """Load a trunk with its ImageNet weights, in evaluation mode."""
+    """Load a trunk with its ImageNet weights, in evaluation mode, on the device."""
     trunk = TRUNKS[name](data / "weights")
     for module in (trunk.front, trunk.back, trunk.classifier):
-        module.eval().requires_grad_(requires_grad=False)
+        module.to(DEVICE).eval().requires_grad_(requires_grad=False)
     return trunk
 
 
@@ -168,11 +170,11 @@ def head_of(kind: str, channels: int, classes: int) -> nn.Module:
 @torch.inference_mode()
 def maps_of(trunk: Trunk, pictures: NDArray[np.uint8]) -> NDArray[np.float16]:
     """Return the feature maps that leave the front, for pictures (N, H, W, 3)."""
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) * 255 for values in (trunk.mean, trunk.std))
+    mean, std = (torch.tensor(values, device=DEVICE).view(1, 3, 1, 1) * 255 for values in (trunk.mean, trunk.std))
     parts = []
     for start in range(0, len(pictures), BATCH):
-        batch = torch.from_numpy(pictures[start : start + BATCH]).permute(0, 3, 1, 2).float()
-        parts.append(trunk.front((batch - mean) / std).half().numpy())
+        batch = torch.from_numpy(pictures[start : start + BATCH]).to(DEVICE).permute(0, 3, 1, 2).float()
+        parts.append(trunk.front((batch - mean) / std).half().cpu().numpy())
     return np.concatenate(parts)
 
 
@@ -186,9 +188,10 @@ def train(
     torch.manual_seed(seed)
     random = torch.Generator().manual_seed(1000 + seed)
     classes = int(labels.max()) + 1
-    head = head_of(kind, trunk.channels, classes).train()
+    head = head_of(kind, trunk.channels, classes).train().to(DEVICE)
     tuned = kind == "fine-tuned"
-    inputs = torch.from_numpy(maps) if tuned else _pooled(trunk.back, maps)
+    inputs = torch.from_numpy(maps).to(DEVICE) if tuned else _pooled(trunk.back, maps)
+    labels = labels.to(DEVICE)
     network = nn.Sequential(trunk.back.requires_grad_(requires_grad=tuned), head) if tuned else head
     optimiser = torch.optim.AdamW(network.parameters(), LEARNING_RATE[kind], weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS[kind])
@@ -199,20 +202,18 @@ def train(
         torch.autograd.backward(loss)
         optimiser.step()
         schedule.step()
-    return nn.Sequential(
-        trunk.back.requires_grad_(requires_grad=False), head.requires_grad_(requires_grad=False)
-    ).eval()
+    return nn.Sequential(trunk.back, head).requires_grad_(requires_grad=False).eval()
 
 
 @torch.inference_mode()
 def _pooled(back: nn.Module, maps: NDArray[np.float16]) -> Tensor:
     """Return the mean of the last feature maps as (N, C, 1, 1)."""
-    batches = torch.from_numpy(maps).split(BATCH)
+    batches = torch.from_numpy(maps).to(DEVICE).split(BATCH)
     return torch.cat([back(batch.float()).mean((2, 3), keepdim=True) for batch in batches]).clone()
 
 
 @torch.inference_mode()
 def answers(back_and_head: nn.Module, maps: NDArray[np.float16]) -> NDArray[np.int64]:
     """Return the class that a network names for each feature map of its front."""
-    batches = torch.from_numpy(maps).split(BATCH)
-    return torch.cat([back_and_head(batch.float()).argmax(1) for batch in batches]).numpy()
+    batches = torch.from_numpy(maps).to(DEVICE).split(BATCH)
+    return torch.cat([back_and_head(batch.float()).argmax(1) for batch in batches]).cpu().numpy()

@@ -12,6 +12,7 @@ continues where it stopped. To check the same networks again, as after a change 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -125,7 +126,7 @@ def network_of(spec: ModelSpec, recipe: Recipe, parts: Parts, state: Path) -> to
         return network.to(memory_format=torch.channels_last).eval()
     network = train(parts, recipe, spec.architecture, spec.seed)
     file.parent.mkdir(exist_ok=True)
-    unfinished = file.with_suffix(".new")
+    unfinished = file.with_suffix(f".{os.getpid()}")
     torch.save(network.state_dict(), unfinished)
     unfinished.replace(file)
     return network

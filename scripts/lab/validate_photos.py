@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import os
 import tempfile
 import time
 from collections import defaultdict
@@ -33,7 +34,7 @@ from camkit.background.result import CheckResult
 from camkit.config.settings import LimitsSection
 from scripts.lab.lab_photos import LOOKED_AT_WORLDS, WORLDS, World, compose
 from scripts.lab.lab_report import SCORES, judge_again, page, plots
-from scripts.lab.lab_run import Row, row_of, run_models, write_between
+from scripts.lab.lab_run import DEVICE, Row, row_of, run_models, write_between
 from scripts.lab.lab_trunks import HEADS, RememberingFront, Trunk, answers, head_of, load_trunk, maps_of, train
 from scripts.lab.photo_detectors import worst_cluster_loss
 
@@ -176,7 +177,7 @@ def load_part(state: Path, data: Path, world: World, part: str, trunk_name: str,
         label, cue, photo = (
             np.array([getattr(scene, name) for scene in composed]) for name in ("label", "cue", "photo")
         )
-        unfinished = file.with_name(f"new_{file.name}")
+        unfinished = file.with_name(f"{os.getpid()}_{file.name}")
         np.savez(unfinished, maps=maps, label=label, cue=cue, photo=photo)
         unfinished.replace(file)
     with np.load(file) as arrays:
@@ -231,17 +232,17 @@ def load_network(spec: ModelSpec, state: Path, data: Path, trunk: Trunk) -> nn.S
     file = state / "networks" / f"{spec.trained}.pt".replace(" ", "_")
     if file.exists():
         head = head_of(spec.head, trunk.channels, len(world.classes))
-        network = nn.Sequential(trunk.back, head)
-        stored = torch.load(file, weights_only=True)
+        network = nn.Sequential(trunk.back, head).to(DEVICE)
+        stored = torch.load(file, map_location=DEVICE, weights_only=True)
         (network if spec.head == "fine-tuned" else head).load_state_dict(stored)
         return network.eval()
     part = load_part(state, data, world, "train", spec.trunk, trunk)
     weights = torch.from_numpy(part.weights(world.shares(spec.correlation), spec.photos))
     network = train(trunk, spec.head, part.maps, torch.from_numpy(part.labels), weights, spec.seed)
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".new")
+    unfinished = file.with_suffix(f".{os.getpid()}")
     stored = (network if spec.head == "fine-tuned" else network[1]).state_dict()
-    torch.save({name: tensor.clone() for name, tensor in stored.items()}, unfinished)
+    torch.save({name: tensor.cpu().clone() for name, tensor in stored.items()}, unfinished)
     unfinished.replace(file)
     return network
 
