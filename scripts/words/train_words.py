@@ -199,7 +199,7 @@ def train(
         is_last = done >= 1
         if is_last or time.monotonic() - shown > 90:
             shown = time.monotonic()
-            print(f"{step} at {done:.0%}: loss {loss.item():.3f}, right {right(model, held_out):.1%}", flush=True)
+            print(f"{step} at {done:.0%}: loss {loss.item():.3f}, right {right(model, held_out).float().mean().item():.1%}", flush=True)
             model.save_pretrained(out)
             processor.save_pretrained(out)
         if is_last:
@@ -216,14 +216,14 @@ def sink_loss(model: Any, ids: Tensor, attentions: tuple[Tensor, ...]) -> Tensor
 
 
 @torch.no_grad()
-def right(model: Any, held_out: Examples) -> float:
-    """Return the share of sentences that the model writes without a mistake, each token after the right ones."""
+def right(model: Any, held_out: Examples) -> Tensor:
+    """Return which sentences the model writes without a mistake, each token after the right ones."""
     correct = []
     for rows in torch.arange(len(held_out)).split(50):
         best = model(**held_out.batch(rows), use_cache=False).logits.argmax(-1)
         wanted = held_out.wanted[rows]
         correct.append(((best == wanted) | (wanted == -100)).all(1))
-    return float(torch.cat(correct).float().mean())
+    return torch.cat(correct)
 
 
 if __name__ == "__main__":
