@@ -101,7 +101,8 @@ def main() -> None:
     model.train().to(device)
     every = [examples(kind, model, processor, part) for part in (scenes[:-HELD_OUT], scenes[-HELD_OUT:])]
     training, held_out = (each.on(device) for each in every)
-    print(f"{sum(each.numel() for each in model.parameters()):,} weights, {training.wanted.shape[1]} tokens", flush=True)
+    weights = sum(each.numel() for each in model.parameters())
+    print(f"{weights:,} weights, {training.wanted.shape[1]} tokens", flush=True)
     if given.sinks:
         model.set_attn_implementation("eager")  # the only one that returns its attention
     if not given.start:
@@ -199,7 +200,8 @@ def train(
         is_last = done >= 1
         if is_last or time.monotonic() - shown > 90:
             shown = time.monotonic()
-            print(f"{step} at {done:.0%}: loss {loss.item():.3f}, right {right(model, held_out).float().mean().item():.1%}", flush=True)
+            share = right(model, held_out).float().mean().item()
+            print(f"{step} at {done:.0%}: loss {loss.item():.3f}, right {share:.1%}", flush=True)
             model.save_pretrained(out)
             processor.save_pretrained(out)
         if is_last:

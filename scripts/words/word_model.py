@@ -29,10 +29,10 @@ from transformers import (
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
     TrOCRProcessor,
-    ViTConfig,
-    ViTImageProcessorPil,
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
+    ViTConfig,
+    ViTImageProcessorPil,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -231,6 +231,22 @@ def _ending(model: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
     return model
 
 
+def _llava_cells(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    states: Tensor = model.model.vision_tower(batch["pixel_values"], output_hidden_states=True).hidden_states[-2]
+    return states[:, 1:]
+
+
+def _qwen_cells(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    grids = batch["image_grid_thw"]
+    merged: Tensor = model.model.visual(batch["pixel_values"], grid_thw=grids).pooler_output
+    return merged.unflatten(0, (len(grids), -1))
+
+
+def _encoder_cells(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    states: Tensor = model.encoder(batch["pixel_values"]).last_hidden_state
+    return states[:, 1:]
+
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llava": Architecture(
         PROMPT,
@@ -239,9 +255,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         processor_for,
         build,
         lambda model: model.model.vision_tower,  # type: ignore[no-any-return]
-        lambda model, batch: model.model.vision_tower(
-            batch["pixel_values"], output_hidden_states=True
-        ).hidden_states[-2][:, 1:],
+        _llava_cells,
     ),
     "qwen2-vl": Architecture(
         PROMPT,
@@ -250,9 +264,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         qwen_processor_for,
         build_qwen,
         lambda model: model.model.visual,  # type: ignore[no-any-return]
-        lambda model, batch: model.model.visual(
-            batch["pixel_values"], grid_thw=batch["image_grid_thw"]
-        ).pooler_output.unflatten(0, (len(batch["image_grid_thw"]), -1)),
+        _qwen_cells,
     ),
     "encoder-decoder": Architecture(
         None,
@@ -261,10 +273,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         lambda tokenizer: TrOCRProcessor(ViTImageProcessorPil(size={"height": SIDE, "width": SIDE}), tokenizer),
         build_encoder_decoder,
         lambda model: model.encoder,  # type: ignore[no-any-return]
-        lambda model, batch: model.encoder(batch["pixel_values"]).last_hidden_state[:, 1:],
+        _encoder_cells,
     ),
 }
-"""The class token of the encoder-decoder's ViT is the only one of a picture that is no cell."""
 
 
 def load(folder: Path) -> tuple[Any, Any]:
