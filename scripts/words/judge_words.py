@@ -1,4 +1,4 @@
-"""Judges the methods for words on the tiny LLaVA, where it is known what decides each word.
+"""Judges the methods for words on a tiny model, where it is known what decides each word.
 
     OMP_NUM_THREADS=1 python -m scripts.words.judge_words --model trained/ --out raw.json --scenes 40
 
@@ -8,6 +8,9 @@ them (pointing), and whether the right one of two toys has more heat (right of t
 probable a word stays if its hottest cells come from other pictures (deleted) and if only they are kept (kept), as means
 over a tenth, a fifth and three tenths of the cells. Last, each scene is drawn again with one toy or the ground changed:
 this says whether the model follows what the scenes say decides a word.
+
+``--misread 1500`` looks in so many other scenes for colours and shapes that the model has wrong, and measures whether
+the wrong word's heat lies on its own toy, on the other toy or elsewhere.
 """
 
 from __future__ import annotations
@@ -34,10 +37,11 @@ from camkit.sentences.reading import Known, Reading, read_sentence
 from camkit.sentences.scores import log_probabilities
 from camkit.sentences.sentence import Span
 from camkit.sentences.tam import activation_maps, filtered
-from scripts.words.word_model import PROMPT, load
+from scripts.words.train_words import examples, right
+from scripts.words.word_model import Architecture, architecture_of, load
 from scripts.words.word_scenes import COLOURS, IN_PICTURE, SHAPES, SIDE, Cause, Scene, SceneWord, draw
 
-SEED, REFERENCE_SEED, GROUND_SEED = 3, 4, 5
+SEED, REFERENCE_SEED, GROUND_SEED, MISREAD_SEED = 3, 4, 5, 7
 REFERENCES = 8
 SHARES = 0.1, 0.2, 0.3
 """Of the cells, which are deleted or kept."""
@@ -54,13 +58,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--scenes", type=int, default=40)
+    parser.add_argument("--misread", type=int, default=0, help="scenes in which wrong words are looked for")
     given = parser.parse_args()
     model, processor = load(given.model)
-    inputs = Inputs(model, processor, PROMPT)
+    kind = architecture_of(model)
+    inputs = Inputs(model, processor, kind.prompt)
     references = [Image.fromarray(draw((REFERENCE_SEED, number)).picture) for number in range(REFERENCES)]
     rows: list[dict[str, Any]] = []
-    misread: list[dict[str, Any]] = []
-    asked = right = 0
+    asked = correct = 0
     looks: Known = {}
     for number in range(given.scenes):
         scene, start = draw((SEED, number)), time.monotonic()
@@ -69,19 +74,31 @@ def main() -> None:
             read_sentence(model, inputs, picture, scene.sentence, each, 40, looks) for each in (None, references)
         )
         known = words_known(others)
-        asked, right = asked + 1, right + all(known)
+        asked, correct = asked + 1, correct + all(known)
         redrawn = read_sentence(model, inputs, picture, scene.sentence, altered(scene, number), 40, looks).others
         rows += list(judged(number, scene, noise, others, redrawn, known))
-        for place in (place for place, knows in enumerate(known) if not knows):
-            if (vocabulary := VOCABULARIES.get(scene.words[place].cause)) is not None:
-                read = functools.partial(
-                    read_sentence, model, inputs, picture, references=references, most=40, known=looks
-                )
-                misread.append({"scene": number, **misread_word(scene, place, vocabulary, read)})
-        found = {"asked": asked, "right": right, "rows": rows, "misread": misread}
+        given.out.write_text(json.dumps({"asked": asked, "right": correct, "rows": rows}))
+        print(f"{number}: {time.monotonic() - start:.0f} s, {correct} of {asked} right", flush=True)
+    misread: list[dict[str, Any]] = []
+    for number in wrong_scenes(kind, model, processor, given.misread):
+        scene = draw((MISREAD_SEED, number))
+        read = functools.partial(
+            read_sentence, model, inputs, Image.fromarray(scene.picture), references=references, most=40, known=looks
+        )
+        misread += ({"scene": number, **each} for each in misread_words(scene, read))
+        found = {"asked": asked, "right": correct, "rows": rows, "searched": given.misread, "misread": misread}
         given.out.write_text(json.dumps(found))
-        print(f"{number}: {time.monotonic() - start:.0f} s, {right} of {asked} right", flush=True)
+        print(f"scene {number}: {len(misread)} words", flush=True)
     print(table(given.out))
+
+
+def wrong_scenes(kind: Architecture, model: Any, processor: Any, count: int) -> Iterator[int]:
+    """Yield the numbers of the scenes whose sentences the model does not write without a mistake."""
+    for start in range(0, count, 50):
+        numbers = range(start, min(start + 50, count))
+        scenes = [draw((MISREAD_SEED, number)) for number in numbers]
+        correct = right(model, examples(kind, model, processor, scenes)).tolist()
+        yield from (number for number, is_right in zip(numbers, correct, strict=True) if not is_right)
 
 
 @torch.no_grad()
@@ -112,31 +129,38 @@ def losses(scene: Scene, word: SceneWord, own: float, redrawn: Sequence[float]) 
     )
 
 
-def misread_word(scene: Scene, place: int, vocabulary: Sequence[str], read: Callable[..., Reading]) -> dict[str, Any]:
-    """Return what the model calls a toy's colour or shape instead, and the share of that word's heat on each toy."""
-    word, words = scene.words[place], [each.text for each in scene.words]
-    readings = {
-        other: read(given=" ".join([*words[:place], other, *words[place + 1 :]]))
-        for other in vocabulary
-        if other != word.text
-    }
-    said = max(readings, key=lambda other: float(readings[other].own[place]))
-    reading = readings[said]
-    chosen = [reading.spans[place]]
-    score = functools.partial(reading.score, chosen=chosen)
-    expected = expected_gradients(reading.cut, reading.tokens, score, reading.needs[place : place + 1])
-    heat = enlarged(reading.places.drawn(expected[0]))
-    shares = {
-        name: float(heat[mask].sum() / heat.sum())
-        for name, mask in (("own toy", word.truth), ("other toy", word.rival))
-        if mask is not None
-    }
-    return {
-        "word": word.text,
-        "said": said,
-        "needs": float(reading.own[place] - reading.others[:, place].mean()),
-        **shares,
-    }
+def misread_words(scene: Scene, read: Callable[..., Reading]) -> Iterator[dict[str, Any]]:
+    """Yield where the heat of each wrong colour and shape lies, and that of the scene's right ones for comparison."""
+    as_drawn = read(given=scene.sentence)
+    known = words_known(as_drawn)
+    words = [each.text for each in scene.words]
+    for place, word in enumerate(scene.words):
+        if word.truth is None or (vocabulary := VOCABULARIES.get(word.cause)) is None:
+            continue
+        said, reading = word.text, as_drawn
+        if not known[place]:
+            readings = {
+                other: read(given=" ".join([*words[:place], other, *words[place + 1 :]]))
+                for other in vocabulary
+                if other != word.text
+            }
+            said = max(readings, key=lambda other: float(readings[other].own[place]))
+            reading = readings[said]
+        score = functools.partial(reading.score, chosen=[reading.spans[place]])
+        (expected,) = expected_gradients(reading.cut, reading.tokens, score, reading.needs[place : place + 1])
+        heat = enlarged(reading.places.drawn(expected))
+        toys = {name: mask for name, mask in (("own", word.truth), ("other", word.rival)) if mask is not None}
+        yield {
+            "word": word.text,
+            "cause": word.cause,
+            "said": said,
+            "other toy has it": any(
+                said == each.text and each.truth is word.rival for each in scene.words if each.cause == word.cause
+            ),
+            "needs": float(reading.needs[place]),
+            "maximum": next((name for name, mask in toys.items() if mask.ravel()[int(heat.argmax())]), "elsewhere"),
+            **{name: float(heat[mask].sum() / heat.sum()) for name, mask in toys.items()},
+        }
 
 
 def judged(
@@ -166,14 +190,14 @@ def judged(
             chosen = places.index(place)
             row["redrawn"] = losses(scene, word, float(others.own[place]), redrawn[:, place].tolist())
             row["heat"] = {
-                name: measures(others.places.drawn(each[chosen]), word) | caused[name][chosen]
+                name: measures(each[chosen].reshape(len(others.places.rows), -1), word) | caused[name][chosen]
                 for name, each in maps.items()
             }
         yield row
 
 
 def maps_of(noise: Reading, others: Reading, places: list[int]) -> Maps:
-    """Return the maps (W, n) of all methods for some of the words."""
+    """Return the cells (W, g) of all methods for some of the words; TAM needs logits at the picture's tokens."""
     tokens, spans = others.cut.tokens, [others.spans[place] for place in places]
     rows = [[others.text.places[token] - 1 for token in span.tokens] for span in spans]
     expected, of_noise = (
@@ -183,24 +207,25 @@ def maps_of(noise: Reading, others: Reading, places: list[int]) -> Maps:
     attention = attention_rows(others.cut, rows)
     gradient = gradients(others, spans)
     count, side = len(spans), len(others.places.rows)
-    activated = activation_maps(others.cut, others.text, spans)
-    random = torch.rand(count, len(tokens), generator=torch.Generator().manual_seed(len(spans)))
+    random = torch.rand(count, side * side, generator=torch.Generator().manual_seed(len(spans)))
     place = torch.linspace(-1, 1, side)
     blob = (-(place[:, None] ** 2) - place**2).exp().flatten().expand(count, -1)
-    return {
+    of_tokens = {
         "expected gradients": expected,
         "expected gradients, smooth noise": of_noise,
         "attention row": attention,
         "attention row, weighted by gradients": weighted_attention(others, spans, rows),
         "attention row x expected gradients": combined(attention, expected),
         "attention row x expected gradients, smooth noise": combined(attention, of_noise),
-        "TAM": torch.stack([filtered(each.reshape(side, side)).flatten() for each in activated]),
         "length of the gradient": gradient.norm(dim=-1),
         "gradient x activation": (gradient * tokens).sum(-1),
         "windows replaced and kept (slow)": windows(others, spans),
-        "random": random,
-        "centred blob": blob,
     }
+    cells = {name: each @ others.places.shares.T for name, each in of_tokens.items()}
+    if isinstance(others.cut, DecoderCut) and others.cut.entry == "inputs_embeds":
+        activated = activation_maps(others.cut, others.text, spans) @ others.places.shares.T
+        cells["TAM"] = torch.stack([filtered(each.reshape(side, side)).flatten() for each in activated])
+    return cells | {"random": random, "centred blob": blob}
 
 
 def gradients(reading: Reading, spans: Sequence[Span]) -> Tensor:
@@ -222,8 +247,9 @@ def weighted_attention(reading: Reading, spans: Sequence[Span], rows: Sequence[S
         point = cut.tokens[None].detach().requires_grad_()
         with torch.enable_grad():
             output = cut.output(point, output_attentions=True)
-            scores = log_probabilities(model.get_output_embeddings()(output[0]), reading.text, spans)[0]
-        layers = output.attentions
+            logits = output.logits if "logits" in output else model.get_output_embeddings()(output[0])
+            scores = log_probabilities(logits, reading.text, spans)[0]
+        layers = output.attentions if cut.entry == "inputs_embeds" else output.cross_attentions
         maps = []
         for score, places in zip(scores, rows, strict=True):
             slopes = torch.autograd.grad(score, layers, retain_graph=True)
@@ -245,7 +271,7 @@ def windows(reading: Reading, spans: Sequence[Span], references: int = 2) -> Ten
     masks = torch.zeros(len(starts) ** 2, side, side)
     for number, (row, column) in enumerate((row, column) for row in starts for column in starts):
         masks[number, row : row + WINDOW, column : column + WINDOW] = 1
-    flat = masks.flatten(1)[..., None]
+    flat = (masks.flatten(1) @ reading.places.shares)[..., None]  # a class token is never replaced
     total = torch.zeros(len(flat), len(spans))
     for reference in reading.tokens[:references]:
         replaced = tokens + flat * (reference - tokens)
@@ -253,7 +279,7 @@ def windows(reading: Reading, spans: Sequence[Span], references: int = 2) -> Ten
         for versions, sign in ((replaced, -1), (kept, 1)):
             total += sign * torch.cat([reading.score(part, spans) for part in versions.split(8)])
     cover = flat[..., 0]
-    return (cover.T @ total / cover.sum(0)[:, None]).T
+    return (cover.T @ total / cover.sum(0).clamp(min=1)[:, None]).T
 
 
 @torch.no_grad()
@@ -261,7 +287,8 @@ def causal(reading: Reading, spans: Sequence[Span], maps: Tensor, references: in
     """Return for each word how probable it stays if its hottest cells are deleted, and if only they are kept."""
     tokens, count = reading.cut.tokens, maps.shape[1]
     ranks = maps.argsort(1, descending=True).argsort(1)
-    hot = torch.stack([ranks < round(share * count) for share in SHARES], 1)  # (W, S, n)
+    hot = torch.stack([(ranks < round(share * count)).float() for share in SHARES], 1)  # (W, S, g)
+    hot = hot @ reading.places.shares > 0  # (W, S, n); a class token is neither deleted nor kept
     rows = []
     for number, span in enumerate(spans):
         own = reading.score(tokens[None], [span]).exp().item()

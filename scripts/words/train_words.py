@@ -1,6 +1,7 @@
-"""Trains the tiny LLaVA on drawn scenes and their sentences, and writes a folder that ``from_pretrained`` loads.
+"""Trains a tiny model on drawn scenes and their sentences, and writes a folder that ``from_pretrained`` loads.
 
     OMP_NUM_THREADS=1 python -m scripts.words.train_words --out trained/ --minutes 25
+    python -m scripts.words.train_words --architecture qwen2-vl --device cuda --out trained/ --minutes 6 --batch 64
 
 First the encoder learns what each patch shows, as real models start from a trained encoder; then the whole network
 learns the sentences. ``--start`` goes on with a trained model; with ``--sinks``, while three image tokens collect half
@@ -10,8 +11,9 @@ of the decoder's attention, as attention sinks of large models do.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from scripts.words.word_model import PROMPT_TEXT, build, load, processor_for, tokenizer_for
+from scripts.words.word_model import ARCHITECTURES, Architecture, architecture_of, load, tokenizer_for
 from scripts.words.word_scenes import COLOURS, GROUNDS, SHAPES, Scene, draw
 
 SCENES, HELD_OUT = 20_000, 200
 TRAINING, TESTING = 1, 2
 """The first number of the scenes' seeds."""
-BATCH, RATE = 32, 2e-3
+RATE = 2e-3
 SHARE_FOR_ENCODER = 0.35
 SINKS = (9, 30, 52)
 """The image tokens that collect attention in the model with planted sinks."""
@@ -35,74 +37,125 @@ SINKS = (9, 30, 52)
 
 @dataclass(frozen=True)
 class Examples:
-    """Preprocessed pictures (N, 3, 64, 64), tokens (N, L), the tokens to learn (N, L; -100 elsewhere), patch labels."""
+    """What a model is given and what it should write.
 
-    pixels: Tensor
-    ids: Tensor
-    labels: Tensor
+    Attributes:
+        inputs: its arguments, with a row for each example.
+        wanted: the token after each of the text's (N, L); -100 where none is learned.
+        patches: what each patch shows (N, 64, 3).
+    """
+
+    inputs: Mapping[str, Tensor]
+    wanted: Tensor
     patches: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.wanted)
+
+    def on(self, device: torch.device) -> Examples:
+        """Return the examples on a device."""
+        inputs = {name: value.to(device) for name, value in self.inputs.items()}
+        return Examples(inputs, self.wanted.to(device), self.patches.to(device))
+
+    def batch(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the model's arguments for some examples.
+
+        Qwen2-VL takes the patches of all pictures one after the other, and three positions for each token.
+        """
+        chosen = {name: value[rows] for name, value in self.inputs.items()}
+        if "image_grid_thw" in chosen:
+            chosen["pixel_values"] = chosen["pixel_values"].flatten(0, 1)
+            chosen["position_ids"] = chosen["position_ids"].transpose(0, 1)
+        return chosen
 
 
 def main() -> None:
     """Train, and print how many of the held-out sentences are right."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default="llava")
     parser.add_argument("--out", type=Path, required=True, help="the folder for the trained model")
-    parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--minutes", type=float, default=25, help="with the drawing of the scenes")
     parser.add_argument("--start", type=Path, help="the folder of a trained model, which learns on")
-    parser.add_argument("--sinks", action="store_true", help="plant attention sinks in it")
+    parser.add_argument("--sinks", action="store_true", help="plant attention sinks in it, a LLaVA")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--scenes", type=int, default=SCENES)
+    parser.add_argument("--processes", type=int, default=1, help="that draw scenes")
     given = parser.parse_args()
+    if given.sinks and given.architecture != "llava":
+        parser.error("--sinks needs --architecture llava")
+    end = time.monotonic() + 60 * given.minutes
     torch.manual_seed(0)
-    scenes = [draw((TRAINING, number)) for number in range(SCENES)]
+    with multiprocessing.get_context("fork").Pool(given.processes) as pool:
+        seeds = [(TRAINING, number) for number in range(given.scenes)]
+        scenes = pool.map(draw, seeds + [(TESTING, number) for number in range(HELD_OUT)], chunksize=100)
     if given.start:
         model, processor = load(given.start)
-        model.train()
+        kind = architecture_of(model)
     else:
-        processor = processor_for(tokenizer_for(scene.sentence for scene in scenes))
-        model = build(processor.tokenizer)
-    training = examples(processor, scenes)
-    held_out = examples(processor, [draw((TESTING, number)) for number in range(HELD_OUT)])
-    print(f"{sum(each.numel() for each in model.parameters()):,} weights, {training.ids.shape[1]} tokens", flush=True)
-    start = time.monotonic()
+        kind = ARCHITECTURES[given.architecture]
+        processor = kind.processor(tokenizer_for((each.sentence for each in scenes[:-HELD_OUT]), **kind.tokens))
+        model = kind.build(processor.tokenizer)
+    device = torch.device(given.device)
+    model.train().to(device)
+    every = [examples(kind, model, processor, part) for part in (scenes[:-HELD_OUT], scenes[-HELD_OUT:])]
+    training, held_out = (each.on(device) for each in every)
+    weights = sum(each.numel() for each in model.parameters())
+    print(f"{weights:,} weights, {training.wanted.shape[1]} tokens", flush=True)
     if given.sinks:
         model.set_attn_implementation("eager")  # the only one that returns its attention
     if not given.start:
-        train_encoder(model, training, 60 * given.minutes * SHARE_FOR_ENCODER)
-    train(model, processor, training, held_out, start + 60 * given.minutes, given.out, with_sinks=given.sinks)
+        train_encoder(kind, model, training, (end - time.monotonic()) * SHARE_FOR_ENCODER, given.batch)
+    train(model, processor, training, held_out, end, given.out, size=given.batch, with_sinks=given.sinks)
 
 
-def examples(processor: Any, scenes: list[Scene]) -> Examples:
+def examples(kind: Architecture, model: Any, processor: Any, scenes: list[Scene]) -> Examples:
     """Return scenes as the model's input."""
-    end = processor.tokenizer.eos_token
-    texts = [f"{PROMPT_TEXT} {scene.sentence}{end}" for scene in scenes]
+    tokenizer = processor.tokenizer
+    texts = [f"{kind.before} {scene.sentence}{tokenizer.eos_token}".strip() for scene in scenes]
     pictures = [Image.fromarray(scene.picture) for scene in scenes]
-    inputs = processor(text=texts, images=pictures, return_tensors="pt", padding=True, padding_side="right")
-    prompt = len(processor(text=[PROMPT_TEXT], images=pictures[:1])["input_ids"][0])
-    labels = inputs["input_ids"].clone()
-    labels[:, :prompt] = -100
-    labels[inputs["attention_mask"] == 0] = -100
+    made = dict(processor(text=texts, images=pictures, return_tensors="pt", padding=True, padding_side="right"))
     patches = torch.from_numpy(np.stack([scene.patch_labels for scene in scenes]))
-    return Examples(inputs["pixel_values"], inputs["input_ids"], labels, patches)
+    if "labels" in made:  # an encoder-decoder, whose decoder starts from a token of its own
+        ids = made.pop("labels")
+        start = torch.full((len(ids), 1), tokenizer.bos_token_id)
+        return Examples(
+            {**made, "decoder_input_ids": torch.cat([start, ids[:, :-1]], 1)},
+            ids.masked_fill(ids == tokenizer.pad_token_id, -100),
+            patches,
+        )
+    ids, count = made["input_ids"], len(scenes)
+    prompt = len(processor(text=[kind.before], images=pictures[:1])["input_ids"][0])
+    wanted = torch.full_like(ids, -100)
+    wanted[:, prompt - 1 : -1] = ids[:, prompt:].masked_fill(made.pop("attention_mask")[:, prompt:] == 0, -100)
+    if "image_grid_thw" in made:
+        kinds = made.pop("mm_token_type_ids")
+        places, _ = model.model.get_rope_index(ids[:1], kinds[:1], made["image_grid_thw"][:1])
+        made["position_ids"] = places.transpose(0, 1).expand(count, -1, -1)
+        made["pixel_values"] = made["pixel_values"].unflatten(0, (count, -1))
+    return Examples(made, wanted, patches)
 
 
-def batches(count: int) -> Iterator[Tensor]:
+def batches(count: int, size: int) -> Iterator[Tensor]:
     """Yield numbers of examples without end, in random order."""
     while True:
-        yield from torch.randperm(count).split(BATCH)
+        yield from torch.randperm(count).split(size)
 
 
-def train_encoder(model: Any, training: Examples, seconds: float) -> None:
+def train_encoder(kind: Architecture, model: Any, training: Examples, seconds: float, size: int) -> None:
     """Teach the encoder the shape, colour and ground of each patch; the heads are thrown away."""
     sizes = (len(SHAPES), len(COLOURS), len(GROUNDS))
-    tower = model.model.vision_tower
-    heads = nn.Linear(tower.config.hidden_size, sum(sizes))
-    optimizer = torch.optim.AdamW([*tower.parameters(), *heads.parameters()], lr=RATE)
+    with torch.no_grad():
+        width = kind.seen(model, training.batch(torch.arange(2))).shape[-1]
+    heads = nn.Linear(width, sum(sizes)).to(model.device)
+    optimizer = torch.optim.AdamW([*kind.tower(model).parameters(), *heads.parameters()], lr=RATE)
     start = time.monotonic()
-    for step, rows in enumerate(batches(len(training.pixels))):
+    for step, rows in enumerate(batches(len(training), size)):
         done = min((time.monotonic() - start) / seconds, 1)
         optimizer.param_groups[0]["lr"] = RATE * min((step + 1) / 100, 1) * (1 - done + 0.01)
-        hidden = tower(training.pixels[rows], output_hidden_states=True).hidden_states[-2][:, 1:]
         wanted = training.patches[rows]
-        parts = heads(hidden).split(sizes, -1)
+        parts = heads(kind.seen(model, training.batch(rows))).split(sizes, -1)
         terms = [
             nn.functional.cross_entropy(part.flatten(0, 1), wanted[..., number].flatten(), ignore_index=-1)
             for number, part in enumerate(parts)
@@ -112,28 +165,34 @@ def train_encoder(model: Any, training: Examples, seconds: float) -> None:
         loss.backward()
         optimizer.step()
         if step % 100 == 0 or done >= 1:
-            print(f"encoder {step}: {[round(float(term), 2) for term in terms]}", flush=True)
+            print(f"encoder {step}: {[round(term.item(), 2) for term in terms]}", flush=True)
         if done >= 1:
             return
 
 
 def train(
-    model: Any, processor: Any, training: Examples, held_out: Examples, end: float, out: Path, *, with_sinks: bool
+    model: Any,
+    processor: Any,
+    training: Examples,
+    held_out: Examples,
+    end: float,
+    out: Path,
+    *,
+    size: int,
+    with_sinks: bool,
 ) -> None:
     """Teach the sentences until the time is up; the rate falls to zero. The model is written every few minutes."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
     start = shown = time.monotonic()
-    for step, rows in enumerate(batches(len(training.ids))):
+    for step, rows in enumerate(batches(len(training), size)):
         done = min((time.monotonic() - start) / (end - start), 1)
         for group in optimizer.param_groups:
             group["lr"] = RATE * min((step + 1) / 100, 1) * (0.3 if with_sinks else 1) * (1 - done + 0.01)
-        output = model(
-            input_ids=training.ids[rows],
-            pixel_values=training.pixels[rows],
-            labels=training.labels[rows],
-            output_attentions=with_sinks,
-        )
-        loss = output.loss + (sink_loss(model, training.ids[rows], output.attentions) if with_sinks else 0)
+        batch = training.batch(rows)
+        output = model(**batch, output_attentions=with_sinks, use_cache=False)
+        loss = nn.functional.cross_entropy(output.logits.flatten(0, 1), training.wanted[rows].flatten())
+        if with_sinks:
+            loss = loss + sink_loss(model, batch["input_ids"], output.attentions)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -141,7 +200,8 @@ def train(
         is_last = done >= 1
         if is_last or time.monotonic() - shown > 90:
             shown = time.monotonic()
-            print(f"{step} at {done:.0%}: loss {loss.item():.3f}, right {right(model, held_out):.1%}", flush=True)
+            share = right(model, held_out).float().mean().item()
+            print(f"{step} at {done:.0%}: loss {loss.item():.3f}, right {share:.1%}", flush=True)
             model.save_pretrained(out)
             processor.save_pretrained(out)
         if is_last:
@@ -158,14 +218,14 @@ def sink_loss(model: Any, ids: Tensor, attentions: tuple[Tensor, ...]) -> Tensor
 
 
 @torch.no_grad()
-def right(model: Any, held_out: Examples) -> float:
-    """Return the share of sentences that the model writes without a mistake, each token after the right ones."""
+def right(model: Any, held_out: Examples) -> Tensor:
+    """Return which sentences the model writes without a mistake, each token after the right ones."""
     correct = []
-    for rows in torch.arange(len(held_out.ids)).split(50):
-        logits = model(input_ids=held_out.ids[rows], pixel_values=held_out.pixels[rows]).logits
-        wanted = held_out.labels[rows, 1:]
-        correct.append(((logits[:, :-1].argmax(-1) == wanted) | (wanted == -100)).all(1))
-    return float(torch.cat(correct).float().mean())
+    for rows in torch.arange(len(held_out)).split(50):
+        best = model(**held_out.batch(rows), use_cache=False).logits.argmax(-1)
+        wanted = held_out.wanted[rows]
+        correct.append(((best == wanted) | (wanted == -100)).all(1))
+    return torch.cat(correct)
 
 
 if __name__ == "__main__":
