@@ -212,7 +212,7 @@ def train(network: str, given: argparse.Namespace) -> None:
                 shown = time.monotonic()
                 model.save_pretrained(folder)
                 processor.save_pretrained(folder)
-                last, right = (float(each) for each in losses[-1])
+                last, right = (float(each.detach()) for each in losses[-1])
                 print(f"{step} at {done:.0%}: loss {last:.3f}, {right:.0%} of the classes", flush=True)
             if done >= 1:
                 break
@@ -233,7 +233,8 @@ def train_ultralytics(task: str, given: argparse.Namespace) -> None:
     (data / "data.yaml").write_text(f"path: {data.resolve()}\ntrain: images/train\nval: images/val\nnames:\n{listed}")
     ultralytics.YOLO(ULTRALYTICS[task]).train(
         data=str(data / "data.yaml"), imgsz=SIDE, batch=given.batch, device=given.device, workers=given.workers,
-        epochs=given.epochs, time=given.minutes / 60 if given.minutes else None, cache="ram", mosaic=0.0, amp=False,
+        epochs=given.epochs, time=given.minutes / 60 if given.minutes else None, optimizer="AdamW", lr0=1e-3,
+        cache="ram", mosaic=0.0, amp=False,
         project=str(given.out.resolve()), name=task, exist_ok=True, plots=False, val=False, overlap_mask=False,
     )  # fmt: skip
 
