@@ -11,7 +11,7 @@ _MOST_COMPARED = 1000
 
 
 def upright(turned: Float[Tensor, "*n 5"]) -> Float[Tensor, "*n 4"]:
-    """Return the smallest upright boxes, (left, top, right, bottom), around turned ones, (x, y, width, height, angle)."""
+    """Return the upright boxes (left, top, right, bottom) around turned ones (x, y, width, height, angle)."""
     middles, sides, angle = turned[..., :2], turned[..., 2:4], turned[..., 4:]
     along, across = angle.cos().abs(), angle.sin().abs()
     halves = (sides * along + sides.flip(-1) * across) / 2

@@ -2,12 +2,12 @@
 
     OMP_NUM_THREADS=1 python -m scripts.truth.train_detectors detr --out detectors/ --minutes 7 --device cuda
 
-``detr`` and ``yolos`` are Hugging Face's classes with few weights. ``detect``, ``segment`` and ``obb`` are ultralytics'
-smallest networks; they need that package, whose training reads the scenes from a folder. All start from random
-weights.
+``detr``, ``conditional`` (a conditional DETR) and ``yolos`` are Hugging Face's classes with few weights. ``detect``,
+``segment`` and ``obb`` are ultralytics' smallest networks; they need that package, whose training reads the scenes from
+a folder. All start from random weights.
 
-The loss of ``detr`` and ``yolos`` is that of DETR (Carion et al. 2020). A scene has at most four toys and a network
-eight boxes, so the best assignment is found by trying all of them at once, on the device.
+The loss of the first three is that of DETR (Carion et al. 2020). A scene has at most four toys and a network eight
+boxes, so the best assignment is found by trying all of them at once, on the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import importlib
 import itertools
 import multiprocessing
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ import torch
 import transformers as hf
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.ops import box_convert, generalized_box_iou_loss
+from torchvision.ops import box_convert, generalized_box_iou_loss, sigmoid_focal_loss
 
 from scripts.truth.drawn_toys import JUDGED, MOST_TOYS, TRAINING, Scene, draw
 from scripts.words.word_scenes import SHAPES, SIDE
@@ -68,30 +67,41 @@ def small_yolos() -> Any:
     )  # fmt: skip
 
 
-def small_detr() -> Any:
-    """Return a DETR with random weights, all of which learn: its class freezes the backbone."""
+def small_detr(network: str) -> Any:
+    """Return a DETR or a conditional DETR with random weights, all of which learn: the classes freeze the backbone."""
     backbone = hf.ResNetConfig(
         embedding_size=32, hidden_sizes=[32, 64, 128], depths=[1, 2, 2], layer_type="basic", out_features=["stage2"]
     )
-    model = hf.DetrForObjectDetection(
-        hf.DetrConfig(
-            backbone_config=backbone, use_timm_backbone=False, use_pretrained_backbone=False, backbone=None,
-            d_model=96, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4,
-            encoder_ffn_dim=256, decoder_ffn_dim=256, dropout=0.0, num_queries=QUERIES, auxiliary_loss=True, **names(),
-        )
-    )  # fmt: skip
-    return model.requires_grad_(True)
+    settings = {
+        "backbone_config": backbone, "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None,
+        "d_model": 96, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "dropout": 0.0,
+        "num_queries": QUERIES, "auxiliary_loss": network == "detr", **names(),
+    }  # fmt: skip
+    if network == "detr":
+        return hf.DetrForObjectDetection(hf.DetrConfig(**settings)).requires_grad_(True)
+    return hf.ConditionalDetrForObjectDetection(hf.ConditionalDetrConfig(**settings)).requires_grad_(True)
 
 
 def processor_of(network: str) -> Any:
     """Return what prepares pictures for a network of Hugging Face's."""
-    kinds = {"yolos": hf.YolosImageProcessor, "detr": hf.DetrImageProcessor}
+    kinds = {
+        "yolos": hf.YolosImageProcessor,
+        "detr": hf.DetrImageProcessor,
+        "conditional": hf.ConditionalDetrImageProcessor,
+    }
     return kinds[network](size={"height": SIDE, "width": SIDE}, do_pad=False)
 
 
 def predicted(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits (layers, N, queries, classes + 1) and boxes (layers, N, queries, 4) of each decoder layer."""
-    if hasattr(model, "vit"):
+    """Return the logits (layers, N, queries, classes) and boxes (layers, N, queries, 4) of each trained layer.
+
+    The last class is "nothing", but for the conditional DETR, whose classes are independent of each other.
+    """
+    if isinstance(model, hf.ConditionalDetrForObjectDetection):
+        output = model(pixel_values=pixels)
+        return output.logits[None], output.pred_boxes[None]
+    if isinstance(model, hf.YolosForObjectDetection):
         states = model.vit(pixel_values=pixels).last_hidden_state[None, :, -QUERIES:]
     else:
         states = model.model(pixel_values=pixels).intermediate_hidden_states
@@ -127,7 +137,9 @@ def loss_of(logits: Tensor, boxes: Tensor, wanted: Wanted, ways: Tensor) -> tupl
     with torch.no_grad():
         wide = (len(boxes), QUERIES, MOST_TOYS, 4)
         pairs = boxes[:, :, None].expand(wide), wanted.boxes[:, None].expand(wide)
-        likely = logits.softmax(-1).gather(2, wanted.labels[:, None].expand(-1, QUERIES, -1))
+        independent = logits.shape[-1] == len(SHAPES)
+        likely = logits.sigmoid() if independent else logits.softmax(-1)
+        likely = likely.gather(2, wanted.labels[:, None].expand(-1, QUERIES, -1))
         costs = WEIGHTS["distance"] * (pairs[0] - pairs[1]).abs().sum(-1) - WEIGHTS["class"] * likely
         queries = assigned(costs + WEIGHTS["overlap"] * _apart(*pairs), present, ways)
     own = boxes.gather(1, queries[..., None].expand(-1, -1, 4))
@@ -135,9 +147,13 @@ def loss_of(logits: Tensor, boxes: Tensor, wanted: Wanted, ways: Tensor) -> tupl
     overlap = (_apart(own, wanted.boxes) * present).sum() / count
     nothing = torch.full(logits.shape[:2], len(SHAPES), device=logits.device)
     labels = nothing.scatter(1, queries, torch.where(wanted.present, wanted.labels, len(SHAPES)))
-    weights = torch.ones(len(SHAPES) + 1, device=logits.device)
-    weights[-1] = OF_NOTHING
-    by_class = nn.functional.cross_entropy(logits.transpose(1, 2), labels, weights)
+    if independent:
+        truth = nn.functional.one_hot(labels, len(SHAPES) + 1)[..., :-1].float()
+        by_class = 2 * sigmoid_focal_loss(logits, truth).sum() / count
+    else:
+        weights = torch.ones(len(SHAPES) + 1, device=logits.device)
+        weights[-1] = OF_NOTHING
+        by_class = nn.functional.cross_entropy(logits.transpose(1, 2), labels, weights)
     right = (logits.argmax(-1) == labels) & (labels < len(SHAPES))
     total = WEIGHTS["class"] * by_class + WEIGHTS["distance"] * distance + WEIGHTS["overlap"] * overlap
     return total, right.sum() / count
@@ -178,18 +194,17 @@ def changed(pictures: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
 def train(network: str, given: argparse.Namespace) -> None:
     """Train a network of Hugging Face's for some minutes, and write it with its processor."""
     torch.set_float32_matmul_precision("high")
-    make: Callable[[], Any] = {"yolos": small_yolos, "detr": small_detr}[network]
     start, seconds, folder = time.monotonic(), 60 * given.minutes, given.out / network
     device, processor = torch.device(given.device), processor_of(network)
     pictures, wanted = scenes_for(given.scenes, given.workers)  # before the device is used: its processes are forks
-    model = make().to(device).train()
+    model = (small_yolos() if network == "yolos" else small_detr(network)).to(device).train()
     pictures, present = pictures.to(device), wanted.present.to(device)
     labels, boxes = wanted.labels.to(device), wanted.boxes.to(device)
     mean, deviation = (
         torch.tensor(values, device=device).view(3, 1, 1) for values in (processor.image_mean, processor.image_std)
     )
     ways = torch.tensor(list(itertools.permutations(range(QUERIES), MOST_TOYS)), device=device)
-    if network == "detr":
+    if network != "yolos":
         spread_evenly(model, (pictures[:1000].float() / 255 - mean) / deviation)
     print(f"{sum(each.numel() for each in model.parameters()):,} weights, {time.monotonic() - start:.0f} s", flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.rate, weight_decay=1e-4)
@@ -258,7 +273,7 @@ def _rows(scene: Scene, task: str) -> list[str]:
 def main() -> None:
     """Train one detector."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("network", choices=["yolos", "detr", *ULTRALYTICS])
+    parser.add_argument("network", choices=["yolos", "detr", "conditional", *ULTRALYTICS])
     parser.add_argument("--out", type=Path, default=Path("detectors"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=7, help="0: as many epochs as given (ultralytics)")
