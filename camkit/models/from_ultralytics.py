@@ -21,6 +21,7 @@ from camkit.errors import ModelError, advice
 from camkit.models.from_file import file_to_read
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, preset
+from camkit.models.turned_boxes import upright, without_duplicates
 from camkit.models.weights import first_line
 
 _LARGEST_PICKLE = 64 << 20
@@ -39,7 +40,7 @@ _MODULES = ("torch.nn.", "ultralytics.nn.")
 _VALUES = ("ultralytics.utils.IterableSimpleNamespace", "torch.Size", "pathlib.PosixPath", "pathlib.WindowsPath")
 """What a file may be made of without ``trust_remote_code``: modules of these packages, and these kinds of values."""
 
-_TASKS = ("detect", "segment", "pose", "classify")
+_TASKS = ("detect", "segment", "pose", "obb", "classify")
 
 
 def holds_ultralytics(path: Path) -> bool:
@@ -74,8 +75,11 @@ def load(request: Request) -> LoadedModel:
     if getattr(model.model[-1], "end2end", False):
         model.model[-1].end2end = False
         note = "the boxes are those of the branch with overlapping boxes; the other branch passes no gradients back"
+    if task == "obb":
+        note = "the boxes are the upright ones around the turned boxes"
     prepare = Letterbox(request.size or _usual_size(model, 640))
-    return LoadedModel(YoloBoxes(model, len(labels)), request.name, prepare, labels, note, detects=True)
+    boxes = YoloBoxes(model, len(labels), turned=task == "obb")
+    return LoadedModel(boxes, request.name, prepare, labels, note, detects=True)
 
 
 def _usual_size(model: Any, usual: int) -> tuple[int, int]:
@@ -153,25 +157,31 @@ class YoloBoxes(nn.Module):
         model: returns a tensor (N, 4 + classes + more, anchors) with the boxes' middles and sizes in pixels and the
             probabilities of the classes, and a dictionary with the logits.
         classes: how many classes it has.
+        turned: the last row has the angles of turned boxes.
     """
 
-    def __init__(self, model: nn.Module, classes: int) -> None:
+    def __init__(self, model: nn.Module, classes: int, *, turned: bool = False) -> None:
         super().__init__()
         self.model = model
         self.classes = classes
+        self.turned = turned
 
     def forward(self, images: Float[Tensor, "n c h w"]) -> list[dict[str, Tensor]]:
         """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,)."""
         first, raw = self.model(images)[:2]
         found = first[0] if isinstance(first, (tuple, list)) else first
         logits = raw.get("one2many", raw)["scores"] if isinstance(raw, dict) else found[:, 4 : 4 + self.classes].logit()
-        corners = box_convert(found[:, :4].transpose(1, 2), "cxcywh", "xyxy")
-        return [self._best(one, boxes) for one, boxes in zip(logits.transpose(1, 2), corners, strict=True)]
+        places = found[:, [0, 1, 2, 3, -1] if self.turned else [0, 1, 2, 3]].transpose(1, 2)
+        return [self._best(one, boxes) for one, boxes in zip(logits.transpose(1, 2), places, strict=True)]
 
-    def _best(self, logits: Float[Tensor, "a k"], boxes: Float[Tensor, "a 4"]) -> dict[str, Tensor]:
+    def _best(self, logits: Float[Tensor, "a k"], places: Float[Tensor, "a b"]) -> dict[str, Tensor]:
         """Return each anchor's best class, without the boxes that overlap with a better one of their class."""
         best, labels = logits.max(1)
-        kept = batched_nms(boxes.detach(), best.detach().sigmoid(), labels, _OVERLAP)[:_MOST_BOXES]
+        boxes = upright(places) if self.turned else box_convert(places, "cxcywh", "xyxy")
+        if self.turned:
+            kept = without_duplicates(places.detach(), best.detach(), labels, _OVERLAP)[:_MOST_BOXES]
+        else:
+            kept = batched_nms(boxes.detach(), best.detach().sigmoid(), labels, _OVERLAP)[:_MOST_BOXES]
         chosen = best[kept]
         return {"boxes": boxes[kept], "scores": chosen.sigmoid(), "labels": labels[kept], "logits": chosen}
 
