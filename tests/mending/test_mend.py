@@ -139,7 +139,7 @@ def test_a_network_without_the_feature_gains_nothing(pictures: Path) -> None:
     with torch.no_grad():
         model.sees[0].weight[:2] = 0  # it sees neither white nor black
     found = mend(model, pictures)
-    assert found.problem.startswith(("the gap does not get smaller by more than chance", "the accuracy on unedited pictures falls"))
+    assert found.problem.startswith(("the gap does not get smaller", "the accuracy on unedited pictures falls"))
 
 
 def examples(count: int = 60, features: int = 4, outputs: int = 3) -> Examples:

@@ -42,7 +42,8 @@ LABS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 """The verdicts on networks whose truth is known, by what they lose; docs/results.md explains them."""
 
 LABS_NOTE = (
-    "108 networks saw drawn pictures, and 120 saw photographs. One network failed although it loses less than 3 points; it loses 38 points on one class."
+    "108 networks saw drawn pictures, and 120 saw photographs. One network failed although it loses less than 3 "
+    "points; it loses 38 points on one class."
 )
 """What a reader of the table must know."""
 
