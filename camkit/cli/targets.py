@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from camkit.targets import Target, TargetLike, TopTarget
     from camkit.types import Preprocess
 
-Part: TypeAlias = Literal["left", "top", "right", "bottom", "objectness"]
+Part: TypeAlias = Literal["left", "top", "right", "bottom", "objectness", "mask"]
 
 _COVERED = 0.5
 """A pixel of the model's input belongs to the mask if more than this share of it does."""
@@ -45,7 +45,7 @@ class TargetOptions:
         near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
         region: Explain the mean of a map of numbers, such as depth, in left,top,right,bottom, in pixels of the picture;
             --direction down explains what lowers it.
-        part: Explain where one side of the box lies, or its objectness, in place of the score of its class.
+        part: Explain where one side of the box lies, its objectness or its mask, in place of the score of its class.
         point: Explain the mask of what lies at this point x,y, in pixels of the picture, for networks such as SAM.
         box_prompt: Explain the mask of what lies in left,top,right,bottom, in pixels of the picture, for networks such
             as SAM.

@@ -78,7 +78,7 @@ def load(request: Request) -> LoadedModel:
     if task == "obb":
         note = "the boxes are the upright ones around the turned boxes"
     prepare = Letterbox(request.size or _usual_size(model, 640))
-    boxes = YoloBoxes(model, len(labels), turned=task == "obb")
+    boxes = YoloBoxes(model, len(labels), task)
     return LoadedModel(boxes, request.name, prepare, labels, note, detects=True)
 
 
@@ -157,33 +157,68 @@ class YoloBoxes(nn.Module):
         model: returns a tensor (N, 4 + classes + more, anchors) with the boxes' middles and sizes in pixels and the
             probabilities of the classes, and a dictionary with the logits.
         classes: how many classes it has.
-        turned: the last row has the angles of turned boxes.
+        task: for "obb", the last row has the angles of turned boxes; for "segment", the rows after the classes are
+            the weights with which the masks' prototypes, a second tensor, are added up.
     """
 
-    def __init__(self, model: nn.Module, classes: int, *, turned: bool = False) -> None:
+    def __init__(self, model: nn.Module, classes: int, task: str = "detect") -> None:
         super().__init__()
         self.model = model
         self.classes = classes
-        self.turned = turned
+        self.task = task
 
     def forward(self, images: Float[Tensor, "n c h w"]) -> list[dict[str, Tensor]]:
-        """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,)."""
+        """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,).
+
+        A network that segments also returns ``mask`` (K,): how sure it is of each box's mask.
+        """
         first, raw = self.model(images)[:2]
         found = first[0] if isinstance(first, (tuple, list)) else first
         logits = raw.get("one2many", raw)["scores"] if isinstance(raw, dict) else found[:, 4 : 4 + self.classes].logit()
-        places = found[:, [0, 1, 2, 3, -1] if self.turned else [0, 1, 2, 3]].transpose(1, 2)
-        return [self._best(one, boxes) for one, boxes in zip(logits.transpose(1, 2), places, strict=True)]
+        prototypes = first[1] if self.task == "segment" else [None] * len(images)
+        each = zip(logits.transpose(1, 2), found.transpose(1, 2), prototypes, strict=True)
+        return [self._best(*of_picture, images.shape[3]) for of_picture in each]
 
-    def _best(self, logits: Float[Tensor, "a k"], places: Float[Tensor, "a b"]) -> dict[str, Tensor]:
+    def _best(
+        self,
+        logits: Float[Tensor, "a k"],
+        rows: Float[Tensor, "a r"],
+        prototypes: Float[Tensor, "m h w"] | None,
+        width: int,
+    ) -> dict[str, Tensor]:
         """Return each anchor's best class, without the boxes that overlap with a better one of their class."""
         best, labels = logits.max(1)
-        boxes = upright(places) if self.turned else box_convert(places, "cxcywh", "xyxy")
-        if self.turned:
-            kept = without_duplicates(places.detach(), best.detach(), labels, _OVERLAP)[:_MOST_BOXES]
+        if self.task == "obb":
+            turned = torch.cat([rows[:, :4], rows[:, -1:]], 1)
+            boxes = upright(turned)
+            kept = without_duplicates(turned.detach(), best.detach(), labels, _OVERLAP)[:_MOST_BOXES]
         else:
+            boxes = box_convert(rows[:, :4], "cxcywh", "xyxy")
             kept = batched_nms(boxes.detach(), best.detach().sigmoid(), labels, _OVERLAP)[:_MOST_BOXES]
         chosen = best[kept]
-        return {"boxes": boxes[kept], "scores": chosen.sigmoid(), "labels": labels[kept], "logits": chosen}
+        detections = {"boxes": boxes[kept], "scores": chosen.sigmoid(), "labels": labels[kept], "logits": chosen}
+        if prototypes is not None:
+            corners = boxes[kept].detach() * prototypes.shape[2] / width
+            detections["mask"] = mask_logits(rows[kept, 4 + self.classes :], prototypes, corners)
+        return detections
+
+
+def mask_logits(
+    weights: Float[Tensor, "k m"], prototypes: Float[Tensor, "m h w"], boxes: Float[Tensor, "k 4"]
+) -> Float[Tensor, " k"]:
+    """Return the mean logit of each mask over its own cells: those in its box whose logit is positive.
+
+    Args:
+        weights, prototypes: a mask's logits are the sum of the prototypes, each times its weight.
+        boxes: left, top, right, bottom in cells.
+    """
+    flat = prototypes.flatten(1)
+    rows, columns = (torch.arange(cells, device=flat.device) for cells in prototypes.shape[1:])
+    left, top, right, bottom = boxes[:, :, None].unbind(1)
+    inside = ((rows >= top) & (rows < bottom))[:, :, None] & ((columns >= left) & (columns < right))[:, None]
+    own = (inside.flatten(1) & (weights.detach() @ flat.detach() > 0)).to(flat.dtype)
+    means = own @ flat.T / own.sum(1, keepdim=True).clamp(min=1)  # the mean of a sum is the sum of the means
+    return (weights * means).sum(1)
 
 
 class Letterbox:

@@ -21,11 +21,14 @@ from camkit.types import Activation
 
 Detections = dict[str, Tensor]
 
-Part: TypeAlias = Literal["left", "top", "right", "bottom", "objectness"]
-"""What else than the score of its class can be explained of a box: where one side lies, or that there is an object."""
+Part: TypeAlias = Literal["left", "top", "right", "bottom", "objectness", "mask"]
+"""What else than the score of its class can be explained of a box: where one side lies, that there is an object, or
+its mask."""
 
 _SIDES: Mapping[str, tuple[int, int]] = {"left": (0, -1), "top": (1, -1), "right": (2, 1), "bottom": (3, 1)}
 """The place of each side in a box, and the sign with which it moves outwards."""
+
+_KINDS: Mapping[str, str] = {"objectness": "objectness", "mask": "mean logit, inside the mask,"}
 
 
 def ranked_box(
@@ -107,7 +110,7 @@ def box_scores(
             boxes.append(tuple(detections["boxes"][number].detach().float().tolist()))
     kind = "logit" if all("logits" in detections for detections in images) else "score"
     if part is not None:
-        kind = f"distance in pixels, outwards, of the {part} side" if part in _SIDES else part
+        kind = _KINDS.get(part, f"distance in pixels, outwards, of the {part} side")
     return Scores(
         values=torch.stack(values),
         indices=tuple(labels) if all("labels" in detections for detections in images) else None,
@@ -131,7 +134,7 @@ def _explained(detections: Detections, part: Part | None) -> Tensor:
         place, sign = _SIDES[part]
         return detections["boxes"][:, place] * sign
     if part not in detections:
-        raise TargetError("the detector returns no objectness; its score of a box is that of a class, or a side")
+        raise TargetError(f"the detector returns no {part}; its score of a box is that of a class, or a side")
     return detections[part]
 
 
@@ -322,7 +325,8 @@ def box(
         label: the index or the label of a class; its box with the highest score is explained.
         near: (left, top, right, bottom) in pixels of the model's input; the box that overlaps it most is explained.
         part: explain where the "left", "top", "right" or "bottom" side of the box lies, so that heat moves it outwards,
-            or the "objectness", if the detector returns one; None explains the score of the box's class.
+            or the "objectness" or the "mask" (its mean logit inside), if the detector returns one; None explains the
+            score of the box's class.
 
     Raises:
         TargetError: not exactly one of the three is given, or one is invalid.

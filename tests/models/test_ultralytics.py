@@ -124,9 +124,53 @@ def test_a_classifier_is_prepared_as_the_package_does_in_a_shell(saved, tmp_path
     assert main([str(PLANE), "--model", str(saved("yolo11n-cls")), "--device", "cpu", "--out", str(tmp_path)]) == 0
 
 
-def test_a_task_without_upright_boxes_is_refused(saved):
-    with pytest.raises(ModelError, match="the task 'obb'; camkit explains detect"):
-        load_model(str(saved("yolo11n-obb")))
+def test_turned_boxes_are_those_that_the_package_finds(saved):
+    pytest.importorskip("ultralytics")
+    package = importlib.import_module("ultralytics.utils.nms")
+    corners_of = importlib.import_module("ultralytics.utils.ops").xywhr2xyxyxyxy
+    loaded = load_model(str(saved("yolo11n-obb")), size=160, device="cpu")
+    prepared = loaded.preprocess(Image.open(PLANE))[None]
+
+    with torch.no_grad():
+        (own,) = loaded.module(prepared)
+        found = loaded.module.model(prepared)[0]
+        (turned,) = package.non_max_suppression(found, conf_thres=1e-4, iou_thres=0.7, nc=80, rotated=True)
+    row = camkit.explain(loaded, PLANE, target=targets.box(0))
+
+    corners = corners_of(turned[:, [0, 1, 2, 3, 6]])
+    expected = torch.cat([corners.amin(1), corners.amax(1)], 1)
+    count = min(len(expected), len(own["scores"]))
+    assert count > 1
+    assert torch.allclose(own["boxes"][:count], expected[:count], atol=1e-3)
+    assert torch.allclose(own["scores"][:count], turned[:count, 4], atol=1e-6)
+    assert own["labels"][:count].tolist() == turned[:count, 5].int().tolist()
+    assert "upright ones around" in str(loaded.note)
+    assert row.status == "ok"
+
+
+def test_the_logit_of_a_mask_is_its_mean_where_the_package_draws_the_mask(saved):
+    pytest.importorskip("ultralytics")
+    ops = importlib.import_module("ultralytics.utils.ops")
+    loaded = load_model(str(saved("yolo11n-seg")), size=160, device="cpu")
+    prepared = loaded.preprocess(Image.open(PLANE))[None]
+
+    with torch.no_grad():
+        (own,) = loaded.module(prepared)
+        (found, prototypes), _ = loaded.module.model(prepared)
+    middles, sides = found[0, :4].T.split(2, 1)
+    corners = torch.cat([middles - sides / 2, middles + sides / 2], 1)
+    anchors = (corners - own["boxes"][:, None]).abs().amax(2).argmin(1)
+    weights = found[0, 84:, anchors].T
+    drawn = ops.process_mask(prototypes[0], weights, corners[anchors], prepared.shape[2:]).bool()
+    logits = torch.einsum("km,mhw->khw", weights, prototypes[0])
+    numbers = torch.nonzero(drawn.any(-1).any(-1)).flatten()[:2].tolist()
+    assert len(numbers) == 2
+
+    for number in numbers:
+        mask = targets.box(number, part="mask")
+        row = camkit.explain(loaded, PLANE, "model.model.4", target=mask, method="hirescam")
+        assert row.score == pytest.approx(float(logits[number][drawn[number]].mean()), abs=1e-4)
+        assert row.status == "ok"
 
 
 class Harmful:
