@@ -101,7 +101,7 @@ def table(of_networks: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]
 def sources(folder: Path) -> dict[str, str]:
     """Return the trained detectors of a folder, as camkit loads them."""
     found = {}
-    for name in ("yolos", "detr", "conditional", *ULTRALYTICS):
+    for name in ("yolos", "detr", "conditional", "detect", "segment", "obb"):
         file = folder / name / "weights/last.pt"
         if file.exists() or (folder / name / "config.json").exists():
             found[name] = str(file) if file.exists() else f"hf:{folder / name}"

@@ -24,7 +24,7 @@ from camkit.models import load_model
 
 PLANE = scene_paths()["plane-sky"]
 NAMES = {0: "person", 1: "car", 2: "dog"}
-FAMILIES = ["detr", "conditional_detr", "deformable_detr", "rt_detr", "rt_detr_v2", "yolos"]
+FAMILIES = ["detr", "conditional_detr", "deformable_detr", "rt_detr", "rt_detr_v2", "d_fine", "yolos"]
 LABELS = {"id2label": NAMES, "label2id": {name: index for index, name in NAMES.items()}}
 NONE = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
 SMALL = {
@@ -50,10 +50,11 @@ def made(family: str) -> tuple[Any, Any]:
         few = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
         config = t.YolosConfig(image_size=[96, 128], num_detection_tokens=12, **few, **LABELS)
         return t.YolosForObjectDetection(config), t.YolosImageProcessor(size=sides)
-    if family in ("rt_detr", "rt_detr_v2"):
-        name = {"rt_detr": "RTDetr", "rt_detr_v2": "RTDetrV2"}[family]
+    if family in ("rt_detr", "rt_detr_v2", "d_fine"):
+        name = {"rt_detr": "RTDetr", "rt_detr_v2": "RTDetrV2", "d_fine": "DFine"}[family]
         backbone = t.RTDetrResNetConfig(layer_type="basic", **WIDTHS, **LAST)
-        config = getattr(t, f"{name}Config")(backbone_config=backbone, **HYBRID, **LABELS)
+        more = {"decoder_n_points": [2, 2, 2]} if family == "d_fine" else {}
+        config = getattr(t, f"{name}Config")(backbone_config=backbone, **HYBRID, **LABELS, **more)
         return getattr(t, f"{name}ForObjectDetection")(config), t.RTDetrImageProcessor(size={"height": 96, "width": 96})
     name = {"detr": "Detr", "conditional_detr": "ConditionalDetr", "deformable_detr": "DeformableDetr"}[family]
     out = LAST if family == "deformable_detr" else {"out_features": ["stage4"]}
@@ -92,6 +93,33 @@ def test_a_detector_of_hugging_face_finds_the_boxes_that_its_library_finds(saved
     assert np.abs(boxes - expected["boxes"][order].numpy()).max() < 1
     logits = {round(float(logit), 4) for logit in output.logits.flatten()}
     assert all(round(row.score, 4) in logits for row in found)
+
+
+@pytest.mark.parametrize("family", represented_by("conditional_detr", "d_fine", among=FAMILIES))
+def test_the_map_of_a_detector_of_hugging_face_equals_the_slow_reference(tmp_path, family):
+    model, processor = made(family)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:  # the library's small weights leave features that differ by little more than rounding
+            nn.init.kaiming_normal_(parameter, 0.3)
+    for each in (model.eval().requires_grad_(True), processor):
+        each.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path))
+    convolutions = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    layer = next(name for name in convolutions if "proj" in name)
+
+    found = camkit.explain(loaded, PLANE, f"model.{layer}", target=targets.box(0), method="hirescam", device="cpu")
+
+    kept: list[torch.Tensor] = []
+    model.get_submodule(layer).register_forward_hook(lambda *args: kept.append(args[2]))
+    pixels = loaded.preprocess(Image.open(PLANE).convert("RGB")).expand(2, -1, -1, -1)
+    # Two pictures: with one, PyTorch's CPU gradients of batch norms before tokens are wrong (torch 2.14).
+    logits = model(pixel_values=pixels).logits[0].flatten()
+    explained = logits[(logits - found.score).abs().argmin()]
+    (gradient,) = torch.autograd.grad(explained, kept[0])
+    expected = (kept[0] * gradient).sum(1)[0].detach().numpy()
+    assert np.abs(expected).max() > 1e-5
+    assert found.score == pytest.approx(float(explained.detach()), abs=1e-5)
+    assert np.allclose(found.raw, expected, atol=1e-3 * np.abs(expected).max())
 
 
 def test_padding_is_cut_off_where_the_library_masks_it(saved, tmp_path):
