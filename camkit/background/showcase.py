@@ -25,9 +25,11 @@ from camkit.background.pictures import ImageRow
 from camkit.background.plan import stratified
 from camkit.background.result import CheckResult
 from camkit.drawing import overlay
+from camkit.errors import CamkitError
 from camkit.explanation import Explanation
 from camkit.images.regions import Shades
-from camkit.types import Box, Pixels
+from camkit.targets import best_box
+from camkit.types import Box, Failure, Pixels
 
 THUMBNAILS = 12
 """Pictures shown with their outline: enough to notice that the regions are shifted."""
@@ -242,12 +244,25 @@ class Showcase:
         return ""
 
     def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:
-        explanation = next(self._plan.explain([item])) if self._plan.draws_heat else None
+        explanation = self._explained(item)
         if not isinstance(explanation, Explanation):
             return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
         drawn = overlay.render(in_levels(picture.shades, picture.tensor), explanation.heatmap, None)
-        title = f"heat for {item.label}" + ("" if explanation.status == "ok" else ": no evidence")
-        return Panel(title, drawn)
+        of = f"heat of the best {item.label} box" if self._plan.detects else f"heat for {item.label}"
+        title = of + ("" if explanation.status == "ok" else ": no evidence")
+        return Panel(title, self._with_wanted(item, drawn))
+
+    def _explained(self, item: Item) -> Explanation | Failure | None:
+        """Explain a picture's class, or a detector's best box of this class; None if the model cannot be explained."""
+        if self._plan.draws_heat:
+            return next(self._plan.explain([item]))
+        if not self._plan.detects:
+            return None
+        index, *_ = self._plan.matched.indices[item.label]
+        try:
+            return next(self._plan.explain([item], target=best_box(index)))
+        except CamkitError:  # a detector that has no layers, or passes no gradients back
+            return None
 
 
 def _offence(row: ImageRow) -> tuple[float, bool, float]:

@@ -31,7 +31,7 @@ PICTURES = 60
 SCORE, OVERLAP = 0.5, 0.5
 METHODS = ("auto", "gradcam", "layercam")
 """The first is camkit's choice; the others explain the same box at the layers that it takes, or at the deepest grid."""
-BLOB, FOUND = "a blob in the box", "found"
+MASK, BLOB, FOUND = "auto, of the mask", "a blob in the box", "found"
 _COLUMNS = ("AUROC", "maximum", "share", "right one")
 
 
@@ -57,6 +57,9 @@ def judged(source: str, pictures: int) -> Iterator[tuple[str, dict[str, float]]]
                 layers = None if chosen == "whole model" else chosen.split("+")
                 explainers[method] = camkit.Explainer(source, layers, method=method)
             maps[method] = explainers[method].batch(picture, target=every)
+        if "segment" in source:
+            of_masks = [targets.box(number, part="mask") for number in range(len(maps[METHODS[0]]))]
+            maps[MASK] = explainers[METHODS[0]].batch(picture, target=of_masks)
         toys = [matching(scene, each) for each in maps[METHODS[0]]]
         yield FOUND, {"found": len({toy for toy in toys if toy is not None}), "all": len(scene.labels)}
         for method, explanations in maps.items():
@@ -91,7 +94,7 @@ def table(of_networks: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]
     ]
     for network, rows in of_networks.items():
         found, everything = (sum(row[name] for row in rows[FOUND]) for name in ("found", "all"))
-        for name in (*METHODS, BLOB):
+        for name in (*METHODS, *([MASK] if MASK in rows else []), BLOB):
             cells = [np.mean([row[column] for row in rows[name] if column in row]) for column in _COLUMNS]
             numbers = " | ".join(f"{cell:.2f}" for cell in cells)
             lines.append(f"| {network} | {found / everything:.0%} | {name} | {len(rows[name])} | {numbers} |")

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m scripts.truth.train_detectors detr --out detectors/ --minutes 7 --device cuda
 
-``detr``, ``conditional`` (a conditional DETR) and ``yolos`` are Hugging Face's classes with few weights. ``detect``,
-``segment`` and ``obb`` are ultralytics' smallest networks; they need that package, whose training reads the scenes from
-a folder. All start from random weights.
+``detr``, ``conditional`` (a conditional DETR) and ``yolos`` are Hugging Face's classes with few weights. ``detect``
+and ``obb`` are ultralytics' smallest networks; they need that package, whose training reads the scenes from a folder.
+All start from random weights. ``segment`` adds masks to the trained ``detect``, and trains only these.
 
 The loss of the first three is that of DETR (Carion et al. 2020). A scene has at most four toys and a network eight
 boxes, so the best assignment is found by trying all of them at once, on the device.
@@ -13,6 +13,7 @@ boxes, so the best assignment is found by trying all of them at once, on the dev
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import itertools
 import multiprocessing
@@ -26,7 +27,7 @@ import torch
 import transformers as hf
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.ops import box_convert, generalized_box_iou_loss, sigmoid_focal_loss
+from torchvision.ops import box_convert, box_iou, generalized_box_iou_loss, sigmoid_focal_loss
 
 from scripts.truth.drawn_toys import JUDGED, MOST_TOYS, TRAINING, Scene, draw
 from scripts.words.word_scenes import SHAPES, SIDE
@@ -250,20 +251,72 @@ def train_ultralytics(task: str, given: argparse.Namespace) -> None:
         data=str(data / "data.yaml"), imgsz=SIDE, batch=given.batch, device=given.device, workers=given.workers,
         epochs=given.epochs, time=given.minutes / 60 if given.minutes else None, optimizer="AdamW", lr0=1e-3,
         cache="ram", mosaic=0.0, amp=False,
-        project=str(given.out.resolve()), name=task, exist_ok=True, plots=False, val=False, overlap_mask=False,
+        project=str(given.out.resolve()), name=task, exist_ok=True, plots=False, val=False,
     )  # fmt: skip
 
 
+def train_masks(given: argparse.Namespace) -> None:
+    """Give the trained ``detect`` a branch for masks, train only that, and write it as ``segment``.
+
+    The loss is the package's: for the anchor with the best box of each toy, whether each cell of the box is covered.
+    """
+    ultralytics = importlib.import_module("ultralytics")
+    known = torch.load(given.out / "detect/weights/last.pt", map_location="cpu", weights_only=False)
+    whole = ultralytics.YOLO(ULTRALYTICS["segment"])
+    model = ultralytics.nn.tasks.SegmentationModel(ULTRALYTICS["segment"], nc=len(SHAPES), verbose=False).eval()
+    model.load_state_dict((known["ema"] or known["model"]).float().state_dict(), strict=False)
+    model.names, model.args = dict(enumerate(SHAPES)), {**whole.overrides, "imgsz": SIDE, "task": "segment"}
+    model.requires_grad_(False)
+    branch = [*model.model[-1].proto.parameters(), *model.model[-1].cv4.parameters()]
+    for parameter in branch:
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.AdamW(branch, lr=2e-3)
+    (given.out / "segment/weights").mkdir(parents=True, exist_ok=True)
+    start, shown, step, done = time.monotonic(), time.monotonic(), 0, 0.0
+    while done < 1:
+        done = min((time.monotonic() - start) / (60 * given.minutes), 1)
+        optimizer.param_groups[0]["lr"] = 2e-3 * (1 - done + 0.01)
+        scenes = [draw((TRAINING, step * given.batch + number)) for number in range(given.batch)]
+        pictures = np.stack([scene.picture for scene in scenes])
+        (found, prototypes), raw = model(torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255)
+        losses = []
+        for number, scene in enumerate(scenes):
+            boxes, masks = torch.from_numpy(scene.boxes), torch.from_numpy(scene.masks).float()
+            corners = box_convert(found[number, :4].detach().T, "cxcywh", "xyxy")
+            likely = found[number, 4 : 4 + len(SHAPES)].detach().T[:, list(scene.labels)]
+            anchors = (box_iou(corners, boxes) * likely).argmax(0)
+            logits = torch.einsum("mk,mhw->khw", raw["mask_coefficient"][number][:, anchors], prototypes[number])
+            covered, inside = (
+                nn.functional.adaptive_avg_pool2d(each, logits.shape[1:]) for each in (masks, _filled(boxes))
+            )
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, (covered > 0.5).float(), reduction="none")
+            losses.append((loss * inside).sum() / inside.sum())
+        loss = torch.stack(losses).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        if time.monotonic() - shown > given.every or done >= 1:
+            shown = time.monotonic()
+            held = copy.deepcopy(model).requires_grad_(False)
+            torch.save({"model": held, "train_args": {}}, given.out / "segment/weights/last.pt")
+            print(f"{step} at {done:.0%}: {float(loss.detach()):.3f}", flush=True)
+
+
+def _filled(boxes: Tensor) -> Tensor:
+    """Return boxes as masks (K, 64, 64)."""
+    filled = torch.zeros(len(boxes), SIDE, SIDE)
+    for mask, (left, top, right, bottom) in zip(filled, boxes.int().tolist(), strict=True):
+        mask[top:bottom, left:right] = 1
+    return filled
+
+
 def _rows(scene: Scene, task: str) -> list[str]:
-    """Return a line for each toy: its class, and the middle and sides of its box, its outline or its turned corners."""
+    """Return a line for each toy: its class, and the middle and sides of its box, or the corners of its turned box."""
     if task == "detect":
         places = list(box_convert(torch.from_numpy(scene.boxes), "xyxy", "cxcywh").numpy())
-    elif task == "obb":
-        places = list(scene.turned_boxes)
     else:
-        cv2 = importlib.import_module("cv2")
-        outlines = [cv2.findContours(mask.astype(np.uint8), 0, 2)[0] for mask in scene.masks]
-        places = [max(of_toy, key=len) + 0.5 for of_toy in outlines]
+        places = list(scene.turned_boxes)
     return [
         f"{label} {' '.join(f'{value:.5f}' for value in np.clip(np.ravel(place) / SIDE, 0, 1))}"
         for label, place in zip(scene.labels, places, strict=True)
@@ -285,7 +338,9 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=30, help="seconds between two lines")
     given = parser.parse_args()
     torch.manual_seed(0)
-    if given.network in ULTRALYTICS:
+    if given.network == "segment":
+        train_masks(given)
+    elif given.network in ULTRALYTICS:
         train_ultralytics(given.network, given)
     else:
         train(given.network, given)

@@ -20,6 +20,7 @@ import camkit
 from camkit.background.answers import NO_ANSWER, NOTHING_FOUND, answer_of_boxes
 from camkit.background.check import plan_check
 from camkit.background.experiment import Experiment, answers_in
+from camkit.background.showcase import Showcase
 from camkit.cli import main
 from camkit.errors import InputError
 
@@ -263,6 +264,39 @@ def test_a_detector_that_reads_the_background_fails_and_a_fair_one_passes(folder
     fair = camkit.check(model(), folder, config=CONFIG)
     assert fair.verdict == "PASS"
     assert fair.overall.gap.mean.accuracies == (1.0, 1.0)
+
+
+class WithLayer(ByColour):
+    """The same detector, whose scores pass gradients back to a layer that sees redness and greenness."""
+
+    def __init__(self) -> None:
+        super().__init__(reads=0.8)
+        self.colours = nn.Conv2d(3, 2, 3, padding=1, bias=False)
+        kernel = torch.tensor([[1.0, -1.0, 0.0], [-1.0, 1.0, 0.0]])
+        self.colours.weight = nn.Parameter(kernel[:, :, None, None].expand(-1, -1, 3, 3) / 9)
+
+    def found(self, picture: Tensor) -> dict[str, Tensor]:
+        rows, maps, scores = super().found(picture), self.colours(picture[None])[0], []
+        for corners, label, score in zip(rows["boxes"].int().tolist(), rows["labels"], rows["scores"], strict=True):
+            left, top, right, bottom = corners
+            colour = maps[label - 1, top:bottom, left:right].mean()
+            scores.append(score * colour / colour.detach())
+        return rows | ({"scores": torch.stack(scores)} if scores else {})
+
+
+def test_the_page_shows_the_heat_of_the_best_box(folder, rectangles) -> None:
+    result = camkit.check(dataclasses.replace(model(), module=WithLayer().eval()), folder, config=CONFIG)
+    showcase = Showcase(result)
+
+    strip = showcase.strips[0]
+
+    assert strip.panels[1].title == f"heat of the best {strip.row.label} box"
+    item = next(item for item in result.plan.data.items if item.name == strip.row.name)
+    heat = showcase._explained(item).heatmap
+    inside = np.zeros(heat.shape, bool)
+    for left, top, right, bottom in rectangles[item.name]:
+        inside[top:bottom, left:right] = True
+    assert heat[inside].sum() > 0.8 * heat.sum()
 
 
 def test_boxes_that_stay_after_the_objects_are_removed_count_as_sufficiency(folder, rectangles) -> None:
