@@ -49,7 +49,8 @@ def _turned_box(toy: Toy, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
     places = (np.argwhere(mask)[:, ::-1] - toy.middle) @ axes.T
     (left, top), (right, bottom) = places.min(0) - 0.5, places.max(0) + 0.5
     corners = np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
-    return (corners @ axes + toy.middle + 0.5).astype(np.float32)
+    turned: NDArray[np.float32] = (corners @ axes + toy.middle + 0.5).astype(np.float32)
+    return turned
 
 
 def draw(seed: tuple[int, ...]) -> Scene:

@@ -162,7 +162,8 @@ def loss_of(logits: Tensor, boxes: Tensor, wanted: Wanted, ways: Tensor) -> tupl
 
 def _apart(boxes: Tensor, others: Tensor) -> Tensor:
     corners = [box_convert(each, "cxcywh", "xyxy") for each in (boxes, others)]
-    return generalized_box_iou_loss(*corners)
+    apart: Tensor = generalized_box_iou_loss(*corners)
+    return apart
 
 
 def scenes_for(count: int, workers: int) -> tuple[Tensor, Wanted]:
@@ -287,7 +288,7 @@ def train_masks(given: argparse.Namespace) -> None:
             anchors = (box_iou(corners, boxes) * likely).argmax(0)
             logits = torch.einsum("mk,mhw->khw", raw["mask_coefficient"][number][:, anchors], prototypes[number])
             covered, inside = (
-                nn.functional.adaptive_avg_pool2d(each, logits.shape[1:]) for each in (masks, _filled(boxes))
+                nn.functional.adaptive_avg_pool2d(each, tuple(logits.shape[1:])) for each in (masks, _filled(boxes))
             )
             loss = nn.functional.binary_cross_entropy_with_logits(logits, (covered > 0.5).float(), reduction="none")
             losses.append((loss * inside).sum() / inside.sum())

@@ -70,7 +70,7 @@ class ByColour(nn.Module):
         red, green, blue = picture
         masks = [(red > 1.6 * green) & (red > 0.2), (green > 1.6 * red) & (green > 0.2)]
         grey = (red - green).abs() < 0.15
-        bright = float(blue[grey].mean()) > 0.5
+        bright = float(blue[grey].mean().detach()) > 0.5
         rows: list[tuple[Corners, int, float]] = list(self.invents)
         for index, mask in enumerate(masks):
             for columns in parts(mask.any(0)):
