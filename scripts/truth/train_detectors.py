@@ -288,7 +288,8 @@ def train_masks(given: argparse.Namespace) -> None:
             anchors = (box_iou(corners, boxes) * likely).argmax(0)
             logits = torch.einsum("mk,mhw->khw", raw["mask_coefficient"][number][:, anchors], prototypes[number])
             covered, inside = (
-                nn.functional.adaptive_avg_pool2d(each, tuple(logits.shape[1:])) for each in (masks, _filled(boxes))
+                nn.functional.adaptive_avg_pool2d(each, (logits.shape[1], logits.shape[2]))
+                for each in (masks, _filled(boxes))
             )
             loss = nn.functional.binary_cross_entropy_with_logits(logits, (covered > 0.5).float(), reduction="none")
             losses.append((loss * inside).sum() / inside.sum())
