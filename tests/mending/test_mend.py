@@ -134,6 +134,7 @@ def test_a_network_that_passes_is_not_mended(pictures: Path) -> None:
     assert found.problem == "the model passes the check already"
 
 
+@pytest.mark.extended
 def test_a_network_without_the_feature_gains_nothing(pictures: Path) -> None:
     model = reads_background()
     with torch.no_grad():
