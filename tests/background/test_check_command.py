@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -60,10 +61,11 @@ def with_config(arguments):
 
 
 def run(*arguments):
-    """Run the command in this process, which has already loaded PyTorch."""
+    """Run the command as it is typed, in this process, which has already loaded PyTorch."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["check", *map(str, with_config(arguments))])
+    typed = ["camkit", "check", *map(str, with_config(arguments))]
+    with mock.patch.object(sys, "argv", typed), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main()
     return Done(code, out.getvalue(), err.getvalue())
 
 
@@ -76,7 +78,7 @@ def run_installed(*arguments, **more):
 @pytest.fixture(scope="module")
 def biased(scenes, tmp_path_factory):
     out = tmp_path_factory.mktemp("biased")
-    return run_installed(scenes, "--model", "demo-biased", "--out", out), out
+    return run(scenes, "--model", "demo-biased", "--out", out), out
 
 
 def test_the_biased_network_fails_with_1_and_writes_every_report(biased):

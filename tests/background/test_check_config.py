@@ -491,8 +491,14 @@ def build(): return camkit.load_model("demo-fair")
 """
 
 
-@pytest.mark.parametrize("name", ["stranger.py:build", "stranger:build", "./stranger.py:build"])
-@pytest.mark.parametrize("file", ["camkit.toml", "pyproject.toml"])
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("stranger.py:build", "camkit.toml"),
+        ("stranger:build", "pyproject.toml"),
+        ("./stranger.py:build", "camkit.toml"),
+    ],
+)
 def test_a_config_that_was_only_found_runs_no_code(
     project: Path, name: str, file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
