@@ -619,11 +619,10 @@ def test_an_awkward_network_is_explained_correctly(name: str, count: int) -> Non
     np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_batch_of_pictures_is_not_written_to(name: str) -> None:
+@pytest.mark.parametrize("network", [InputWritten, InputWrittenWithoutGradients])
+def test_a_batch_of_pictures_is_not_written_to(network: type[Parts]) -> None:
     x = pictures()
-    with suppress(LayerError):
-        camkit.explain(made(NETWORKS[name]), x, "layer", target=2)
+    camkit.explain(made(network), x, "layer", target=2)
     assert torch.equal(x, pictures())
 
 
