@@ -765,7 +765,9 @@ def test_training_flags_that_a_forward_pass_sets_are_restored() -> None:
             camkit.explain(model, pictures(1), "layer", target=1)
 
 
-@pytest.mark.parametrize("method", [*PASSES, "fem"])
+@pytest.mark.parametrize(
+    "method", represented_by("gradcam", "cam", "reciprocam", "fullgrad", "fem", among=[*PASSES, "fem"])
+)
 def test_weights_of_half_precision(method: str) -> None:
     model = copy.deepcopy(trained("resnet18")).bfloat16()
     layer = None if not camkit.METHODS[method].layer else "layer4" if method == "cam" else "layer2"
