@@ -1,4 +1,4 @@
-"""What every test shares: shapes and types checked while the tests run, fixed seeds, one thread, the data folder."""
+"""What every test shares: fixed seeds, one thread, the data folder; with ``--types``, checks of shapes and types."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ torch.set_num_threads(1)  # pytest-xdist gives each processor a worker of its ow
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the commands that tests start
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Check shapes and types, before any test imports camkit; in the extended tier this would cost a third of its time.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--types", action="store_true", help="check the shapes and types of all calls: a third more time")
 
-    The extended tests call the functions that the default ones call, with more networks and longer.
-    """
-    if config.option.markexpr != "extended":
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check shapes and types if asked, before any test imports camkit."""
+    if config.option.types:
         checked.install()
 
 
@@ -48,6 +49,13 @@ def fitting_types() -> Iterator[None]:
     checked.violations.clear()
     yield
     assert checked.violations == []
+
+
+@pytest.fixture
+def checks_types(request: pytest.FixtureRequest) -> None:
+    """Skip a test of the checks themselves if they are off."""
+    if not request.config.option.types:
+        pytest.skip("needs --types")
 
 
 @pytest.fixture(autouse=True)

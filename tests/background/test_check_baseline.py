@@ -15,7 +15,7 @@ from camkit.background.baseline import Change, Flip, check_comparable, compare
 from camkit.background.pictures import ImageRow
 from camkit.background.report import html, junit
 from camkit.cli import main
-from camkit.demo.scenes import labelled_scenes
+from camkit.demo.scenes import write_scenes
 from camkit.errors import InputError
 
 COUNT = 60
@@ -119,12 +119,21 @@ CONFIG = {"check": {"per_class": 8, "pastes": 1, "shortcuts": 0}, "limits": {"le
 
 
 @pytest.fixture(scope="module")
-def fair(tmp_path_factory: pytest.TempPathFactory) -> camkit.CheckResult:
-    return camkit.check("demo-fair", labelled_scenes(), config=CONFIG, out=tmp_path_factory.mktemp("fair"))
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scenes(tmp_path_factory.mktemp("scenes"), 20)
+
+
+@pytest.fixture(scope="module")
+def fair(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> camkit.CheckResult:
+    return camkit.check("demo-fair", scenes, config=CONFIG, out=tmp_path_factory.mktemp("fair"))
 
 
 def test_noise_in_the_weights_fails_against_the_baseline(
-    fair: camkit.CheckResult, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fair: camkit.CheckResult,
+    scenes: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module, generator = camkit.load_model("demo-fair").module, torch.Generator().manual_seed(0)
     weights = module.state_dict()
@@ -133,11 +142,11 @@ def test_noise_in_the_weights_fails_against_the_baseline(
     torch.save(weights, tmp_path / "noisy.pth")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    command = ["check", str(labelled_scenes()), "-m", "demo-fair", "--weights", "noisy.pth", "--per-class", "8"]
+    command = ["check", str(scenes), "-m", "demo-fair", "--weights", "noisy.pth", "--per-class", "8"]
     command += ["--pastes", "1", "--shortcuts", "0", "--least-pictures", "8", "--inconclusive", "pass", "--quiet"]
     assert main([*command, "--baseline", str(fair.report.with_name("report.json")), "--fail-on-worse"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert "change since the baseline, on 160 pictures: accuracy -0." in printed
+    assert "change since the baseline, on 80 pictures: accuracy -0." in printed
     assert "this fails the model" in printed
     assert "::error title=camkit: worse than the baseline::the accuracy on unedited pictures fell by 0." in printed
     assert "the accuracy on unedited pictures fell by 0." in (tmp_path / "camkit-check" / "summary.md").read_text()

@@ -454,19 +454,24 @@ def test_a_check_in_python_honours_the_configs_model(project: Path) -> None:
     assert (project / "reports" / "report.json").is_file()
 
 
+WRONG = [
+    ("[explain]\nmethd = 'gradcam'", "camkit.toml: there is no setting 'explain.methd'; did you mean 'method'?"),
+    ("[explain]\nalpha = 'much'", "camkit.toml: 'explain.alpha' is 'much': "),
+    ("[diagnose]\nlimit = 0", "camkit.toml: 'diagnose.limit' is 0: "),
+    ("[run]\ninconclusive = 'perhaps'", "camkit.toml: 'run.inconclusive' is 'perhaps': "),
+    ("[model]\nsize = 'big'", "camkit.toml: 'model.size' is 'big': "),
+    ("[explian]", "camkit.toml: there is no setting 'explian'; did you mean 'explain'?"),
+    ("[model", "the config camkit.toml is not TOML: "),
+]
+
+
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("command", "text", "said"),
     [
-        ("[explain]\nmethd = 'gradcam'", "camkit.toml: there is no setting 'explain.methd'; did you mean 'method'?"),
-        ("[explain]\nalpha = 'much'", "camkit.toml: 'explain.alpha' is 'much': "),
-        ("[diagnose]\nlimit = 0", "camkit.toml: 'diagnose.limit' is 0: "),
-        ("[run]\ninconclusive = 'perhaps'", "camkit.toml: 'run.inconclusive' is 'perhaps': "),
-        ("[model]\nsize = 'big'", "camkit.toml: 'model.size' is 'big': "),
-        ("[explian]", "camkit.toml: there is no setting 'explian'; did you mean 'explain'?"),
-        ("[model", "the config camkit.toml is not TOML: "),
+        *((["layers"], *wrong) for wrong in WRONG),
+        *((command, *WRONG[0]) for command in (["photo.jpg"], ["diagnose", "photo.jpg"], ["check", "."])),
     ],
 )
-@pytest.mark.parametrize("command", [["photo.jpg"], ["layers"], ["diagnose", "photo.jpg"], ["check", "."]])
 def test_a_wrong_config_is_one_sentence_for_every_command(
     project: Path, command: list[str], text: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -486,8 +491,14 @@ def build(): return camkit.load_model("demo-fair")
 """
 
 
-@pytest.mark.parametrize("name", ["stranger.py:build", "stranger:build", "./stranger.py:build"])
-@pytest.mark.parametrize("file", ["camkit.toml", "pyproject.toml"])
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("stranger.py:build", "camkit.toml"),
+        ("stranger:build", "pyproject.toml"),
+        ("./stranger.py:build", "camkit.toml"),
+    ],
+)
 def test_a_config_that_was_only_found_runs_no_code(
     project: Path, name: str, file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

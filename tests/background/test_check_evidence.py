@@ -365,7 +365,7 @@ def test_a_gap_shows_on_objects_whose_boxes_fill_the_picture(tmp_path):
         pictures,
         preprocess=preprocess,
         labels=["blue", "red"],
-        config={"check": {"layer": "1"}},
+        config={"check": {"layer": "1", "pastes": 1}},
     )
 
     assert result.overall.tested == 64
@@ -387,7 +387,12 @@ def test_the_heat_is_that_of_the_default_method(tmp_path):
     pictures = write_crosses(tmp_path)
 
     result = camkit.check(
-        model, pictures, preprocess=preprocess, labels=["blue", "red"], out=tmp_path / "report", config={}
+        model,
+        pictures,
+        preprocess=preprocess,
+        labels=["blue", "red"],
+        out=tmp_path / "report",
+        config={"check": {"pastes": 1}},
     )
 
     shown = next(row for row in result.images if row.status == "ok")

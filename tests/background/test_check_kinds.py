@@ -78,7 +78,10 @@ def checked(folder, model, *, place=True, **options):
         table.write_text(
             "\n".join(line.rpartition(",")[0] for line in (folder / "images" / "pictures.csv").read_text().split())
         )
-    config = {"limits": {"least_pictures": 20, "most_empty": 1.0}}  # the network is too simple for good maps
+    config = {
+        "check": {"pastes": 1},
+        "limits": {"least_pictures": 20, "most_empty": 1.0},
+    }  # the network is too simple for good maps
     return camkit.check(
         model.eval(),
         table,
@@ -161,7 +164,7 @@ def test_one_kind_is_said_in_one_sentence(folder, tmp_path):
     one_place.write_text("\n".join([lines[0], *(line.rpartition(",")[0] + ",red" for line in lines[1:])]))
     result = camkit.check(
         ReadsDisc(misled=True).eval(), one_place, regions=folder / "masks", preprocess=tensor_of, labels=["a", "b"],
-        out=tmp_path,
+        config={"check": {"pastes": 1}}, out=tmp_path,
     )  # fmt: skip
 
     assert result.kinds.kinds == result.kinds.pairs == ()

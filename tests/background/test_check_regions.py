@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import struct
@@ -11,7 +12,6 @@ import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -800,9 +800,15 @@ def within(seconds: float, megabytes: int) -> Iterator[None]:
 def test_a_few_lines_of_yaml_aliases_cost_neither_time_nor_memory(tmp_path: Path, merged: bool) -> None:
     levels = "abcdefghij"
     if merged:
-        lines = ["a: &a {x: 1}", *(f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}" for a, b in pairwise(levels))]
+        lines = [
+            "a: &a {x: 1}",
+            *(f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}" for a, b in itertools.pairwise(levels)),
+        ]
     else:
-        lines = ["a: &a [x, x, x, x]", *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise(levels))]
+        lines = [
+            "a: &a [x, x, x, x]",
+            *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in itertools.pairwise(levels)),
+        ]
     (tmp_path / "data.yaml").write_text("\n".join([*lines, "names: [*j]"]))
     (tmp_path / "a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     with within(10, 50), pytest.raises(InputError, match=r"data\.yaml cannot be read: aliases are not supported"):
@@ -1505,8 +1511,15 @@ UNREAD = {
 }
 
 
-@pytest.mark.parametrize("known", UNREAD)
-@pytest.mark.parametrize("place", ["inside", "in annotations beside", "beside images"])
+@pytest.mark.parametrize(
+    ("known", "place"),
+    [
+        *((known, "inside") for known in UNREAD),
+        *itertools.product(
+            ("VIA", "CVAT", "DOTA", "COCO", "masks of NumPy"), ("in annotations beside", "beside images")
+        ),
+    ],
+)
 def test_annotations_that_camkit_does_not_read_are_named(tmp_path: Path, known: str, place: str) -> None:
     name, text = UNREAD[known]
     data = tmp_path / "data" / "images"

@@ -559,21 +559,6 @@ class TestHarmless:
         assert tensors(result) == []
 
 
-def test_the_gradient_of_a_shortcut_is_its_own() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.shortcut = nn.Conv2d(3, 3, 1), nn.Dropout()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return 100 * self.conv(x) + self.shortcut(x)
-
-    net = nn.Sequential(nn.Conv2d(3, 3, 1), Block())
-    row = camkit.diagnose(net, pictures(), loss=lambda output: output.sum())["1.shortcut"]
-    assert row.gradients is not None
-    assert (row.gradients.low, row.gradients.high) == (1, 1)
-
-
 POOLED = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
 ZERO_ONE = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1])
 SEVERAL = torch.stack([ZERO_ONE, ZERO_ONE.flip(0), ZERO_ONE.roll(1), 1 - ZERO_ONE], 1)

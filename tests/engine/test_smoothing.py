@@ -20,6 +20,7 @@ from oracles import (
     principal_map,
 )
 from tasks import Detecting, Padding, Segmenting, beside
+from tiers import PASSES
 from torch import Tensor, nn
 from unchanged import unchanged
 
@@ -158,7 +159,7 @@ def test_signals_and_volumes_are_mirrored_along_the_last_axis(axes: int) -> None
     assert_equal(explained(model, "augment", image, layer=layer).raw, expected)
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.need.attention])
+@pytest.mark.parametrize("method", PASSES)
 def test_every_method_can_be_averaged_and_leaves_the_model_unchanged(method: str) -> None:
     model = SmallNet(cam_head=True)
     with unchanged(model):

@@ -5,6 +5,17 @@ from typing import Any
 
 import pytest
 
+import camkit
+
+PASSES = (
+    "gradcam", "refinecam", "shapleycam", "cam", "eigencam", "reciprocam", "expected", "scorecam", "rise", "fullgrad",
+    "guidedbackprop", "guidedgradcam",
+)  # fmt: skip
+"""One method for each way to run a model that needs no attention: what a pass does to a model depends on no more."""
+assert {(camkit.METHODS[name].needs, camkit.METHODS[name].layer) for name in PASSES} == {
+    (method.needs, method.layer) for method in camkit.METHODS.values() if not method.need.attention
+}, "a way to run a model is not in the list"
+
 
 def represented_by(*chosen: Any, among: Iterable[Any]) -> list[Any]:
     """Return one parameter for each case; those not in ``chosen`` run in the extended tier only."""

@@ -91,6 +91,7 @@ def returns_text(number: int) -> int:
     return inner(number)
 
 
+@pytest.mark.usefixtures("checks_types")
 @pytest.mark.parametrize(
     "call",
     [
@@ -103,7 +104,7 @@ def returns_text(number: int) -> int:
         lambda: returns_text(1),  # what it returns
     ],
 )
-def test_a_wrong_type_is_an_error_while_the_tests_run(call) -> None:
+def test_a_wrong_type_is_an_error_with_the_option_types(call) -> None:
     with pytest.raises(TypeCheckError, match="type hint"):
         call()
     violations.clear()

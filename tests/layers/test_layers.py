@@ -74,7 +74,7 @@ def weight_the_channels(net: nn.Module) -> None:
     nn.init.uniform_(head.weight, 0.0, 0.1)
 
 
-@pytest.mark.parametrize("name", represented_by("resnet18", "vgg11", "squeezenet1_1", "swin_t", among=CHOICES))
+@pytest.mark.parametrize("name", represented_by("resnet18", "squeezenet1_1", "swin_t", among=CHOICES))
 def test_the_choice_on_torchvisions_networks_and_its_grid_at_two_shapes(name):
     layer, square, wide = CHOICES[name]
     net = build(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from tiers import rows_represented
+from tiers import represented_by, rows_represented
 from torch import Tensor, nn
 from torch.nn import functional
 from turned import answer, cases
@@ -415,7 +416,7 @@ class Surrounded(nn.Module):
         return self.head(self.blocks(torch.cat(parts, dim=1)).mean(1))
 
 
-@pytest.mark.parametrize("side", [64, 112])
+@pytest.mark.parametrize("side", represented_by(64, among=[64, 112]))
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 4), (0, 3), (1, 14), (1, 100), (17, 0), (51, 2)])
 def test_patches_are_found_between_any_number_of_other_tokens(before, after, side):
     torch.manual_seed(0)
@@ -429,8 +430,13 @@ def of_the_first_box(output: Any) -> Tensor:
     return output.logits[:, 0, 1]
 
 
-@pytest.mark.parametrize("queries", [5, 10, 16, 100])
-@pytest.mark.parametrize("size", [(64, 96), (64, 64), (32, 64)])
+@pytest.mark.parametrize(
+    ("size", "queries"),
+    rows_represented(
+        lambda size, queries: (size, queries) in (((64, 64), 16), ((32, 64), 5), ((64, 96), 100)),
+        itertools.product([(64, 96), (64, 64), (32, 64)], [5, 10, 16, 100]),
+    ),
+)
 def test_the_detection_tokens_after_the_patches_are_not_taken_for_patches(size, queries):
     """Selected from all tokens, or counted among them, they are as many as another grid has cells."""
     transformers = pytest.importorskip("transformers")

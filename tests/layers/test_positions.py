@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from tiers import rows_represented
+from tiers import represented_by, rows_represented
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -198,7 +198,7 @@ ACTIVATIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("inplace", represented_by(True, among=[False, True]))
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_cells_are_followed_through_every_activation(name, inplace):
     model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), ACTIVATIONS[name](inplace=inplace)).eval()

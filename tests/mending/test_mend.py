@@ -134,6 +134,7 @@ def test_a_network_that_passes_is_not_mended(pictures: Path) -> None:
     assert found.problem == "the model passes the check already"
 
 
+@pytest.mark.extended
 def test_a_network_without_the_feature_gains_nothing(pictures: Path) -> None:
     model = reads_background()
     with torch.no_grad():
@@ -232,6 +233,7 @@ def command(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(MODULE)
     (tmp_path / "labels.txt").write_text("dark\nlight\n")
+    (tmp_path / "camkit.toml").write_text("[check]\npastes = 1\n[limits]\nleast_pictures = 8\n")
     return ["mend", str(pictures), "-m", "net.py:build", "--labels", "labels.txt"]
 
 

@@ -34,11 +34,15 @@ def picture(side: int = 224) -> Tensor:
         ("resnet18", 64, "gradcam-sharpened", "layer2+layer4"),  # 8 x 8 instead of 2 x 2
         ("resnet18", 448, "gradcam", "layer4"),  # 14 x 14
         ("mobilenet_v2", 224, "gradcam-sharpened", "features.13+features"),
-        ("densenet121", 224, "gradcam-sharpened", "features.denseblock3+features"),
+        pytest.param(
+            *("densenet121", 224, "gradcam-sharpened", "features.denseblock3+features"), marks=pytest.mark.extended
+        ),
         ("squeezenet1_1", 224, "gradcam", "features"),
         ("timm:test_convnext", 224, "gradcam", "stages"),  # a normalisation of each cell follows every finer block
         ("timm:test_vit", 160, "chefer", "whole model"),
-        ("timm:swin_s3_tiny_224", 224, "gradcam-sharpened", "layers.2+norm"),  # windows
+        pytest.param(  # windows
+            *("timm:swin_s3_tiny_224", 224, "gradcam-sharpened", "layers.2+norm"), marks=pytest.mark.extended
+        ),
     ],
 )
 def test_the_method_and_the_layer_depend_on_the_network(name: str, side: int, method: str, layer: str) -> None:

@@ -143,6 +143,7 @@ def test_every_method_has_an_oracle() -> None:
     assert not missing, f"{', '.join(missing)}: write the slow reference into tests/oracles.py and list it there"
 
 
+@pytest.mark.usefixtures("checks_types")
 @pytest.mark.parametrize("name", GRADIENT_NAMES)
 def test_shapes_are_checked_although_the_methods_do_not_import_torch(name: str) -> None:
     with pytest.raises(TypeCheckError):

@@ -552,8 +552,7 @@ def linear_head(rank: int, channels: int) -> nn.Module:
     ).eval()
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3])
-@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize(("rank", "channels"), [(1, 1), (2, 5), (3, 3)])
 def test_signals_pictures_and_volumes_of_any_channels(rank: int, channels: int) -> None:
     size = (20, 12, 9)[:rank]
     model, picture = linear_head(rank, channels), torch.randn(channels, *size)

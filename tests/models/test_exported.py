@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import json
 import zipfile
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import torch
 from onnx import TensorProto, helper
 from onnxruntime import quantization
 from PIL import Image
+from tiers import rows_represented
 from torch import Tensor, nn
 
 import camkit
@@ -235,8 +237,9 @@ def test_a_pickle_among_the_example_inputs_is_not_run(program: Path, tmp_path: P
 # --- ONNX
 
 
-@pytest.mark.parametrize("dynamo", [False, True], ids=["older exporter", "newer exporter"])
-@pytest.mark.parametrize("batch", [None, 1], ids=["any batch", "one picture"])
+@pytest.mark.parametrize(
+    ("dynamo", "batch"), rows_represented(lambda *row: row != (True, 1), itertools.product((False, True), (None, 1)))
+)
 def test_an_onnx_file_has_the_maps_of_its_model(tmp_path: Path, dynamo: bool, batch: int | None) -> None:
     file = onnx_file(tmp_path / "m.onnx", small(), dynamo=dynamo, batch=batch)
     loaded = camkit.load_model(str(file), **PREPARED)
@@ -840,8 +843,10 @@ class Resized(nn.Module):
         return nn.functional.conv2d(large, self.weights, stride=4).mean((2, 3))
 
 
-@pytest.mark.parametrize("kind", ["m.onnx", "resized.onnx", "m.pt2", "m.ts", "function"])
-@pytest.mark.parametrize("method", [FEW, "occlusion"], ids=["rise", "occlusion"])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [*((kind, FEW) for kind in ("m.onnx", "resized.onnx", "m.pt2", "m.ts", "function")), ("m.onnx", "occlusion")],
+)
 def test_methods_of_forward_passes_explain_files_and_functions_as_the_model(
     kind: str, method: Any, program: Path, tmp_path: Path
 ) -> None:

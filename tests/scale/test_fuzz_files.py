@@ -132,6 +132,7 @@ def picture_files() -> dict[str, bytes]:
         "p.ppm": encoded(photo(), "PPM"),
         "p.tga": encoded(photo(), "TGA"),
         "p.jp2": encoded(photo(), "JPEG2000"),
+        "p.avif": encoded(photo(), "AVIF"),
     }
     return files
 

@@ -281,7 +281,7 @@ def flipped(data: bytes, generator: np.random.Generator, start: int = 0) -> byte
 
 
 @pytest.mark.parametrize("name", ["part", "footer", "t.csv", ".t.csv.json", "t.parquet/_camkit.json"])
-@pytest.mark.parametrize("seeds", represented_by(8, among=(8, 400)))
+@pytest.mark.parametrize("seeds", represented_by(8, among=(8, 100)))
 def test_flipped_and_cut_bytes_are_read_right_or_refused(copied, name, seeds):
     for seed in range(seeds):
         generator, folder = np.random.default_rng(seed), copied()

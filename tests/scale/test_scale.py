@@ -532,8 +532,7 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(tmp_path, tiny, name, l
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(("name", "sent"), [("results.parquet", signal.SIGKILL), ("results.csv", signal.SIGINT)])
 def test_a_run_that_is_killed_again_and_again_gives_the_table_of_one_that_is_not(tmp_path, tiny, name, sent):
     write_pictures(tmp_path / "in", 200)
     script = tmp_path / "run.py"

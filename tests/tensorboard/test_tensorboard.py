@@ -370,23 +370,6 @@ def test_a_parameter_that_two_layers_share_is_written_under_both_names(tmp_path)
     assert events.Scalars("gradient_norm")[0].value == pytest.approx(math.hypot(norms[0], norms[2]), rel=1e-5)
 
 
-def test_the_gradient_of_a_shortcut_is_its_own(tmp_path):
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.shortcut = nn.Conv2d(3, 3, 1), nn.Identity()
-
-        def forward(self, x):
-            return 100 * self.conv(x) + self.shortcut(x)
-
-    net = nn.Sequential(nn.Conv2d(3, 3, 1), Block())
-    with TrainingWatch(net, torch.zeros(1, 3, 8, 8), tmp_path, pictures_every=0, graph=False) as watch:
-        net(torch.ones(2, 3, 8, 8)).sum().backward()
-        watch.step()
-    histogram = read(tmp_path).Histograms("gradients/1.shortcut")[0].histogram_value
-    assert (histogram.min, histogram.max) == (1, 1)
-
-
 def test_lazy_layers(tmp_path):
     net = nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(3))
     with TrainingWatch(net, batch()[0][:2], tmp_path, every=1, pictures_every=0) as watch:
