@@ -1,6 +1,7 @@
 """Judges the methods for words on a tiny model, where it is known what decides each word.
 
     OMP_NUM_THREADS=1 python -m scripts.words.judge_words --model trained/ --out raw.json --scenes 40
+    python -m scripts.words.judge_words --tables raw.json more.json
 
 ``needs_picture`` and three simpler figures are judged by AUROC between words that something in the picture decides and
 words that nothing in it decides. Heat is judged on the pixels that decide the word: AUROC, whether the maximum lies on
@@ -55,11 +56,18 @@ Maps: TypeAlias = dict[str, Tensor]
 def main() -> None:
     """Judge, and write the raw results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("raw.json"))
+    parser.add_argument("--first", type=int, default=0, help="the number of the first scene")
     parser.add_argument("--scenes", type=int, default=40)
+    parser.add_argument("--tables", type=Path, nargs="+", help="only print the tables of these results")
     parser.add_argument("--misread", type=int, default=0, help="scenes in which wrong words are looked for")
     given = parser.parse_args()
+    if given.tables:
+        print(table(given.tables))
+        return
+    if given.model is None:
+        parser.error("pass --model")
     model, processor = load(given.model)
     kind = architecture_of(model)
     inputs = Inputs(model, processor, kind.prompt)
@@ -67,7 +75,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     asked = correct = 0
     looks: Known = {}
-    for number in range(given.scenes):
+    for number in range(given.first, given.first + given.scenes):
         scene, start = draw((SEED, number)), time.monotonic()
         picture = Image.fromarray(scene.picture)
         noise, others = (
@@ -89,7 +97,7 @@ def main() -> None:
         found = {"asked": asked, "right": correct, "rows": rows, "searched": given.misread, "misread": misread}
         given.out.write_text(json.dumps(found))
         print(f"scene {number}: {len(misread)} words", flush=True)
-    print(table(given.out))
+    print(table([given.out]))
 
 
 def wrong_scenes(kind: Architecture, model: Any, processor: Any, count: int) -> Iterator[int]:
@@ -329,11 +337,12 @@ def auroc(positive: NDArray[Any], negative: NDArray[Any]) -> float:
     return float((ranks[:count].sum() - count * (count + 1) / 2) / (count * len(negative)))
 
 
-def table(file: Path) -> str:
-    """Return the tables in Markdown, from the raw results."""
-    raw = json.loads(file.read_text())
-    rows = [row for row in raw["rows"] if "cause" in row and row["word"] not in ",."]
-    lines = [f"{raw['right']} of {raw['asked']} sentences right; {len(rows)} words are judged.", ""]
+def table(files: Sequence[Path]) -> str:
+    """Return the tables in Markdown, from the raw results of one model."""
+    raws = [json.loads(file.read_text()) for file in files]
+    rows = [row for raw in raws for row in raw["rows"] if row["word"] not in ",."]
+    asked, correct = (sum(raw[name] for raw in raws) for name in ("asked", "right"))
+    lines = [f"{correct} of {asked} sentences right; {len(rows)} words are judged.", ""]
     lines += ["| how much a word needs the picture | AUROC |", "|---|---|"]
     titles = {
         "needs references": f"against {REFERENCES} reference pictures (`needs_picture`)",
@@ -344,7 +353,8 @@ def table(file: Path) -> str:
     for name, title in titles.items():
         sides = [[row[name] for row in rows if (row["cause"] in IN_PICTURE) is decided] for decided in (True, False)]
         lines.append(f"| {title} | {auroc(*map(np.asarray, sides)):.3f} |")
-    lines += ["", *_redrawn(rows), "", *_heat(rows), "", *_misread(raw["misread"])]
+    misread = [each for raw in raws for each in raw.get("misread", [])]
+    lines += ["", *_redrawn(rows), "", *_heat(rows), "", *_misread(misread)]
     return "\n".join(lines)
 
 
@@ -361,12 +371,20 @@ def _redrawn(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _misread(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table of colours and shapes that the model has wrong."""
-    yield "| wrong word | instead of | needs the picture, nats | heat on its own toy | on the other toy |"
-    yield "|---|---|---|---|---|"
-    for row in rows:
-        other = f"{row['other toy']:.2f}" if "other toy" in row else ""
-        yield f"| {row['said']} | {row['word']} | {row['needs']:.1f} | {row['own toy']:.2f} | {other} |"
+    """Yield the lines of the table of wrong colours and shapes, and of the right ones in the same scenes."""
+    yield "| in scenes with two toys | words | maximum on its own toy | on the other toy | heat: own toy | other toy |"
+    yield "|---|---|---|---|---|---|"
+    for title, chosen in (
+        ("wrong: the other toy's", [row for row in rows if row["said"] != row["word"] and row["other toy has it"]]),
+        ("wrong: no toy's", [row for row in rows if row["said"] != row["word"] and not row["other toy has it"]]),
+        ("right", [row for row in rows if row["said"] == row["word"]]),
+    ):
+        both = [row for row in chosen if "other" in row]
+        figures = [
+            *(np.mean([row["maximum"] == name for row in both]) for name in ("own", "other")),
+            *(np.mean([row[name] for row in both]) for name in ("own", "other")),
+        ]
+        yield f"| {title} | {len(both)} | {' | '.join(f'{each:.2f}' if both else '' for each in figures)} |"
 
 
 def _heat(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
