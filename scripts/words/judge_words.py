@@ -11,7 +11,8 @@ over a tenth, a fifth and three tenths of the cells. Last, each scene is drawn a
 this says whether the model follows what the scenes say decides a word.
 
 ``--misread 1500`` looks in so many other scenes for colours and shapes that the model has wrong, and measures whether
-the wrong word's heat lies on its own toy, on the other toy or elsewhere.
+the wrong word's heat lies on its own toy, on the other toy or elsewhere, and which toy, left out of the scene, makes
+the word less probable.
 """
 
 from __future__ import annotations
@@ -145,19 +146,21 @@ def misread_words(scene: Scene, read: Callable[..., Reading]) -> Iterator[dict[s
     for place, word in enumerate(scene.words):
         if word.truth is None or (vocabulary := VOCABULARIES.get(word.cause)) is None:
             continue
-        said, reading = word.text, as_drawn
+        sentence, reading = scene.sentence, as_drawn
         if not known[place]:
-            readings = {
-                other: read(given=" ".join([*words[:place], other, *words[place + 1 :]]))
-                for other in vocabulary
-                if other != word.text
+            tried = {
+                " ".join([*words[:place], other, *words[place + 1 :]]) for other in vocabulary if other != word.text
             }
-            said = max(readings, key=lambda other: float(readings[other].own[place]))
-            reading = readings[said]
+            readings = {each: read(given=each) for each in sorted(tried)}
+            sentence = max(readings, key=lambda each: float(readings[each].own[place]))
+            reading = readings[sentence]
+        said = sentence.split()[place]
         score = functools.partial(reading.score, chosen=[reading.spans[place]])
         (expected,) = expected_gradients(reading.cut, reading.tokens, score, reading.needs[place : place + 1])
         heat = enlarged(reading.places.drawn(expected))
         toys = {name: mask for name, mask in (("own", word.truth), ("other", word.rival)) if mask is not None}
+        masks = [next(number for number, mask in enumerate(scene.masks) if mask is toy) for toy in toys.values()]
+        without = read(given=sentence, references=[Image.fromarray(scene.without(number)) for number in masks])
         yield {
             "word": word.text,
             "cause": word.cause,
@@ -168,6 +171,7 @@ def misread_words(scene: Scene, read: Callable[..., Reading]) -> Iterator[dict[s
             "needs": float(reading.needs[place]),
             "maximum": next((name for name, mask in toys.items() if mask.ravel()[int(heat.argmax())]), "elsewhere"),
             **{name: float(heat[mask].sum() / heat.sum()) for name, mask in toys.items()},
+            "lost": dict(zip(toys, (reading.own[place] - without.others[:, place]).tolist(), strict=True)),
         }
 
 
@@ -184,7 +188,7 @@ def judged(
         if word.truth is not None and word.cause in IN_PICTURE and known[place]
     ]
     spans = [others.spans[place] for place in places]
-    maps = maps_of(noise, others, places)
+    maps = maps_of(noise, others, places) if places else {}
     caused = {name: causal(others, spans, each) for name, each in maps.items()}
     for place, word in enumerate(scene.words):
         if not known[place]:
@@ -372,19 +376,28 @@ def _redrawn(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _misread(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the table of wrong colours and shapes, and of the right ones in the same scenes."""
-    yield "| in scenes with two toys | words | maximum on its own toy | on the other toy | heat: own toy | other toy |"
-    yield "|---|---|---|---|---|---|"
-    for title, chosen in (
-        ("wrong: the other toy's", [row for row in rows if row["said"] != row["word"] and row["other toy has it"]]),
-        ("wrong: no toy's", [row for row in rows if row["said"] != row["word"] and not row["other toy has it"]]),
-        ("right", [row for row in rows if row["said"] == row["word"]]),
-    ):
-        both = [row for row in chosen if "other" in row]
-        figures = [
-            *(np.mean([row["maximum"] == name for row in both]) for name in ("own", "other")),
-            *(np.mean([row[name] for row in both]) for name in ("own", "other")),
-        ]
-        yield f"| {title} | {len(both)} | {' | '.join(f'{each:.2f}' if both else '' for each in figures)} |"
+    wrong = [row for row in rows if row["said"] != row["word"]]
+    kinds = {
+        "wrong: the other toy's": [row for row in wrong if row["other toy has it"]],
+        "wrong: no toy's": [row for row in wrong if not row["other toy has it"] and "other" in row],
+        "wrong: the only toy": [row for row in wrong if "other" not in row],
+        "right, beside another toy": [row for row in rows if row["said"] == row["word"] and "other" in row],
+    }
+    yield "| word | count | maximum on its own toy, the other | share of heat | its probability halves without it |"
+    yield "|---|---|---|---|---|"
+    for title, chosen in kinds.items():
+        columns = []
+        for name in ("own", "other"):
+            there = [row for row in chosen if name in row]
+            columns.append(
+                [
+                    [row["maximum"] == name for row in there],
+                    [row[name] for row in there],
+                    [row["lost"][name] >= np.log(2) for row in there],
+                ]
+            )
+        cells = [", ".join(f"{np.mean(each):.2f}" for each in both if each) for both in zip(*columns, strict=True)]
+        yield f"| {title} | {len(chosen)} | {' | '.join(cells)} |"
 
 
 def _heat(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

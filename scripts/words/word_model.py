@@ -254,7 +254,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {},
         processor_for,
         build,
-        lambda model: model.model.vision_tower,  # type: ignore[no-any-return]
+        lambda model: model.model.vision_tower,
         _llava_cells,
     ),
     "qwen2-vl": Architecture(
@@ -263,7 +263,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         QWEN_TOKENS,
         qwen_processor_for,
         build_qwen,
-        lambda model: model.model.visual,  # type: ignore[no-any-return]
+        lambda model: model.model.visual,
         _qwen_cells,
     ),
     "encoder-decoder": Architecture(
@@ -272,7 +272,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {},
         lambda tokenizer: TrOCRProcessor(ViTImageProcessorPil(size={"height": SIDE, "width": SIDE}), tokenizer),
         build_encoder_decoder,
-        lambda model: model.encoder,  # type: ignore[no-any-return]
+        lambda model: model.encoder,
         _encoder_cells,
     ),
 }
