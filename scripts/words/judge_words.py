@@ -200,6 +200,7 @@ def judged(
         row["hidden"] = float(others.own[place] - others.hidden[place])
         if place in places:
             chosen = places.index(place)
+            row["cells"] = float(maps["expected gradients"][chosen].sum())
             row["redrawn"] = losses(scene, word, float(others.own[place]), redrawn[:, place].tolist())
             row["heat"] = {
                 name: measures(each[chosen].reshape(len(others.places.rows), -1), word) | caused[name][chosen]
@@ -357,6 +358,11 @@ def table(files: Sequence[Path]) -> str:
     for name, title in titles.items():
         sides = [[row[name] for row in rows if (row["cause"] in IN_PICTURE) is decided] for decided in (True, False)]
         lines.append(f"| {title} | {auroc(*map(np.asarray, sides)):.3f} |")
+    shares = [row["cells"] / row["needs references"] for row in rows if "cells" in row]
+    if shares:
+        low, middle, high = np.quantile(shares, (0.1, 0.5, 0.9))
+        of = f"{middle:.2f} of `needs_picture` (median; {low:.2f} to {high:.2f} for eight words of ten)"
+        lines += ["", f"The cells of expected gradients sum to {of}."]
     misread = [each for raw in raws for each in raw.get("misread", [])]
     lines += ["", *_redrawn(rows), "", *_heat(rows), "", *_misread(misread)]
     return "\n".join(lines)
