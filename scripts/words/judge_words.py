@@ -358,7 +358,8 @@ def table(files: Sequence[Path]) -> str:
     for name, title in titles.items():
         sides = [[row[name] for row in rows if (row["cause"] in IN_PICTURE) is decided] for decided in (True, False)]
         lines.append(f"| {title} | {auroc(*map(np.asarray, sides)):.3f} |")
-    shares = [row["cells"] / row["needs references"] for row in rows if "cells" in row]
+    needing = [row for row in rows if "cells" in row and row["needs references"] >= np.log(2)]
+    shares = [row["cells"] / row["needs references"] for row in needing]
     if shares:
         low, middle, high = np.quantile(shares, (0.1, 0.5, 0.9))
         of = f"{middle:.2f} of `needs_picture` (median; {low:.2f} to {high:.2f} for eight words of ten)"
