@@ -46,8 +46,8 @@ TEMPLATE = (
     "{% if part['type'] == 'image' %}PICTURE{% else %} {{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %} ASSISTANT:{% endif %}"
 )
-PROMPT_TEXT = f"USER: PICTURE {PROMPT} ASSISTANT:"
-"""What the template makes of ``PROMPT``."""
+PROMPT_TEXT = f"USER: <image> {PROMPT} ASSISTANT:"
+"""What the template of the LLaVA makes of ``PROMPT``."""
 QWEN_PICTURE = "<|vision_start|><image><|vision_end|>"
 QWEN_TOKENS = {"video_token": "<video>", "start": "<|vision_start|>", "end": "<|vision_end|>"}
 
@@ -250,7 +250,7 @@ def _encoder_cells(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llava": Architecture(
         PROMPT,
-        PROMPT_TEXT.replace("PICTURE", "<image>"),
+        PROMPT_TEXT,
         {},
         processor_for,
         build,
@@ -259,7 +259,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen2-vl": Architecture(
         PROMPT,
-        PROMPT_TEXT.replace("PICTURE", QWEN_PICTURE),
+        PROMPT_TEXT.replace("<image>", QWEN_PICTURE),
         QWEN_TOKENS,
         qwen_processor_for,
         build_qwen,
