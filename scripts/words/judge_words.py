@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("raw.json"))
     parser.add_argument("--first", type=int, default=0, help="the number of the first scene")
     parser.add_argument("--scenes", type=int, default=40)
+    parser.add_argument("--quick", action="store_true", help="leave out heat from smooth noise, and the slow reference")
     parser.add_argument("--tables", type=Path, nargs="+", help="only print the tables of these results")
     parser.add_argument("--misread", type=int, default=0, help="scenes in which wrong words are looked for")
     given = parser.parse_args()
@@ -85,7 +86,7 @@ def main() -> None:
         known = words_known(others)
         asked, correct = asked + 1, correct + all(known)
         redrawn = read_sentence(model, inputs, picture, scene.sentence, altered(scene, number), 40, looks).others
-        rows += list(judged(number, scene, noise, others, redrawn, known))
+        rows += list(judged(number, scene, noise, others, redrawn, known, is_quick=given.quick))
         given.out.write_text(json.dumps({"asked": asked, "right": correct, "rows": rows}))
         print(f"{number}: {time.monotonic() - start:.0f} s, {correct} of {asked} right", flush=True)
     misread: list[dict[str, Any]] = []
@@ -176,7 +177,14 @@ def misread_words(scene: Scene, read: Callable[..., Reading]) -> Iterator[dict[s
 
 
 def judged(
-    number: int, scene: Scene, noise: Reading, others: Reading, redrawn: Tensor, known: Sequence[bool]
+    number: int,
+    scene: Scene,
+    noise: Reading,
+    others: Reading,
+    redrawn: Tensor,
+    known: Sequence[bool],
+    *,
+    is_quick: bool,
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each word that the model has right, with the measures of its maps if the picture decides it.
 
@@ -188,7 +196,7 @@ def judged(
         if word.truth is not None and word.cause in IN_PICTURE and known[place]
     ]
     spans = [others.spans[place] for place in places]
-    maps = maps_of(noise, others, places) if places else {}
+    maps = maps_of(None if is_quick else noise, others, places) if places else {}
     caused = {name: causal(others, spans, each) for name, each in maps.items()}
     for place, word in enumerate(scene.words):
         if not known[place]:
@@ -209,36 +217,45 @@ def judged(
         yield row
 
 
-def maps_of(noise: Reading, others: Reading, places: list[int]) -> Maps:
-    """Return the cells (W, g) of all methods for some of the words; TAM needs logits at the picture's tokens."""
+def maps_of(noise: Reading | None, others: Reading, places: list[int]) -> Maps:
+    """Return the cells (W, g) of all methods for some of the words; without ``noise``, only of the quick ones.
+
+    TAM needs logits at the picture's tokens.
+    """
     tokens, spans = others.cut.tokens, [others.spans[place] for place in places]
     rows = [[others.text.places[token] - 1 for token in span.tokens] for span in spans]
-    expected, of_noise = (
-        expected_gradients(each.cut, each.tokens, functools.partial(each.score, chosen=spans), each.needs[places])
-        for each in (others, noise)
-    )
     attention = attention_rows(others.cut, rows)
     gradient = gradients(others, spans)
     count, side = len(spans), len(others.places.rows)
     random = torch.rand(count, side * side, generator=torch.Generator().manual_seed(len(spans)))
     place = torch.linspace(-1, 1, side)
     blob = (-(place[:, None] ** 2) - place**2).exp().flatten().expand(count, -1)
-    of_tokens = {
-        "expected gradients": expected,
-        "expected gradients, smooth noise": of_noise,
+    of_tokens = {"expected gradients": expected_of(others, places)}
+    if noise is not None:
+        of_tokens["expected gradients, smooth noise"] = expected_of(noise, places)
+    of_tokens |= {
         "attention row": attention,
         "attention row, weighted by gradients": weighted_attention(others, spans, rows),
-        "attention row x expected gradients": combined(attention, expected),
-        "attention row x expected gradients, smooth noise": combined(attention, of_noise),
+        **{
+            name.replace("expected", "attention row x expected"): combined(attention, each)
+            for name, each in of_tokens.items()
+        },
         "length of the gradient": gradient.norm(dim=-1),
         "gradient x activation": (gradient * tokens).sum(-1),
-        "windows replaced and kept (slow)": windows(others, spans),
     }
+    if noise is not None:
+        of_tokens["windows replaced and kept (slow)"] = windows(others, spans)
     cells = {name: each @ others.places.shares.T for name, each in of_tokens.items()}
     if isinstance(others.cut, DecoderCut) and others.cut.entry == "inputs_embeds":
         activated = activation_maps(others.cut, others.text, spans) @ others.places.shares.T
         cells["TAM"] = torch.stack([filtered(each.reshape(side, side)).flatten() for each in activated])
     return cells | {"random": random, "centred blob": blob}
+
+
+def expected_of(reading: Reading, places: Sequence[int]) -> Tensor:
+    """Return the expected gradients of some of the words at the picture's tokens (W, n)."""
+    score = functools.partial(reading.score, chosen=[reading.spans[place] for place in places])
+    return expected_gradients(reading.cut, reading.tokens, score, reading.needs[list(places)])
 
 
 def gradients(reading: Reading, spans: Sequence[Span]) -> Tensor:
