@@ -20,6 +20,7 @@ from camkit.sentences import heat
 from camkit.sentences.cut import DecoderCut
 from camkit.sentences.heat import _shares
 from camkit.sentences.loading import load
+from camkit.sentences.references import varied_noise
 from camkit.sentences.sentence import spans
 from camkit.sentences.tam import filtered
 from scripts.words.word_model import PROMPT, PROMPT_TEXT, build, processor_for, tokenizer_for
@@ -144,6 +145,7 @@ def test_rows_of_attention_are_those_of_the_eager_attention(llava, picture):
     rows = [first + token - 1 for token in found[2].tokens]
     expected = torch.stack([layer[0, :, rows].mean((0, 1)) for layer in layers]).mean(0)[places]
     np.testing.assert_allclose(found[2].explanation.raw.ravel(), expected.numpy(), atol=1e-6)
+    assert found[2].explanation._bar_words(found[2].explanation.colour_scale()).startswith("Share of attention. ")
 
 
 def test_token_activation_maps_follow_the_paper(llava, picture):
@@ -219,6 +221,11 @@ def test_refusals_are_one_sentence(llava, picture):
         camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, only="cat")
     with pytest.raises(ModelError, match="pass processor="):
         camkit.words(model, picture, PROMPT)
+    broken = np.full((32, 32, 3), np.nan, np.float32)
+    with pytest.raises(ImageError, match="^reference picture 2 holds NaN or infinite values$"):
+        camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=[*drawn(1), broken])
+    with pytest.raises(ImageError, match="^picture 1: a floating-point array must have values from 0 to 1"):
+        camkit.words(model, np.full((32, 32, 3), 255.0), PROMPT, processor=processor, words=SENTENCE)
     broken = copy.deepcopy(model)
     broken.lm_head.weight.data[3] = torch.nan
     with pytest.raises(ModelError, match="LlavaForConditionalGeneration returns NaN for this picture; load it in"):
@@ -310,6 +317,16 @@ def test_references_are_batched_into_half_of_the_memory_of_the_weights(llava, pi
     np.testing.assert_allclose(maps[0], maps[1], atol=1e-6)
 
 
+def test_noise_that_camkit_makes_differs_in_colour_and_contrast():
+    pictures = [np.asarray(each, float) for each in varied_noise((48, 32))]
+    assert {each.shape for each in pictures} == {(32, 48, 3)}
+    contrasts = sorted(each.std((0, 1)).mean() for each in pictures)
+    assert contrasts[0] < 10
+    assert contrasts[-1] > 40
+    assert np.ptp([each.mean((0, 1)) for each in pictures], axis=0).min() > 100
+    assert all((one == again).all() for one, again in zip(pictures, varied_noise((48, 32)), strict=True))
+
+
 def test_tokens_of_one_word_are_joined_and_punctuation_stands_alone():
     pieces = ["The", " air", "craft", "'s", " wing", ",", " now", "."]
     found = spans(list(range(len(pieces))), lambda ids: "".join(pieces[number] for number in ids))
@@ -330,6 +347,9 @@ def test_the_command_writes_a_page_a_sheet_and_json(llava, picture, tmp_path, ca
     assert SENTENCE in capsys.readouterr().out
     saved = json.loads((tmp_path / "out/photo.words.json").read_text())
     assert [word["text"] for word in saved["words"]] == SENTENCE.split()
+    assert [word["needs_no_picture"] for word in saved["words"]] == [
+        word["verdict"].startswith(("does not need", "punctuation")) for word in saved["words"]
+    ]
     assert [word["text"] for word in saved["words"] if word["explanation"]] == ["red"]
     assert "without heat, for the word red" in (tmp_path / "out/photo.words.html").read_text()
     assert (tmp_path / "out/photo.words.png").exists()
