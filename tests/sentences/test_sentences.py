@@ -358,6 +358,26 @@ def test_the_command_writes_a_page_a_sheet_and_json(llava, picture, tmp_path, ca
     assert "no.png does not exist" in capsys.readouterr().err
 
 
+def test_pictures_together_share_a_prompt_and_each_gets_a_page(llava, tmp_path, capsys):
+    model, processor = llava
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    files = [str(tmp_path / f"{name}.png") for name in "ab"]
+    for file, drawing in zip(files, drawn(2), strict=True):
+        drawing.save(file)
+    options = ["--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT, "--sentence", SENTENCE, "--word", "red"]
+    out = tmp_path / "out"
+    assert main(["words", *files, "--together", *options, "-o", str(out), "--device", "cpu", "--json"]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["source"], first["beside"], second["source"], second["beside"]) == (
+        files[0], files[1:], files[1], files[:1],
+    )  # fmt: skip
+    assert first["words"][1]["probability"] == pytest.approx(second["words"][1]["probability"], abs=1e-5)
+    assert first["words"][1]["needs_picture"] != pytest.approx(second["words"][1]["needs_picture"], abs=1e-5)
+    assert f"in one prompt with {files[1]}" in (out / "a.words.html").read_text()
+    assert (out / "b.words.html").exists()
+
+
 def test_a_model_without_some_of_its_weights_is_refused(llava, tmp_path):
     model, processor = llava
     weights = {name: value for name, value in model.state_dict().items() if "projector.linear_1" not in name}
