@@ -349,7 +349,10 @@ def _put(arguments: dict[str, Any], path: Path, value: Tensor) -> None:
 def _tokens(
     arguments: Mapping[str, Any], entry: Entry, positions: Tensor, more: Mapping[Path, Tensor]
 ) -> Float[Tensor, "n c"]:
-    parts = [arguments[entry][0, positions], *(values_at(arguments, path).flatten(0, -2)[rows] for path, rows in more.items())]
+    parts = [
+        arguments[entry][0, positions],
+        *(values_at(arguments, path).flatten(0, -2)[rows] for path, rows in more.items()),
+    ]
     return torch.cat([part.to(parts[0].dtype) for part in parts], -1)
 
 
