@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from jaxtyping import Float
 from PIL import Image
@@ -50,7 +50,7 @@ def explain(
         raise MethodError(f"{method!r} is not a method for words; use one of {', '.join(METHODS)}")
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-    images = list(image) if isinstance(image, (list, tuple)) else [image]
+    images: list[ImageLike] = list(image) if isinstance(image, (list, tuple)) else [cast("ImageLike", image)]
     if not 0 <= picture < len(images):
         raise InputError(f"picture={picture} is not one of the {len(images)} pictures; their numbers start at 0")
     sources = [source_of(each, number) for number, each in enumerate(images, start=1)]

@@ -259,7 +259,7 @@ def superpixels(pixels: NDArray[np.uint8]) -> NDArray[np.intp]:
         counts = np.bincount(owner, minlength=len(centres))
         sums = np.stack([np.bincount(owner, points[:, axis], len(centres)) for axis in range(5)], 1)
         centres = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], centres)
-    return owner.reshape(height, width)
+    return np.asarray(owner.reshape(height, width))
 
 
 @torch.no_grad()
