@@ -197,6 +197,7 @@ class Explanation:
         frames: for a model of clips, the frames that it saw; ``drawn_frames`` draws each.
         without_picture: for a model with other inputs, the score of the same class if the picture has one colour, its
             mean; ``beside_picture`` is this as a share of the score.
+        unit: what the values of ``raw`` are, as a phrase, if ``camkit.METHODS`` does not have the method.
     """
 
     maps: LayerMaps = field(repr=False)
@@ -221,6 +222,7 @@ class Explanation:
     references: ReferenceScores | None = None
     frames: tuple[ClipFrame, ...] = ()
     without_picture: float | None = None
+    unit: str | None = None
 
     @property
     def beside_picture(self) -> float | None:
@@ -469,7 +471,7 @@ class Explanation:
     def _bar_words(self, scale: ColourScale) -> str:
         fused = len(scale.limits) > 1
         method = known_method(self.method)
-        unit = WEIGHTED if method is None else method.unit
+        unit = self.unit or (WEIGHTED if method is None else method.unit)
         units = "Shares of each layer's largest value" if fused else unit
         if scale.maps == 1:
             return f"{units}. Scaled to this picture."

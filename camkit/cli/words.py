@@ -24,6 +24,7 @@ def words(
     prompt: Annotated[str | None, Parameter(group=TARGET)] = None,
     sentence: Annotated[str | None, Parameter(group=TARGET)] = None,
     word: Annotated[str | None, Parameter(group=TARGET)] = None,
+    together: Annotated[bool, Parameter(group=DATA, negative=(), show_default=False)] = False,
     references: Annotated[Path | None, Parameter(group=METHOD, metavar="FOLDER")] = None,
     method: Annotated[str, Parameter(group=METHOD)] = "expected",
     max_new_tokens: Annotated[int, Parameter(group=METHOD, metavar="NUMBER")] = 64,
@@ -42,8 +43,9 @@ def words(
         prompt: The question to the model.
         sentence: Explain this sentence instead of the one that the model writes.
         word: Draw the heat of this word only.
+        together: Put all pictures into one prompt, and show for each what the words need of it.
         references: Other pictures of yours to compare with, 8 or more. Default: the other
-            pictures, or for a single picture smooth noise that camkit makes.
+            pictures, or for a single picture or a prompt of several smooth noise that camkit makes.
         method: expected, attention, attention-expected or tam.
         max_new_tokens: The most tokens that the model writes.
         device: cpu, cuda, cuda:1 or mps. Default: the first of CUDA, MPS and CPU.
@@ -57,7 +59,7 @@ def words(
         raise InputError("name at least one picture or folder")
     from camkit.images.files import check_folder, csv_line, write_file
     from camkit.images.listing import Pictures
-    from camkit.sentences.folder import COLUMNS, explain_files, rows_of
+    from camkit.sentences.folder import COLUMNS, explain_files, explain_together, rows_of
     from camkit.sentences.loading import load
 
     files = list(Pictures(pictures, skip=out))
@@ -69,7 +71,10 @@ def words(
     options = {"processor": processor, "words": sentence, "method": method, "max_new_tokens": max_new_tokens}
     stems = Counter(file.place.with_suffix("") for file in files)
     failed, table = 0, [csv_line(COLUMNS)]
-    for file, found in explain_files(loaded, files, references, prompt=prompt, only=word, **options):
+    explained = (explain_together if together else explain_files)(
+        loaded, files, references, prompt=prompt, only=word, **options
+    )
+    for file, found in explained:
         if isinstance(found, CamkitError):
             if len(files) == 1:
                 raise found

@@ -7,6 +7,7 @@ two say where its evidence lies. So both are one number, cell by cell.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -23,7 +24,7 @@ __all__ = ["METHODS", "Method", "Word", "Words", "words"]
 @refusing_exit()
 def words(
     model: nn.Module,
-    image: ImageLike,
+    image: ImageLike | Sequence[ImageLike],
     prompt: str | None = None,
     *,
     processor: Any = None,
@@ -32,19 +33,22 @@ def words(
     method: str = DEFAULT,
     max_new_tokens: int = 64,
     only: str | None = None,
+    picture: int = 0,
 ) -> Words:
     """Explain each word that a vision-language model writes about a picture.
 
     Args:
         model: a Hugging Face model that writes text about a picture.
-        image: the picture: a path, a PIL picture or an array (H, W, 3).
+        image: the picture: a path, a PIL picture or an array (H, W, 3); or several in a list, which share one prompt.
         prompt: the question. If the processor has a chat template, it is put into that.
         processor: the model's processor; by default that of the folder from which the model was loaded.
         words: a sentence to explain instead of the one that the model writes.
-        references: other pictures to compare with, a folder or a list; 8 are enough. By default smooth noise.
+        references: other pictures to compare with, a folder or a list; 8 are enough. By default smooth noise in many
+            colours and contrasts.
         method: "expected", "attention", "attention-expected" or "tam"; see docs/words.md.
         max_new_tokens: the most tokens that the model writes.
         only: draw the heat of this word only.
+        picture: of several pictures, the number of the one to explain, from 0; the others stay as they are.
 
     Returns:
         The words, each with its probability, how much it needs the picture in nats, and its heat.
@@ -71,4 +75,5 @@ def words(
         max_new_tokens=max_new_tokens,
         only=only,
         known={},
+        picture=picture,
     )

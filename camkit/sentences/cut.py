@@ -92,15 +92,16 @@ class DecoderCut(Cut):
         entry: the name of the argument with the picture's tokens.
         arguments: all arguments of the call.
         positions: the positions of the picture's tokens.
-        more: further arguments with a row for each of these tokens (Qwen3-VL's features of earlier layers). A token's
-            values are those of all arguments, one after the other.
+        more: further arguments with a row for each of these tokens (Qwen3-VL's features of earlier layers), and the
+            rows, which are not all if the prompt has several pictures. A token's values are those of all arguments, one
+            after the other.
     """
 
     decoder: nn.Module = field(repr=False)
     entry: Entry
     arguments: Mapping[str, Any] = field(repr=False)
     positions: Int[Tensor, " n"] = field(repr=False)
-    more: tuple[Path, ...]
+    more: Mapping[Path, Int[Tensor, " n"]]
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -134,9 +135,10 @@ class DecoderCut(Cut):
         first, *others = tokens.split(widths, -1)
         entering = self.entering.detach().expand(count, -1, -1)
         arguments[self.entry] = entering.index_copy(1, self.positions, first.to(entering.dtype))
-        for path, part in zip(self.more, others, strict=True):
+        for (path, rows), part in zip(self.more.items(), others, strict=True):
             old = values_at(self.arguments, path)
-            new = part.to(old.dtype)
+            every = old.detach().reshape(1, -1, old.shape[-1]).expand(count, -1, -1)
+            new = every.index_copy(1, rows, part.to(old.dtype))
             _put(arguments, path, new.flatten(0, 1) if old.dim() == 2 else new)
         if not attend:
             arguments |= self._hidden(count)
@@ -274,16 +276,18 @@ def decoder_cut(
     positions = (arguments[entry] != changed[entry]).any(-1)[0].nonzero()[:, 0]
     if not len(positions):
         return None
-    more = []
+    more: dict[Path, Tensor] = {}
     for path in _paths(arguments):
         mine, others = values_at(arguments, path), values_at(changed, path)
         if path[0] == entry or not isinstance(others, Tensor) or torch.equal(mine, others):
             continue
-        if not mine.is_floating_point() or mine.shape[:-1] not in ((len(positions),), (1, len(positions))):
+        if not mine.is_floating_point() or mine.shape != others.shape or mine.dim() not in (2, 3):
             return None
-        more.append(path)
+        more[path] = (mine != others).flatten(0, -2).any(-1).nonzero()[:, 0]
+        if len(more[path]) != len(positions):
+            return None
     tokens = _tokens(arguments, entry, positions, more)
-    return DecoderCut(model, inputs, tokens, decoder, entry, arguments, positions, tuple(more))
+    return DecoderCut(model, inputs, tokens, decoder, entry, arguments, positions, more)
 
 
 def text_of(inputs: Mapping[str, Any]) -> Int[Tensor, "1 t"]:
@@ -343,9 +347,12 @@ def _put(arguments: dict[str, Any], path: Path, value: Tensor) -> None:
 
 
 def _tokens(
-    arguments: Mapping[str, Any], entry: Entry, positions: Tensor, more: tuple[Path, ...] | list[Path]
+    arguments: Mapping[str, Any], entry: Entry, positions: Tensor, more: Mapping[Path, Tensor]
 ) -> Float[Tensor, "n c"]:
-    parts = [arguments[entry][0, positions], *(values_at(arguments, path).flatten(0, -2) for path in more)]
+    parts = [
+        arguments[entry][0, positions],
+        *(values_at(arguments, path).flatten(0, -2)[rows] for path, rows in more.items()),
+    ]
     return torch.cat([part.to(parts[0].dtype) for part in parts], -1)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from jaxtyping import Float
 from PIL import Image
@@ -32,7 +33,7 @@ DEFAULT: Method = "expected"
 
 def explain(
     model: nn.Module,
-    image: ImageLike,
+    image: ImageLike | Sequence[ImageLike],
     prompt: str | None,
     *,
     processor: Any,
@@ -42,20 +43,26 @@ def explain(
     max_new_tokens: int,
     only: str | None,
     known: Known,
+    picture: int = 0,
 ) -> Words:
     """Explain the words about a picture, as ``words``; ``known`` has what was measured for earlier pictures."""
     if method not in METHODS:
         raise MethodError(f"{method!r} is not a method for words; use one of {', '.join(METHODS)}")
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-    picture = read(image, source_of(image, 1))
+    images: list[ImageLike] = list(image) if isinstance(image, (list, tuple)) else [cast("ImageLike", image)]
+    if not 0 <= picture < len(images):
+        raise InputError(f"picture={picture} is not one of the {len(images)} pictures; their numbers start at 0")
+    sources = [source_of(each, number) for number, each in enumerate(images, start=1)]
+    shown = [read(each, source) for each, source in zip(images, sources, strict=True)]
     processor = _processor_of(model) if processor is None else processor
     with guarded(model), frozen(model), interruptible():
-        inputs = Inputs(model, processor, prompt)
-        reading = read_sentence(model, inputs, picture, words, references, max_new_tokens, known)
+        inputs = Inputs(model, processor, prompt, shown[:picture], shown[picture + 1 :])
+        reading = read_sentence(model, inputs, shown[picture], words, references, max_new_tokens, known)
         wanted = _wanted(reading.spans, only, reading.decoded)
         heat = _heat(reading, wanted, method)
-    return _result(reading, heat, picture, method, source_of(image, 1), inputs.prompt, written=words is None)
+    found = _result(reading, heat, shown[picture], method, sources[picture], inputs.prompt, written=words is None)
+    return replace(found, beside=tuple(sources[:picture] + sources[picture + 1 :]))
 
 
 def _wanted(found: Sequence[Span], only: str | None, sentence: str) -> list[int]:

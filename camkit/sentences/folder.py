@@ -43,6 +43,16 @@ def explain_files(
             yield file, error
 
 
+def explain_together(
+    model: nn.Module, files: Sequence[Found], references: ReferencesLike | None = None, **options: Any
+) -> Iterator[tuple[Found, Words]]:
+    """Yield the words about several pictures of one prompt, once for each picture; the arguments are the same."""
+    known: Known = {}
+    paths = [file.path for file in files]
+    for number, file in enumerate(files):
+        yield file, explain(model, paths, references=references, known=known, picture=number, **options)
+
+
 def rows_of(file: Found, found: Words) -> Iterator[tuple[object, ...]]:
     """Yield a row for each word, with the values of ``COLUMNS``."""
     for number, word in enumerate(found):

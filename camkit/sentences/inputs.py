@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,20 @@ class Inputs:
         model: the model.
         processor: its processor.
         prompt: the prompt as the user writes it; None for none.
+        before, after: further pictures of the prompt, which are always the same.
 
     Raises:
-        ModelError: the model does not write.
+        ModelError: the model does not write, or takes one picture and got more.
     """
 
-    def __init__(self, model: Any, processor: Any, prompt: str | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        prompt: str | None,
+        before: Sequence[Image.Image] = (),
+        after: Sequence[Image.Image] = (),
+    ) -> None:
         if not callable(getattr(model, "generate", None)):
             raise ModelError(f"{type(model).__name__} cannot write text; pass a Hugging Face model that has generate()")
         self._model = model
@@ -42,22 +50,25 @@ class Inputs:
         self.tokenizer = getattr(processor, "tokenizer", processor)
         configs: list[Any] = [self._model.config, self._model.config.get_text_config()]
         self.is_encoder_decoder = any(getattr(config, "is_encoder_decoder", False) for config in configs)
-        self.prompt = self._full(prompt)
+        self._before, self._after = before, after
+        self.prompt = self._full(prompt, len(before) + 1 + len(after))
 
-    def _full(self, prompt: str | None) -> str | None:
-        """Return the prompt with the place of the picture, as the model's chat template or processor writes it."""
+    def _full(self, prompt: str | None, count: int) -> str | None:
+        """Return the prompt with the places of the pictures, as the model's chat template or processor writes it."""
         mark = self._mark()
         if prompt is not None and mark is not None and mark in prompt:
             return prompt
         if getattr(self._processor, "chat_template", None):
-            parts: list[dict[str, str]] = [{"type": "image"}]
+            parts: list[dict[str, str]] = [{"type": "image"}] * count
             parts += [] if prompt is None else [{"type": "text", "text": prompt}]
             messages = [{"role": "user", "content": parts}]
             return str(self._processor.apply_chat_template(messages, add_generation_prompt=True))
         # BLIP-2 puts the picture's tokens before the prompt by itself.
         if mark is None or self.is_encoder_decoder or hasattr(self._processor, "num_query_tokens"):
+            if count > 1:
+                raise ModelError(f"{type(self._model).__name__} takes one picture in a prompt, not {count}; pass one")
             return prompt
-        return f"{mark}{'' if prompt is None else prompt}"
+        return f"{mark * count}{'' if prompt is None else prompt}"
 
     def _mark(self) -> str | None:
         """Return what stands for a picture in a prompt."""
@@ -71,8 +82,9 @@ class Inputs:
             ModelError: the processor fails.
         """
         text = {} if self.prompt is None else {"text": [self.prompt]}
+        images = [[*self._before, picture, *self._after]] if self._before or self._after else [picture]
         try:
-            made = dict(self._processor(images=[picture], return_tensors="pt", **text))
+            made = dict(self._processor(images=images, return_tensors="pt", **text))
         except Exception as error:
             raise ModelError(
                 f"the processor {type(self._processor).__name__} cannot prepare the picture and the prompt ({error}); "

@@ -1,10 +1,11 @@
-"""The pictures with which a picture is compared: the user's, or smooth noise, at the size of the picture."""
+"""The pictures with which a picture is compared: the user's, or noise that camkit makes, at the size of the picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -24,7 +25,14 @@ def read(image: ImageLike, source: str) -> Image.Image:
         raise ImageError("words() gives the picture to the model's processor; pass a path, a PIL picture or an array")
     if isinstance(image, (str, Path)):
         return open_picture(image)
-    return upright(image, source) if isinstance(image, Image.Image) else from_array(image)
+    if isinstance(image, Image.Image):
+        return upright(image, source)
+    if np.issubdtype(image.dtype, np.floating) and not np.isfinite(image).all():
+        raise ImageError(f"{source} holds NaN or infinite values")
+    try:
+        return from_array(image)
+    except ImageError as error:
+        raise ImageError(f"{source}: {error}") from None
 
 
 def reference_pictures(references: ReferencesLike | None, picture: Image.Image) -> tuple[list[Image.Image], str]:
@@ -37,10 +45,7 @@ def reference_pictures(references: ReferencesLike | None, picture: Image.Image) 
     """
     size = picture.size
     if references is None:
-        width, height = size
-        noise = smooth_noise(3 * MOST, (height, width)).reshape(MOST, 3, height, width)
-        levels = (255 * noise).round().permute(0, 2, 3, 1).numpy().astype(np.uint8)
-        return [Image.fromarray(each) for each in levels], f"{MOST} pictures of smooth noise, made by camkit"
+        return varied_noise(size), f"{MOST} pictures of smooth noise in many colours and contrasts, made by camkit"
     pictures, words = chosen(references)
     read_in = [read(each, f"reference picture {number}") for number, each in enumerate(pictures, start=1)]
     others = [each for each in read_in if each.size != size or each.tobytes() != picture.tobytes()]
@@ -48,3 +53,17 @@ def reference_pictures(references: ReferencesLike | None, picture: Image.Image) 
         raise ImageError("the picture itself is the only reference picture; pass others")
     words += ", without this picture itself" if len(others) < len(read_in) else ""
     return [each.resize(size, Image.Resampling.BICUBIC) for each in others], words
+
+
+def varied_noise(size: tuple[int, int]) -> list[Image.Image]:
+    """Return pictures (width, height) of smooth noise, each around a colour and with a contrast of its own.
+
+    With the full contrast in all of them, a model says the same few things about all. Of these, some are nearly plain.
+    """
+    width, height = size
+    noise = smooth_noise(3 * MOST, (height, width)).reshape(MOST, 3, height, width)
+    generator = torch.Generator().manual_seed(0)
+    colours, contrasts = torch.rand(MOST, 3, 1, 1, generator=generator), torch.rand(MOST, 1, 1, 1, generator=generator)
+    varied = (colours + contrasts * (noise - noise.mean((2, 3), keepdim=True))).clamp(0, 1)
+    levels = (255 * varied).round().permute(0, 2, 3, 1).numpy().astype(np.uint8)
+    return [Image.fromarray(each) for each in levels]

@@ -30,6 +30,7 @@ class Words(Tabular, Sequence[Word]):
         prompt: the prompt, as the model got it.
         references: what the reference pictures are, as a phrase.
         written: True if the model wrote the sentence; False if the caller gave it.
+        beside: the names of the prompt's other pictures, which stayed as they are.
     """
 
     sentence: str
@@ -39,6 +40,7 @@ class Words(Tabular, Sequence[Word]):
     prompt: str | None
     references: str
     written: bool
+    beside: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.words)
@@ -77,7 +79,8 @@ class Words(Tabular, Sequence[Word]):
         ]
 
     def _facts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("source", "prompt", "sentence", "written", "references")}
+        names = ("source", "prompt", "sentence", "written", "references")
+        return {**{name: getattr(self, name) for name in names}, "beside": list(self.beside)}
 
     def sheet(self) -> Pixels:
         """Draw the heat of the words that need the picture side by side, each on its own scale."""

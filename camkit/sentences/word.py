@@ -20,6 +20,13 @@ PREDICTABLE = 0.5
 NEEDS_NO_PICTURE = math.log(2)
 """Nats: a word needs the picture if it is less than half as probable with other pictures."""
 
+_UNITS = {
+    "attention": "Share of attention",
+    "attention-expected": "Share of attention times expected gradients",
+    "tam": "Logit at the picture's token, less what earlier words explain",
+}
+"""What the values of the maps are that only words have."""
+
 
 @dataclass(frozen=True, eq=False)
 class Word:
@@ -77,6 +84,7 @@ class Word:
             **{name: finite_or_none(getattr(self, name)) for name in numbers},
             "is_punctuation": self.is_punctuation,
             "is_dictated": self.is_dictated,
+            "needs_no_picture": self.needs_no_picture,
             "verdict": self.verdict,
             "explanation": None if self.explanation is None else self.explanation.to_dict(),
         }
@@ -125,4 +133,5 @@ def explanation_of(
         source=source,
         quantity="log-probability",
         references=compared,
+        unit=_UNITS.get(method),
     )

@@ -2,22 +2,25 @@
 
     OMP_NUM_THREADS=1 python -m scripts.words.bench_words --model tiny
     OMP_NUM_THREADS=2 python -m scripts.words.bench_words --model large --words 20
+    OMP_NUM_THREADS=1 python -m scripts.words.bench_words --growth
 
 ``tiny`` has half a million weights and ``large`` about 540 million, both random, in Hugging Face's LLaVA. Each row is
 measured in a process of its own, after one run to warm up for the tiny model: seconds, and the most memory that the
-process held at any time, with the libraries and the weights.
+process held at any time, with the libraries and the weights. ``--growth`` varies the number of words, image tokens and
+references of the tiny model in one process, and compares processor time, which other programs hardly change.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +36,9 @@ SIDES = {"tiny": 64, "large": 224}
 PATCHES = {"tiny": 8, "large": 14}
 """The sides of a picture and of a patch, in pixels: 64 and 256 picture tokens."""
 ROWS = ("load", "write", "score", "explain")
+USUAL = {"words": 10, "side": 64, "references": 4}
+GROWTH = {"words": (5, 10, 20), "side": (64, 128), "references": (2, 4, 8)}
+"""What ``--growth`` varies, one at a time: a side of 128 pixels has 256 image tokens."""
 
 
 def main() -> None:
@@ -43,7 +49,12 @@ def main() -> None:
     parser.add_argument("--references", type=int, default=8)
     parser.add_argument("--side", type=int, help="the side of the picture in pixels: more tokens")
     parser.add_argument("--row", choices=ROWS, help="measure this row in this process, and print JSON")
+    parser.add_argument("--growth", action="store_true", help="how the cost grows, for the tiny model")
     given = parser.parse_args()
+    if given.growth:
+        for line in growth():
+            print(line, flush=True)
+        return
     side = given.side or SIDES[given.model]
     if given.row is not None:
         print(json.dumps(measured(given.row, given.model, side, given.words, given.references)))
@@ -60,6 +71,41 @@ def main() -> None:
 
 def measured(row: str, name: str, side: int, words: int, references: int) -> dict[str, Any]:
     """Return what a row is, its seconds, and the peak memory of this process."""
+    title, run = prepared(row, name, side, words, references)
+    if name == "tiny":
+        run()
+    start = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - start
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return {"title": title, "seconds": seconds, "megabytes": peak, "process": os.getpid()}
+
+
+def growth() -> Iterator[str]:
+    """Yield the lines of a table: processor time of each setting, as multiples of writing in the usual one."""
+
+    @functools.cache
+    def seconds(row: str, words: int, side: int, references: int) -> float:
+        _, run = prepared(row, "tiny", side, words, references)
+        run()
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+
+    unit = seconds("write", **USUAL)
+    yield "| words | image tokens | references | write | all words scored, heat of one | heat of all words |"
+    yield "|---:|---:|---:|---:|---:|---:|"
+    for name, values in GROWTH.items():
+        for value in values:
+            setting = USUAL | {name: value}
+            times = " | ".join(f"{seconds(row, **setting) / unit:.1f}" for row in ROWS[1:])
+            tokens = (setting["side"] // PATCHES["tiny"]) ** 2
+            yield f"| {setting['words']} | {tokens} | {setting['references']} | {times} |"
+
+
+def prepared(row: str, name: str, side: int, words: int, references: int) -> tuple[str, Callable[[], None]]:
+    """Return what a row is, and what it runs."""
     torch.manual_seed(0)
     scenes = [draw((SEED, number)) for number in range(40)]
     processor = processor_for(tokenizer_for(scene.sentence for scene in scenes), side=side, patch=PATCHES[name])
@@ -68,7 +114,7 @@ def measured(row: str, name: str, side: int, words: int, references: int) -> dic
     text = " ".join(" ".join(scene.sentence for scene in scenes).replace(" .", "").split()[:words])
     pictures = [Image.fromarray(scene.picture).resize((side, side)) for scene in scenes]
     tokens = len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
-    inputs = processor(text=[PROMPT_TEXT], images=[pictures[0]], return_tensors="pt")
+    inputs = processor(text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[pictures[0]], return_tensors="pt")
     titles = {
         "load": "weights and libraries alone",
         "write": f"write {tokens} tokens",
@@ -84,14 +130,7 @@ def measured(row: str, name: str, side: int, words: int, references: int) -> dic
             some = pictures[1 : references + 1]
             camkit.words(model, pictures[0], PROMPT, processor=processor, words=text, references=some, only=only)
 
-    if name == "tiny":
-        run()
-    start = time.perf_counter()
-    run()
-    seconds = time.perf_counter() - start
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    return {"title": titles[row], "seconds": seconds, "megabytes": peak, "process": os.getpid()}
+    return titles[row], run
 
 
 def large(tokenizer: Any, *, side: int, patch: int) -> LlavaForConditionalGeneration:

@@ -12,7 +12,7 @@ from PIL import Image
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import camkit
-from camkit.errors import ModelError
+from camkit.errors import InputError, ModelError
 from camkit.sentences import heat
 from camkit.sentences.loading import load
 from tests.sentences.families import FAMILIES, localised
@@ -55,7 +55,7 @@ def pictures() -> tuple[Image.Image, Image.Image]:
     return Image.fromarray(bright), Image.fromarray(plain)
 
 
-def as_written(model: Any, processor: Any, picture: Image.Image, prompt: str | None, name: str) -> list[torch.Tensor]:
+def as_written(model: Any, processor: Any, picture: Any, prompt: str | None, name: str = "") -> list[torch.Tensor]:
     """Return the log-probabilities after each token of the sentence while the model itself writes it."""
     ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
     before = [processor.tokenizer.bos_token_id] if name == "florence2" else []
@@ -70,12 +70,12 @@ def as_written(model: Any, processor: Any, picture: Image.Image, prompt: str | N
     return [step[0].float().log_softmax(-1)[token] for step, token in zip(steps, ids, strict=True)]
 
 
-def share_near_the_patch(explanation: camkit.Explanation) -> float:
+def share_near_the_patch(explanation: camkit.Explanation, patch: tuple[int, ...] = PATCH) -> float:
     """Return the share of the heat, of either sign, in cells whose middle is near the patch."""
     raw, box = np.abs(explanation.raw), explanation.box
     rows = box.top + (np.arange(raw.shape[0]) + 0.5) / raw.shape[0] * (box.bottom - box.top)
     columns = box.left + (np.arange(raw.shape[1]) + 0.5) / raw.shape[1] * (box.right - box.left)
-    left, top, right, bottom = PATCH
+    left, top, right, bottom = patch
     inside = (
         ((rows > top - NEAR) & (rows < bottom + NEAR))[:, None] & (columns > left - NEAR) & (columns < right + NEAR)
     )
@@ -97,6 +97,39 @@ def test_a_family_is_scored_as_it_writes_and_a_bright_patch_has_the_heat(name, t
         assert np.log(word.probability) == pytest.approx(own, abs=1e-4)
         assert word.needs_picture == pytest.approx(own - other, abs=1e-4)
         assert share_near_the_patch(word.explanation) > 0.65  # of chance 0.16
+
+
+@pytest.mark.parametrize("name", ["llava_next", "qwen3_vl", "idefics3"])
+def test_of_two_pictures_in_a_prompt_each_has_the_heat_of_its_own_patch(name):
+    torch.manual_seed(0)
+    model, processor = FAMILIES[name]()
+    localised(model).eval()
+    bright, plain = pictures()
+    both = [bright, bright.transpose(Image.Transpose.ROTATE_180)]
+    right, down = plain.size
+    turned = (right - PATCH[2], down - PATCH[3], right - PATCH[0], down - PATCH[1])
+    references = [plain, plain.transpose(Image.Transpose.ROTATE_180)]
+    for number, patch in enumerate((PATCH, turned)):
+        without = [*both]
+        without[number] = references[number]
+        found = camkit.words(
+            model, both, PROMPT, processor=processor, words=SENTENCE, references=references[number:][:1], picture=number
+        )
+        own, other = (as_written(model, processor, shown, found.prompt) for shown in (both, without))
+        for word in found:
+            needs = sum(float(own[token] - other[token]) for token in word.tokens)
+            assert word.needs_picture == pytest.approx(needs, abs=1e-4)
+            assert share_near_the_patch(word.explanation, patch) > 0.65  # of chance 0.16
+        assert found.beside == (f"picture {2 - number}",)
+
+
+def test_a_model_of_one_picture_takes_no_two():
+    torch.manual_seed(0)
+    model, processor = FAMILIES["blip"]()
+    with pytest.raises(ModelError, match="BlipForConditionalGeneration takes one picture in a prompt, not 2; pass one"):
+        camkit.words(model.eval(), list(pictures()), PROMPT, processor=processor, words=SENTENCE)
+    with pytest.raises(InputError, match="picture=2 is not one of the 2 pictures; their numbers start at 0"):
+        camkit.words(model, list(pictures()), PROMPT, processor=processor, words=SENTENCE, picture=2)
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "blip2"])

@@ -20,6 +20,7 @@ from camkit.sentences import heat
 from camkit.sentences.cut import DecoderCut
 from camkit.sentences.heat import _shares
 from camkit.sentences.loading import load
+from camkit.sentences.references import varied_noise
 from camkit.sentences.sentence import spans
 from camkit.sentences.tam import filtered
 from scripts.words.word_model import PROMPT, PROMPT_TEXT, build, processor_for, tokenizer_for
@@ -52,7 +53,7 @@ def hooks_of(model):
 def log_probability(model, processor, picture, sentence, word):
     """Return a word's log-probability from plain passes of the whole model, token by token."""
     ids = processor.tokenizer(sentence, add_special_tokens=False)["input_ids"]
-    inputs = processor(text=[PROMPT_TEXT], images=[picture], return_tensors="pt")
+    inputs = processor(text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[picture], return_tensors="pt")
     total = 0.0
     for token in word.tokens:
         text = torch.cat([inputs["input_ids"], torch.tensor([ids[:token]], dtype=torch.long)], 1)
@@ -84,12 +85,16 @@ def test_the_heat_is_that_of_one_reference_after_another(llava, picture):
     references = drawn(3)
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=references)
     ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
-    inputs = processor(text=[PROMPT_TEXT], images=[picture, *references][:1], return_tensors="pt")
+    inputs = processor(
+        text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[picture, *references][:1], return_tensors="pt"
+    )
     text = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
     first = inputs["input_ids"].shape[1]
 
     def tokens(shown):
-        pixels = processor(text=[PROMPT_TEXT], images=[shown], return_tensors="pt")["pixel_values"]
+        pixels = processor(text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[shown], return_tensors="pt")[
+            "pixel_values"
+        ]
         return (
             model.get_image_features(
                 pixel_values=pixels, vision_feature_layer=-2, vision_feature_select_strategy="default"
@@ -132,7 +137,7 @@ def test_rows_of_attention_are_those_of_the_eager_attention(llava, picture):
     model, processor = llava
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method="attention")
     ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
-    inputs = processor(text=[PROMPT_TEXT], images=[picture], return_tensors="pt")
+    inputs = processor(text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[picture], return_tensors="pt")
     text = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
     first, places = inputs["input_ids"].shape[1], text[0] == processor.image_token_id
     model.set_attn_implementation("eager")
@@ -144,6 +149,7 @@ def test_rows_of_attention_are_those_of_the_eager_attention(llava, picture):
     rows = [first + token - 1 for token in found[2].tokens]
     expected = torch.stack([layer[0, :, rows].mean((0, 1)) for layer in layers]).mean(0)[places]
     np.testing.assert_allclose(found[2].explanation.raw.ravel(), expected.numpy(), atol=1e-6)
+    assert found[2].explanation._bar_words(found[2].explanation.colour_scale()).startswith("Share of attention. ")
 
 
 def test_token_activation_maps_follow_the_paper(llava, picture):
@@ -151,7 +157,7 @@ def test_token_activation_maps_follow_the_paper(llava, picture):
     model, processor = llava
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method="tam")
     ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
-    inputs = processor(text=[PROMPT_TEXT], images=[picture], return_tensors="pt")
+    inputs = processor(text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[picture], return_tensors="pt")
     text = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
     with torch.no_grad():
         logits = model(input_ids=text, pixel_values=inputs["pixel_values"]).logits[0].clamp(min=0).double().numpy()
@@ -219,6 +225,11 @@ def test_refusals_are_one_sentence(llava, picture):
         camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, only="cat")
     with pytest.raises(ModelError, match="pass processor="):
         camkit.words(model, picture, PROMPT)
+    broken = np.full((32, 32, 3), np.nan, np.float32)
+    with pytest.raises(ImageError, match=r"^reference picture 2 holds NaN or infinite values$"):
+        camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=[*drawn(1), broken])
+    with pytest.raises(ImageError, match=r"^picture 1: a floating-point array must have values from 0 to 1"):
+        camkit.words(model, np.full((32, 32, 3), 255.0), PROMPT, processor=processor, words=SENTENCE)
     broken = copy.deepcopy(model)
     broken.lm_head.weight.data[3] = torch.nan
     with pytest.raises(ModelError, match="LlavaForConditionalGeneration returns NaN for this picture; load it in"):
@@ -310,6 +321,16 @@ def test_references_are_batched_into_half_of_the_memory_of_the_weights(llava, pi
     np.testing.assert_allclose(maps[0], maps[1], atol=1e-6)
 
 
+def test_noise_that_camkit_makes_differs_in_colour_and_contrast():
+    pictures = [np.asarray(each, float) for each in varied_noise((48, 32))]
+    assert {each.shape for each in pictures} == {(32, 48, 3)}
+    contrasts = sorted(each.std((0, 1)).mean() for each in pictures)
+    assert contrasts[0] < 10
+    assert contrasts[-1] > 40
+    assert np.ptp([each.mean((0, 1)) for each in pictures], axis=0).min() > 100
+    assert all((one == again).all() for one, again in zip(pictures, varied_noise((48, 32)), strict=True))
+
+
 def test_tokens_of_one_word_are_joined_and_punctuation_stands_alone():
     pieces = ["The", " air", "craft", "'s", " wing", ",", " now", "."]
     found = spans(list(range(len(pieces))), lambda ids: "".join(pieces[number] for number in ids))
@@ -330,12 +351,35 @@ def test_the_command_writes_a_page_a_sheet_and_json(llava, picture, tmp_path, ca
     assert SENTENCE in capsys.readouterr().out
     saved = json.loads((tmp_path / "out/photo.words.json").read_text())
     assert [word["text"] for word in saved["words"]] == SENTENCE.split()
+    assert [word["needs_no_picture"] for word in saved["words"]] == [
+        word["verdict"].startswith(("does not need", "punctuation")) for word in saved["words"]
+    ]
     assert [word["text"] for word in saved["words"] if word["explanation"]] == ["red"]
     assert "without heat, for the word red" in (tmp_path / "out/photo.words.html").read_text()
     assert (tmp_path / "out/photo.words.png").exists()
     assert main(["words", str(tmp_path / "photo.png"), "--model", f"hf:{tmp_path / 'nothing'}"]) == 2
     assert main(["words", str(tmp_path / "no.png"), *options]) == 2
     assert "no.png does not exist" in capsys.readouterr().err
+
+
+def test_pictures_together_share_a_prompt_and_each_gets_a_page(llava, tmp_path, capsys):
+    model, processor = llava
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    files = [str(tmp_path / f"{name}.png") for name in "ab"]
+    for file, drawing in zip(files, drawn(2), strict=True):
+        drawing.save(file)
+    options = ["--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT, "--sentence", SENTENCE, "--word", "red"]
+    out = tmp_path / "out"
+    assert main(["words", *files, "--together", *options, "-o", str(out), "--device", "cpu", "--json"]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["source"], first["beside"], second["source"], second["beside"]) == (
+        files[0], files[1:], files[1], files[:1],
+    )  # fmt: skip
+    assert first["words"][1]["probability"] == pytest.approx(second["words"][1]["probability"], abs=1e-5)
+    assert first["words"][1]["needs_picture"] != pytest.approx(second["words"][1]["needs_picture"], abs=1e-5)
+    assert f"in one prompt with {files[1]}" in (out / "a.words.html").read_text()
+    assert (out / "b.words.html").exists()
 
 
 def test_a_model_without_some_of_its_weights_is_refused(llava, tmp_path):
