@@ -30,6 +30,10 @@ _STRENGTHS = tuple(10.0**power for power in (1, 0, -1, -2, -3, -4, -5))
 _FOLDS = 4
 """Parts of the groups; each is predicted by a layer that was trained on the others."""
 
+_SHARE_OF_ORIGINALS = 0.25
+"""The weight of the unedited pictures together. With the weight that they had among the pasted ones, about 0.02, two
+networks lost up to 4 points more of their accuracy on such pictures, and gained no more on other backgrounds."""
+
 _LEAST_IN_PAIR = 5
 """Pictures that a pair of class and background needs, to count as the worst."""
 
@@ -191,7 +195,7 @@ def inputs_of(plan: Plan, linear: LastLinear, pasted: Iterable[Composite]) -> Ex
         own,
         others.logsumexp(1) if fixed else nothing,
         others.amax(1) if fixed else nothing,
-        _weights(pairs),
+        _weights(pairs, original),
         pairs,
         torch.tensor(original),
         torch.tensor(folds),
@@ -199,11 +203,24 @@ def inputs_of(plan: Plan, linear: LastLinear, pasted: Iterable[Composite]) -> Ex
     )
 
 
-def _weights(pairs: Sequence[tuple[str, str]]) -> Float[Tensor, " n"]:
-    """Give each class the same weight, and in it each background."""
-    count = Counter(pairs)
-    backgrounds = Counter(label for label, _ in count)
-    weights = torch.tensor([1 / (count[pair] * backgrounds[pair[0]]) for pair in pairs], dtype=torch.float64)
+def _weights(pairs: Sequence[tuple[str, str]], original: Sequence[bool]) -> Float[Tensor, " n"]:
+    """Return the weights of pictures (n,), which sum to 1.
+
+    The unedited ones have a fixed share together. Among them, and among the pasted ones, each class weighs the same, and
+    in it each background.
+    """
+    count = Counter(zip(pairs, original, strict=True))
+    backgrounds = Counter((label, is_original) for (label, _), is_original in count)
+    weights = torch.tensor(
+        [
+            1 / (count[pair, is_original] * backgrounds[pair[0], is_original])
+            for pair, is_original in zip(pairs, original, strict=True)
+        ],
+        dtype=torch.float64,
+    )
+    kept = torch.tensor(original)
+    for chosen, share in ((kept, _SHARE_OF_ORIGINALS), (~kept, 1 - _SHARE_OF_ORIGINALS)):
+        weights[chosen] *= share / weights[chosen].sum()
     return weights / weights.sum()
 
 
