@@ -204,23 +204,18 @@ def inputs_of(plan: Plan, linear: LastLinear, pasted: Iterable[Composite]) -> Ex
 
 
 def _weights(pairs: Sequence[tuple[str, str]], original: Sequence[bool]) -> Float[Tensor, " n"]:
-    """Return the weights of pictures (n,), which sum to 1.
-
-    The unedited ones have a fixed share together. Among them, and among the pasted ones, each class weighs the same, and
-    in it each background.
-    """
-    count = Counter(zip(pairs, original, strict=True))
-    backgrounds = Counter((label, is_original) for (label, _), is_original in count)
-    weights = torch.tensor(
-        [
-            1 / (count[pair, is_original] * backgrounds[pair[0], is_original])
-            for pair, is_original in zip(pairs, original, strict=True)
-        ],
-        dtype=torch.float64,
-    )
-    kept = torch.tensor(original)
+    """Return the weights of pictures (n,), which sum to 1; the unedited ones have a fixed share together."""
+    weights, kept = torch.zeros(len(pairs), dtype=torch.float64), torch.tensor(original)
     for chosen, share in ((kept, _SHARE_OF_ORIGINALS), (~kept, 1 - _SHARE_OF_ORIGINALS)):
-        weights[chosen] *= share / weights[chosen].sum()
+        weights[chosen] = share * _balanced([pairs[row] for row in chosen.nonzero()[:, 0].tolist()])
+    return weights / weights.sum()
+
+
+def _balanced(pairs: Sequence[tuple[str, str]]) -> Float[Tensor, " n"]:
+    """Give each class the same weight, and in it each background."""
+    count = Counter(pairs)
+    backgrounds = Counter(label for label, _ in count)
+    weights = torch.tensor([1 / (count[pair] * backgrounds[pair[0]]) for pair in pairs], dtype=torch.float64)
     return weights / weights.sum()
 
 
