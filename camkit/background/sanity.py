@@ -72,7 +72,7 @@ def check_sanity(plan: Plan, items: Sequence[Item]) -> Sanity:
     """
     check = plan.settings.check
     if plan.detects:
-        return Sanity(None, None, (), ("the heat of detectors is not measured; camkit explain draws that of each box",))
+        return Sanity(None, None, (), ("a detector's heat is not measured; camkit explain draws the heat of each box",))
     box = black_box_in(plan.model.module)
     if box is not None:
         remark = "a black box has no weights and no gradients to compare its heat with"

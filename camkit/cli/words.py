@@ -43,9 +43,9 @@ def words(
         prompt: The question to the model.
         sentence: Explain this sentence instead of the one that the model writes.
         word: Draw the heat of this word only.
-        together: Put all pictures into one prompt, and show for each what the words need of it.
+        together: Put all pictures into one prompt, and show for each picture which words need it.
         references: Other pictures of yours to compare with, 8 or more. Default: the other
-            pictures, or for a single picture or a prompt of several smooth noise that camkit makes.
+            pictures; for a single picture, and with --together, smooth noise that camkit makes.
         method: expected, attention, attention-expected or tam.
         max_new_tokens: The most tokens that the model writes.
         device: cpu, cuda, cuda:1 or mps. Default: the first of CUDA, MPS and CPU.

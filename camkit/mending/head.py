@@ -31,8 +31,8 @@ _FOLDS = 4
 """Parts of the groups; each is predicted by a layer that was trained on the others."""
 
 _SHARE_OF_ORIGINALS = 0.25
-"""The weight of the unedited pictures together. With the weight that they had among the pasted ones, about 0.02, two
-networks lost up to 4 points more of their accuracy on such pictures, and gained no more on other backgrounds."""
+"""The weight of the unedited pictures together. Weighed like the pasted ones, they have about 0.02 together, and two
+networks lost up to 4 points more of their accuracy on them, and gained no more on other backgrounds."""
 
 _LEAST_IN_PAIR = 5
 """Pictures that a pair of class and background needs, to count as the worst."""

@@ -157,8 +157,8 @@ class YoloBoxes(nn.Module):
         model: returns a tensor (N, 4 + classes + more, anchors) with the boxes' middles and sizes in pixels and the
             probabilities of the classes, and a dictionary with the logits.
         classes: how many classes it has.
-        task: for "obb", the last row has the angles of turned boxes; for "segment", the rows after the classes are
-            the weights with which the masks' prototypes, a second tensor, are added up.
+        task: for "obb", the last row has the angles of the turned boxes. For "segment", a second tensor has prototypes,
+            and the rows after the classes have their weights: a mask is the weighted sum of the prototypes.
     """
 
     def __init__(self, model: nn.Module, classes: int, task: str = "detect") -> None:

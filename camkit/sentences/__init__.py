@@ -48,7 +48,7 @@ def words(
         method: "expected", "attention", "attention-expected" or "tam"; see docs/words.md.
         max_new_tokens: the most tokens that the model writes.
         only: draw the heat of this word only.
-        picture: of several pictures, the number of the one to explain, from 0; the others stay as they are.
+        picture: the number of the picture to explain if there are several, from 0; the others stay as they are.
 
     Returns:
         The words, each with its probability, how much it needs the picture in nats, and its heat.

@@ -92,9 +92,9 @@ class DecoderCut(Cut):
         entry: the name of the argument with the picture's tokens.
         arguments: all arguments of the call.
         positions: the positions of the picture's tokens.
-        more: further arguments with a row for each of these tokens (Qwen3-VL's features of earlier layers), and the
-            rows, which are not all if the prompt has several pictures. A token's values are those of all arguments, one
-            after the other.
+        more: further arguments with a row for each of these tokens (Qwen3-VL's features of earlier layers), each with
+            the numbers of these rows; if the prompt has several pictures, the argument has rows for the others too. A
+            token's values are those of all arguments, one after the other.
     """
 
     decoder: nn.Module = field(repr=False)

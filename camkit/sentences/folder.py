@@ -46,7 +46,7 @@ def explain_files(
 def explain_together(
     model: nn.Module, files: Sequence[Found], references: ReferencesLike | None = None, **options: Any
 ) -> Iterator[tuple[Found, Words]]:
-    """Yield the words about several pictures of one prompt, once for each picture; the arguments are the same."""
+    """Yield the words about pictures in one prompt, once for each picture; arguments as in ``explain_files``."""
     known: Known = {}
     paths = [file.path for file in files]
     for number, file in enumerate(files):

@@ -29,10 +29,10 @@ class Inputs:
         model: the model.
         processor: its processor.
         prompt: the prompt as the user writes it; None for none.
-        before, after: further pictures of the prompt, which are always the same.
+        before, after: the prompt's other pictures before and after the explained one; they never change.
 
     Raises:
-        ModelError: the model does not write, or takes one picture and got more.
+        ModelError: the model cannot write text, or there are several pictures and it takes only one.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def reference_pictures(references: ReferencesLike | None, picture: Image.Image) 
 def varied_noise(size: tuple[int, int]) -> list[Image.Image]:
     """Return pictures (width, height) of smooth noise, each around a colour and with a contrast of its own.
 
-    With the full contrast in all of them, a model says the same few things about all. Of these, some are nearly plain.
+    About pictures that all have the full contrast, a model says the same few things. Here some are nearly plain.
     """
     width, height = size
     noise = smooth_noise(3 * MOST, (height, width)).reshape(MOST, 3, height, width)

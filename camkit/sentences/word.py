@@ -25,7 +25,7 @@ _UNITS = {
     "attention-expected": "Share of attention times expected gradients",
     "tam": "Logit at the picture's token, less what earlier words explain",
 }
-"""What the values of the maps are that only words have."""
+"""What the values of a map are, for the methods that only words have."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,8 @@ from camkit.types import Activation
 Detections = dict[str, Tensor]
 
 Part: TypeAlias = Literal["left", "top", "right", "bottom", "objectness", "mask"]
-"""What else than the score of its class can be explained of a box: where one side lies, that there is an object, or
-its mask."""
+"""What can be explained of a box besides the score of its class: where one side lies, that there is an object, or its
+mask."""
 
 _SIDES: Mapping[str, tuple[int, int]] = {"left": (0, -1), "top": (1, -1), "right": (2, 1), "bottom": (3, 1)}
 """The place of each side in a box, and the sign with which it moves outwards."""
@@ -134,7 +134,7 @@ def _explained(detections: Detections, part: Part | None) -> Tensor:
         place, sign = _SIDES[part]
         return detections["boxes"][:, place] * sign
     if part not in detections:
-        raise TargetError(f"the detector returns no {part}; its score of a box is that of a class, or a side")
+        raise TargetError(f"the detector returns no {part}; explain the score of the box's class, or one of its sides")
     return detections[part]
 
 

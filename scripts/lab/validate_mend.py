@@ -6,8 +6,8 @@
 The networks are those of ``validate_check.py``, or with ``--data`` the biased ones of ``validate_photos.py``; they are
 trained if ``--state`` does not have them. A network's true loss is its accuracy on new pictures drawn like its training
 set, minus its accuracy on new pictures whose shortcut is redrawn at random. Mending sees only half of a folder of other
-pictures. *The most* is what a last layer reaches that is trained on thousands of scenes without the shortcut: mending
-that layer can hardly do more.
+pictures. *The most* is what the network reaches if its last layer is trained on thousands of scenes without the
+shortcut; mending this layer can hardly reach more.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m scripts.truth.drawn_detectors --detectors detectors/ --markdown scripts/results/boxes.md
 
-``train_detectors`` writes the detectors. Each folder or file that is there is judged.
+``train_detectors`` writes the detectors. All that are in the folder are judged.
 """
 
 from __future__ import annotations

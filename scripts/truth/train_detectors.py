@@ -69,7 +69,7 @@ def small_yolos() -> Any:
 
 
 def small_detr(network: str) -> Any:
-    """Return a DETR or a conditional DETR with random weights, all of which learn: the classes freeze the backbone."""
+    """Return a DETR or a conditional DETR with random weights. The classes freeze the backbone; here it learns too."""
     backbone = hf.ResNetConfig(
         embedding_size=32, hidden_sizes=[32, 64, 128], depths=[1, 2, 2], layer_type="basic", out_features=["stage2"]
     )
@@ -85,7 +85,7 @@ def small_detr(network: str) -> Any:
 
 
 def processor_of(network: str) -> Any:
-    """Return what prepares pictures for a network of Hugging Face's."""
+    """Return the processor that prepares pictures for a network of Hugging Face."""
     kinds = {
         "yolos": hf.YolosImageProcessor,
         "detr": hf.DetrImageProcessor,
@@ -110,7 +110,7 @@ def predicted(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def spread_evenly(model: nn.Module, pixels: Tensor) -> None:
-    """Give frozen batch norms the statistics of pictures, one after the other: DETR's would divide by 1."""
+    """Give each frozen batch norm the statistics of its own inputs; untrained, they would divide by 1."""
 
     def measure(norm: Any, given: tuple[Tensor, ...]) -> None:
         norm.running_mean.copy_(given[0].mean((0, 2, 3)))
@@ -194,7 +194,7 @@ def changed(pictures: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def train(network: str, given: argparse.Namespace) -> None:
-    """Train a network of Hugging Face's for some minutes, and write it with its processor."""
+    """Train a network of Hugging Face for some minutes, and write it with its processor."""
     torch.set_float32_matmul_precision("high")
     start, seconds, folder = time.monotonic(), 60 * given.minutes, given.out / network
     device, processor = torch.device(given.device), processor_of(network)
@@ -331,8 +331,8 @@ def main() -> None:
     parser.add_argument("network", choices=["yolos", "detr", "conditional", *ULTRALYTICS])
     parser.add_argument("--out", type=Path, default=Path("detectors"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--minutes", type=float, default=7, help="0: as many epochs as given (ultralytics)")
-    parser.add_argument("--epochs", type=int, default=100, help="of ultralytics' networks")
+    parser.add_argument("--minutes", type=float, default=7, help="0, for ultralytics alone: train for --epochs")
+    parser.add_argument("--epochs", type=int, default=100, help="epochs for ultralytics' networks")
     parser.add_argument("--scenes", type=int, default=20_000)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rate", type=float, default=5e-4)

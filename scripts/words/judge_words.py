@@ -10,9 +10,9 @@ probable a word stays if its hottest cells come from other pictures (deleted) an
 over a tenth, a fifth and three tenths of the cells. Last, each scene is drawn again with one toy or the ground changed:
 this says whether the model follows what the scenes say decides a word.
 
-``--misread 1500`` looks in so many other scenes for colours and shapes that the model has wrong, and measures whether
-the wrong word's heat lies on its own toy, on the other toy or elsewhere, and which toy, left out of the scene, makes
-the word less probable.
+``--misread 1500`` searches 1,500 other scenes for colours and shapes that the model has wrong. It measures whether the
+wrong word's heat is on the toy that the word is about, on the other toy or elsewhere, and whether leaving out either
+toy makes the word less probable.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=40)
     parser.add_argument("--quick", action="store_true", help="leave out heat from smooth noise, and the slow reference")
     parser.add_argument("--tables", type=Path, nargs="+", help="only print the tables of these results")
-    parser.add_argument("--misread", type=int, default=0, help="scenes in which wrong words are looked for")
+    parser.add_argument("--misread", type=int, default=0, help="how many other scenes to search for wrong words")
     given = parser.parse_args()
     if given.tables:
         print(table(given.tables))
@@ -140,7 +140,7 @@ def losses(scene: Scene, word: SceneWord, own: float, redrawn: Sequence[float]) 
 
 
 def misread_words(scene: Scene, read: Callable[..., Reading]) -> Iterator[dict[str, Any]]:
-    """Yield where the heat of each wrong colour and shape lies, and that of the scene's right ones for comparison."""
+    """Yield where the heat of each wrong colour and shape is, and for comparison that of the scene's right ones."""
     as_drawn = read(given=scene.sentence)
     known = words_known(as_drawn)
     words = [each.text for each in scene.words]

@@ -3,9 +3,9 @@
     python -m scripts.words.protocols --model hf:llava-hf/llava-1.5-7b-hf --coco coco/ --prompt "Describe this picture."
     OMP_NUM_THREADS=1 python -m scripts.words.protocols --model trained/ --captions
 
-The folder has COCO's pictures, ``instances_*.json``, and with ``--captions`` (which explains people's sentences instead
-of the model's) ``captions_*.json``, at any depth. Without ``--coco``, drawn scenes are written in this layout, for the
-tiny models; their classes are toys and grounds.
+The folder ``--coco`` has COCO's pictures and ``instances_*.json``, at any depth. ``--captions`` explains sentences that
+people wrote, from ``captions_*.json``, instead of the model's. Without ``--coco``, drawn scenes are written in this
+layout, for the tiny models; their classes are toys and grounds.
 
 TAM (Li et al. 2025, arXiv:2506.23270). An object word is the name of a COCO class that the picture has, or a synonym.
 Obj-IoU compares its map, above Otsu's threshold, with the outlines of the class; precision and recall are of the same
