@@ -11,6 +11,8 @@ maximum: the hottest pixel belongs to the object.
 share: the share of the heat on the object.
 right one: of the heat on objects of this class, the share on this object; for boxes whose photo has another one.
 drop: how much of the box's score is lost if the hottest pixels, half as many as the object has, are blurred.
+insertion, deletion: areas under the box's score, as ``box_curves`` says; in the first photos (``--curves``) only, as
+are the rows of D-RISE.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from camkit import targets
 from camkit.images.regions import extent
 from camkit.models import as_model
 from scripts.lab.lab_run import write_between
+from scripts.truth.box_curves import AT_ONCE, COLUMNS, areas, drise, evaluator_of
 from scripts.truth.truth_measures import auroc, share_of_maxima
 
 SIDE = 416
@@ -56,8 +59,8 @@ _BLUR = 51
 
 METHODS = ("auto", "gradcam", "layercam")
 """The first is camkit's choice. The others explain the same box at the layers that it takes, fused."""
-BLOB, RANDOM = "a blob in the box", "random"
-_COLUMNS = ("AUROC", "maximum", "share", "right one", "drop")
+DRISE, BLOB, RANDOM = "drise", "a blob in the box", "random"
+_COLUMNS = ("AUROC", "maximum", "share", "right one", "drop", *COLUMNS)
 
 
 class NanoDet(nn.Module):
@@ -227,6 +230,14 @@ def heats_of(detector: NanoDet, photo: Photo, judged: Judged) -> Iterator[tuple[
     yield RANDOM, torch.rand(SIDE, SIDE, generator=torch.Generator().manual_seed(judged.number))
 
 
+def masked_heats(detector: NanoDet, photo: Photo, boxes: Sequence[Judged]) -> list[Tensor]:
+    """Return D-RISE's heat of each box; all boxes share the masks."""
+    found = camkit.Explainer(detector, method=drise()).batch(
+        [photo.tensor], target=[targets.box(judged.number) for judged in boxes], batch_size=AT_ONCE
+    )
+    return [torch.from_numpy(each.heatmap) for each in found]
+
+
 def blob(box: Float[Tensor, " 4"], side: int) -> Float[Tensor, "side side"]:
     """Return a Gaussian as large as a box: its deviations are a quarter of the sides."""
     places = torch.arange(side) + 0.5
@@ -241,6 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--data", type=Path, required=True, help="the folder with coco/ and detectors/")
     parser.add_argument("--photos", type=int, default=None, help="at most this many photos")
+    parser.add_argument("--curves", type=int, default=10, help="photos with D-RISE, insertion and deletion")
     parser.add_argument("--markdown", type=Path, help="the page to write the table into")
     parser.add_argument("--sheet", type=Path, help="a picture with the best box of each of the first 20 photos")
     given = parser.parse_args()
@@ -248,14 +260,22 @@ def main() -> None:
     sheet: list[NDArray[np.uint8]] = []
     with tempfile.TemporaryDirectory() as folder:
         detector = load_detector(given.data, Path(folder))
-    for photo in list(load_photos(given.data))[: given.photos]:
+    explainer = camkit.Explainer(detector)
+    for place, photo in enumerate(list(load_photos(given.data))[: given.photos]):
         with torch.no_grad():
             boxes = list(matched(photo, detector(photo.tensor[None])[0]))
-        for judged in boxes:
-            for row, heat in heats_of(detector, photo, judged):
-                rows[row].append(measures(detector, judged, heat))
-                if row == METHODS[0] and judged is boxes[0]:
-                    sheet.append(_drawn(judged, heat))
+        masked = masked_heats(detector, photo, boxes) if place < given.curves and boxes else []
+        for number, judged in enumerate(boxes):
+            heats = dict(heats_of(detector, photo, judged))
+            heats |= {DRISE: masked[number]} if masked else {}
+            columns = {row: measures(detector, judged, heat) for row, heat in heats.items()}
+            if place < given.curves:
+                evaluator = evaluator_of(explainer, photo.tensor, tuple(judged.box.tolist()), judged.label)
+                columns = {row: found | areas(evaluator, heats[row]) for row, found in columns.items()}
+            for row, found in columns.items():
+                rows[row].append(found)
+            if judged is boxes[0]:
+                sheet.append(_drawn(judged, heats[METHODS[0]]))
         print(photo.name, len(boxes), flush=True)
     table = _table(rows)
     print(table)
@@ -281,10 +301,17 @@ def _drawn(judged: Judged, heat: Float[Tensor, "side side"]) -> NDArray[np.uint8
 
 def _table(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     lines = [f"| heat | boxes | {' | '.join(_COLUMNS)} |", f"|---|---:|{'---:|' * len(_COLUMNS)}"]
-    for name, of_row in rows.items():
-        means = [np.mean([found[column] for found in of_row if column in found]) for column in _COLUMNS]
-        lines.append(f"| {name} | {len(of_row)} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
+    for name in (*METHODS, DRISE, BLOB, RANDOM):
+        if name in rows:
+            numbers = " | ".join(written(rows[name], column) for column in _COLUMNS)
+            lines.append(f"| {name} | {len(rows[name])} | {numbers} |")
     return "\n".join(lines)
+
+
+def written(rows: Sequence[Mapping[str, float]], column: str) -> str:
+    """Return the mean of a column over the boxes that have it."""
+    values = [row[column] for row in rows if column in row]
+    return f"{np.mean(values):.2f}" if values else "-"
 
 
 if __name__ == "__main__":

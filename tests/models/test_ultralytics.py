@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiers import represented_by
 from torch import Tensor, nn
 
 import camkit
@@ -26,7 +27,13 @@ from camkit.errors import ModelError
 from camkit.models import load_model
 
 PLANE = scene_paths()["plane-sky"]
-TASKS = ["yolo11n", "yolo11n-seg", "yolo11n-pose", "yolo26n", "yolov8n", "yolov10n"]
+BOXES = [
+    "yolov8n", "yolov8n-seg", "yolov8n-pose", "yolov9t", "yolov9c-seg", "yolov10n", "yolo11n", "yolo11n-seg",
+    "yolo11n-pose", "yolo12n", "yolo12n-seg", "yolo12n-pose", "yolo26n", "yolo26n-seg", "yolo26n-pose",
+]  # fmt: skip
+IN_SHORT = ["yolo11n", "yolo11n-seg", "yolo11n-pose", "yolo26n", "yolov8n", "yolov10n"]
+VERSIONS = ["yolov8n", "yolo11n", "yolo12n", "yolo26n"]
+"""Those with networks for turned boxes and classes."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return file_of
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", represented_by(*IN_SHORT, among=BOXES))
 def test_boxes_are_those_that_the_package_finds(saved, name):
     pytest.importorskip("ultralytics")
     augment = importlib.import_module("ultralytics.data.augment")
@@ -110,25 +117,27 @@ def test_the_branch_that_passes_gradients_is_explained(saved, tmp_path):
     assert camkit.explain(loaded, PLANE, target=targets.box(0)).status == "ok"
 
 
-def test_a_classifier_is_prepared_as_the_package_does_in_a_shell(saved, tmp_path):
+@pytest.mark.parametrize("version", represented_by("yolo11n", among=VERSIONS))
+def test_a_classifier_is_prepared_as_the_package_does_in_a_shell(saved, tmp_path, version):
     pytest.importorskip("ultralytics")
     augment = importlib.import_module("ultralytics.data.augment")
     picture = Image.open(PLANE).convert("RGB").resize((301, 170))
-    loaded = load_model(str(saved("yolo11n-cls")), size=224, device="cpu")
+    loaded = load_model(str(saved(f"{version}-cls")), size=224, device="cpu")
 
     assert torch.equal(loaded.preprocess(picture), augment.classify_transforms(224)(picture))
     logits = loaded.module.model(loaded.preprocess(picture)[None])[1][0]
     row = camkit.explain(loaded, picture)
     assert row.target == int(logits.argmax())
     assert row.probability == pytest.approx(float(logits.softmax(0).max().detach()), rel=1e-4)
-    assert main([str(PLANE), "--model", str(saved("yolo11n-cls")), "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert main([str(PLANE), "--model", str(saved(f"{version}-cls")), "--device", "cpu", "--out", str(tmp_path)]) == 0
 
 
-def test_turned_boxes_are_those_that_the_package_finds(saved):
+@pytest.mark.parametrize("version", represented_by("yolo11n", among=VERSIONS))
+def test_turned_boxes_are_those_that_the_package_finds(saved, version):
     pytest.importorskip("ultralytics")
     package = importlib.import_module("ultralytics.utils.nms")
     corners_of = importlib.import_module("ultralytics.utils.ops").xywhr2xyxyxyxy
-    loaded = load_model(str(saved("yolo11n-obb")), size=160, device="cpu")
+    loaded = load_model(str(saved(f"{version}-obb")), size=160, device="cpu")
     prepared = loaded.preprocess(Image.open(PLANE))[None]
 
     with torch.no_grad():
