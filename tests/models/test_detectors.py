@@ -198,6 +198,47 @@ def test_a_boxs_heat_is_gradient_times_activation_added_over_the_inputs_of_the_n
     assert np.allclose(found.raw, right, atol=1e-5 * right.max())
 
 
+class Counted(torch.autograd.Function):
+    """Passes a tensor on, and counts its backward passes."""
+
+    backwards = 0
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        Counted.backwards += 1
+        return gradient
+
+
+def test_the_boxes_of_a_picture_share_the_pass_and_have_a_backward_pass_each():
+    torch.manual_seed(0)
+    net, sizes = Pyramid().eval(), []
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+            sizes.append(len(images))
+            found = self.net(images)
+            return [{**each, "logits": Counted.apply(each["logits"])} for each in found]
+
+    explainer = camkit.Explainer(Counting().eval())
+    explainer(torch.rand(3, 64, 64), target=targets.box(0))  # chooses the layers
+    sizes.clear()
+    Counted.backwards = 0
+
+    found = explainer.batch([torch.rand(3, 64, 64)], [targets.box(number) for number in range(0, 84, 7)])
+
+    assert len(found) == 12
+    assert sizes in ([1], [1, 1])
+    assert Counted.backwards == 12
+
+
 WORDS = ["[PAD]", *(f"[{index}]" for index in range(1, 100)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS += ["car", "red", "truck", *(f"[{index}]" for index in range(107, 1012)), "."]
 

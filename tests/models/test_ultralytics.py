@@ -47,9 +47,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if not file.exists():
             torch.manual_seed(0)
             made = ultralytics.YOLO(f"{name}.yaml")
+            slope = 0.6 if name.startswith("yolo12") else 0.3  # its blocks add up: with 0.3, all scores are 0 or 1
             for parameter in made.model.parameters():
-                if parameter.dim() > 1:
-                    nn.init.kaiming_normal_(parameter, 0.3)
+                if parameter.dim() > 1 and parameter.requires_grad:  # not the fixed steps of a box's sides
+                    nn.init.kaiming_normal_(parameter, slope)
             made.save(file)
         return file
 
@@ -74,7 +75,7 @@ def test_boxes_are_those_that_the_package_finds(saved, name):
     with torch.no_grad():
         found = model(prepared)[0]
         found = found[0] if isinstance(found, tuple) else found
-        (expected,) = package.non_max_suppression(found, conf_thres=1e-4, iou_thres=0.7, nc=80)
+        (expected,) = package.non_max_suppression(found, conf_thres=1e-4, iou_thres=0.7, nc=len(loaded.labels))
         (own,) = loaded.module(prepared)
     count = min(len(expected), len(own["scores"]))
     assert count > 1
@@ -87,8 +88,9 @@ def test_boxes_are_those_that_the_package_finds(saved, name):
     kept: list[Tensor] = []
     handle = model.model[4].register_forward_hook(lambda *args: kept.append(args[2]) or args[2].clone())
     model.requires_grad_(requires_grad=True)
-    logits = model(prepared)[1]
-    logits = logits.get("one2many", logits)["scores"]
+    # Two pictures: with one, PyTorch's CPU gradients of batch norms before tokens are wrong (torch 2.14).
+    logits = model(prepared.expand(2, -1, -1, -1))[1]
+    logits = logits.get("one2many", logits)["scores"][0]
     handle.remove()
     (gradient,) = torch.autograd.grad(logits.max(), kept[0])
     reference = (kept[0] * gradient).sum(1)[0].detach().numpy()
