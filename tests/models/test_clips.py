@@ -162,6 +162,33 @@ def test_joint_attention_over_patch_and_frame_is_put_in_order_too():
     assert np.allclose(row.raw, expected, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("family", ["timesformer", "vjepa2"])
+def test_the_tokens_of_a_clip_give_the_map_of_the_slow_reference(family):
+    model = lively(made(family)[0])
+    layer, name = (
+        ("vjepa2.encoder.layer.0", "pixel_values_videos")
+        if family == "vjepa2"
+        else ("timesformer.encoder.layer.0", "pixel_values")
+    )
+    image = torch.randn(1, 3, 8, 32, 32)
+
+    row = camkit.explain(
+        camkit.models.clips.TakesClips(model, name), image, f"model.{layer}", target=1, method="hirescam"
+    )
+
+    kept: list[Tensor] = []
+
+    def keep(*args: Any) -> None:
+        kept.append(args[2] if isinstance(args[2], Tensor) else args[2][0])
+
+    model.get_submodule(layer).register_forward_hook(keep)
+    logits = model(**{name: image.transpose(1, 2)}).logits
+    (gradient,) = torch.autograd.grad(logits[0, 1], kept[0])
+    cells = (kept[0] * gradient).sum(2)[0].detach().numpy()
+    by_frame = cells.reshape(4, 4, 4) if family == "vjepa2" else cells[1:].reshape(4, 4, 8).transpose(2, 0, 1)
+    assert np.allclose(row.raw, by_frame, atol=1e-4 * np.abs(by_frame).max())
+
+
 def test_heat_is_repeated_over_a_tubelet_and_not_smeared_over_time(saved, clip):
     row = camkit.explain(f"hf:{saved('videomae')}", clip, device="cpu")
 

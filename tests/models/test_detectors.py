@@ -318,6 +318,35 @@ def test_a_detector_that_takes_texts_finds_what_its_library_finds(tmp_path, fami
         load_model(str(tmp_path))
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("family", SEARCHERS)
+def test_the_map_of_a_detector_that_takes_texts_equals_the_slow_reference(tmp_path, family):
+    t = pytest.importorskip("transformers")
+    searcher(tmp_path, family)
+    picture, texts = Image.open(PLANE).convert("RGB").resize((150, 100)), ["car", "red truck"]
+    layer = "model.input_proj_vision.1.0" if family == "grounding_dino" else f"{family}.vision_model.encoder.layers.0"
+
+    found = camkit.explain(
+        load_model(str(tmp_path), text=texts), picture, f"model.{layer}", target=targets.box(0), method="hirescam",
+        device="cpu",
+    )  # fmt: skip
+
+    model = t.AutoModelForZeroShotObjectDetection.from_pretrained(tmp_path).eval()
+    kinds = {"owlvit": t.OwlViTProcessor, "owlv2": t.Owlv2Processor, "grounding_dino": t.GroundingDinoProcessor}
+    parts = t.AutoImageProcessor.from_pretrained(tmp_path), t.AutoTokenizer.from_pretrained(tmp_path)
+    prepared = kinds[family](*parts)(images=[picture] * 2, text=[texts] * 2, return_tensors="pt")
+    kept: list[torch.Tensor] = []
+    model.get_submodule(layer).register_forward_hook(lambda *args: kept.append(args[2]))
+    logits = model(**prepared).logits[0].flatten()
+    explained = logits[(logits - found.score).abs().argmin()]
+    (gradient,) = torch.autograd.grad(explained, kept[0])
+    cells = (kept[0] * gradient)[0].detach()
+    expected = (cells.sum(0) if family == "grounding_dino" else cells[1:].sum(1).reshape(4, 4)).numpy()
+    assert np.abs(expected).max() > 1e-8
+    assert found.score == pytest.approx(float(explained.detach()), rel=1e-4)
+    assert np.allclose(found.raw, expected, atol=1e-3 * np.abs(expected).max())
+
+
 def processor_boxes(output: Any, family: str) -> torch.Tensor:
     """Return the corners of all boxes (Q, 4) in pixels of a picture of 150 x 100 pixels."""
     middle_x, middle_y, width, height = output.pred_boxes[0].unbind(1)
