@@ -276,6 +276,14 @@ def test_a_clip_is_drawn_as_a_video_and_a_sheet_in_a_shell(saved, clip, tmp_path
     assert "frames" in capsys.readouterr().out
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_shell_loads_a_model_of_clips_of_each_family(saved, clip, tmp_path, family):
+    assert run(clip, saved(family), tmp_path / "heat.mp4") == 0
+
+    assert len(list(tmp_path.glob("*.mp4"))) == 1
+
+
 def test_what_a_model_of_clips_cannot_take_is_refused_in_one_sentence(saved, clip, tmp_path, capsys):
     picture, folder = scene_paths()["plane-sky"], saved("videomae")
     writer = cv2.VideoWriter(str(tmp_path / "short.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), RATE, (WIDE, TALL))

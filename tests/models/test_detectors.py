@@ -204,11 +204,11 @@ class Counted(torch.autograd.Function):
     backwards = 0
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
         return values.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         Counted.backwards += 1
         return gradient
 
@@ -345,6 +345,35 @@ def test_the_map_of_a_detector_that_takes_texts_equals_the_slow_reference(tmp_pa
     assert np.abs(expected).max() > 1e-8
     assert found.score == pytest.approx(float(explained.detach()), rel=1e-4)
     assert np.allclose(found.raw, expected, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("family", [*FAMILIES, *SEARCHERS])
+def test_a_shell_loads_a_detector_of_each_family(saved, tmp_path, family):
+    text = ["--text", "car"] if family in SEARCHERS else []
+    if text:
+        searcher(tmp_path, family)
+    folder = tmp_path if text else saved(family)
+
+    assert (
+        main(
+            [
+                str(PLANE),
+                "--model",
+                f"hf:{folder}",
+                "--device",
+                "cpu",
+                "--box",
+                "0",
+                "-o",
+                str(tmp_path / "a.png"),
+                *text,
+            ]
+        )
+        == 0
+    )
+
+    assert (tmp_path / "a.png").is_file()
 
 
 def processor_boxes(output: Any, family: str) -> torch.Tensor:

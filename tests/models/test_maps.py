@@ -190,6 +190,14 @@ def test_camkit_chooses_a_layer_of_a_segmentation_network(saved, family):
     assert min(row.raw.shape) >= 2
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("family", [*FAMILIES, "dpt", "depth_anything"])
+def test_a_shell_loads_a_network_of_each_family(saved, tmp_path, family):
+    assert main([str(PLANE), "--model", f"hf:{saved(family)}", "--device", "cpu", "-o", str(tmp_path / "a.png")]) == 0
+
+    assert (tmp_path / "a.png").is_file()
+
+
 @pytest.mark.parametrize("family", represented_by("dpt", among=["dpt", "depth_anything"]))
 def test_the_mean_depth_of_a_region_is_explained(saved, family):
     t = pytest.importorskip("transformers")

@@ -98,6 +98,16 @@ def test_boxes_are_those_that_the_package_finds(saved, name):
     assert np.allclose(row.raw, reference, atol=1e-4 * np.abs(reference).max())
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("name", [*BOXES, *(f"{version}-obb" for version in VERSIONS)])
+def test_a_shell_loads_a_file_of_each_version_and_task(saved, tmp_path, name):
+    options = ["--device", "cpu", "--size", "160", "--box", "0", "-o", str(tmp_path / "a.png")]
+
+    assert main([str(PLANE), "--model", str(saved(name)), *options]) == 0
+
+    assert (tmp_path / "a.png").is_file()
+
+
 def test_the_inputs_of_the_neck_are_found(saved):
     pytest.importorskip("ultralytics")
 
