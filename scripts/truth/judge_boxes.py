@@ -11,8 +11,9 @@ maximum: the hottest pixel belongs to the object.
 share: the share of the heat on the object.
 right one: of the heat on objects of this class, the share on this object; for boxes whose photo has another one.
 drop: how much of the box's score is lost if the hottest pixels, half as many as the object has, are blurred.
-insertion, deletion: areas under the box's score, as ``box_curves`` says; in the first photos (``--curves``) only, as
-are the rows of D-RISE.
+
+A second table is of the first photos (``--curves``) only, with D-RISE, and with insertion and deletion: areas under the
+box's score, as ``box_curves`` says.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ SIDE = 416
 SCORE = 0.35
 OVERLAP = 0.5
 MARK = "judge_boxes"
+MARK_OF_CURVES = "judge_boxes_curves"
 
 _STRIDES = (8, 16, 32)
 _BINS = 11
@@ -60,7 +62,7 @@ _BLUR = 51
 METHODS = ("auto", "gradcam", "layercam")
 """The first is camkit's choice. The others explain the same box at the layers that it takes, fused."""
 DRISE, BLOB, RANDOM = "drise", "a blob in the box", "random"
-_COLUMNS = ("AUROC", "maximum", "share", "right one", "drop", *COLUMNS)
+_COLUMNS = ("AUROC", "maximum", "share", "right one", "drop")
 
 
 class NanoDet(nn.Module):
@@ -257,6 +259,7 @@ def main() -> None:
     parser.add_argument("--sheet", type=Path, help="a picture with the best box of each of the first 20 photos")
     given = parser.parse_args()
     rows: dict[str, list[dict[str, float]]] = defaultdict(list)
+    with_curves: dict[str, list[dict[str, float]]] = defaultdict(list)
     sheet: list[NDArray[np.uint8]] = []
     with tempfile.TemporaryDirectory() as folder:
         detector = load_detector(given.data, Path(folder))
@@ -269,16 +272,18 @@ def main() -> None:
             heats = dict(heats_of(detector, photo, judged))
             heats |= {DRISE: masked[number]} if masked else {}
             columns = {row: measures(detector, judged, heat) for row, heat in heats.items()}
+            for row, found in columns.items():
+                if row != DRISE:
+                    rows[row].append(found)
             if place < given.curves:
                 evaluator = evaluator_of(explainer, photo.tensor, tuple(judged.box.tolist()), judged.label)
-                columns = {row: found | areas(evaluator, heats[row]) for row, found in columns.items()}
-            for row, found in columns.items():
-                rows[row].append(found)
+                for row, found in columns.items():
+                    with_curves[row].append(found | areas(evaluator, heats[row]))
             if judged is boxes[0]:
                 sheet.append(_drawn(judged, heats[METHODS[0]]))
         print(photo.name, len(boxes), flush=True)
-    table = _table(rows)
-    print(table)
+    table, of_curves = _table(rows, _COLUMNS), _table(with_curves, (*_COLUMNS, *COLUMNS))
+    print(table, of_curves, sep="\n\n")
     if given.sheet is not None:
         shown = sheet[:20]
         shown += [np.zeros_like(shown[0])] * (-len(shown) % 5)
@@ -286,6 +291,7 @@ def main() -> None:
         cv2.imwrite(str(given.sheet), np.concatenate(columns))
     if given.markdown is not None:
         write_between(given.markdown, MARK, table)
+        write_between(given.markdown, MARK_OF_CURVES, of_curves)
 
 
 def _drawn(judged: Judged, heat: Float[Tensor, "side side"]) -> NDArray[np.uint8]:
@@ -299,11 +305,11 @@ def _drawn(judged: Judged, heat: Float[Tensor, "side side"]) -> NDArray[np.uint8
     return small
 
 
-def _table(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    lines = [f"| heat | boxes | {' | '.join(_COLUMNS)} |", f"|---|---:|{'---:|' * len(_COLUMNS)}"]
+def _table(rows: Mapping[str, Sequence[Mapping[str, float]]], columns: Sequence[str]) -> str:
+    lines = [f"| heat | boxes | {' | '.join(columns)} |", f"|---|---:|{'---:|' * len(columns)}"]
     for name in (*METHODS, DRISE, BLOB, RANDOM):
         if name in rows:
-            numbers = " | ".join(written(rows[name], column) for column in _COLUMNS)
+            numbers = " | ".join(written(rows[name], column) for column in columns)
             lines.append(f"| {name} | {len(rows[name])} | {numbers} |")
     return "\n".join(lines)
 

@@ -112,6 +112,14 @@ def test_the_figures_of_the_results_are_in_the_complete_tables() -> None:
     assert [figure for figure in quoted if figure not in measured] == []
 
 
+def test_the_tests_that_the_table_of_families_names_exist() -> None:
+    named = re.findall(r"([\w/]*\.py)?::(test_\w+)", (ROOT / "scripts/results/families.md").read_text("utf-8"))
+    files = {file: file.read_text("utf-8") for file in (ROOT / "tests").glob("*/test_*.py")}
+    assert len(named) > 20
+    for where, name in named:
+        assert any(f"def {name}(" in text for file, text in files.items() if file.as_posix().endswith(where)), name
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     reference = "\n".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.md"))
     shown = set(re.findall(r"(?m)^::: camkit\.([\w.]+)$", reference))
