@@ -271,13 +271,13 @@ def main() -> None:
         for number, judged in enumerate(boxes):
             heats = dict(heats_of(detector, photo, judged))
             heats |= {DRISE: masked[number]} if masked else {}
-            columns = {row: measures(detector, judged, heat) for row, heat in heats.items()}
-            for row, found in columns.items():
+            of_heats = {row: measures(detector, judged, heat) for row, heat in heats.items()}
+            for row, found in of_heats.items():
                 if row != DRISE:
                     rows[row].append(found)
             if place < given.curves:
                 evaluator = evaluator_of(explainer, photo.tensor, tuple(judged.box.tolist()), judged.label)
-                for row, found in columns.items():
+                for row, found in of_heats.items():
                     with_curves[row].append(found | areas(evaluator, heats[row]))
             if judged is boxes[0]:
                 sheet.append(_drawn(judged, heats[METHODS[0]]))
