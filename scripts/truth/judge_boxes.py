@@ -48,7 +48,6 @@ SIDE = 416
 SCORE = 0.35
 OVERLAP = 0.5
 MARK = "judge_boxes"
-MARK_OF_CURVES = "judge_boxes_curves"
 
 _STRIDES = (8, 16, 32)
 _BINS = 11
@@ -282,8 +281,10 @@ def main() -> None:
             if judged is boxes[0]:
                 sheet.append(_drawn(judged, heats[METHODS[0]]))
         print(photo.name, len(boxes), flush=True)
-    table, of_curves = _table(rows, _COLUMNS), _table(with_curves, (*_COLUMNS, *COLUMNS))
-    print(table, of_curves, sep="\n\n")
+    table = _table(rows, _COLUMNS)
+    if with_curves:
+        table += f"\n\n{_table(with_curves, (*_COLUMNS, *COLUMNS))}"
+    print(table)
     if given.sheet is not None:
         shown = sheet[:20]
         shown += [np.zeros_like(shown[0])] * (-len(shown) % 5)
@@ -291,7 +292,6 @@ def main() -> None:
         cv2.imwrite(str(given.sheet), np.concatenate(columns))
     if given.markdown is not None:
         write_between(given.markdown, MARK, table)
-        write_between(given.markdown, MARK_OF_CURVES, of_curves)
 
 
 def _drawn(judged: Judged, heat: Float[Tensor, "side side"]) -> NDArray[np.uint8]:
