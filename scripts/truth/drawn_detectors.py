@@ -35,6 +35,8 @@ SCORE, OVERLAP = 0.5, 0.5
 METHODS = ("auto", "gradcam", "layercam")
 """The first is camkit's choice; the others explain the same box at the layers that it takes, or at the deepest grid."""
 MASK, FOUND = "auto, of the mask", "found"
+WHOLE = "layercam, of all boxes"
+"""One map for the picture, as ultralytics draws it."""
 _COLUMNS = ("AUROC", "maximum", "share", "right one", *COLUMNS)
 
 
@@ -62,6 +64,10 @@ def judged(source: str, pictures: int, curves: int) -> Iterator[tuple[str, dict[
                 layers = None if chosen == "whole model" else chosen.split("+")
                 explainers[method] = camkit.Explainer(source, layers, method=method)
             maps[method] = explainers[method].batch([picture], target=every)
+        if not only_masks:
+            maps[WHOLE] = explainers[METHODS[-1]].batch(
+                [picture], target=sum_of_logits
+            )  # one map, for each of the boxes
         if seed < curves and not only_masks:
             explainers.setdefault(DRISE, camkit.Explainer(source, method=drise()))
             maps[DRISE] = explainers[DRISE].batch([picture], target=every, batch_size=AT_ONCE)
@@ -74,7 +80,9 @@ def judged(source: str, pictures: int, curves: int) -> Iterator[tuple[str, dict[
             if toy is None or explained.detection is None or explained.target is None:
                 continue
             corners = tuple(explained.detection)  # pictures have the size of the detectors' input
-            heats = {name: torch.from_numpy(rows[number].heatmap_on_picture()) for name, rows in maps.items()}
+            heats = {
+                name: torch.from_numpy(rows[number % len(rows)].heatmap_on_picture()) for name, rows in maps.items()
+            }
             if only_masks:
                 heats = {MASK: heats[MASK]}
             else:
@@ -85,6 +93,11 @@ def judged(source: str, pictures: int, curves: int) -> Iterator[tuple[str, dict[
                 evaluator = evaluator_of(explainers[METHODS[0]], picture, corners, explained.target)
                 columns = {name: row | areas(evaluator, heats[name]) for name, row in columns.items()}
             yield from columns.items()
+
+
+def sum_of_logits(output: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Return the sum of the logits of all boxes above the limit, for each picture (N,)."""
+    return torch.stack([found["logits"][found["scores"] > SCORE].sum() for found in output])
 
 
 def matching(scene: Scene, found: camkit.Explanation) -> int | None:
@@ -111,7 +124,7 @@ def table(of_networks: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]
     ]
     for network, rows in of_networks.items():
         found, everything = (sum(row[name] for row in rows[FOUND]) for name in ("found", "all"))
-        for name in (*METHODS, MASK, DRISE, BLOB, RANDOM):
+        for name in (*METHODS, WHOLE, MASK, DRISE, BLOB, RANDOM):
             if name in rows:
                 numbers = " | ".join(written(rows[name], column) for column in _COLUMNS)
                 lines.append(f"| {network} | {found / everything:.0%} | {name} | {len(rows[name])} | {numbers} |")
