@@ -21,6 +21,7 @@ from camkit.config.settings import normalize_name
 from camkit.errors import InputError, did_you_mean
 from camkit.images.files import files_in, has_picture_suffix
 from camkit.images.listing import find_pictures
+from camkit.kit.wording import first_of
 from camkit.types import Box
 
 _REGION_FOLDERS = {
@@ -394,8 +395,14 @@ def _find_table(folder: Path) -> Path | None:
     return next(tables, None)
 
 
+_MOST_NAMES, _LONGEST_NAME = 8, 40
+"""Columns that an error lists, and letters of each."""
+
+
 def _label_by_table(file: Path, group: str | None) -> _Labelled:
     """Read the pictures and labels that a CSV lists."""
+    if file.suffix.lower() == ".json":
+        raise InputError(f"{file} is no table of pictures; pass the folder of pictures, and this file as the regions")
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             table = csv.DictReader(lines)
@@ -405,7 +412,8 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
         raise InputError(f"{file} cannot be read: {error}") from error
     columns = find_columns(header, {**_COLUMNS, "group": (group.lower(),)} if group else _COLUMNS)
     if not {"path", "label"} <= columns.keys():
-        raise InputError(f"{file} must have the columns path and label; it has {', '.join(header) or 'none'}")
+        shown = first_of([name[:_LONGEST_NAME] for name in header], _MOST_NAMES) or "none"
+        raise InputError(f"{file} must have the columns path and label; it has {shown}")
     if group and "group" not in columns:
         raise InputError(f"{file} has no column {group!r} for the groups; it has {', '.join(header)}")
 

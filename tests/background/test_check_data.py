@@ -133,6 +133,7 @@ def test_a_picture_that_a_table_lists_with_two_classes_is_left_out_and_said(tmp_
         (b"path,label\n", "holds no labelled pictures"),
         (b"path,label\ngone.jpg,cat\n", "holds no labelled pictures"),
         (b"{}", "must have the columns path and label"),
+        (b"x" * 90 + b",b" * 50, "it has x{40}, b, b, b, b, b, b, b and 43 more$"),
     ],
 )
 def test_an_invalid_table_is_refused_in_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
@@ -140,6 +141,12 @@ def test_an_invalid_table_is_refused_in_one_sentence(tmp_path: Path, content: by
     with pytest.raises(InputError, match=message) as caught:
         read_data(tmp_path / "t.csv")
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_regions_is_not_taken_for_the_table_of_pictures(tmp_path: Path) -> None:
+    (tmp_path / "annotations.json").write_text('{"images": [{"id": 0, "file_name": "a.jpg"}]}')
+    with pytest.raises(InputError, match=r"pass the folder of pictures, and this file as the regions$"):
+        read_data(tmp_path / "annotations.json")
 
 
 def test_a_group_needs_its_column(tmp_path: Path) -> None:
