@@ -105,12 +105,12 @@ class Plan:
 
     @property
     def draws_heat(self) -> bool:
-        """Whether pictures are explained: never for a detector.
+        """Whether the heat of all pictures is measured: never for a detector."""
+        return not self.detects and self.explains
 
-        For a black box, only by methods that need no layer, such as "rise".
-        """
-        if self.detects:
-            return False
+    @property
+    def explains(self) -> bool:
+        """Whether pictures can be explained: a black box only by methods that need no layer, such as "rise"."""
         method = find_method(self.settings.check.method)
         return black_box_in(self.model.module) is None or (method.need.pictures and not method.layer)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
@@ -25,10 +25,11 @@ from camkit.background.pictures import ImageRow
 from camkit.background.plan import stratified
 from camkit.background.result import CheckResult
 from camkit.drawing import overlay
-from camkit.errors import CamkitError
 from camkit.explanation import Explanation
 from camkit.images.regions import Shades
-from camkit.targets import best_box
+from camkit.targets import Scores, Target
+from camkit.targets.boxes import ranked_box
+from camkit.targets.outputs import detections_of
 from camkit.types import Box, Failure, Pixels
 
 THUMBNAILS = 12
@@ -254,15 +255,29 @@ class Showcase:
 
     def _explained(self, item: Item) -> Explanation | Failure | None:
         """Explain a picture's class, or a detector's best box of this class; None if the model cannot be explained."""
-        if self._plan.draws_heat:
-            return next(self._plan.explain([item]))
+        if not self._plan.explains:
+            return None
         if not self._plan.detects:
-            return None
-        index, *_ = self._plan.matched.indices[item.label]
+            return next(self._plan.explain([item]))
         try:
-            return next(self._plan.explain([item], target=best_box(index)))
-        except CamkitError:  # a detector that has no layers, or passes no gradients back
+            return next(self._plan.explain([item], target=_BestBox(self._plan.matched.indices[item.label])))
+        except Exception:  # noqa: BLE001 - a detector may have no layers, or code that takes no gradients
             return None
+
+
+@dataclass(frozen=True)
+class _BestBox(Target):
+    """The box with the highest score of those whose class is one of these outputs."""
+
+    for_threads = True
+
+    outputs: tuple[int, ...]
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the score of the box for each image."""
+        images = detections_of(output, batch)
+        assert images is not None, "the check has found boxes in the model's output"
+        return ranked_box(images, lambda found: torch.isin(found["labels"], found["labels"].new_tensor(self.outputs)))
 
 
 def _offence(row: ImageRow) -> tuple[float, bool, float]:

@@ -59,6 +59,7 @@ def words(
         raise InputError("name at least one picture or folder")
     from camkit.images.files import check_folder, csv_line, write_file
     from camkit.images.listing import Pictures
+    from camkit.scale.naming import drawing_names
     from camkit.sentences.folder import COLUMNS, explain_files, explain_together, rows_of
     from camkit.sentences.loading import load
 
@@ -70,6 +71,7 @@ def words(
     loaded, processor = load(model, device)
     options = {"processor": processor, "words": sentence, "method": method, "max_new_tokens": max_new_tokens}
     stems = Counter(file.place.with_suffix("") for file in files)
+    names = drawing_names({file.path: file.place for file in files})
     failed, table = 0, [csv_line(COLUMNS)]
     explained = (explain_together if together else explain_files)(
         loaded, files, references, prompt=prompt, only=word, **options
@@ -82,7 +84,7 @@ def words(
             fail(f"{file.path}: {found}")
             continue
         stem = file.place.with_suffix("")
-        name = stem if stems[stem] == 1 else file.place
+        name = stem if stems[stem] == 1 else names[file.path]
         written = [found.save(out / f"{name}.words{suffix}") for suffix in (".html", ".png", ".json")]
         table += [csv_line(map(as_cell, map(str, row))) for row in rows_of(file, found)]
         if json:

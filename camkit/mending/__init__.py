@@ -65,9 +65,12 @@ class MendResult:
 
     @property
     def gap_change(self) -> Estimate | None:
-        """The change of the gap with its interval, picture by picture; None if it was not measured."""
+        """The change of the gap with its interval, picture by picture; None if it was not measured.
+
+        With few groups of pictures, the ends of the interval are NaN.
+        """
         before = {row.name: vars(row) for row in self.before.images}
-        pairs = [(row, before[row.name]) for row in self.after.images]
+        pairs = [(row, before[row.name]) for row in self.after.images if row.name in before]
         return gap_change(pairs, self.before.plan.settings.check.seed)
 
     @property
@@ -89,7 +92,7 @@ class MendResult:
         if lost > MOST_LOST:
             return f"the accuracy on unedited pictures falls by {lost:.1%}"
         change, worst_before, worst_after = self.gap_change, self.worst_before, self.worst_after
-        if change is None or change.high >= 0:
+        if change is None or not change.high < 0:  # of few groups, NaN
             return "the gap does not get smaller by more than chance; this layer's inputs may not show the object"
         if worst_before is not None and worst_after is not None and worst_after.accuracy < worst_before.accuracy:
             return "the worst pair of class and background gets worse"

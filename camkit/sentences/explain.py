@@ -51,8 +51,13 @@ def explain(
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     images: list[ImageLike] = list(image) if isinstance(image, (list, tuple)) else [cast("ImageLike", image)]
+    if not images:
+        raise InputError("there is no picture; pass one or more")
     if not 0 <= picture < len(images):
-        raise InputError(f"picture={picture} is not one of the {len(images)} pictures; their numbers start at 0")
+        of_several = f"one of the {len(images)} pictures; their numbers start at 0"
+        raise InputError(
+            f"picture={picture} is not {of_several if images[1:] else '0, the number of the only picture'}"
+        )
     sources = [source_of(each, number) for number, each in enumerate(images, start=1)]
     shown = [read(each, source) for each, source in zip(images, sources, strict=True)]
     processor = _processor_of(model) if processor is None else processor

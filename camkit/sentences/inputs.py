@@ -32,6 +32,7 @@ class Inputs:
         before, after: the prompt's other pictures before and after the explained one; they never change.
 
     Raises:
+        InputError: the prompt has places for another number of pictures.
         ModelError: the model cannot write text, or there are several pictures and it takes only one.
     """
 
@@ -57,6 +58,11 @@ class Inputs:
         """Return the prompt with the places of the pictures, as the model's chat template or processor writes it."""
         mark = self._mark()
         if prompt is not None and mark is not None and mark in prompt:
+            if prompt.count(mark) != count:
+                raise InputError(
+                    f"the prompt has {prompt.count(mark)} x {mark}, the place of a picture, and the number of pictures "
+                    f"is {count}; write it once for each picture, or leave it out"
+                )
             return prompt
         if getattr(self._processor, "chat_template", None):
             parts: list[dict[str, str]] = [{"type": "image"}] * count

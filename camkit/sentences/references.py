@@ -19,7 +19,7 @@ def read(image: ImageLike, source: str) -> Image.Image:
     """Return a picture, upright and RGB.
 
     Raises:
-        ImageError: it cannot be read, or is a tensor, which has passed the processor already.
+        ImageError: it cannot be read, or is of another type, such as a tensor, which has passed the processor already.
     """
     if isinstance(image, Tensor):
         raise ImageError("words() gives the picture to the model's processor; pass a path, a PIL picture or an array")
@@ -27,6 +27,9 @@ def read(image: ImageLike, source: str) -> Image.Image:
         return open_picture(image)
     if isinstance(image, Image.Image):
         return upright(image, source)
+    if not isinstance(image, np.ndarray):
+        kind = type(image).__name__
+        raise ImageError(f"{source} is of the type {kind}; pass a path, a PIL picture or an array, or a list of these")
     if np.issubdtype(image.dtype, np.floating) and not np.isfinite(image).all():
         raise ImageError(f"{source} holds NaN or infinite values")
     try:

@@ -239,7 +239,7 @@ def _llava_cells(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
 def _qwen_cells(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     grids = batch["image_grid_thw"]
     merged: Tensor = model.model.visual(batch["pixel_values"], grid_thw=grids).pooler_output
-    return merged.unflatten(0, (len(grids), -1))
+    return merged.reshape(len(grids), -1, merged.shape[-1])
 
 
 def _encoder_cells(model: Any, batch: Mapping[str, Tensor]) -> Tensor:

@@ -284,19 +284,60 @@ class WithLayer(ByColour):
         return rows | ({"scores": torch.stack(scores)} if scores else {})
 
 
-def test_the_page_shows_the_heat_of_the_best_box(folder, rectangles) -> None:
-    result = camkit.check(dataclasses.replace(model(), module=WithLayer().eval()), folder, config=CONFIG)
-    showcase = Showcase(result)
+@pytest.fixture(scope="module")
+def explained(folder, rectangles) -> camkit.CheckResult:
+    """Return the check of a detector that can be explained, and of whose classes two are one class of the data."""
+    labels = ("__background__", *CLASSES, "crimson")
+    named = dataclasses.replace(model(), module=WithLayer().eval(), labels=labels)
+    return camkit.check(named, folder, class_map={"red": ["crimson", "red"], "green": "green"}, config=CONFIG)
 
-    strip = showcase.strips[0]
 
-    assert strip.panels[1].title == f"heat of the best {strip.row.label} box"
-    item = next(item for item in result.plan.data.items if item.name == strip.row.name)
-    heat = showcase._explained(item).heatmap
-    inside = np.zeros(heat.shape, bool)
-    for left, top, right, bottom in rectangles[item.name]:
-        inside[top:bottom, left:right] = True
-    assert heat[inside].sum() > 0.8 * heat.sum()
+def page_of(result: camkit.CheckResult, other: Any) -> Showcase:
+    """Return the pictures of the page that the check of another model would have."""
+    return Showcase(dataclasses.replace(result, plan=dataclasses.replace(result.plan, model=other)))
+
+
+def test_the_page_shows_the_heat_of_the_best_box(explained, rectangles) -> None:
+    showcase = Showcase(explained)
+
+    assert {strip.row.label for strip in showcase.strips} == {*CLASSES}
+    for strip in showcase.strips[:2]:
+        assert strip.panels[1].title == f"heat of the best {strip.row.label} box"
+        item = next(item for item in explained.plan.data.items if item.name == strip.row.name)
+        heat = showcase._explained(item).heatmap
+        inside = np.zeros(heat.shape, bool)
+        for left, top, right, bottom in rectangles[item.name]:
+            inside[top:bottom, left:right] = True
+        assert heat[inside].sum() > 0.8 * heat.sum()
+
+
+class WithoutGradients(WithLayer):
+    """Its code takes no tensors with gradients, as that of many detectors after their last layer."""
+
+    def found(self, picture: Tensor) -> dict[str, Tensor]:
+        rows = super().found(picture)
+        return rows | {"scores": torch.from_numpy(rows["scores"].numpy())}
+
+
+def test_a_detector_that_cannot_be_explained_has_a_page_without_heat(explained) -> None:
+    other = dataclasses.replace(explained.plan.model, module=WithoutGradients().eval())
+
+    assert {strip.panels[1].title for strip in page_of(explained, other).strips} == {"no heat"}
+
+
+def test_the_page_runs_a_black_box_on_its_edits_alone(explained) -> None:
+    seen: list[int] = []
+
+    def detector(pictures: Tensor) -> Any:
+        seen.append(len(pictures))
+        return ByColour(reads=0.8)(pictures)
+
+    box = camkit.black_box(detector, labels=explained.plan.model.labels, preprocess=as_they_are)
+    strips = page_of(explained, box).strips
+
+    assert {strip.panels[1].title for strip in strips} == {"no heat"}
+    edits = sum(len(strip.panels) - 2 for strip in strips)
+    assert sum(seen) < 2 * edits  # some more show once whether the model keeps the pictures of a batch apart
 
 
 def test_boxes_that_stay_after_the_objects_are_removed_count_as_sufficiency(folder, rectangles) -> None:

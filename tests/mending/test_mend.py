@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,21 @@ def test_a_network_whose_features_know_the_object_is_mended(found: camkit.MendRe
     swapped[:, 0] = 0.8  # red
     swapped[:, :, 14:34, 14:34] = 0.04  # a black object, which the old network calls light
     assert (int(model(swapped).argmax()), int(again(swapped).argmax())) == (1, 0)
+
+
+def test_a_gap_that_shrinks_in_few_groups_or_pictures_counts_as_far_as_it_shows(found: camkit.MendResult) -> None:
+    """The interval is NaN below five groups, which is no gain; pictures that were pasted once only are left out."""
+    rows = found.after.images
+    assert found.gap_change is not None
+    assert (found.gap_change.groups, found.gap_change.high < -0.9) == (PER_CLASS, True)
+    few = [replace(row, group=str(number % 4)) for number, row in enumerate(rows)]
+    in_few = replace(found, after=replace(found.after, images=tuple(few)))
+    assert in_few.problem.startswith("the gap does not get smaller by more than chance")
+    others = (replace(rows[0], same={}, other={}), *rows[2:])
+    without = replace(found, before=replace(found.before, images=found.before.images[:-1]))
+    without = replace(without, after=replace(found.after, images=others))
+    assert without.gap_change is not None
+    assert (without.gap_change.groups, without.problem) == (PER_CLASS - 3, "")
 
 
 def test_no_group_mends_and_proves(found: camkit.MendResult) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import camkit
-from camkit.errors import InputError, ModelError
+from camkit.errors import ImageError, InputError, ModelError
 from camkit.sentences import heat
 from camkit.sentences.loading import load
 from tests.sentences.families import FAMILIES, localised
@@ -130,6 +130,36 @@ def test_a_model_of_one_picture_takes_no_two():
         camkit.words(model.eval(), list(pictures()), PROMPT, processor=processor, words=SENTENCE)
     with pytest.raises(InputError, match="picture=2 is not one of the 2 pictures; their numbers start at 0"):
         camkit.words(model, list(pictures()), PROMPT, processor=processor, words=SENTENCE, picture=2)
+
+
+def test_a_wrong_number_of_pictures_is_one_sentence():
+    model, processor = FAMILIES["llava_next"]()
+    both = list(pictures())
+    for images, prompt, picture, said in (
+        (
+            both,
+            "<image> what",
+            0,
+            r"the prompt has 1 x <image>, the place of a picture, and the number of pictures is 2;",
+        ),
+        (both[0], "<image> or <image>", 0, r"the prompt has 2 x <image>, .* is 1; write it once for each"),
+        ([], PROMPT, 0, "there is no picture; pass one or more"),
+        (both[0], PROMPT, 1, "picture=1 is not 0, the number of the only picture"),
+    ):
+        with pytest.raises(InputError, match=said):
+            camkit.words(model, images, prompt, processor=processor, words=SENTENCE, picture=picture)
+
+
+@pytest.mark.skipif("config.option.types", reason="--types refuses such a call before camkit does")
+def test_what_is_no_picture_is_one_sentence():
+    model, processor = FAMILIES["llava_next"]()
+    both = list(pictures())
+    for images, said in (
+        (None, "picture 1 is of the type NoneType; pass a path, a PIL picture or an array, or a list of these"),
+        ([both[0], both], "picture 2 is of the type list; pass"),
+    ):
+        with pytest.raises(ImageError, match=said):
+            camkit.words(model, images, PROMPT, processor=processor, words=SENTENCE)
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "blip2"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -366,8 +367,9 @@ def test_pictures_together_share_a_prompt_and_each_gets_a_page(llava, tmp_path, 
     model, processor = llava
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
-    files = [str(tmp_path / f"{name}.png") for name in "ab"]
+    files = [str(tmp_path / name / "p.png") for name in "ab"]  # the folders tell them apart
     for file, drawing in zip(files, drawn(2), strict=True):
+        Path(file).parent.mkdir()
         drawing.save(file)
     options = ["--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT, "--sentence", SENTENCE, "--word", "red"]
     out = tmp_path / "out"
@@ -378,8 +380,8 @@ def test_pictures_together_share_a_prompt_and_each_gets_a_page(llava, tmp_path, 
     )  # fmt: skip
     assert first["words"][1]["probability"] == pytest.approx(second["words"][1]["probability"], abs=1e-5)
     assert first["words"][1]["needs_picture"] != pytest.approx(second["words"][1]["needs_picture"], abs=1e-5)
-    assert f"in one prompt with {files[1]}" in (out / "a.words.html").read_text()
-    assert (out / "b.words.html").exists()
+    assert f"in one prompt with {files[1]}" in (out / "a/p.png.words.html").read_text()
+    assert f"in one prompt with {files[0]}" in (out / "b/p.png.words.html").read_text()
 
 
 def test_a_model_without_some_of_its_weights_is_refused(llava, tmp_path):
