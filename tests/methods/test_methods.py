@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from attention_oracles import ORACLES as ATTENTION_ORACLES
-from checked import violations
+from checked import unchecked, violations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -714,17 +714,17 @@ class TestOfTheUser:
     @pytest.mark.parametrize("name", ["", "a/b", "two words", ".hidden", 7])
     def test_a_name_that_cannot_be_a_file_name_is_refused(self, name: Any) -> None:
         with pytest.raises(MethodError, match="letters, digits"):
-            camkit.register_method.__wrapped__(name)
+            unchecked(camkit.register_method)(name)
 
     def test_unknown_needs_are_refused(self) -> None:
         with pytest.raises(
             MethodError, match="needs must be one of gradients, curvature, head, activations, scores, references, "
         ):
-            camkit.register_method.__wrapped__("new", needs="all")
+            unchecked(camkit.register_method)("new", needs="all")
 
     def test_neither_name_nor_function_is_refused(self) -> None:
         with pytest.raises(MethodError, match="name such as 'gradcam' or a function"):
-            find_method.__wrapped__(7)
+            unchecked(find_method)(7)
 
     @pytest.mark.parametrize("shape", [(2, 3, 1, 1), (2, 3, 4, 5), (1, 3, 1, 1), (2, 3, 4, 1)])
     def test_weights_that_broadcast_are_accepted(self, shape: tuple[int, ...]) -> None:
