@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
@@ -70,7 +69,6 @@ def words(
     check_folder(out)
     loaded, processor = load(model, device)
     options = {"processor": processor, "words": sentence, "method": method, "max_new_tokens": max_new_tokens}
-    stems = Counter(file.place.with_suffix("") for file in files)
     names = drawing_names({file.path: file.place for file in files})
     failed, table = 0, [csv_line(COLUMNS)]
     explained = (explain_together if together else explain_files)(
@@ -83,9 +81,7 @@ def words(
             failed += 1
             fail(f"{file.path}: {found}")
             continue
-        stem = file.place.with_suffix("")
-        name = stem if stems[stem] == 1 else names[file.path]
-        written = [found.save(out / f"{name}.words{suffix}") for suffix in (".html", ".png", ".json")]
+        written = [found.save(out / f"{names[file.path]}.words{suffix}") for suffix in (".html", ".png", ".json")]
         table += [csv_line(map(as_cell, map(str, row))) for row in rows_of(file, found)]
         if json:
             emit(dumps(found.to_dict(), allow_nan=False))

@@ -350,14 +350,14 @@ def test_the_command_writes_a_page_a_sheet_and_json(llava, picture, tmp_path, ca
     options += ["-o", str(tmp_path / "out"), "--device", "cpu"]
     assert main(["words", str(tmp_path / "photo.png"), *options]) == 0
     assert SENTENCE in capsys.readouterr().out
-    saved = json.loads((tmp_path / "out/photo.words.json").read_text())
+    saved = json.loads((tmp_path / "out/photo.png.words.json").read_text())
     assert [word["text"] for word in saved["words"]] == SENTENCE.split()
     assert [word["needs_no_picture"] for word in saved["words"]] == [
         word["verdict"].startswith(("does not need", "punctuation")) for word in saved["words"]
     ]
     assert [word["text"] for word in saved["words"] if word["explanation"]] == ["red"]
-    assert "without heat, for the word red" in (tmp_path / "out/photo.words.html").read_text()
-    assert (tmp_path / "out/photo.words.png").exists()
+    assert "without heat, for the word red" in (tmp_path / "out/photo.png.words.html").read_text()
+    assert (tmp_path / "out/photo.png.words.png").exists()
     assert main(["words", str(tmp_path / "photo.png"), "--model", f"hf:{tmp_path / 'nothing'}"]) == 2
     assert main(["words", str(tmp_path / "no.png"), *options]) == 2
     assert "no.png does not exist" in capsys.readouterr().err
@@ -413,7 +413,7 @@ def test_pictures_of_a_folder_are_compared_with_the_others(llava, tmp_path, caps
     assert set(by_source) == {str(folder / place) for place in places}
     files = list((tmp_path / "out").rglob("*.html"))
     assert {str(file.relative_to(tmp_path / "out")) for file in files} == {
-        "a.png.words.html", "a.jpg.words.html", "more/b.words.html",
+        "a.png.words.html", "a.words.html", "more/b.png.words.html",
     }  # fmt: skip
     others = [folder / place for place in places[:2]]
     alone = camkit.words(
