@@ -37,7 +37,7 @@ EVIL = "<script>document.title='taken'</script>"
 def result(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scenes")
     data = write_scenes(folder, 10)
-    config = {"check": {"per_class": 10, "pastes": 1}, "limits": {"least_pictures": 10}}
+    config = {"check": {"per_class": 10, "pastes": 2}, "limits": {"least_pictures": 10}}
     return camkit.check("demo-biased", data, config=config)
 
 
