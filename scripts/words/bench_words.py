@@ -114,7 +114,7 @@ def prepared(row: str, name: str, side: int, words: int, references: int) -> tup
     text = " ".join(" ".join(scene.sentence for scene in scenes).replace(" .", "").split()[:words])
     pictures = [Image.fromarray(scene.picture).resize((side, side)) for scene in scenes]
     tokens = len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
-    inputs = processor(text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[pictures[0]], return_tensors="pt")
+    inputs = processor(text=[PROMPT_TEXT], images=[pictures[0]], return_tensors="pt")
     titles = {
         "load": "weights and libraries alone",
         "write": f"write {tokens} tokens",

@@ -48,6 +48,8 @@ TEMPLATE = (
 )
 PROMPT_TEXT = f"USER: <image> {PROMPT} ASSISTANT:"
 """What the template of the LLaVA makes of ``PROMPT``."""
+ENCODER = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4}
+"""The size of the encoders of the LLaVA and of the encoder-decoder."""
 QWEN_PICTURE = "<|vision_start|><image><|vision_end|>"
 QWEN_TOKENS = {"video_token": "<video>", "start": "<|vision_start|>", "end": "<|vision_end|>"}
 
@@ -116,10 +118,7 @@ def build(
 ) -> LlavaForConditionalGeneration:
     """Return an untrained LLaVA: a ViT of ``side / patch`` cells a side, a projector, and a decoder like LLaMA's."""
     vision = CLIPVisionConfig(
-        hidden_size=96,
-        intermediate_size=192,
-        num_hidden_layers=4,
-        num_attention_heads=4,
+        **ENCODER,
         image_size=side,
         patch_size=patch,
         projection_dim=64,
@@ -132,9 +131,7 @@ def build(
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        **_ends(tokenizer),
         tie_word_embeddings=False,
     )
     config = LlavaConfig(
@@ -144,10 +141,7 @@ def build(
         vision_feature_layer=-2,
         image_seq_length=(side // patch) ** 2,
     )
-    model = LlavaForConditionalGeneration(config)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return model
+    return _ending(LlavaForConditionalGeneration(config), tokenizer)
 
 
 def qwen_processor_for(tokenizer: PreTrainedTokenizerFast) -> Qwen2VLProcessor:
@@ -180,9 +174,7 @@ def build_qwen(tokenizer: PreTrainedTokenizerFast) -> Qwen2VLForConditionalGener
             "num_key_value_heads": 2,
             "max_position_embeddings": 512,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]},
-            "pad_token_id": tokenizer.pad_token_id,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
+            **_ends(tokenizer),
         },
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         video_token_id=tokenizer.convert_tokens_to_ids("<video>"),
@@ -196,10 +188,7 @@ def build_qwen(tokenizer: PreTrainedTokenizerFast) -> Qwen2VLForConditionalGener
 def build_encoder_decoder(tokenizer: PreTrainedTokenizerFast) -> VisionEncoderDecoderModel:
     """Return an untrained ViT, and a GPT-2 that attends to its cells and its class token."""
     encoder = ViTConfig(
-        hidden_size=96,
-        intermediate_size=192,
-        num_hidden_layers=4,
-        num_attention_heads=4,
+        **ENCODER,
         image_size=SIDE,
         patch_size=CELL,
     )
@@ -213,9 +202,7 @@ def build_encoder_decoder(tokenizer: PreTrainedTokenizerFast) -> VisionEncoderDe
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        **_ends(tokenizer),
     )
     config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
     model = VisionEncoderDecoderModel(config)
@@ -223,6 +210,10 @@ def build_encoder_decoder(tokenizer: PreTrainedTokenizerFast) -> VisionEncoderDe
         each.decoder_start_token_id = tokenizer.bos_token_id
     model.config.pad_token_id = tokenizer.pad_token_id
     return _ending(model, tokenizer)
+
+
+def _ends(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    return {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
 
 
 def _ending(model: Any, tokenizer: PreTrainedTokenizerFast) -> Any:

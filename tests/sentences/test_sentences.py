@@ -54,7 +54,7 @@ def hooks_of(model):
 def log_probability(model, processor, picture, sentence, word):
     """Return a word's log-probability from plain passes of the whole model, token by token."""
     ids = processor.tokenizer(sentence, add_special_tokens=False)["input_ids"]
-    inputs = processor(text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[picture], return_tensors="pt")
+    inputs = processor(text=[PROMPT_TEXT], images=[picture], return_tensors="pt")
     total = 0.0
     for token in word.tokens:
         text = torch.cat([inputs["input_ids"], torch.tensor([ids[:token]], dtype=torch.long)], 1)
@@ -86,16 +86,12 @@ def test_the_heat_is_that_of_one_reference_after_another(llava, picture):
     references = drawn(3)
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=references)
     ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
-    inputs = processor(
-        text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[picture, *references][:1], return_tensors="pt"
-    )
+    inputs = processor(text=[PROMPT_TEXT], images=[picture, *references][:1], return_tensors="pt")
     text = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
     first = inputs["input_ids"].shape[1]
 
     def tokens(shown):
-        pixels = processor(text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[shown], return_tensors="pt")[
-            "pixel_values"
-        ]
+        pixels = processor(text=[PROMPT_TEXT], images=[shown], return_tensors="pt")["pixel_values"]
         return (
             model.get_image_features(
                 pixel_values=pixels, vision_feature_layer=-2, vision_feature_select_strategy="default"
@@ -138,7 +134,7 @@ def test_rows_of_attention_are_those_of_the_eager_attention(llava, picture):
     model, processor = llava
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method="attention")
     ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
-    inputs = processor(text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[picture], return_tensors="pt")
+    inputs = processor(text=[PROMPT_TEXT], images=[picture], return_tensors="pt")
     text = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
     first, places = inputs["input_ids"].shape[1], text[0] == processor.image_token_id
     model.set_attn_implementation("eager")
@@ -158,7 +154,7 @@ def test_token_activation_maps_follow_the_paper(llava, picture):
     model, processor = llava
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method="tam")
     ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
-    inputs = processor(text=[PROMPT_TEXT.replace("PICTURE", "<image>")], images=[picture], return_tensors="pt")
+    inputs = processor(text=[PROMPT_TEXT], images=[picture], return_tensors="pt")
     text = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
     with torch.no_grad():
         logits = model(input_ids=text, pixel_values=inputs["pixel_values"]).logits[0].clamp(min=0).double().numpy()
