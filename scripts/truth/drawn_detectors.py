@@ -65,9 +65,8 @@ def judged(source: str, pictures: int, curves: int) -> Iterator[tuple[str, dict[
                 explainers[method] = camkit.Explainer(source, layers, method=method)
             maps[method] = explainers[method].batch([picture], target=every)
         if not only_masks:
-            maps[WHOLE] = explainers[METHODS[-1]].batch(
-                [picture], target=sum_of_logits
-            )  # one map, for each of the boxes
+            of_all = explainers[METHODS[-1]].batch([picture], target=sum_of_logits)
+            maps[WHOLE] = [*of_all] * len(maps[METHODS[0]])  # the same map for each of the boxes
         if seed < curves and not only_masks:
             explainers.setdefault(DRISE, camkit.Explainer(source, method=drise()))
             maps[DRISE] = explainers[DRISE].batch([picture], target=every, batch_size=AT_ONCE)
@@ -80,9 +79,7 @@ def judged(source: str, pictures: int, curves: int) -> Iterator[tuple[str, dict[
             if toy is None or explained.detection is None or explained.target is None:
                 continue
             corners = tuple(explained.detection)  # pictures have the size of the detectors' input
-            heats = {
-                name: torch.from_numpy(rows[number % len(rows)].heatmap_on_picture()) for name, rows in maps.items()
-            }
+            heats = {name: torch.from_numpy(rows[number].heatmap_on_picture()) for name, rows in maps.items()}
             if only_masks:
                 heats = {MASK: heats[MASK]}
             else:

@@ -34,10 +34,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
+from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
 from camkit.background.regions.coco import decode_runs
@@ -238,12 +240,8 @@ def enlarged(raw: Tensor, reading: Reading, picture: Image.Image) -> Heat:
 
 def otsu(heat: Heat) -> float:
     """Return the threshold that divides values of 0 to 1 into two groups with the least variance inside of them."""
-    counts, edges = np.histogram(heat, 256, (0, 1))
-    middles = (edges[1:] + edges[:-1]) / 2
-    low, sums = counts.cumsum(), (counts * middles).cumsum()
-    high, rest = low[-1] - low, sums[-1] - sums
-    between = low * high * (sums / np.maximum(low, 1) - rest / np.maximum(high, 1)) ** 2
-    return float(edges[1 + int(between.argmax())])
+    levels = np.minimum(256 * heat, 255).astype(np.uint8)
+    return float((cv2.threshold(levels, 0, 255, cv2.THRESH_OTSU)[0] + 1) / 256)
 
 
 def superpixels(pixels: NDArray[np.uint8]) -> NDArray[np.intp]:
@@ -254,11 +252,7 @@ def superpixels(pixels: NDArray[np.uint8]) -> NDArray[np.intp]:
     points = np.dstack([pixels / 20.0, y[..., None] / step * 2, x[..., None] / step * 2]).reshape(-1, 5)
     rows, columns = (np.arange(step / 2, side, step).astype(int) for side in (height, width))
     centres = points.reshape(height, width, 5)[rows][:, columns].reshape(-1, 5)
-    for _ in range(ROUNDS):
-        owner = ((centres**2).sum(1) - 2 * points @ centres.T).argmin(1)
-        counts = np.bincount(owner, minlength=len(centres))
-        sums = np.stack([np.bincount(owner, points[:, axis], len(centres)) for axis in range(5)], 1)
-        centres = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], centres)
+    _, owner = kmeans2(points, centres, ROUNDS, minit="matrix")
     return np.asarray(owner.reshape(height, width))
 
 
