@@ -4,9 +4,7 @@
     python -m scripts.words.train_words --architecture qwen2-vl --device cuda --out trained/ --minutes 6 --batch 64
 
 First the encoder learns what each patch shows, as real models start from a trained encoder; then the whole network
-learns the sentences. ``--start`` goes on with a trained model; with ``--sinks``, while three image tokens collect half
-of the decoder's attention, as attention sinks of large models do.
-"""
+learns X"""
 
 from __future__ import annotations
 
@@ -30,7 +28,6 @@ SCENES, HELD_OUT = 20_000, 200
 TRAINING, TESTING = 1, 2
 """The first number of the scenes' seeds."""
 RATE = 2e-3
-SHARE_FOR_ENCODER = 0.35
 SINKS = (9, 30, 52)
 """The image tokens that collect attention in the model with planted sinks."""
 
@@ -77,6 +74,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the folder for the trained model")
     parser.add_argument("--minutes", type=float, default=25, help="how long it takes, including drawing the scenes")
     parser.add_argument("--start", type=Path, help="the folder of a trained model, which learns on")
+    parser.add_argument("--encoder", type=float, help="the encoder's share of the time; 0.35, or 0 with --start")
     parser.add_argument("--sinks", action="store_true", help="plant attention sinks; for a LLaVA only")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
@@ -105,8 +103,9 @@ def main() -> None:
     print(f"{weights:,} weights, {training.wanted.shape[1]} tokens", flush=True)
     if given.sinks:
         model.set_attn_implementation("eager")  # the only one that returns its attention
-    if not given.start:
-        train_encoder(kind, model, training, (end - time.monotonic()) * SHARE_FOR_ENCODER, given.batch)
+    share = (0 if given.start else 0.35) if given.encoder is None else given.encoder
+    if share:
+        train_encoder(kind, model, training, (end - time.monotonic()) * share, given.batch)
     train(model, processor, training, held_out, end, given.out, size=given.batch, with_sinks=given.sinks)
 
 
