@@ -9,15 +9,17 @@ layout, for the tiny models; their classes are toys and grounds.
 
 TAM (Li et al. 2025, arXiv:2506.23270). An object word is the name of a COCO class that the picture has, or a synonym.
 Obj-IoU compares its map, above Otsu's threshold, with the outlines of the class; precision and recall are of the same
-pixels. Func-IoU is the share of the picture in which the map of a function word ("the", "on") stays below the mean
-threshold of the sentence's object words. F1-IoU is the harmonic mean of both. Maps of a sentence share one scale.
+pixels. Func-IoU is the share of the picture in which the map of a function word ("the", "and", but no preposition)
+stays below the mean threshold of the sentence's object words. F1-IoU is the harmonic mean of both.
 
 EAGLE (Chen et al. 2025, arXiv:2509.22496). Superpixels are ranked by their mean heat. Insertion is the area under the
 word's probability while they are shown on black in this order, and deletion while they are blacked out. The pointing
 game asks whether a word's maximum lies in an outline of its class, or in a box.
 
-What differs from the papers' code: words and synonyms are found in a list instead of by a tagger, superpixels are made
-by k-means over colour and place, in as many steps as ``--steps``, and words are explained one by one.
+What differs from the papers' code: words and synonyms are found in a list instead of by a tagger. For TAM, the maps of
+a sentence share one scale (there, a map is scaled together with the relevance of earlier words), nouns outside COCO's
+classes set no threshold, and a word of several tokens has one map (there, the best of its tokens' maps counts). For
+EAGLE, superpixels are made by k-means over colour and place, in as many steps as ``--steps``.
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
-from camkit.background.regions.coco import decode_runs
+from camkit.background.regions.annotations import ObjectAnnotation
+from camkit.background.render import object_region
 from camkit.errors import ModelError
 from camkit.sentences.heat import attention_rows, combined, expected_gradients
 from camkit.sentences.inputs import Inputs
@@ -63,7 +66,8 @@ SYNONYMS = {
     "plant": "potted plant", "racket": "tennis racket", "glove": "baseball glove", "bat": "baseball bat",
 }  # fmt: skip
 FUNCTION = re.compile(
-    r"a|an|the|of|on|in|at|to|by|with|and|or|is|are|was|were|be|that|this|there|it|its|as|for|from|near"
+    r"a|an|the|this|that|these|those|some|any|no|every|each|all|both|and|or|but|there|can|could|may|might|will|would|"
+    r"should|must|he|she|it|they|his|her|its|their|which|who|what|where|when"
 )
 METHODS = ("expected", "attention", "attention-expected", "tam", "random", "centre")
 Heat = NDArray[np.float32]
@@ -124,21 +128,11 @@ def examples(folder: Path) -> Iterator[Example]:
         boxes: dict[str, Mask] = defaultdict(lambda size=size: np.zeros(size[::-1], bool))  # type: ignore[misc]
         for part in parts[row["id"]]:
             name = names[part["category_id"]]
-            masks[name] |= outlined(part["segmentation"], size)
+            masks[name] |= object_region([ObjectAnnotation(name, outline=part["segmentation"])], size)
             left, top, width, height = (round(value) for value in part["bbox"])
             boxes[name][top : top + height, left : left + width] = True
         if masks and row["file_name"] in files:
             yield Example(files[row["file_name"]], captions.get(row["id"]), dict(masks), dict(boxes))
-
-
-def outlined(outline: Any, size: tuple[int, int]) -> Mask:
-    """Return the pixels inside polygons or a run-length encoding."""
-    if isinstance(outline, dict):
-        return np.asarray(decode_runs(outline))
-    drawn = Image.new("1", size)
-    for polygon in outline:
-        ImageDraw.Draw(drawn).polygon(polygon, fill=1)
-    return np.asarray(drawn)
 
 
 def write_scenes(folder: Path, count: int) -> None:

@@ -4,7 +4,10 @@
     python -m scripts.words.train_words --architecture qwen2-vl --device cuda --out trained/ --minutes 6 --batch 64
 
 First the encoder learns what each patch shows, as real models start from a trained encoder; then the whole network
-learns X"""
+learns the sentences. ``--start`` goes on with a trained model, whose encoder learns the patches again if ``--encoder``
+is given. With ``--sinks``, three image tokens collect half of the decoder's attention meanwhile, as attention sinks of
+large models do.
+"""
 
 from __future__ import annotations
 
