@@ -85,6 +85,22 @@ def brief(error: object) -> str:
     return text[:_LONGEST_QUOTE] + "..." * (len(text) > _LONGEST_QUOTE)
 
 
+@contextlib.contextmanager
+def as_error(kind: Callable[[str], CamkitError], said: Callable[[Exception], str]) -> Iterator[None]:
+    """Raise an error of camkit's in place of whatever the block raises: libraries raise anything on damaged files.
+
+    Args:
+        kind: the class of the error. Errors of camkit's own pass through.
+        said: makes its sentence of the other error.
+    """
+    try:
+        yield
+    except CamkitError:
+        raise
+    except Exception as error:
+        raise kind(said(error)) from error
+
+
 class _Door:
     """Through which door the calls come: Python, or the command line."""
 

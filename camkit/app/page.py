@@ -195,11 +195,7 @@ def _react_to_clicks(viewer: Viewer, parts: _Parts) -> None:
 
 
 def _box_at(viewer: Viewer, look: Look, place: tuple[int, int]) -> Found:
-    """Return the box around a click.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the box around a click."""
     found = viewer.box_at(look, place)
     if found is None:
         raise InputError("no box is there; click inside one")
@@ -316,11 +312,7 @@ def _rectangle(start: tuple[int, int], end: tuple[int, int], size: tuple[int, in
 
 
 def _drawn_over(viewer: Viewer, look: Look, drawn: str) -> tuple[int, int, int, int]:
-    """Return the rectangle that was drawn over the picture.
-
-    Raises:
-        InputError: a request holds something other than what the page sends.
-    """
+    """Return the rectangle that was drawn over the picture."""
     size = viewer.picture(look.uncovered).size
     try:
         corners = np.array(json.loads(drawn), float).reshape(2, 2).clip(0, 1) * size

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from camkit.errors import InputError, brief
+from camkit.errors import InputError, as_error, brief
 from camkit.kit.report_rows import shares_right
 from camkit.tables import Rows
 
@@ -26,11 +26,9 @@ def read_report(folder: Path) -> dict[str, Any]:
         InputError: it is not a report.
     """
     file = folder / "report.json"
-    try:
+    with as_error(InputError, lambda error: f"{file} is not the report of a check: {brief(error)}"):
         report: dict[str, Any] = json.loads(file.read_bytes())
         class_rows(report), picture_rows(report), report["verdict"], report["sentence"], report["reasons"]
-    except Exception as error:  # whatever a damaged report lacks
-        raise InputError(f"{file} is not the report of a check: {brief(error)}") from error
     return report
 
 

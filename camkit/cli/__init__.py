@@ -194,9 +194,6 @@ def _refuse_mistyped_command(typed: Sequence[str]) -> None:
     """Refuse a first word that is neither a command nor a file but looks like a mistyped command.
 
     A name with a suffix, a folder or a wildcard is a picture's.
-
-    Raises:
-        InputError: the word is mistyped.
     """
     parent, words = (checks, typed[1:]) if typed[:1] == ["check"] else (app, typed)
     commands = [name for name in parent if not name.startswith("-")]
@@ -210,11 +207,7 @@ def _refuse_mistyped_command(typed: Sequence[str]) -> None:
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Refuse an empty argument, such as an unset variable of the shell: as a path, it would mean the current folder.
-
-    Raises:
-        InputError: an argument is empty.
-    """
+    """Refuse an empty argument, such as an unset variable of the shell: as a path, it would mean the current folder."""
     for number, argument in enumerate(arguments, start=1):
         if re.fullmatch(r"(--[\w-]+=)?", argument):
             where = argument[:-1] or f"argument {number}"

@@ -32,10 +32,8 @@ def app(
 
     Args:
         pictures: Files, folders or quoted glob patterns; or the folder of a check's reports.
-        source: The model.
         port: The port. Default: the first free one from 7860.
         browser: Open the page in the browser (the default), or only print its address.
-        common: The config, and how much is printed.
     """
     common.begin()
     import webbrowser
@@ -65,11 +63,7 @@ def app(
 
 
 def _viewer(pictures: tuple[str, ...], source: OptionalSource) -> Viewer:
-    """Load what the page shows.
-
-    Raises:
-        InputError: there are no pictures, or the model cannot be loaded.
-    """
+    """Load what the page shows."""
     from camkit.app.viewer import Viewer
     from camkit.demo.scenes import scene_paths
     from camkit.images.listing import Pictures

@@ -167,13 +167,6 @@ def check(
     Args:
         data: A folder with one folder per class, a CSV with the columns path and label, a folder of pictures whose
             regions name classes, or the data.yaml of a YOLO data set.
-        source: The model.
-        pictures: The regions, groups and classes of the pictures.
-        experiment: How the check is run.
-        limits: The limits of the verdict.
-        run: Where the check writes, and what it starts from.
-        ray: The cluster to compute on.
-        common: The config, and how much is printed.
     """
     from camkit.background.check import JOURNAL, finish_check, plan_check
     from camkit.background.forecast import estimate_seconds
@@ -268,14 +261,8 @@ def init(
 
     Args:
         data: The pictures, as for the check.
-        source: The model.
-        pictures: The regions, groups and classes of the pictures.
-        experiment: How the check is run.
-        limits: The limits of the verdict.
-        run: Where the check writes, and what it starts from.
         file: The config file to write.
         overwrite: Replace the file if it exists.
-        common: A config to start from, and how much is printed.
     """
     from camkit.background.classes import read_class_map
     from camkit.background.data import read_data

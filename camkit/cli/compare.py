@@ -70,15 +70,12 @@ def compare(
 
     Args:
         pictures: Files, folders or quoted glob patterns.
-        source: The model.
-        compared: What is compared.
         metric: What each map is judged by: top-loss, srg, insertion, deletion, average-drop, ...
         out: The file for the sheet, such as compare.png.
         overwrite: Replace the file if it exists.
         colormap: One of OpenCV's colour maps.
         alpha: The weight of the colours over the picture, 0 to 1.
         json: Print the values as one JSON object instead of a table.
-        common: The config, and how much is printed.
     """
     common.begin()
     if not pictures:
@@ -169,13 +166,10 @@ def judge(
 
     Args:
         data: A folder of pictures.
-        source: The model.
-        compared: What is compared.
         pictures: Use at most this many pictures: a random sample if there are more.
         seed: The seed of the sample and of all draws.
         out: The folder for the reports.
         json: Print the judgement as one JSON object instead of a table.
-        common: The config, and how much is printed.
     """
     common.begin()
     import camkit

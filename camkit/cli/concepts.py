@@ -30,14 +30,12 @@ def concepts(
 
     Args:
         pictures: Files, folders or quoted glob patterns.
-        source: The model.
         count: The number of concepts.
         layer: The layer; by default the one that camkit would explain. "camkit layers" lists them.
         batch_size: Pictures per pass; halved automatically if memory runs out. Default: 32 on a GPU, 4 on a CPU.
         recursive: Search subfolders too, which is the default, or leave them out.
         out: The folder for the sheet, or a file such as concepts.png.
         overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.
-        common: The config, and how much is printed.
     """
     common.begin()
     if not pictures:

@@ -29,42 +29,44 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     options = {name: argument for argument in arguments for name in argument.names}
     if "--config" not in options:
         return
+
+    def typed(option: str) -> list[str]:
+        return [token.value for token in options[option].tokens]
+
     from camkit.config.files import find_config
 
-    typed = [token.value for token in options["--config"].tokens]
     # A config that lies in the folder already says nothing about the one that ``camkit check init`` is to write.
-    file = Path(typed[-1]) if typed else find_config(Path()) if commands != ("check", "init") else None
+    named = [Path(name) for name in typed("--config")]
+    file = named[-1] if named else find_config(Path()) if commands != ("check", "init") else None
     if file is None:
         return
     from camkit.config.settings import read_config
 
-    settings = read_config(file)
-    values: dict[str, Any] = {"config": str(file)}
-    models = [token.value for token in options["--model"].tokens]
-    if not typed and not models:
+    settings, models = read_config(file), typed("--model")
+    if not named and not models:
         _refuse_code(settings.model.name, file)
+    values: dict[str, Any] = {"config": str(file)}
     if not models or settings.model.describes(models[-1]):
         values |= {"model" if name == "name" else name: value for name, value in _values(settings.model).items()}
     if commands in _TABLES:
         values |= _values(getattr(settings, _TABLES[commands]))
-    if "references" in values:
-        from camkit.methods import METHODS
-
-        methods = [token.value for token in options["--method"].tokens] or [str(values.get("method"))]
-        if not any(name in METHODS and METHODS[name].need.references for name in methods):
-            del values["references"]  # the config gives them for the methods that use them
+    if "references" in values and not _use_references(typed("--method") or [str(values.get("method"))]):
+        del values["references"]
     given = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
     known = {name: value for name, value in given.items() if f"--{name}" in options}
     # cyclopts' own class for this leaves out options that are called like a command, such as scale.
     update_argument_collection(known, str(file), arguments, root_keys=(), allow_unknown=False)
 
 
-def _refuse_code(model: str | None, file: Path) -> None:
-    """Refuse a config that nobody named if its model is Python code: the folder may be a stranger's.
+def _use_references(methods: list[str]) -> bool:
+    """Tell whether one of these methods uses the references that a config gives."""
+    from camkit.methods import METHODS
 
-    Raises:
-        InputError: the model is ``file.py:factory`` or ``package.module:factory``.
-    """
+    return any(name in METHODS and METHODS[name].need.references for name in methods)
+
+
+def _refuse_code(model: str | None, file: Path) -> None:
+    """Refuse a config that nobody named if its model is Python code: the folder may be a stranger's."""
     if model is None:
         return
     from camkit.models import runs_code

@@ -32,7 +32,6 @@ def diagnose(
     Args:
         pictures: Files, folders or quoted glob patterns, used as one batch. It takes eight or more to tell dead
             channels from silent ones.
-        source: The model.
         train: Run the model as in a training step instead of in evaluation mode.
         precision: The number format of the computation; bf16 and fp16 show what overflows in mixed precision.
         limit: Use at most this many pictures, spread evenly.
@@ -40,7 +39,6 @@ def diagnose(
         out: The folder for the reports.
         json: Print the JSON instead of the table.
         tensorboard: A folder for TensorBoard event files with the same results.
-        common: The config, and how much is printed.
     """
     common.begin()
     if not pictures:
@@ -90,14 +88,12 @@ def features(
 
     Args:
         picture: The picture file.
-        source: The model.
         layer: The layer; by default the one that camkit would explain. "camkit layers" lists them.
         top: The number of maps.
         scale: each scales every map to its own range, to show its form; together scales all maps to one range, so that
             you can compare them.
         out: The folder for the sheet, or a file such as sheet.png.
         overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.
-        common: The config, and how much is printed.
     """
     common.begin()
     if picture is None:

@@ -193,13 +193,6 @@ def explain(
 
     Args:
         pictures: Files, folders or quoted glob patterns.
-        source: The model.
-        targets: What to explain.
-        how: How to explain.
-        drawing: What is drawn.
-        results: Where the results go, and how they are printed.
-        ray: The cluster to compute on.
-        common: The config, and how much is printed.
     """
     common.begin()
     results.check()
@@ -258,11 +251,7 @@ _OF_SLIDES = {"true", "target", "method", "references", "precision", "recursive"
 
 
 def _refuse_beside_slide(*tables: Any, ray: bool | str) -> None:
-    """Refuse the options that a slide does not use.
-
-    Raises:
-        InputError: there are some.
-    """
+    """Refuse the options that a slide does not use."""
     from camkit.kit.wording import listed
 
     names = [field.name for table in tables for field in fields(table) if getattr(table, field.name) != field.default]
@@ -275,12 +264,7 @@ def _refuse_beside_slide(*tables: Any, ray: bool | str) -> None:
 def _slide(
     pictures: Sequence[str], source: Source, targets: TargetOptions, how: HowOptions, drawing: DrawingOptions
 ) -> int:
-    """Draw one slide of one picture.
-
-    Raises:
-        InputError: there are several pictures.
-        OutputError: the file exists or cannot be written.
-    """
+    """Draw one slide of one picture."""
     import camkit
     from camkit.images.files import refuse_input, refuse_other_file
     from camkit.images.listing import Pictures
@@ -291,7 +275,16 @@ def _slide(
     if len(files) != 1:
         raise InputError("a slide shows one picture; name one file")
     is_page = drawing.out.suffix in (".pdf", ".svg")
-    shows = _shown_on_slide(files[0], source, targets, how)
+    shows = {
+        "picture": str(files[0].absolute()),
+        "model": source.model or "",
+        "weights": source.weights or "",
+        "true": targets.true or "",
+        "targets": "-".join(targets.target or []),
+        "method": str(how.method),
+        "precision": how.precision or "",
+        "references": "" if how.references is None else how.references.name,
+    }
     if is_page:  # a page does not record what it shows
         file = drawing.out
         if file.exists() and not drawing.overwrite:
@@ -313,20 +306,6 @@ def _slide(
         emit(printable(made.sentence))
         emit(printable(f"  wrote {file}"))
     return 0
-
-
-def _shown_on_slide(picture: Path, source: Source, targets: TargetOptions, how: HowOptions) -> dict[str, str]:
-    """Return the choices behind a slide, as words for its file name."""
-    return {
-        "picture": str(picture.absolute()),
-        "model": source.model or "",
-        "weights": source.weights or "",
-        "true": targets.true or "",
-        "targets": "-".join(targets.target or []),
-        "method": str(how.method),
-        "precision": how.precision or "",
-        "references": "" if how.references is None else Path(how.references).name,
-    }
 
 
 def _with_events(rows: Run, events: Any) -> Generator[Result, None, None]:

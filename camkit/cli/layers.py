@@ -21,10 +21,6 @@ def layers(*, source: Source, common: Common = Common()) -> int:
     torchinfo counts the parameters, the multiply-adds for one picture, and the memory of each output. The layers are
     the same with any weights, so camkit loads none unless you name some. With --verbose, the table has more columns;
     with --quiet, camkit prints only the name of the layer that it would explain.
-
-    Args:
-        source: The model.
-        common: The config, and how much is printed.
     """
     common.begin()
     from camkit.cli import text

@@ -39,14 +39,10 @@ def mend(
 
     Args:
         data: The pictures with the regions of their objects, as for the check.
-        source: The model.
-        pictures: The regions, groups and classes of the pictures.
-        experiment: How the pictures are pasted, and how the model is checked.
         out: The file for the mended weights, a state dict such as --weights takes. Default: mended.pth.
         export: Instead of mending, write the pasted pictures into this folder, to train the model on them.
         overwrite: Replace the file if it exists.
         force: Write the weights even if nothing was gained.
-        common: The config, and how much is printed.
     """
     from camkit.background.check import plan_check
     from camkit.cli.bars import stages

@@ -91,11 +91,8 @@ class TargetOptions:
             InputError: an option is wrong, two exclude each other, or one needs another.
         """
         names = self.target or []
-        self._corners("near", self.near)
-        self._corners("region", self.region)
-        self._corners("box-prompt", self.box_prompt)
-        self._point("box-at", self.box_at)
-        self._point("point", self.point)
+        for name in _FORMS:
+            self._numbers(name)
         kinds = [f"--{name.replace('_', '-')}" for name in _ALONE if getattr(self, name) is not None]
         if self.region is not None and self.direction is not None:
             kinds.remove("--direction")
@@ -135,21 +132,13 @@ class TargetOptions:
             return [camkit.targets.boxes()] if detects else None
         return [self._class_target(name, pictures, preprocess) for name in self.target]
 
-    @staticmethod
-    def _corners(option: str, text: str | None) -> tuple[float, ...]:
-        """Return the corners in an option; none if it is not given."""
-        corners = () if text is None else numbers(option, text)
-        if len(corners) not in (0, 4):
-            raise InputError(f"--{option} takes left,top,right,bottom, not {text!r}")
-        return corners
-
-    @staticmethod
-    def _point(option: str, text: str | None) -> tuple[float, ...]:
-        """Return the point in an option; nothing if it is not given."""
-        point = () if text is None else numbers(option, text)
-        if len(point) not in (0, 2):
-            raise InputError(f"--{option} takes x,y, not {text!r}")
-        return point
+    def _numbers(self, name: str) -> tuple[float, ...]:
+        """Return the numbers in an option; none if it is not given."""
+        text, form, option = getattr(self, name), _FORMS[name], name.replace("_", "-")
+        found = () if text is None else numbers(option, text)
+        if len(found) not in (0, len(form.split(","))):
+            raise InputError(f"--{option} takes {form}, not {text!r}")
+        return found
 
     def _direction_target(self) -> Target:
         """Return a target for one number of the output, by default the first."""
@@ -172,18 +161,24 @@ _ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget]]] = {
     "top_k": lambda options: camkit.targets.top(options.top_k or 0),
     "above": lambda options: camkit.targets.above(options.above or 0),
     "region": lambda options: camkit.targets.region(
-        *options._corners("region", options.region), sign="-" if options.direction == "down" else "+"
+        *options._numbers("region"), sign="-" if options.direction == "down" else "+"
     ),
     "direction": TargetOptions._direction_target,
     "threshold": lambda options: camkit.targets.boxes(options.threshold or 0),
     "box": lambda options: camkit.targets.box(options.box, part=options.part),
-    "box_at": lambda options: camkit.targets.box_at(*options._point("box-at", options.box_at), part=options.part),
-    "point": lambda options: camkit.targets.mask_at(*options._point("point", options.point)),
-    "box_prompt": lambda options: camkit.targets.mask_in(*options._corners("box-prompt", options.box_prompt)),
-    "near": lambda options: camkit.targets.box(near=options._corners("near", options.near), part=options.part),
+    "box_at": lambda options: camkit.targets.box_at(*options._numbers("box_at"), part=options.part),
+    "point": lambda options: camkit.targets.mask_at(*options._numbers("point")),
+    "box_prompt": lambda options: camkit.targets.mask_in(*options._numbers("box_prompt")),
+    "near": lambda options: camkit.targets.box(near=options._numbers("near"), part=options.part),
     "similar_to": lambda options: camkit.targets.similar_to(options.similar_to),
 }
 """What each option that chooses another kind of target makes; they exclude each other."""
+
+_FORMS = {
+    **dict.fromkeys(("near", "region", "box_prompt"), "left,top,right,bottom"),
+    **dict.fromkeys(("box_at", "point"), "x,y"),
+}
+"""The numbers in an option."""
 
 _REFINEMENTS = ("versus", "mask", "everywhere")
 """Options that refine one --target."""

@@ -190,10 +190,7 @@ def _amount(number: int) -> str:
     >>> _amount(25_557_032), _amount(4_089_184_256), _amount(640), _amount(0)
     ('25.6M', '4.09G', '640', '')
     """
-    for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}" if number < 999.5 * size else f"{number / size:.0f}{unit}"
-    return str(number) if number else ""
+    return _in_units(number, {"T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3}) if number else ""
 
 
 def _size(number: int) -> str:
@@ -202,10 +199,14 @@ def _size(number: int) -> str:
     >>> _size(3_211_264), _size(4000), _size(0)
     ('3.06 MiB', '3.91 KiB', '')
     """
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    return _in_units(number, {" GiB": 2**30, " MiB": 2**20, " KiB": 2**10, " B": 1}) if number else ""
+
+
+def _in_units(number: int, units: dict[str, int]) -> str:
+    for unit, size in units.items():
         if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:.0f} {unit}"
-    return f"{number} B" if number else ""
+            return f"{number / size:.3g}{unit}" if number < 999.5 * size else f"{number / size:.0f}{unit}"
+    return str(number)
 
 
 def _grid(layout: Layout | None) -> str:

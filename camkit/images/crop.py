@@ -19,24 +19,6 @@ from camkit.errors import InputError
 from camkit.types import Box, Preprocess
 
 
-def crop_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:
-    """Return the part of a picture that a preprocessing shows the model.
-
-    torchvision's presets are read. For any other function the box is measured, with pictures whose brightness encodes
-    the position.
-
-    Args:
-        preprocess: turns a PIL picture into the model's input.
-        size: width and height of the picture.
-        output: width and height of the model's input.
-
-    Returns:
-        The box, or None if the function does more than resize, crop, pad and change colours.
-    """
-    view = _view(preprocess, size, output)
-    return None if view is None else view.box
-
-
 def check_crop(
     preprocess: Preprocess, picture: Image.Image, tensor: Float[Tensor, "c h w"], boxes: CropBoxes | None = None
 ) -> None:
@@ -167,8 +149,8 @@ class CropBoxes:
     ) -> Box | None:
         """Return the part of a picture that a preprocessing shows the model in a tensor.
 
-        The box is that of ``crop_box``, measured once for each size; None also if the tensor shows another part of
-        this picture. With ``measured``, only boxes that ``measure`` has measured are returned, in any thread.
+        It is measured once for each size; None also if the tensor shows another part of this picture. With
+        ``measured``, only boxes that ``measure`` has measured are returned, in any thread.
         """
         view = self.view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]), measured=measured)
         return view.box if view is not None and view.shows(picture, tensor) else None
@@ -200,7 +182,17 @@ class CropBoxes:
     def view(
         self, preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int], *, measured: bool = False
     ) -> View | None:
-        """Return the part that a preprocessing shows of pictures of a size, as measured the first time."""
+        """Return the part that a preprocessing shows of pictures of a size, as measured the first time.
+
+        torchvision's presets are read. Any other function is measured, with pictures whose brightness encodes the
+        position. None if it does more than resize, crop, pad and change colours.
+
+        Args:
+            preprocess: turns a PIL picture into the model's input.
+            size: width and height of the picture.
+            output: width and height of the model's input.
+            measured: return only what ``measure`` has measured.
+        """
         if measured and isinstance(preprocess, ImageClassification):
             return _view(preprocess, size, output)
         # Python creates a bound method anew at each access, so the boxes are kept for the object it belongs to.

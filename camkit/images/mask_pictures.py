@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Integer
 from PIL import Image
 
-from camkit.errors import ImageError, brief
+from camkit.errors import ImageError, as_error, brief
 from camkit.images.read import opened, shortened, turned
 
 Storage: TypeAlias = Literal["alpha", "palette", "colour", "grey"]
@@ -89,13 +89,8 @@ def read_mask(file: Path, size: tuple[int, int] | None = None) -> MaskPicture:
         ImageError: it cannot be read, or is not of ``size`` (width, height).
     """
     name = f"the mask {shortened(file)}"
-    try:
-        with opened(file) as picture:
-            return _decoded(name, picture, size)
-    except ImageError:
-        raise
-    except Exception as error:  # the decoder of a damaged file may raise anything
-        raise ImageError(f"{name} cannot be read: {brief(error)}") from error
+    with as_error(ImageError, lambda error: f"{name} cannot be read: {brief(error)}"), opened(file) as picture:
+        return _decoded(name, picture, size)
 
 
 def _decoded(name: str, picture: Image.Image, size: tuple[int, int] | None) -> MaskPicture:

@@ -212,11 +212,7 @@ def understand_masks(files: Sequence[Path]) -> Readings:
 
 
 def _examine(files: Sequence[Path]) -> dict[Storage, dict[Channel, _Tally]]:
-    """Count the values in masks, separately for each storage and channel.
-
-    Raises:
-        InputError: there are masks, but none can be read.
-    """
+    """Count the values in masks, separately for each storage and channel."""
     by_storage: dict[Storage, dict[Channel, _Tally]] = {}
     refused: ImageError | None = None
     pixels = 0

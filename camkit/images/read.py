@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin, UnidentifiedImageError
 
-from camkit.errors import ImageError, advice, brief, refuse_pipe
+from camkit.errors import ImageError, advice, as_error, brief, refuse_pipe
 from camkit.images.files import about_address, files_in, is_regular
 from camkit.images.listing import find_pictures
 
-_WHITE_OF_8_BITS, _WHITE_OF_16_BITS = 255, 65535
+_WHITE_OF_16_BITS = 65535
 
 VIDEO_SUFFIXES = (
     *(".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv", ".3gp", ".ts", ".mts"),
@@ -27,8 +27,6 @@ VIDEO_SUFFIXES = (
 
 LOSSLESS = 100.0
 """The quality of a file that is not a JPEG, or that cannot be read."""
-
-_BEST, _WORST = 1, 100
 
 _STANDARD_MEAN = 57.625
 """The mean of the standard table for brightness (ITU-T T.81, Annex K.1), which has the quality 50."""
@@ -221,12 +219,8 @@ def upright(picture: Image.Image, source: str) -> Image.Image:
     """
     if 0 in picture.size:
         raise ImageError(f"{source} has {picture.width} x {picture.height} pixels")
-    try:
+    with as_error(ImageError, lambda error: f"{source} cannot be read: {brief(error)}"):
         return _upright_rgb(picture, source)
-    except ImageError:
-        raise
-    except Exception as error:  # a damaged file can make its decoder fail in any way
-        raise ImageError(f"{source} cannot be read: {brief(error)}") from error
 
 
 def _upright_rgb(picture: Image.Image, source: str, *, copy: bool = True) -> Image.Image:
@@ -235,11 +229,7 @@ def _upright_rgb(picture: Image.Image, source: str, *, copy: bool = True) -> Ima
 
 
 def _tiff_levels(picture: Image.Image, source: str) -> tuple[int, int]:
-    """Return the numbers of black and white in 16-bit greyscale, which Pillow does not apply itself.
-
-    Raises:
-        ImageError: the numbers of a TIFF have a sign.
-    """
+    """Return the numbers of black and white in 16-bit greyscale, which Pillow does not apply itself."""
     tags: Mapping[int, Any] = getattr(picture, "tag_v2", {})
     white = 2 ** tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0] - 1
     if _SIGNED in tags.get(TiffImagePlugin.SAMPLEFORMAT, ()) and white <= _WHITE_OF_16_BITS:
@@ -289,18 +279,18 @@ def _from_whole_numbers(picture: Image.Image, source: str, levels: tuple[int, in
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     # Before version 11.3, Pillow also gave 16-bit PNG the mode of 32 bits.
     is_wide = picture.mode == "I" and picture.format != "PNG"
-    if is_wide and not (low >= 0 and (high == 0 or _WHITE_OF_8_BITS < high <= _WHITE_OF_16_BITS)):
+    if is_wide and not (low >= 0 and (high == 0 or 255 < high <= _WHITE_OF_16_BITS)):
         raise ImageError(
             f"{source} holds 32-bit numbers from {low} to {high}, so it is not clear which number is white; save it "
             "with 8 or 16 bits"
         )
     black, white = (0, _WHITE_OF_16_BITS) if picture.mode == "I" else levels
-    return _grey((values.astype(np.float64) - black) / (white - black) * _WHITE_OF_8_BITS)
+    return _grey((values.astype(np.float64) - black) / (white - black) * 255)
 
 
 def _from_floating_point(picture: Image.Image, source: str) -> Image.Image:
     values = np.asarray(picture, dtype=np.float64)
-    if not np.isfinite(values).all() or values.min(initial=0) < 0 or values.max(initial=0) > _WHITE_OF_8_BITS:
+    if not np.isfinite(values).all() or values.min(initial=0) < 0 or values.max(initial=0) > 255:
         raise ImageError(f"{source} is floating point; its values must be from 0 to 1 or from 0 to 255")
     return _grey(values * 255 if values.max(initial=0) <= 1 else values)
 
@@ -339,11 +329,7 @@ _PROFILES = 16
 
 @functools.lru_cache(maxsize=_PROFILES)
 def _transform_to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Return the conversion to sRGB; None if the profile is sRGB.
-
-    Raises:
-        PyCMSError, OSError, ValueError, TypeError: the profile is damaged, or belongs to pictures of another kind.
-    """
+    """Return the conversion to sRGB; None if the profile is sRGB."""
     opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
     space = opened.profile.xcolor_space.strip()
     if mode == "L" and space == "RGB":  # greyscale that was saved with the profile of a colour picture
@@ -412,4 +398,4 @@ def jpeg_quality(path: Path) -> float:
         return LOSSLESS
     scale = sum(table) / len(table) / _STANDARD_MEAN
     quality = 100 - 50 * scale if scale <= 1 else 50 / scale
-    return float(min(max(round(quality), _BEST), _WORST))
+    return float(min(max(round(quality), 1), 100))

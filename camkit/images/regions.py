@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from camkit.engine.guard import generators
-from camkit.errors import InputError
+from camkit.errors import InputError, as_error
 from camkit.types import Preprocess
 
 _LEAST_CONTRAST = 1e-12
@@ -133,13 +133,9 @@ def _is_deterministic(preprocess: Preprocess, size: tuple[int, int]) -> bool:
 
 
 def _apply(preprocess: Preprocess, picture: Image.Image) -> Float[Tensor, "c h w"]:
-    try:
+    said = "regions cannot be followed through this preprocessing: it fails on a picture that shows a region"
+    with as_error(InputError, lambda error: f"{said} ({type(error).__name__})"):
         tensor: Tensor = preprocess(picture)
-    except Exception as error:  # the user's function may refuse an artificial picture
-        raise InputError(
-            "regions cannot be followed through this preprocessing: it fails on a picture that shows a region "
-            f"({type(error).__name__})"
-        ) from error
     return (tensor[0] if tensor.dim() == 4 else tensor).detach().float().cpu()
 
 

@@ -107,19 +107,10 @@ def _captured(capture: cv2.VideoCapture, path: Path, rate: float, count: int, ev
         if not is_read or not pixels.size:  # OpenCV's own reader returns damaged frames as empty ones
             break
         yield Frame(number, (number - 1) / rate, np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)))
-    _check_complete(path, number, count)
-
-
-def _check_complete(path: Path, read: int, count: int) -> None:
-    """Refuse a file that ended early.
-
-    Raises:
-        ImageError: it has no frames, or it broke off.
-    """
-    if not read:
+    if not number:
         raise ImageError(f"{path} has no frame that can be read: it is damaged, or this OpenCV has no decoder for it")
-    if read < math.floor(count * _FEWEST_READ):
-        raise ImageError(f"{path} breaks off after {read} of {count} frames")
+    if number < math.floor(count * _FEWEST_READ):
+        raise ImageError(f"{path} breaks off after {number} of {count} frames")
 
 
 @contextlib.contextmanager
@@ -130,7 +121,8 @@ def _animated(path: Path, every: int) -> Iterator[Video]:
         try:
             picture = stack.enter_context(Image.open(path))
             for frame in ImageSequence.Iterator(picture):
-                durations.append(_duration(frame))
+                frame.load()  # some formats say how long a frame is shown only when it is decoded
+                durations.append(float(frame.info.get("duration") or _USUAL_DURATION))
         except Exception as error:  # a damaged file can make its decoder fail in any way
             if not durations:
                 raise ImageError(f"{shortened(path)} cannot be read: {brief(error)}") from error
@@ -138,12 +130,6 @@ def _animated(path: Path, every: int) -> Iterator[Video]:
         rate = 1000 * len(durations) / sum(durations)
         rate = min(max(rate, _RATES[0]), _RATES[1])
         yield Video(rate, len(durations), _animation(picture, path, durations, every, problem))
-
-
-def _duration(frame: Image.Image) -> float:
-    """Return how many milliseconds a frame is shown; some formats say so only when it is decoded."""
-    frame.load()
-    return float(frame.info.get("duration") or _USUAL_DURATION)
 
 
 def _animation(picture: Image.Image, path: Path, durations: list[float], every: int, problem: str) -> Iterator[Frame]:

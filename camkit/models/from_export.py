@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from camkit.errors import ModelError
+from camkit.errors import ModelError, as_error
 from camkit.models.from_file import described, extra_texts, file_to_read, refuse_bomb
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
@@ -59,10 +59,8 @@ def as_module(program: ExportedProgram, name: str) -> nn.Module:
     _picture_shape(program, name)
     if any(map(_trains, program.graph.nodes)):
         raise ModelError(f"{name} was exported in training mode; call model.eval() and export it again")
-    try:
-        module: nn.Module = torch.export.unflatten(program)
-    except Exception as error:  # of programs that were changed after the export
-        raise ModelError(f"the layers of {name} cannot be found ({first_line(error)})") from error
+    with as_error(ModelError, lambda error: f"the layers of {name} cannot be found ({first_line(error)})"):
+        module: nn.Module = torch.export.unflatten(program)  # fails for programs that were changed after the export
     return module
 
 
@@ -89,22 +87,21 @@ def _picture_shape(program: ExportedProgram, name: str) -> tuple[int | None, ...
 
 def _read(path: Path) -> ExportedProgram:
     kept: list[BaseException] = []
-    try:
+
+    def said(error: Exception) -> str:
+        return f"{path} cannot be read as a program of torch.export ({first_line(kept[0] if kept else error)})"
+
+    # Where PyTorch would read a pickle, it reads only tensors.
+    only_tensors = mock.patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
+    with as_error(ModelError, said):
         _refuse_code(path)
-        # Where PyTorch would read a pickle, it reads only tensors.
-        with _LOAD, mock.patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}), _kept_error() as kept:
+        with _LOAD, only_tensors, _keeping_error(kept):
             return torch.export.load(path)
-    except ModelError:
-        raise
-    except Exception as error:  # a damaged file can make PyTorch raise anything
-        cause = first_line(kept[0] if kept else error)
-        raise ModelError(f"{path} cannot be read as a program of torch.export ({cause})") from error
 
 
 @contextlib.contextmanager
-def _kept_error() -> Iterator[list[BaseException]]:
+def _keeping_error(kept: list[BaseException]) -> Iterator[None]:
     """Keep the error that PyTorch would write to its log, with a traceback, before it raises one without the cause."""
-    kept: list[BaseException] = []
 
     def keep(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -116,17 +113,13 @@ def _kept_error() -> Iterator[list[BaseException]]:
     log = logging.getLogger("torch.export")
     log.addFilter(keep)
     try:
-        yield kept
+        yield
     finally:
         log.removeFilter(keep)
 
 
 def _refuse_code(path: Path) -> None:
-    """Refuse a program that would run code while it is read: pickled objects, compiled parts, formulas.
-
-    Raises:
-        ModelError: it would.
-    """
+    """Refuse a program that would run code while it is read: pickled objects, compiled parts, formulas."""
     with zipfile.ZipFile(path) as archive:
         refuse_bomb(archive, path)
         names = archive.namelist()

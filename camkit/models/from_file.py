@@ -122,28 +122,15 @@ def described(
     Raises:
         ModelError: the model takes something other than a picture, or another size than the caller asked for.
     """
-    if len(shape) != 4:
-        raise ModelError(f"{request.name} takes an input of {len(shape)} axes, not a picture (N, C, H, W)")
-    if not 0 < math.prod(length if isinstance(length, int) else 1 for length in shape) < MOST_VALUES:
-        raise ModelError(f"{request.name} takes pictures of shape {tuple(shape)}, which no memory holds")
     known = _facts(metadata or {})
-    fixed = tuple(shape[2:])
-    size: tuple[int, int] | None = request.size or known.get("size")
-    if request.size and any(length not in (None, asked) for length, asked in zip(fixed, request.size, strict=True)):
-        sides = " and ".join(f"{name} {side}" for name, side in zip(("height", "width"), fixed, strict=True) if side)
-        raise ModelError(f"{request.name} takes pictures of {sides} only; pass another size, or none")
-    if isinstance(fixed[0], int) and isinstance(fixed[1], int):
-        size = fixed[0], fixed[1]
-    mean: tuple[float, ...] | None = request.mean or known.get("mean")
-    std: tuple[float, ...] | None = request.std or known.get("std")
+    size, mean, std = _size(request, shape, known), request.mean or known.get("mean"), request.std or known.get("std")
     missing = [name for name, value in (("size", size), ("mean", mean), ("std", std)) if value is None]
     if request.changes and missing:
         raise ModelError(f"{request.name} does not say how its pictures are prepared; name {' and '.join(missing)} too")
-    if shape[1] not in (None, COLOURS):
-        if request.changes:
-            raise ModelError(f"{request.name} takes {shape[1]} channels; size, mean and std are for pictures in colour")
-        size = None
-    preprocess = None if size is None or mean is None or std is None else preset(size, mean, std)
+    is_coloured = shape[1] in (None, COLOURS)
+    if request.changes and not is_coloured:
+        raise ModelError(f"{request.name} takes {shape[1]} channels; size, mean and std are for pictures in colour")
+    preprocess = None if size is None or mean is None or std is None or not is_coloured else preset(size, mean, std)
     checksum = hashlib.sha256()
     with Path(request.name).open("rb") as stream:
         while part := stream.read(1 << 24):
@@ -152,13 +139,25 @@ def described(
         checksum.update(data)
     module.register_buffer("checksum_of_file", torch.tensor(list(checksum.digest()), dtype=torch.uint8))
     note = f"{kind}, SHA-256 {checksum.hexdigest()[:12]}"
-    from_metadata = [name for name in ("mean", "std") if preprocess is not None and name not in request.changes]
-    if preprocess is not None and size == known.get("size"):
-        from_metadata.insert(0, "size")
-    from_metadata += ["labels"] if known.get("labels") and not request.labels else []
-    if from_metadata:
-        note += f"; {' and '.join(from_metadata)} as the file's metadata says"
+    used = [name for name in ("mean", "std") if preprocess is not None and name not in request.changes]
+    used = ["size", *used] if preprocess is not None and size == known.get("size") else used
+    used += ["labels"] if known.get("labels") and not request.labels else []
+    note += f"; {' and '.join(used)} as the file's metadata says" if used else ""
     return LoadedModel(module, request.name, preprocess, known.get("labels"), note)
+
+
+def _size(request: Request, shape: Shape, known: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the height and width of the pictures that a file takes; None if nothing says them."""
+    if len(shape) != 4:
+        raise ModelError(f"{request.name} takes an input of {len(shape)} axes, not a picture (N, C, H, W)")
+    if not 0 < math.prod(length if isinstance(length, int) else 1 for length in shape) < MOST_VALUES:
+        raise ModelError(f"{request.name} takes pictures of shape {tuple(shape)}, which no memory holds")
+    height, width = shape[2:]
+    if request.size and any(side not in (None, asked) for side, asked in zip(shape[2:], request.size, strict=True)):
+        sides = " and ".join(f"{name} {side}" for name, side in (("height", height), ("width", width)) if side)
+        raise ModelError(f"{request.name} takes pictures of {sides} only; pass another size, or none")
+    size: tuple[int, int] | None = request.size or known.get("size")
+    return (height, width) if isinstance(height, int) and isinstance(width, int) else size
 
 
 def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:

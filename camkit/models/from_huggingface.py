@@ -144,12 +144,13 @@ def _loaded(request: Request, name: str) -> LoadedModel:
         return _with_boxes(request, name, config, detector)
     of_maps = _class_in(_OF_MAPS, config, architectures)
     if of_maps is not None:
-        return _with_maps(request, name, config, of_maps)
+        return _with_maps(_alone(request), name, config, of_maps)
     promptable = _class_in([transformers.MODEL_FOR_MASK_GENERATION_MAPPING], config, architectures)
     if promptable is not None and hasattr(promptable, "get_image_embeddings"):
-        return _with_prompts(request, name, config, promptable)
+        model = _built(_alone(request), promptable, name, config)
+        return LoadedModel(Promptable(model), request.name, _prepared(request, name), None)
     if type(config) in transformers.MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING:
-        return _of_clips(request, name, config)
+        return _of_clips(_alone(request), name, config)
     if compares and not any(name.endswith("ForImageClassification") for name in architectures):
         return _with_texts(request, name, config)
     if not classifies:
@@ -162,6 +163,13 @@ def _loaded(request: Request, name: str) -> LoadedModel:
         )
     request.refuse_text()
     return _complete(request, name, config, *_classifier(request, name, config))
+
+
+def _alone(request: Request) -> Request:
+    """Refuse texts and weights for a network that takes neither, and return the request."""
+    request.refuse_text()
+    request.refuse_weights()
+    return request
 
 
 def described(module: Any, request: Request) -> LoadedModel:
@@ -228,22 +236,12 @@ def _class_in(mappings: Sequence[Any], config: Any, architectures: Sequence[str]
 
 def _with_maps(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
     """Load a network that returns maps of classes or of depths."""
-    request.refuse_text()
-    request.refuse_weights()
     model = _built(request, build, name, config)
     labels = None if build.__name__.endswith("DepthEstimation") else _labels(config)
     if build is _OF_MAPS[1].get(type(config), None):
         tasks = transformers.AutoTokenizer.from_pretrained(name) if config.model_type == "oneformer" else None
         model = queried_maps(model, tasks)
     return LoadedModel(model, request.name, _prepared(request, name), labels)
-
-
-def _with_prompts(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
-    """Load a network that segments what is at a point or in a box."""
-    request.refuse_text()
-    request.refuse_weights()
-    model = _built(request, build, name, config)
-    return LoadedModel(Promptable(model), request.name, _prepared(request, name), None)
 
 
 def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
@@ -268,8 +266,6 @@ def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedM
 
 def _of_clips(request: Request, name: str, config: Any) -> LoadedModel:
     """Load a classifier of clips."""
-    request.refuse_text()
-    request.refuse_weights()
     if request.changes:
         raise ModelError(f"{request.name} takes clips, which its own processor prepares; leave out size, mean and std")
     model = _built(request, transformers.AutoModelForVideoClassification, name, config)
@@ -335,11 +331,7 @@ def _untrained(request: Request, build: Any, config: Any) -> Any:
 
 
 def _built(request: Request, build: Any, name: str, config: Any) -> Any:
-    """Build a network, with its weights if the request asks for them.
-
-    Raises:
-        ModelError: some parameters have no weights and would stay random.
-    """
+    """Build a network, with its weights if the request asks for them."""
     if not request.pretrained:
         return _untrained(request, build, config)
     model, info = build.from_pretrained(name, output_loading_info=True, trust_remote_code=request.trust_remote_code)

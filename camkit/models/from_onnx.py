@@ -22,7 +22,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx2pytorch import ConvertModel
 from torch import Tensor, nn
 
-from camkit.errors import ModelError, brief
+from camkit.errors import ModelError, as_error, brief
 from camkit.models.black_box import FileBox
 from camkit.models.from_file import COLOURS, MOST_VALUES, described, file_to_read
 from camkit.models.loaded import LoadedModel
@@ -122,11 +122,9 @@ class Session:
         Raises:
             ModelError: it cannot be run, or returns something other than arrays; ``reason`` says why it has no module.
         """
-        try:
+        shape = tuple(pictures.shape)
+        with as_error(ModelError, lambda error: f"{name} cannot be run on pictures of shape {shape} ({brief(error)})"):
             outputs = self.outputs(pictures)
-        except Exception as error:  # pictures of a size that the graph does not take, for example
-            shape = tuple(pictures.shape)
-            raise ModelError(f"{name} cannot be run on pictures of shape {shape} ({brief(error)})") from error
         if not all(isinstance(output, np.ndarray) and output.dtype.kind in "fiub" for output in outputs):
             raise ModelError(f"{name} returns something other than arrays of numbers ({reason})")
 
@@ -193,7 +191,7 @@ def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:
         raise ModelError(
             f"{path} is larger than 2 GiB, the limit of an ONNX file; keep larger weights in files beside it"
         )
-    try:
+    with as_error(ModelError, lambda error: f"{path} cannot be read as an ONNX file ({brief(error)})"):
         graph = onnx.load(path, load_external_data=False)
         outside = [tensor for tensor in _tensors(graph) if tensor.data_location == onnx.TensorProto.EXTERNAL]
         named = sorted({_entry(tensor, "location") for tensor in outside})
@@ -201,8 +199,6 @@ def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:
             _limit_lengths(outside, sum((path.parent / name).stat().st_size for name in named))
             onnx.load_external_data_for_model(graph, str(path.parent))
             return graph, [hashlib.sha256(tensor.raw_data).digest() for tensor in outside]
-    except Exception as error:  # a damaged file can make the parser raise anything
-        raise ModelError(f"{path} cannot be read as an ONNX file ({brief(error)})") from error
     raise ModelError(f"{path} names weights in other folders; they must lie beside it")
 
 
@@ -223,11 +219,7 @@ def _entry(tensor: onnx.TensorProto, key: str) -> str:
 
 
 def _limit_lengths(tensors: Sequence[onnx.TensorProto], held: int) -> None:
-    """Read no more of the files beside a graph than its tensors have, and each part once.
-
-    Raises:
-        ValueError: the tensors have more than the ``held`` bytes of the files.
-    """
+    """Read no more of the files beside a graph than its tensors have, and each part once."""
     total = 0
     for tensor in tensors:
         if not _entry(tensor, "length"):
@@ -241,10 +233,8 @@ def _limit_lengths(tensors: Sequence[onnx.TensorProto], held: int) -> None:
 def _session(path: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    try:
+    with as_error(ModelError, lambda error: f"{path} cannot be run by onnxruntime ({brief(error)})"):
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # unknown operators, cycles, shapes that do not fit
-        raise ModelError(f"{path} cannot be run by onnxruntime ({brief(error)})") from error
 
 
 def _converted(

@@ -9,7 +9,7 @@ import torch
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
 from torch import nn
 
-from camkit.errors import ModelError, advice, did_you_mean
+from camkit.errors import ModelError, advice, as_error, did_you_mean
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line, read_weights
@@ -42,13 +42,9 @@ def described(module: nn.Module, request: Request) -> LoadedModel:
 
 def _built(name: str, **options: Any) -> nn.Module:
     """Build a network; its configuration and weights may have to be read from a folder or downloaded."""
-    try:
+    instead = "pass a local file with " + advice("weights=...", "--weights FILE")
+    with as_error(ModelError, lambda error: f"timm:{name} cannot be loaded ({first_line(error)}); {instead}"):
         return cast("nn.Module", timm.create_model(name, **options))
-    except Exception as error:  # a damaged folder can make timm raise anything
-        raise ModelError(
-            f"timm:{name} cannot be loaded ({first_line(error)}); pass a local file with "
-            + advice("weights=...", "--weights FILE")
-        ) from error
 
 
 def _prepared(module: nn.Module, request: Request) -> Preprocess:

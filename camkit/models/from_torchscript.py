@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from camkit.errors import ModelError
+from camkit.errors import ModelError, as_error
 from camkit.models.black_box import FileBox
 from camkit.models.from_file import COLOURS, described, extra_texts, file_to_read, refuse_bomb
 from camkit.models.loaded import LoadedModel
@@ -26,15 +26,11 @@ _WRITES = re.compile(rb"\b(?:torch|aten)\.(?:save|from_file)\b")
 def load(request: Request) -> LoadedModel:
     """Load a TorchScript file, which camkit can run but not look into."""
     path = file_to_read(request)
-    try:
+    with as_error(ModelError, lambda error: f"{path} cannot be read as a TorchScript file ({first_line(error)})"):
         metadata = _refuse_others(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated
             script = torch.jit.load(path, map_location="cpu").eval()
-    except ModelError:
-        raise
-    except Exception as error:  # a damaged file can make PyTorch raise anything
-        raise ModelError(f"{path} cannot be read as a TorchScript file ({first_line(error)})") from error
     kind = f"a TorchScript file, run without gradients by torch {version('torch')}"
     box = FileBox(
         lambda pictures: script(pictures.to(dtype_of(script))),
@@ -45,11 +41,7 @@ def load(request: Request) -> LoadedModel:
 
 
 def _refuse_others(path: Path) -> dict[str, Any]:
-    """Return the file's metadata, and refuse what is not TorchScript, as state dicts, and what writes to files.
-
-    Raises:
-        ModelError: the file is something else, or writes to files.
-    """
+    """Return the file's metadata, and refuse what is not TorchScript, as state dicts, and what writes to files."""
     is_script, code, metadata = False, list[bytes](), dict[str, Any]()
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

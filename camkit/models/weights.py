@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from camkit.errors import ModelError, refuse_pipe
+from camkit.errors import ModelError, as_error, refuse_pipe
 
 _PLAIN_KEYS = ("state_dict", "model_state_dict", "model")
 _EMA_KEYS = ("model_ema", "state_dict_ema", "ema_state_dict", "model_ema_state_dict", "ema")
@@ -84,10 +84,8 @@ class Weights:
                 f"{self.path} holds {state[unusable].dtype} for {unusable!r}, where {name} has {own[unusable].dtype}; "
                 "pass the floating-point weights of the model (quantised values mean nothing without their scales)"
             )
-        try:
+        with as_error(ModelError, lambda error: f"{self.path} does not fit {name} ({first_line(error)})"):
             module.load_state_dict(dict(state))
-        except Exception as error:  # a module may check what it loads, and raise anything
-            raise ModelError(f"{self.path} does not fit {name} ({first_line(error)})") from error
 
 
 def read_weights(path: str | Path) -> Weights:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from camkit.errors import InputError, OutputError, advice, brief
+from camkit.errors import InputError, OutputError, advice, as_error, brief
 from camkit.explanation import Explanation, Explanations, finite_or_none, sharing_scale
 from camkit.images.files import check_folder, write_file
 from camkit.kit.fingerprint import Fingerprint, digest
@@ -128,14 +128,10 @@ def read_bundle(folder: Path) -> Explanations:
         InputError: the manifest is damaged, or a map or a drawing is missing or is not as it was written.
     """
     file = folder / MANIFEST
-    try:
+    with as_error(InputError, lambda error: f"{file} cannot be read: {brief(error)}"):
         about = json.loads(file.read_bytes())
         home, rows = Path(about["folder"]), list(about["explanations"])
         found = [_explanation(folder, home, row) for row in rows]
-    except InputError:
-        raise
-    except Exception as error:  # whatever a damaged manifest lacks
-        raise InputError(f"{file} cannot be read: {brief(error)}") from error
     explanations = Explanations()
     for _, group in itertools.groupby(found, key=lambda each: each.source):
         explanations.extend(sharing_scale(list(group)))

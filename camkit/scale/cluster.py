@@ -27,7 +27,7 @@ from PIL import Image
 from torch import nn
 
 from camkit.engine.allocator import reuse_large_blocks
-from camkit.errors import CamkitError, ImageError, InputError, ModelError, RunError, brief
+from camkit.errors import CamkitError, ImageError, InputError, ModelError, RunError, as_error, brief
 from camkit.explainer import Options, explain_many
 from camkit.explanation import Explanation
 from camkit.images.read import open_picture
@@ -228,12 +228,9 @@ class Cluster:
             **batches: the size and the form of the batches, as for ``map_batches``.
         """
         ray = import_ray()
-        try:
+        instead = "pass its name, or a function that makes it"
+        with as_error(ModelError, lambda error: f"the model cannot be sent to the cluster ({brief(error)}); {instead}"):
             job = ray.put((self, begin, str(Path.cwd())))
-        except Exception as error:  # pickling fails with errors of many kinds
-            raise ModelError(
-                f"the model cannot be sent to the cluster ({brief(error)}); pass its name, or a function that makes it"
-            ) from error
         # An actor with a GPU also takes one core, which is Ray's default.
         takes = {"num_gpus": self.pool.gpus} if self.pool.gpus else {"num_cpus": self.pool.cpus}
         results: Dataset = dataset.map_batches(
@@ -384,11 +381,7 @@ def _on_batches(options: Mapping[str, Any], model: LoadedModel) -> Work:
 
 
 def _pictures(batch: Mapping[str, np.ndarray], unread: list[Failure]) -> Iterator[str | Image.Image]:
-    """Yield the file of each picture, or the picture; note those that cannot be read.
-
-    Raises:
-        InputError: the dataset has no column with pictures.
-    """
+    """Yield the file of each picture, or the picture; note those that cannot be read."""
     column = next((name for name in ("bytes", "image", "path") if name in batch), None)
     if column is None:
         raise InputError(
@@ -468,11 +461,7 @@ def _start(ray: Any, address: str | None, *, quiet: bool) -> None:
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Try to connect, because Ray itself tries for minutes and prints a lot.
-
-    Raises:
-        InputError: nothing answers, or the text is not an address.
-    """
+    """Try to connect, because Ray itself tries for minutes and prints a lot."""
     named = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
     if named is None:
         if address not in _NAMED_CLUSTERS:

@@ -20,7 +20,7 @@ from PIL import Image
 from camkit.drawing.pixels import bytes_of
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, RunError
+from camkit.errors import CamkitError, RunError, as_error
 from camkit.explainer import Later, explain_many, explain_many_or_later
 from camkit.explanation import Explanation
 from camkit.images.listing import Found, Pictures
@@ -33,7 +33,7 @@ from camkit.scale.job import Drawing, Job, Scales
 from camkit.scale.naming import DrawingFiles, write_drawing
 from camkit.scale.schema import Row, row_of, row_of_failure
 from camkit.scale.table import Table
-from camkit.scale.video import FRAMES_PER_PASS, WrittenVideo, draw_clip, draw_video
+from camkit.scale.video import FRAMES_PER_PASS, WrittenVideo, draw
 from camkit.types import Failure
 
 _WRITERS = max(2, min(4, os.cpu_count() or 1))
@@ -132,8 +132,8 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
     written = _written(explained, job, files, ahead=max(_MOST_UNWRITTEN, 2 * size))
     rows = (row for row, _ in written) if table is None else _tabled(written, table)
     of_frames = functools.partial(here, batch_size=min(size, FRAMES_PER_PASS))
-    draw = draw_clip if isinstance(model.preprocess, ClipPreprocess) else draw_video
-    videos = (draw(found, job, files, of_frames) for found in stills.videos if job.out is not None)
+    is_clip = isinstance(model.preprocess, ClipPreprocess)
+    videos = (draw(found, job, files, of_frames, is_clip=is_clip) for found in stills.videos if job.out is not None)
     everything = _one_after_the_other(rows, videos)
     return Run(everything if bundle is None else _bundled(everything, bundle), stills)
 
@@ -287,15 +287,14 @@ def _one_drawn(
     scale, file = item.scales.of(explanation.layer, explanation.method), None
     drawing = job.drawing if scale is None else replace(job.drawing, scale=scale)
     try:
-        if job.out is not None:
-            suffix = drawing.suffix_for(explanation.source)
-            file, shows = files.file_for(explanation, item.found, rank, suffix)
-            write_drawing(file, explanation.overlay(**drawing.options()), shows)
-        row = None if job.table is None else row_of(explanation, file)
+        with as_error(RunError, lambda error: f"it could not be drawn: {type(error).__name__}: {error}"):
+            if job.out is not None:
+                suffix = drawing.suffix_for(explanation.source)
+                file, shows = files.file_for(explanation, item.found, rank, suffix)
+                write_drawing(file, explanation.overlay(**drawing.options()), shows)
+            row = None if job.table is None else row_of(explanation, file)
     except CamkitError as error:
         return _Undrawn(explanation.source, error)
-    except Exception as error:
-        return _Undrawn(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
     is_reduced = file is not None and drawing.reduces(explanation)
     return Written(explanation.released(item.found.path), file, drawing, row, is_reduced)
 

@@ -58,28 +58,15 @@ class How:
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of ``camkit.explain_many``."""
-        return {
-            "target_layer": self.layers or None,
-            "method": self.method,
-            "target": list(self.targets) if self.targets else None,
-            "precision": self.precision,
-            "fuse": self.fuse,
-            "smooth": self.smooth,
-            "references": self.references,
-            "draft": self.draft,
-            "batch_size": self.batch_size,
-        }
+        given = dict(vars(self))
+        layers, targets = given.pop("layers"), given.pop("targets")
+        return {**given, "target_layer": layers or None, "target": list(targets) if targets else None}
 
     def settings(self) -> dict[str, Any]:
         """Return what decides the maps, for a fingerprint; the size of the batches changes only the last digits."""
-        settings: dict[str, Any] = {
-            "method": self.method or AUTO.name,
-            "layers": self.layers,
-            "targets": self.targets,
-            "precision": self.precision,
-            "fuse": self.fuse,
-            "smooth": self.smooth,
-        }
+        names = ("layers", "targets", "precision", "fuse", "smooth")
+        settings: dict[str, Any] = {"method": self.method or AUTO.name}
+        settings |= {name: getattr(self, name) for name in names}
         if self.references is not None:
             settings["references"] = digest(Path(str(file)).read_bytes() for file in chosen(self.references)[0])
         return {**settings, "draft": self.draft}
@@ -124,13 +111,8 @@ class Drawing:
 
     def options(self, scale: Scale | ColourScale | None = None) -> dict[str, Any]:
         """Return the arguments for ``Explanation.overlay``, with another scale if one is given."""
-        return {
-            "style": self.style,
-            "colormap": self.colormap,
-            "alpha": self.alpha,
-            "scale": self.scale if scale is None else scale,
-            "max_side": self.max_side,
-        }
+        names = ("style", "colormap", "alpha", "scale", "max_side")
+        return {name: getattr(self, name) for name in names} | ({} if scale is None else {"scale": scale})
 
     def settings(self) -> dict[str, Any]:
         """Return what decides the drawings, for a fingerprint."""

@@ -125,11 +125,7 @@ def _small(row: Explanation) -> np.ndarray:
 
 
 def _fiftyone() -> Any:
-    """Import FiftyOne.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """Import FiftyOne."""
     try:
         import fiftyone  # noqa: PLC0415 - optional
     except ImportError as error:

@@ -80,11 +80,7 @@ class WrittenVideo:
 
 
 def _frames_of(video: Path, every: int) -> Iterator[Image.Image]:
-    """Yield every ``every``-th frame of a video, up to where it breaks off.
-
-    Raises:
-        ImageError: the video cannot be read at all.
-    """
+    """Yield every ``every``-th frame of a video, up to where it breaks off."""
     with opened_video(video, every) as opened:
         try:
             for frame in opened.frames:
@@ -93,33 +89,27 @@ def _frames_of(video: Path, every: int) -> Iterator[Image.Image]:
             return
 
 
-def draw_video(found: Found, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo | Failure:
+def draw(
+    found: Found, job: Job, files: DrawingFiles, explained: Explained, *, is_clip: bool = False
+) -> WrittenVideo | Failure:
+    """Explain a video and draw it; of a model of clips, the frames that the model saw. An error becomes a Failure."""
+    video = str(found.path)
+    if job.how.has_several_targets:
+        return Failure(video, InputError(f"{video} is a video, and a video shows one target"))
+    try:
+        return (_draw_clip if is_clip else _draw_video)(found, job, files, explained)
+    except CamkitError as error:
+        return Failure(video, error)
+
+
+def _draw_video(found: Found, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo:
     """Explain every ``job.every``-th frame of a video, and write the drawn frames as an MP4 file of the same speed.
 
     A frame without the target, for example without a box of that class, is written without heat. If the video breaks
     off, what was read is written, and the row says so.
     """
-
-    def draw() -> WrittenVideo:
-        scales = Scales(explained(_frames_of(found.path, job.every)) if job.drawing.one_scale else ())
-        return _drawn(found, job, files, explained, scales)
-
-    return _of_one_target(found, job, draw)
-
-
-def _of_one_target(found: Found, job: Job, draw: Callable[[], WrittenVideo | Failure]) -> WrittenVideo | Failure:
-    """Draw a video; it shows one target, and an error becomes a Failure."""
-    video = found.path
-    if job.how.has_several_targets:
-        return Failure(str(video), InputError(f"{video} is a video, and a video shows one target"))
-    try:
-        return draw()
-    except CamkitError as error:
-        return Failure(str(video), error)
-
-
-def _drawn(found: Found, job: Job, files: DrawingFiles, explained: Explained, scales: Scales) -> WrittenVideo:
     video, every = found.path, job.every
+    scales = Scales(explained(_frames_of(video, every)) if job.drawing.one_scale else ())
     labels: Counter[str] = Counter()
     first: Explanation | None = None
     absent: Failure | None = None
@@ -163,20 +153,14 @@ def _drawn(found: Found, job: Job, files: DrawingFiles, explained: Explained, sc
     )
 
 
-def draw_clip(found: Found, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo | Failure:
+def _draw_clip(found: Found, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo:
     """Explain a video with a model of clips, and draw the frames that the model saw, as an MP4 file and as a sheet."""
-
-    def draw() -> WrittenVideo | Failure:
-        if job.every > 1:
-            rest = advice("leave out every", "leave out --every")
-            raise InputError(f"a model of clips chooses the frames itself; {rest}")
-        (row,) = explained([found.path])
-        return row if isinstance(row, Failure) else _drawn_clip(found, row, job, files)
-
-    return _of_one_target(found, job, draw)
-
-
-def _drawn_clip(found: Found, row: Explanation, job: Job, files: DrawingFiles) -> WrittenVideo:
+    if job.every > 1:
+        rest = advice("leave out every", "leave out --every")
+        raise InputError(f"a model of clips chooses the frames itself; {rest}")
+    (row,) = explained([found.path])
+    if isinstance(row, Failure):
+        raise row.error
     options = job.drawing.options()
     del options["max_side"]  # the frames have the size of the model's input
     first, last = row.frames[0].time or 0.0, row.frames[-1].time or 0.0

@@ -33,7 +33,7 @@ import camkit
 from camkit import cli
 from camkit.demo.scenes import scene_paths
 from camkit.errors import ImageError
-from camkit.images.crop import crop_box
+from camkit.images.crop import CropBoxes
 from camkit.images.listing import find_pictures
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture, upright, upright_size
@@ -1095,7 +1095,7 @@ def worst_miss(preprocess: Any, size: tuple[int, int]) -> float:
     """Return by how many original pixels the box misplaces the worst of several spots, as shown to the model."""
     spread = min(size) / 30
     output = preprocess(Image.new("RGB", size))
-    box = crop_box(preprocess, size, (output.shape[2], output.shape[1]))
+    box = CropBoxes().view(preprocess, size, (output.shape[2], output.shape[1])).box
     assert box is not None
     middle, reach = (size[0] / 2, size[1] / 2), min(size) * 0.28
     misses = []
@@ -1359,7 +1359,7 @@ def test_measuring_the_box_of_a_large_picture_takes_little_memory():
     size = (4000, 3000)
 
     tracemalloc.start()
-    box = crop_box(lambda picture: functional.to_tensor(picture.resize((64, 48))), size, (64, 48))
+    box = CropBoxes().view(lambda picture: functional.to_tensor(picture.resize((64, 48))), size, (64, 48)).box
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
