@@ -167,13 +167,21 @@ class Pictures:
 
     def _of_block(self, entries: Iterable[os.DirEntry[str]], *, quick: bool) -> Iterator[Path]:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):  # links to folders may lead in circles
+            if _is_real_folder(entry):
                 if self._recursive and (self._skip is None or os.path.realpath(entry.path) != self._skip):
                     yield from self._below(entry.path, quick=quick)
             elif has_picture_suffix(entry.name) and not _leads_to_folder(entry):
                 path = Path(entry.path)
                 if quick or not is_drawing(path):
                     yield path
+
+
+def _is_real_folder(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a folder, and no link to one: links may lead in circles."""
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _leads_to_folder(entry: os.DirEntry[str]) -> bool:

@@ -20,7 +20,7 @@ from PIL import Image
 from camkit.drawing.pixels import bytes_of
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, RunError, as_error
+from camkit.errors import CamkitError, RunError
 from camkit.explainer import Later, explain_many, explain_many_or_later
 from camkit.explanation import Explanation
 from camkit.images.listing import Found, Pictures
@@ -287,14 +287,15 @@ def _one_drawn(
     scale, file = item.scales.of(explanation.layer, explanation.method), None
     drawing = job.drawing if scale is None else replace(job.drawing, scale=scale)
     try:
-        with as_error(RunError, lambda error: f"it could not be drawn: {type(error).__name__}: {error}"):
-            if job.out is not None:
-                suffix = drawing.suffix_for(explanation.source)
-                file, shows = files.file_for(explanation, item.found, rank, suffix)
-                write_drawing(file, explanation.overlay(**drawing.options()), shows)
-            row = None if job.table is None else row_of(explanation, file)
+        if job.out is not None:
+            suffix = drawing.suffix_for(explanation.source)
+            file, shows = files.file_for(explanation, item.found, rank, suffix)
+            write_drawing(file, explanation.overlay(**drawing.options()), shows)
+        row = None if job.table is None else row_of(explanation, file)
     except CamkitError as error:
         return _Undrawn(explanation.source, error)
+    except Exception as error:
+        return _Undrawn(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
     is_reduced = file is not None and drawing.reduces(explanation)
     return Written(explanation.released(item.found.path), file, drawing, row, is_reduced)
 

@@ -6,11 +6,13 @@ one file. This file knows how tables lie on the disk; ``schema.py`` knows their 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from camkit.errors import InputError, OutputError, advice, as_cell, as_error, brief, from_cell, refuse_pipe
+from camkit.errors import InputError, OutputError, advice, as_cell, brief, from_cell, refuse_pipe
 from camkit.explanation import Explanations, sharing_scale
 from camkit.images.files import csv_line, why_unwritable, write_file
 from camkit.kit.fingerprint import Fingerprint, differences, digest
@@ -59,7 +61,7 @@ def read(path: str | Path) -> Explanations:
         form = _Parquet(path) if path.is_dir() else _form_of(path)
         if not form.exists():
             raise InputError(f"there is no table {path}")
-        folder, explained = _about(form.beside).get("folder", ""), _explained(path, form.rows())
+        folder, explained = form.about().get("folder", ""), _explained(path, form.rows())
     explanations = Explanations()
     for _, group in itertools.groupby(explained, key=lambda row: [row[name] for name in _TOGETHER]):
         explanations.extend(sharing_scale([explanation_of(row, Path(folder)) for row in group]))
@@ -67,7 +69,11 @@ def read(path: str | Path) -> Explanations:
 
 
 def _explained(file: Path, rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the rows of explanations."""
+    """Yield the rows of explanations.
+
+    Raises:
+        InputError: a row holds something that is not an explanation's.
+    """
     for row in rows:
         if row["status"] != ERROR:
             if fault := fault_of(row):
@@ -141,10 +147,14 @@ class Table:
         self.failed = Finished(failed)
 
     def _earlier(self, instead: str) -> tuple[Iterator[Row], str]:
-        """Return the rows of the table that is continued, and the folder in which its relative names start."""
+        """Return the rows of the table that is continued, and the folder in which its relative names start.
+
+        Raises:
+            InputError: it was made with other settings, or does not say how it was made.
+        """
         if not self._form.exists():
             return iter(()), str(Path.cwd())
-        about = _about(self._form.beside)
+        about = self._form.about()
         if not about:
             raise InputError(
                 f"{self.path} cannot be continued: the file that says how it was made, {self._form.beside}, is missing "
@@ -154,6 +164,7 @@ class Table:
             raise InputError(
                 f"{self.path} cannot be continued: it was made with different settings ({different}); {instead}"
             )
+        self._form.repair()
         return map(_for_store, self._form.rows()), about["folder"]
 
     def _pictures(self, failed: list[str]) -> Iterator[str]:
@@ -277,15 +288,15 @@ def _checksum(name: str) -> bytes:
     return bytes.fromhex(digest(name))[:16]
 
 
-def _about(beside: Path) -> dict[str, Any]:
-    """Return what the file beside a table says of how it was made; empty if it is missing or damaged."""
-    try:
-        about = json.loads(beside.read_bytes())
-        text_of(os.fspath(about["folder"]))
-        "".join(about["fingerprint"].values())
-        return dict(about)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""The errors of reading how a table was made, if that is damaged."""
+
+
+def _about_of(data: bytes) -> dict[str, Any]:
+    about = json.loads(data)
+    text_of(os.fspath(about["folder"]))
+    "".join(about["fingerprint"].values())
+    return dict(about)
 
 
 def _form_of(path: Path) -> _Parquet | _Csv:
@@ -319,26 +330,78 @@ def arrow_table(rows: Sequence[Row], schema: Any) -> Any:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+_IN_EVERY_ROW = ("path", "status")
+
+
 def _values_of(name: str, column: Any) -> Iterable[Any]:
-    """Return the values of a column of Parquet: texts, numbers, or arrays of numbers."""
+    """Return the values of a column of Parquet: texts, numbers, or arrays of numbers.
+
+    Raises:
+        ValueError: it holds something else.
+    """
     import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
 
-    expected = arrow_schema().field(name).type
+    expected, texts = arrow_schema().field(name).type, []
+    if expected == "string":
+        for chunk in column.dictionary_encode().chunks:
+            words = chunk.dictionary.cast(expected).to_pylist()
+            texts += [None if index is None else words[index] for index in chunk.indices.to_pylist()]
+        if name in _IN_EVERY_ROW and not all(texts):
+            raise ValueError(f"the column {name!r} has empty cells")
+        return texts
     try:
         column = column.cast(expected)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ValueError(f"the column {name!r} holds {column.type}, not {expected}") from error
     if pa.types.is_list(expected):
         return (None if cell.values is None else cell.values.to_numpy(zero_copy_only=False) for cell in column)
-    values: list[Any] = column.to_pylist()
-    if name in ("path", "status") and not all(values):
-        raise ValueError(f"the column {name!r} has empty cells")
-    return values
+    return (cell.as_py() for cell in column)
+
+
+_UNPACKED = 256
+"""The most bytes that a byte of a part unpacks to; so small a file as 1 MiB counts as that. Maps without evidence, of
+zeros alone, are all that is packed as well."""
+
+_ROW = 4096
+"""The bytes of an Explanation, besides its map."""
+
+
+def _check_part(file: Any, size: int, columns: Sequence[str]) -> None:
+    """Refuse a part that lacks columns, has texts in others than those of texts, or unpacks to far more than its size.
+
+    Raises:
+        ValueError: it is such a part.
+    """
+    schema, expected, footer = file.schema_arrow, arrow_schema(), file.metadata
+    for name in columns:
+        if schema.names.count(name) != 1:
+            raise ValueError(f"it has {schema.names.count(name)} columns {name!r}, not 1")
+    leaves = [leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path.split(".")[0] in columns]
+    for leaf in map(footer.schema.column, leaves):
+        name, *within = leaf.path.split(".")
+        held, wanted, has_text = schema.field(name).type, expected.field(name).type, leaf.physical_type == "BYTE_ARRAY"
+        if held != "null" and (has_text != (wanted == "string") or (has_text and within)):
+            raise ValueError(f"the column {name!r} holds {held}, not {wanted}")
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    _check_unpacked(sum(group.total_byte_size for group in groups), size)
+    file.scan_contents(list(columns))  # raises an error for damaged chunks, where column() ends the process
+    unpacked = 0
+    for group in groups:
+        chunks = map(group.column, leaves)
+        unpacked += sum(max(chunk.total_uncompressed_size, 4 * chunk.num_values) for chunk in chunks)
+        unpacked += _ROW * group.num_rows
+    _check_unpacked(unpacked, size)
+
+
+def _check_unpacked(unpacked: int, size: int) -> None:
+    if unpacked > _UNPACKED * max(size, 2**20):
+        raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,}, more than a table of camkit does")
 
 
 class _Parquet:
-    """A folder of Parquet files, with a file that says how it was made."""
+    """A folder of Parquet files; each says in its metadata how it was made."""
 
+    _METADATA = b"camkit"
     _NEW = ".camkit-"
     """Readers of Parquet ignore files that begin with an underscore or a dot."""
 
@@ -367,6 +430,27 @@ class _Parquet:
             )
         self._path.mkdir(parents=True, exist_ok=True)
 
+    def about(self) -> dict[str, Any]:
+        """Return what was given to ``write``, from its own file or from the metadata of a part; empty if damaged."""
+        with contextlib.suppress(*_DAMAGED):
+            return _about_of(self.beside.read_bytes())
+        for part in self._parts():
+            with contextlib.suppress(*_DAMAGED):
+                return _about_of(self._pq.read_metadata(part).metadata[self._METADATA])
+        return {}
+
+    def repair(self) -> None:
+        """Set aside what a damaged disk left."""
+        for part in self._parts():
+            try:
+                self._read(part)
+            except InputError:
+                aside = part.with_name(f"_damaged-{part.name}")
+                part.replace(aside)
+                warnings.warn(
+                    f"{part} is damaged, so its pictures are explained again; it is kept as {aside.name}", stacklevel=2
+                )
+
     def rows(self) -> Iterator[Row]:
         """Yield the rows.
 
@@ -381,7 +465,7 @@ class _Parquet:
         """Write the table in place of an earlier one: all parts get their names when all are complete."""
         for unfinished in self._path.glob(f"{self._NEW}*"):
             unfinished.unlink()
-        schema, written = arrow_schema(), []
+        schema, written = arrow_schema().with_metadata({self._METADATA: json.dumps(about)}), []
         for number, part in enumerate(parts):
             data = io.BytesIO()
             # The checksums tell a damaged part.
@@ -400,11 +484,25 @@ class _Parquet:
         return sorted(self._path.glob("part-*.parquet"))
 
     def _read(self, part: Path) -> list[Iterable[Any]]:
-        """Return the values of the columns."""
-        with as_error(InputError, lambda error: f"{part} cannot be read: {brief(error)}"):
-            with self._pq.ParquetFile(part, page_checksum_verification=True) as file:
+        """Return the values of the columns. A text of several rows is in memory once."""
+        texts = [name for name, kind in COLUMNS.items() if kind == "text"]
+        try:
+            with self._pq.ParquetFile(part) as file:
+                _check_part(file, part.stat().st_size, list(COLUMNS))
+            with self._pq.ParquetFile(part, read_dictionary=texts, page_checksum_verification=True) as file:
                 table = file.read(list(COLUMNS))
             return [_values_of(name, table.column(name)) for name in COLUMNS]
+        except Exception as error:  # pyarrow has errors of several kinds for damaged files
+            raise InputError(f"{part} cannot be read: {brief(error)}") from error
+
+
+def _next_row(reader: csv.DictReader[str]) -> dict[str, str] | None:
+    """Return the next row. Its cells may be long; the limit belongs to the process, so it is set for this row only."""
+    before = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        return next(reader, None)
+    finally:
+        csv.field_size_limit(before)
 
 
 class _Csv:
@@ -422,14 +520,21 @@ class _Csv:
             raise OutputError(f"{self._path} is a folder; choose another name for the table")
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
+    def about(self) -> dict[str, Any]:
+        with contextlib.suppress(*_DAMAGED):
+            return _about_of(self.beside.read_bytes())
+        return {}
+
+    def repair(self) -> None:
+        """Do nothing: a damaged file cannot be read in part."""
+
     def rows(self) -> Iterator[Row]:
-        before = csv.field_size_limit(_LONGEST_CELL)
         try:
             with self._path.open("r", encoding="utf-8", newline="") as file:
                 reader = csv.DictReader(file, strict=True)
                 if sorted(reader.fieldnames or ()) != sorted(COLUMNS):
                     raise InputError(f"{self._path} cannot be read: {_OTHER_COLUMNS}")
-                for cells in reader:
+                while (cells := _next_row(reader)) is not None:
                     if None in cells or None in cells.values() or not cells["path"]:
                         raise InputError(f"{self._path} cannot be read: {_OTHER_COLUMNS}, or a row has no path")
                     yield {name: _parsed(kind, from_cell(cells[name])) for name, kind in COLUMNS.items()}
@@ -437,8 +542,6 @@ class _Csv:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{self._path} cannot be read: {brief(error)}") from error
-        finally:
-            csv.field_size_limit(before)
 
     def write(self, about: dict[str, Any], parts: Iterable[Sequence[Row]]) -> None:
         lines = (csv_line(_cell(row[name]) for name in COLUMNS) for part in parts for row in part)

@@ -3,7 +3,7 @@
     python -m scripts.bench.bench_verdict ../shared/data/caltech --weights mobilenet_v2.pth
 
 Each command runs once, as a user would start it, and its time includes starting Python and reading the pictures.
-Processor time hardly depends on what else the machine does.
+Processor time depends less than the clock on what else the machine does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Altered tables are read right, or refused in one sentence that names the file."""
+"""Altered tables are read right, or refused in one sentence that names the file, without taking much memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import csv
 import itertools
 import json
 import shutil
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from io import StringIO
@@ -237,7 +238,7 @@ def test_a_wrong_cell_is_named(copied, column, value, sentence):
 def test_a_missing_or_doubled_column_is_named(copied):
     table = copied() / "t.parquet"
     rewrite(first_part(table), lambda rows: rows.drop_columns(["method"]))
-    with pytest.raises(InputError, match=r"part-000000\.parquet cannot be read: .*method"):
+    with pytest.raises(InputError, match=r"part-000000\.parquet cannot be read: it has 0 columns 'method', not 1"):
         camkit.scale.read(table)
     file = copied() / "t.csv"
     file.write_bytes(file.read_bytes().replace(b"path,", b"path,path,", 1))
@@ -318,3 +319,39 @@ def test_damaged_settings_are_ignored_or_refused(copied, written, name):
         folder = copied()
         (folder / (".t.csv.json" if name == "t.csv" else "t.parquet/_camkit.json")).write_text(text)
         said_of(folder / name, resume=written / "in")
+
+
+# --- memory
+
+HARMFUL: dict[str, Callable[[Any, int], Any]] = {
+    "a huge map": lambda rows, part: with_list(rows, "raw", np.zeros(70_000_000 // part, np.float16)),
+    "a huge text": lambda rows, part: with_column("error", "x" * (300_000_000 // part))(rows.slice(0, 1)),
+    "a text in all rows": lambda rows, part: with_column("label", "x" * (1_000_000 // part))(rows.take([0] * 240)),
+    "many rows": lambda rows, part: rows.take(pa.array(np.zeros(80_000 // part, np.int32))),
+}
+
+
+def with_list(rows: Any, name: str, values: np.ndarray) -> Any:
+    column = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), pa.array(values))
+    rows = rows.slice(0, 1)
+    return rows.set_column(rows.schema.get_field_index(name), name, column)
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+@pytest.mark.parametrize("part", represented_by(16, among=(1, 16)))
+def test_a_small_part_does_not_unpack_to_much(copied, monkeypatch, name, part):
+    monkeypatch.setattr(scale_table, "_UNPACKED", scale_table._UNPACKED // part)
+    table = copied() / "t.parquet"
+    rewrite(first_part(table), lambda rows: HARMFUL[name](rows, part))
+    assert first_part(table).stat().st_size < 400_000
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        said = said_of(table)
+        assert pool.max_memory() + tracemalloc.get_traced_memory()[1] < 50e6 / part
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(usual)
+    assert ["bytes would unpack to" in line for line in said] == [True] * (name != "a text in all rows")

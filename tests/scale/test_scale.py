@@ -256,11 +256,6 @@ def test_a_damaged_table_is_one_sentence_when_it_is_read(tmp_path, tiny):
     damaged.write_bytes(damaged.read_bytes()[:-100])
     with pytest.raises(InputError, match=f"{damaged.name} cannot be read"):
         read(tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=f"{damaged.name} cannot be read"):
-        tabulate(tiny, tmp_path / "in", tmp_path / "t.parquet", resume=True)
-    damaged.unlink()
-    assert len(tabulate(tiny, tmp_path / "in", tmp_path / "t.parquet", resume=True)) == 8
-    assert len(read(tmp_path / "t.parquet")) == 20
     with pytest.raises(InputError, match="there is no table"):
         read(tmp_path / "none.parquet")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
@@ -377,6 +372,44 @@ def test_a_table_is_replaced_only_with_overwrite(tmp_path, tiny, name):
     tabulate(tiny, tmp_path / "in", tmp_path / name, overwrite=True, targets=["b"])
     assert {row.label for row in read(tmp_path / name)} == {"b"}
     assert len(read(tmp_path / name)) == 10
+
+
+def test_a_truncated_part_is_set_aside_and_its_pictures_are_explained_again(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 40)
+    table = tmp_path / "t.parquet"
+    tabulate(tiny, tmp_path / "in", table)
+    whole = content(table)
+    first, second, *_ = parts(table)
+    first.write_bytes(first.read_bytes()[:-1])
+    second.write_bytes(b"")
+
+    with pytest.warns(
+        UserWarning, match=r"is damaged, so its pictures are explained again; it is kept as _damaged-part"
+    ):
+        rows = tabulate(tiny, tmp_path / "in", table, resume=True)
+
+    assert len(rows) == 16
+    assert content(table) == whole
+    assert (table / f"_damaged-{first.name}").is_file()
+
+
+def test_a_part_that_is_damaged_anywhere_is_set_aside(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 20)
+    table = tmp_path / "t.parquet"
+    tabulate(tiny, tmp_path / "in", table)
+    whole, second = content(table), parts(table)[1]
+    data = second.read_bytes()
+    group = pq.ParquetFile(second).metadata.row_group(0)
+    for number in range(group.num_columns):
+        column = group.column(number)
+        start = column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
+        place = start + column.total_compressed_size - 2
+        second.write_bytes(data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :])
+        with pytest.warns(UserWarning, match="is damaged"):
+            assert tabulate(tiny, tmp_path / "in", table, resume=True), column.path_in_schema
+        assert len(content(table)) == len(whole)
+        for file in (*table.glob("_damaged*"), parts(table)[-1]):
+            file.unlink()
 
 
 def test_a_file_or_folder_of_another_kind_is_no_table(tmp_path, tiny):
