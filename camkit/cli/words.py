@@ -44,7 +44,7 @@ def words(
         word: Draw the heat of this word only.
         together: Put all pictures into one prompt, and show for each picture which words need it.
         references: Other pictures of yours to compare with, 8 or more. Default: the other
-            pictures; for a single picture, and with --together, smooth noise that camkit makes.
+            pictures; for a single picture, and with --together, smooth noise and plain greys.
         method: expected, attention, attention-expected or tam.
         max_new_tokens: The most tokens that the model writes.
         device: cpu, cuda, cuda:1 or mps. Default: the first of CUDA, MPS and CPU.

@@ -43,8 +43,8 @@ def words(
         prompt: the question. If the processor has a chat template, it is put into that.
         processor: the model's processor; by default that of the folder from which the model was loaded.
         words: a sentence to explain instead of the one that the model writes.
-        references: other pictures to compare with, a folder or a list; 8 are enough. By default smooth noise in many
-            colours and contrasts.
+        references: other pictures to compare with, a folder or a list; 8 are enough. By default 8 of smooth noise
+            and 8 plain grey ones.
         method: "expected", "attention", "attention-expected" or "tam"; see docs/words.md.
         max_new_tokens: the most tokens that the model writes.
         only: draw the heat of this word only.

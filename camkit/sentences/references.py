@@ -1,4 +1,4 @@
-"""The pictures with which a picture is compared: the user's, or noise that camkit makes, at the size of the picture."""
+"""The pictures with which a picture is compared: the user's, or some that camkit makes, at the size of the picture."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from torch import Tensor
 
 from camkit.errors import ImageError
 from camkit.images.read import from_array, open_picture, upright
-from camkit.images.references import MOST, chosen, smooth_noise
+from camkit.images.references import chosen, smooth_noise
 from camkit.types import ImageLike, ReferencesLike
+
+_EACH = 8
+"""Pictures of noise, and plain ones, that stand for references."""
 
 
 def read(image: ImageLike, source: str) -> Image.Image:
@@ -48,7 +51,7 @@ def reference_pictures(references: ReferencesLike | None, picture: Image.Image) 
     """
     size = picture.size
     if references is None:
-        return varied_noise(size), f"{MOST} pictures of smooth noise in many colours and contrasts, made by camkit"
+        return made_pictures(size), f"{_EACH} pictures of smooth noise and {_EACH} plain grey ones, made by camkit"
     pictures, words = chosen(references)
     read_in = [read(each, f"reference picture {number}") for number, each in enumerate(pictures, start=1)]
     others = [each for each in read_in if each.size != size or each.tobytes() != picture.tobytes()]
@@ -58,15 +61,17 @@ def reference_pictures(references: ReferencesLike | None, picture: Image.Image) 
     return [each.resize(size, Image.Resampling.BICUBIC) for each in others], words
 
 
-def varied_noise(size: tuple[int, int]) -> list[Image.Image]:
-    """Return pictures (width, height) of smooth noise, each around a colour and with a contrast of its own.
+def made_pictures(size: tuple[int, int]) -> list[Image.Image]:
+    """Return pictures (width, height) of smooth noise, each around a colour and with a contrast of its own, and greys.
 
-    About pictures that all have the full contrast, a model says the same few things. Here some are nearly plain.
+    A model may say the same about all noise ("two things"), and something else about all plain pictures. A word that
+    needs no picture is probable with both.
     """
     width, height = size
-    noise = smooth_noise(3 * MOST, (height, width)).reshape(MOST, 3, height, width)
+    noise = smooth_noise(3 * _EACH, (height, width)).reshape(_EACH, 3, height, width)
     generator = torch.Generator().manual_seed(0)
-    colours, contrasts = torch.rand(MOST, 3, 1, 1, generator=generator), torch.rand(MOST, 1, 1, 1, generator=generator)
+    colours, contrasts = (torch.rand(_EACH, count, 1, 1, generator=generator) for count in (3, 1))
     varied = (colours + contrasts * (noise - noise.mean((2, 3), keepdim=True))).clamp(0, 1)
     levels = (255 * varied).round().permute(0, 2, 3, 1).numpy().astype(np.uint8)
-    return [Image.fromarray(each) for each in levels]
+    greys = np.linspace(0, 255, 2 * _EACH + 1).round().astype(int)[1::2].tolist()
+    return [*map(Image.fromarray, levels), *(Image.new("RGB", size, (grey, grey, grey)) for grey in greys)]

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from transformers import AttentionInterface
 
 from scripts.words.word_model import ARCHITECTURES, Architecture, architecture_of, load, tokenizer_for
 from scripts.words.word_scenes import COLOURS, GROUNDS, SHAPES, Scene, draw
@@ -61,10 +62,14 @@ class Examples:
     def batch(self, rows: Tensor) -> dict[str, Tensor]:
         """Return the model's arguments for some examples.
 
-        Qwen2-VL takes the patches of all pictures one after the other, and three positions for each token.
+        Qwen2-VL takes the patches of all pictures one after the other, and three positions for each token. Pictures of
+        one size are the frames of one clip to it, which do not see each other; many pictures take it much longer.
         """
         chosen = {name: value[rows] for name, value in self.inputs.items()}
         if "image_grid_thw" in chosen:
+            clip = chosen["image_grid_thw"][:1].clone()
+            clip[:, 0] = len(rows)
+            chosen["image_grid_thw"] = clip
             chosen["pixel_values"] = chosen["pixel_values"].flatten(0, 1)
             chosen["position_ids"] = chosen["position_ids"].transpose(0, 1)
         return chosen
@@ -83,11 +88,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--scenes", type=int, default=SCENES)
     parser.add_argument("--processes", type=int, default=1, help="how many processes draw scenes")
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order of the scenes")
     given = parser.parse_args()
     if given.sinks and given.architecture != "llava":
         parser.error("--sinks needs --architecture llava")
     end = time.monotonic() + 60 * given.minutes
-    torch.manual_seed(0)
+    torch.manual_seed(given.seed)
     with multiprocessing.get_context("fork").Pool(given.processes) as pool:
         seeds = [(TRAINING, number) for number in range(given.scenes)]
         scenes = pool.map(draw, seeds + [(TESTING, number) for number in range(HELD_OUT)], chunksize=100)
@@ -106,6 +112,8 @@ def main() -> None:
     print(f"{weights:,} weights, {training.wanted.shape[1]} tokens", flush=True)
     if given.sinks:
         model.set_attn_implementation("eager")  # the only one that returns its attention
+    if kind is ARCHITECTURES["qwen2-vl"]:
+        attend_together(model)
     share = (0 if given.start else 0.35) if given.encoder is None else given.encoder
     if share:
         train_encoder(kind, model, training, (end - time.monotonic()) * share, given.batch)
@@ -137,6 +145,24 @@ def examples(kind: Architecture, model: Any, processor: Any, scenes: list[Scene]
         made["position_ids"] = places.transpose(0, 1).expand(count, -1, -1)
         made["pixel_values"] = made["pixel_values"].unflatten(0, (count, -1))
     return Examples(made, wanted, patches)
+
+
+def attend_together(model: Any) -> None:
+    """Let the encoder of a Qwen2-VL attend within all frames of a clip at once.
+
+    Its own attention takes the frames one after the other, if it is not FlashAttention; that is several times slower.
+    """
+
+    def attend(
+        _layer: nn.Module, *states: Tensor, scaling: float, cu_seq_lens_q: Tensor, **_given: Any
+    ) -> tuple[Tensor, None]:
+        count = len(cu_seq_lens_q) - 1
+        queries, keys, values = (each[0].unflatten(1, (count, -1)).transpose(0, 1) for each in states)
+        mixed = nn.functional.scaled_dot_product_attention(queries, keys, values, scale=scaling)
+        return mixed.transpose(1, 2).flatten(0, 1)[None], None
+
+    AttentionInterface.register("flash_frames", attend)  # with this word in its name, it is given where frames start
+    model.model.visual.config._attn_implementation = "flash_frames"
 
 
 def batches(count: int, size: int) -> Iterator[Tensor]:

@@ -228,9 +228,9 @@ def _llava_cells(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def _qwen_cells(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    grids = batch["image_grid_thw"]
-    merged: Tensor = model.model.visual(batch["pixel_values"], grid_thw=grids).pooler_output
-    return merged.reshape(len(grids), -1, merged.shape[-1])
+    clip = batch["image_grid_thw"]
+    merged: Tensor = model.model.visual(batch["pixel_values"], grid_thw=clip).pooler_output
+    return merged.reshape(int(clip[0, 0]), -1, merged.shape[-1])
 
 
 def _encoder_cells(model: Any, batch: Mapping[str, Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ from camkit.sentences import heat
 from camkit.sentences.cut import DecoderCut
 from camkit.sentences.heat import _shares
 from camkit.sentences.loading import load
-from camkit.sentences.references import varied_noise
+from camkit.sentences.references import made_pictures
 from camkit.sentences.sentence import spans
 from camkit.sentences.tam import filtered
 from scripts.words.word_model import PROMPT, PROMPT_TEXT, build, processor_for, tokenizer_for
@@ -318,14 +318,16 @@ def test_references_are_batched_into_half_of_the_memory_of_the_weights(llava, pi
     np.testing.assert_allclose(maps[0], maps[1], atol=1e-6)
 
 
-def test_noise_that_camkit_makes_differs_in_colour_and_contrast():
-    pictures = [np.asarray(each, float) for each in varied_noise((48, 32))]
+def test_half_of_the_pictures_that_camkit_makes_are_noise_and_half_are_grey():
+    pictures = [np.asarray(each, float) for each in made_pictures((48, 32))]
     assert {each.shape for each in pictures} == {(32, 48, 3)}
-    contrasts = sorted(each.std((0, 1)).mean() for each in pictures)
-    assert contrasts[0] < 10
+    noise, greys = pictures[:8], pictures[8:]
+    contrasts = sorted(each.std((0, 1)).mean() for each in noise)
+    assert contrasts[0] < 15
     assert contrasts[-1] > 40
-    assert np.ptp([each.mean((0, 1)) for each in pictures], axis=0).min() > 100
-    assert all((one == again).all() for one, again in zip(pictures, varied_noise((48, 32)), strict=True))
+    assert np.ptp([each.mean((0, 1)) for each in noise], axis=0).min() > 80
+    assert [np.unique(each).tolist() for each in greys] == [[16], [48], [80], [112], [143], [175], [207], [239]]
+    assert all((one == again).all() for one, again in zip(pictures, made_pictures((48, 32)), strict=True))
 
 
 def test_tokens_of_one_word_are_joined_and_punctuation_stands_alone():
