@@ -96,13 +96,14 @@ class Strip:
 
     @property
     def persuasion(self) -> tuple[bool, ...]:
-        """How much the triptych says: wrong on the other background, right on its own, right without the object.
+        """How much the triptych says: whether it is right on its own background and wrong on the other one first.
 
-        Among otherwise equal triptychs, one without the third picture says less.
+        Among otherwise equal triptychs, one that is wrong on both or without the third picture says less, and one that
+        is right without the object says more.
         """
         right = {panel.arm: panel.right for panel in self.triptych}
-        is_whole, without = "removed" in right, right.get("removed", False)
-        return not right.get("other", True), right.get("same", False), is_whole, without
+        own = right.get("same", False)
+        return own and not right.get("other", True), own, "removed" in right, right.get("removed", False)
 
     @property
     def sentence(self) -> str:

@@ -128,7 +128,6 @@ def reliability(verdict: str) -> str:
     """Say how often a verdict is wrong, measured on networks whose truth is known."""
     biased, between, clean, marked = LABS.values()
     total = sum(clean.values())
-    lose = "lose 3 or more points of accuracy without their shortcut"
     match verdict:
         case "FAIL":
             wrong = f"{clean['FAIL']} of {total} networks that do not rely on the background failed"
@@ -138,8 +137,11 @@ def reliability(verdict: str) -> str:
             return f"{wrong}, and {between['WARN']} of {sum(between.values())} that rely on it a little"
         case "PASS":
             passed, losing = biased["PASS"] + between["PASS"], sum(biased.values()) + sum(between.values())
-            some = f"{marked['PASS']} of {sum(marked.values())} that lose 8 to 15 points on natural backgrounds"
-            return f"{passed or 'none'} of {losing} networks that {lose} passed, but {some} of other classes did"
+            some = f"{marked['PASS']} of {sum(marked.values())} that lose 8 to 15 points"
+            return (
+                f"{passed or 'none'} of {losing} networks that rely on a planted shortcut passed. Natural backgrounds are "
+                f"harder to judge: {some} on those of other classes passed too"
+            )
         case _:
             undecided = f"{clean['INCONCLUSIVE']} of {total} networks that do not rely on the background"
             few = f"{between['INCONCLUSIVE']} of {sum(between.values())} that rely on it a little"
