@@ -139,8 +139,8 @@ def reliability(verdict: str) -> str:
             passed, losing = biased["PASS"] + between["PASS"], sum(biased.values()) + sum(between.values())
             some = f"{marked['PASS']} of {sum(marked.values())} that lose 8 to 15 points"
             return (
-                f"{passed or 'none'} of {losing} networks that rely on a planted shortcut passed. Natural backgrounds are "
-                f"harder to judge: {some} on those of other classes passed too"
+                f"{passed or 'none'} of {losing} networks that rely on a planted shortcut passed. Natural backgrounds "
+                f"are harder to judge: {some} on those of other classes passed too"
             )
         case _:
             undecided = f"{clean['INCONCLUSIVE']} of {total} networks that do not rely on the background"
