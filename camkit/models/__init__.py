@@ -70,6 +70,9 @@ _EXTRAS = {
 }
 """The extra of camkit that installs each optional package."""
 
+_RUN_NO_CODE = frozenset({"from_timm", "from_huggingface", "from_ultralytics", *KINDS.values()})
+"""The modules of this package that run no Python code of the user's unless he trusts it."""
+
 
 def model_names() -> list[str]:
     """List the names of models that need no prefix: torchvision's networks and the demo networks."""
@@ -212,7 +215,8 @@ def _source(name: str) -> str | None:
 
 def runs_code(name: str) -> bool:
     """Return whether loading the model of this name runs Python code of the user's."""
-    return _source(name) == "from_python"
+    source = _source(name)
+    return source is not None and source not in _RUN_NO_CODE
 
 
 def _demo_model(request: Request) -> LoadedModel:

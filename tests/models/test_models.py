@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import camkit
-from camkit import cli
+from camkit import cli, models
 from camkit.errors import InputError, ModelError, advising_shell
 from camkit.models import as_model, load_model, model_names
 from camkit.models.loaded import LoadedModel
@@ -1035,3 +1035,10 @@ def test_the_input_takes_the_models_own_precision(picture, dtype):
 
     assert explanation.raw.dtype == "float32"
     assert explanation.status in ("ok", "no_positive_evidence")
+
+
+def test_a_kind_of_model_counts_as_code_until_it_is_known_to_run_none(monkeypatch):
+    assert models.runs_code("mine.py:build")
+    assert not any(models.runs_code(name) for name in ("resnet50", "timm:resnet50", "hf:google/vit", "model.onnx"))
+    monkeypatch.setattr(models, "_source", lambda _name: "from_somewhere")
+    assert models.runs_code("somewhere:model")
