@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("raw.json"))
     parser.add_argument("--first", type=int, default=0, help="the number of the first scene")
     parser.add_argument("--scenes", type=int, default=40)
-    parser.add_argument("--quick", action="store_true", help="leave out heat from smooth noise, and the slow reference")
+    parser.add_argument("--quick", action="store_true", help="leave out the slow reference and half of the maps")
     parser.add_argument("--tables", type=Path, nargs="+", help="only print the tables of these results")
     parser.add_argument("--misread", type=int, default=0, help="how many other scenes to search for wrong words")
     given = parser.parse_args()
@@ -80,13 +80,13 @@ def main() -> None:
     for number in range(given.first, given.first + given.scenes):
         scene, start = draw((SEED, number)), time.monotonic()
         picture = Image.fromarray(scene.picture)
-        noise, others = (
+        made, others = (
             read_sentence(model, inputs, picture, scene.sentence, each, 40, looks) for each in (None, references)
         )
         known = words_known(others)
         asked, correct = asked + 1, correct + all(known)
         redrawn = read_sentence(model, inputs, picture, scene.sentence, altered(scene, number), 40, looks).others
-        rows += list(judged(number, scene, noise, others, redrawn, known, is_quick=given.quick))
+        rows += list(judged(number, scene, made, others, redrawn, known, is_quick=given.quick))
         given.out.write_text(json.dumps({"asked": asked, "right": correct, "rows": rows}))
         print(f"{number}: {time.monotonic() - start:.0f} s, {correct} of {asked} right", flush=True)
     misread: list[dict[str, Any]] = []
@@ -179,7 +179,7 @@ def misread_words(scene: Scene, read: Callable[..., Reading]) -> Iterator[dict[s
 def judged(
     number: int,
     scene: Scene,
-    noise: Reading,
+    made: Reading,
     others: Reading,
     redrawn: Tensor,
     known: Sequence[bool],
@@ -196,13 +196,13 @@ def judged(
         if word.truth is not None and word.cause in IN_PICTURE and known[place]
     ]
     spans = [others.spans[place] for place in places]
-    maps = maps_of(None if is_quick else noise, others, places) if places else {}
+    maps = maps_of(None if is_quick else made, others, places) if places else {}
     caused = {name: causal(others, spans, each) for name, each in maps.items()}
     for place, word in enumerate(scene.words):
         if not known[place]:
             continue
         row: dict[str, Any] = {"scene": number, "word": word.text, "cause": word.cause}
-        for name, reading in (("references", others), ("noise", noise)):
+        for name, reading in (("references", others), ("made", made)):
             row[f"needs {name}"] = float(reading.needs[place])
         row["grey"] = float(others.own[place] - others.grey[place])
         row["hidden"] = float(others.own[place] - others.hidden[place])
@@ -217,8 +217,8 @@ def judged(
         yield row
 
 
-def maps_of(noise: Reading | None, others: Reading, places: list[int]) -> Maps:
-    """Return the cells (W, g) of all methods for some of the words; without ``noise``, only of the quick ones.
+def maps_of(made: Reading | None, others: Reading, places: list[int]) -> Maps:
+    """Return the cells (W, g) of all methods for some of the words; without ``made``, only of the quick ones.
 
     TAM needs logits at the picture's tokens.
     """
@@ -231,8 +231,8 @@ def maps_of(noise: Reading | None, others: Reading, places: list[int]) -> Maps:
     place = torch.linspace(-1, 1, side)
     blob = (-(place[:, None] ** 2) - place**2).exp().flatten().expand(count, -1)
     of_tokens = {"expected gradients": expected_of(others, places)}
-    if noise is not None:
-        of_tokens["expected gradients, smooth noise"] = expected_of(noise, places)
+    if made is not None:
+        of_tokens["expected gradients, camkit's pictures"] = expected_of(made, places)
     of_tokens |= {
         "attention row": attention,
         "attention row, weighted by gradients": weighted_attention(others, spans, rows),
@@ -243,7 +243,7 @@ def maps_of(noise: Reading | None, others: Reading, places: list[int]) -> Maps:
         "length of the gradient": gradient.norm(dim=-1),
         "gradient x activation": (gradient * tokens).sum(-1),
     }
-    if noise is not None:
+    if made is not None:
         of_tokens["windows replaced and kept (slow)"] = windows(others, spans)
     cells = {name: each @ others.places.shares.T for name, each in of_tokens.items()}
     if isinstance(others.cut, DecoderCut) and others.cut.entry == "inputs_embeds":
@@ -368,7 +368,7 @@ def table(files: Sequence[Path]) -> str:
     lines += ["| how much a word needs the picture | AUROC |", "|---|---|"]
     titles = {
         "needs references": f"against {REFERENCES} reference pictures (`needs_picture`)",
-        "needs noise": "against 16 pictures of smooth noise (`needs_picture`)",
+        "needs made": "against the 16 pictures that camkit makes (`needs_picture`)",
         "grey": "against a grey picture",
         "hidden": "against the picture hidden",
     }
