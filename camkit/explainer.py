@@ -481,9 +481,7 @@ class Explainer:
         own = self._choices
         chosen = own.method if method is None else find_method(method)
         layers = own.target_layer if target_layer is None and chosen.layer else target_layer
-        # Whether bf16 can be used was decided when this Explainer was made.
-        precision: Precision = "bf16-forced" if own.precision == "bf16" else own.precision
-        choices = replace(own, method=chosen, target_layer=layers, precision=precision, fuse=fuse or own.fuse)
+        choices = replace(own, method=chosen, target_layer=layers, fuse=fuse or own.fuse)
         return Explainer._sharing(memory, self._boxes, loaded, choices)
 
     def scores_of(

@@ -44,8 +44,6 @@ def usable_precision(precision: Precision, device: torch.device) -> tuple[Precis
         precision: the user's choice.
         device: the model's device.
     """
-    if precision == "bf16-forced":
-        return "bf16", ""
     if precision == "bf16" and device.type == "cpu" and not _cpu_has_bf16():
         return "fp32", _NO_BF16
     return precision, ""

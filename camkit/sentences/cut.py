@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -18,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from camkit.engine.attach import hooked
 from camkit.errors import ModelError
 
 Entry: TypeAlias = Literal["inputs_embeds", "encoder_hidden_states"]
@@ -152,7 +154,8 @@ class DecoderCut(Cut):
             caught.append(arguments)
             raise Enough
 
-        _run_until(self.model, inputs, self.decoder.register_forward_pre_hook(stop, with_kwargs=True))
+        with hooked(before=[(self.decoder, stop)]), suppress(Enough):
+            self.model(**inputs)
         (arguments,) = caught
         if arguments[self.entry].shape[1] != self.entering.shape[1]:
             return self.in_place(arguments[self.entry][0])
@@ -231,26 +234,19 @@ class OutputCut(Cut):
             caught.extend([] if tensor is None else [tensor])
             raise Enough
 
-        with self._at_call(stop):
-            _run_until(self.model, inputs)
+        with self._at_call(stop), suppress(Enough):
+            self.model(**inputs)
         if not caught:
             raise ModelError(f"{self.path} returns no tokens for a reference picture; pass other references")
         return caught[0][0]
 
-    @contextmanager
-    def _at_call(self, act: Callable[[Any], Any]) -> Iterator[None]:
-        calls = 0
+    def _at_call(self, act: Callable[[Any], Any]) -> AbstractContextManager[None]:
+        calls = itertools.count()
 
-        def hook(_: nn.Module, __: Any, output: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            return act(output) if calls == self.number + 1 else output
+        def hook(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
+            return act(output) if next(calls) == self.number else output
 
-        handle = self.module.register_forward_hook(hook)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return hooked(after=[(self.module, hook)])
 
 
 def decoder_cut(
@@ -362,17 +358,6 @@ def _without(mask: Any, positions: Tensor) -> Any:
         return mask
     hidden = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
     return mask.clone().index_fill_(-1, positions, hidden)
-
-
-def _run_until(model: nn.Module, inputs: Mapping[str, Any], *handles: Any) -> None:
-    """Run the model until a hook has enough."""
-    try:
-        model(**inputs)
-    except Enough:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _exchanged(output: Any, old: Tensor, new: Tensor) -> Any:

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from camkit.engine.attach import hooked
 from camkit.errors import ModelError
 from camkit.sentences.cut import ENTRIES, Cut, Entry, OutputCut, decoder_cut, tensor_of, text_of
 from camkit.sentences.places import Places
@@ -157,12 +158,8 @@ def _entries(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[list[tuple
         if isinstance(text, Tensor) and text.shape[1] in lengths and (entry == "inputs_embeds" or len(lengths) == 1):
             calls.append((module, entry, dict(arguments)))
 
-    handles = [module.register_forward_pre_hook(record, with_kwargs=True) for module in model.modules()]
-    try:
+    with hooked(before=[(module, record) for module in model.modules()]):
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _output_cuts(model: nn.Module, passes: _Pass) -> Iterator[tuple[int, Cut]]:
@@ -207,11 +204,11 @@ def _traced(model: nn.Module, inputs: Mapping[str, Any]) -> dict[_CallId, _Made]
     open_calls: list[_CallId] = []
     made: dict[_CallId, _Made] = {}
 
-    def begin(module: nn.Module, _: Any) -> None:
+    def begin(module: nn.Module, _: Any, __: Any) -> None:
         open_calls.append((module, counts[module]))
         counts[module] += 1
 
-    def end(_: nn.Module, __: Any, output: Any) -> None:
+    def end(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
         call, tensor = open_calls.pop(), tensor_of(output)
         sums = None
         if tensor is not None:
@@ -220,12 +217,7 @@ def _traced(model: nn.Module, inputs: Mapping[str, Any]) -> dict[_CallId, _Made]
             sums = len(flat), float(flat.sum()), float(flat @ order.double())
         made[call] = _Made(sums, frozenset(open_calls))
 
-    handles = [module.register_forward_pre_hook(begin) for module in model.modules()]
-    handles += [module.register_forward_hook(end) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    modules = list(model.modules())
+    with hooked([(module, begin) for module in modules], [(module, end) for module in modules]), torch.no_grad():
+        model(**inputs)
     return made

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from camkit.errors import ModelError
 from camkit.sentences.cut import Cut, DecoderCut
@@ -135,8 +136,9 @@ def attention_rows(cut: Cut, rows: Sequence[Sequence[int]]) -> Float[Tensor, "w 
     layers: list[Tensor] = []
     own_text = "decoder_input_ids" not in cut.inputs or getattr(cut, "entry", "") == "encoder_hidden_states"
     if isinstance(cut, DecoderCut) and own_text:
-        with torch.no_grad(), _recorded(cut, wanted) as layers:
+        with torch.no_grad(), attending_by_sdpa(cut.decoder), _Recorder(wanted, cut.entering.shape[1]) as recorder:
             cut.output(cut.tokens[None])
+        layers = [rows[:, cut.positions] for rows in recorder.layers]
     if not layers:
         raise ModelError(
             f"camkit cannot read how {type(cut.model).__name__} attends to the picture's tokens; use method='expected'"
@@ -145,59 +147,59 @@ def attention_rows(cut: Cut, rows: Sequence[Sequence[int]]) -> Float[Tensor, "w 
     return torch.stack([mean[[wanted.index(place) for place in places]].mean(0) for places in rows])
 
 
-_NAME = "camkit_rows"
-
-
 @contextmanager
-def _recorded(cut: DecoderCut, wanted: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Record rows of attention on the picture's tokens in each layer, each (rows, n); restore the implementation."""
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-    layers: list[Tensor] = []
-
-    def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
-        length = cut.entering.shape[1]
-        if key.shape[2] == length and query.shape[2] > max(wanted):
-            layers.append(
-                _rows(query, key, mask, wanted, options.get("scaling"), crossing=_crosses(cut))[:, cut.positions]
-            )
-        return sdpa_attention_forward(module, query, key, value, mask, **options)
-
-    configs: dict[int, Any] = {
-        id(each.config): each.config for each in cut.decoder.modules() if hasattr(each, "config")
-    }
-    before = {number: config._attn_implementation_internal for number, config in configs.items()}
-    AttentionInterface.register(_NAME, attend)
-    AttentionMaskInterface.register(_NAME, sdpa_mask)
+def attending_by_sdpa(model: nn.Module, *kept: str | None) -> Iterator[None]:
+    """Let a function of PyTorch's compute all attention in the block; implementations in ``kept`` stay as they are."""
+    configs: dict[int, Any] = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    before = [(each, getattr(each, "_attn_implementation_internal", "sdpa")) for each in configs.values()]
+    others = [(config, name) for config, name in before if name not in ("sdpa", *kept)]
     try:
-        for config in configs.values():
-            config._attn_implementation_internal = _NAME
-        yield layers
+        for config, _ in others:
+            config._attn_implementation_internal = "sdpa"
+        yield
     finally:
-        for number, config in configs.items():
-            config._attn_implementation_internal = before[number]
+        for config, name in others:
+            config._attn_implementation_internal = name
 
 
-def _crosses(cut: DecoderCut) -> bool:
-    return cut.entry == "encoder_hidden_states"
+class _Recorder(TorchFunctionMode):
+    """Records rows of attention on a sequence of the given length, each (rows, length), in the current thread."""
 
+    def __init__(self, wanted: list[int], length: int) -> None:
+        super().__init__()
+        self.layers: list[Tensor] = []
+        self._wanted, self._length = wanted, length
 
-def _rows(
-    query: Tensor, key: Tensor, mask: Any, wanted: Sequence[int], scaling: float | None, *, crossing: bool
-) -> Float[Tensor, "r l"]:
-    """Return rows of softmax(q k / sqrt(d)), the mean over the heads."""
-    rows = query[0, :, list(wanted)].float()
-    keys = key[0].float().repeat_interleave(query.shape[1] // key.shape[1], 0)
-    scores = rows @ keys.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if isinstance(mask, Tensor):
-        part = mask[0, :, list(wanted)]
-        scores = scores.masked_fill(~part, -torch.inf) if mask.dtype is torch.bool else scores + part
-    elif not crossing:
-        later = torch.arange(keys.shape[1], device=keys.device) > torch.tensor(wanted, device=keys.device)[:, None]
-        scores = scores.masked_fill(later, -torch.inf)
-    return scores.softmax(-1).mean(0)
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if function is nn.functional.scaled_dot_product_attention:
+            self._record(*args, **options)
+        return function(*args, **options)
+
+    def _record(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,  # noqa: ARG002 - these are the arguments of PyTorch's function
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,  # noqa: ARG002
+        is_causal: bool = False,
+        scale: float | None = None,
+        **_: Any,
+    ) -> None:
+        """Record rows of softmax(q k / sqrt(d)), the mean over the heads."""
+        if query.dim() != 4 or key.shape[2] != self._length or query.shape[2] <= max(self._wanted):
+            return
+        rows = query[0, :, self._wanted].float()
+        keys = key[0].float().repeat_interleave(query.shape[1] // key.shape[1], 0)
+        scores = rows @ keys.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if attn_mask is not None:
+            part = attn_mask.expand(*query.shape[:3], self._length)[0, :, self._wanted]
+            scores = scores.masked_fill(~part, -torch.inf) if part.dtype is torch.bool else scores + part
+        elif is_causal:
+            places = torch.arange(self._length, device=keys.device)
+            scores = scores.masked_fill(places > places[self._wanted, None], -torch.inf)
+        self.layers.append(scores.softmax(-1).mean(0))
 
 
 def combined(attention: Float[Tensor, "w n"], expected: Float[Tensor, "w n"]) -> Float[Tensor, "w n"]:

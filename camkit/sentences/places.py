@@ -9,8 +9,7 @@ itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from camkit.sentences.cut import Cut
+from camkit.sentences.heat import attending_by_sdpa
 from camkit.sentences.inputs import Inputs
 from camkit.types import Box
 
@@ -145,7 +145,7 @@ def _owners(cut: Cut, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, Tenso
     generator = torch.Generator().manual_seed(0)
     names = 2 * torch.randint(0, 2, (_SIGNS + 2 * count.bit_length(), count), generator=generator) - 1
     direction = 2 * torch.randint(0, 2, (cut.tokens.shape[-1],), generator=generator) - 1
-    with torch.enable_grad(), _alone(cut.model):
+    with torch.enable_grad(), attending_by_sdpa(cut.model, "eager", None), _ToItself():
         tokens = cut.tokens_of({**cut.inputs, **pixels})
         if not tokens.requires_grad:
             return None
@@ -251,8 +251,6 @@ def _ends(owner: Int[Tensor, " p"], places: Float[Tensor, " p"]) -> tuple[float,
 
 
 _SOFTMAXES = (nn.functional.softmax, torch.softmax, Tensor.softmax)
-_EXACT = ("eager", "sdpa")
-"""Implementations of attention that are functions of PyTorch's."""
 
 
 class _ToItself(TorchFunctionMode):
@@ -267,22 +265,3 @@ class _ToItself(TorchFunctionMode):
         if function in _SOFTMAXES and result.dim() > 2 and result.shape[-1] == result.shape[-2]:
             return torch.eye(result.shape[-1], dtype=result.dtype, device=result.device).expand_as(result)
         return result
-
-
-@contextmanager
-def _alone(model: nn.Module) -> Iterator[None]:
-    """Let each token attend only to itself; a kernel from outside of PyTorch makes way for the time being."""
-    configs: dict[int, Any] = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
-    others = [
-        (config, name)
-        for config in configs.values()
-        if (name := getattr(config, "_attn_implementation_internal", None)) not in (None, *_EXACT)
-    ]
-    try:
-        for config, _ in others:
-            config._attn_implementation_internal = "sdpa"
-        with _ToItself():
-            yield
-    finally:
-        for config, name in others:
-            config._attn_implementation_internal = name

@@ -472,6 +472,20 @@ def test_a_corrupt_picture_is_counted_and_listed(scenes, tmp_path):
     assert "bird/000.jpg" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_heat_and_edits_of_a_check_run_in_bf16_where_it_is_forced(scenes, tmp_path, monkeypatch):
+    data = copied(scenes, tmp_path, 3)
+    images = {}
+    for precision, units in (("fp32", False), ("bf16-forced", False), ("bf16", True)):
+        monkeypatch.setattr("camkit.engine.passes._cpu_has_bf16", lambda units=units: units)
+        config = {"check": {"pastes": 1, "shortcuts": 0, "precision": precision}}
+        result = camkit.check("demo-fair", data, config=config)
+        assert result.plan.reported_settings["check"]["precision"] == precision
+        images[precision] = result.images
+    assert images["bf16-forced"] == images["bf16"]
+    exact, forced = (np.array([row.energy for row in images[precision]]) for precision in ("fp32", "bf16-forced"))
+    assert not np.array_equal(forced, exact)
+
+
 def copied(scenes, folder, count):
     for name in ("pictures", "masks"):
         for file in sorted((scenes.parent / name).rglob("*.*")):

@@ -716,17 +716,15 @@ def test_an_error_in_a_pass_at_once_comes_after_the_rows_before_it() -> None:
         next(rows)
 
 
-def test_bf16_without_units_for_it_warns_and_runs_in_fp32() -> None:
-    cpu = torch.device("cpu")
-    if usable_precision("bf16", cpu) == ("bf16", ""):
-        pytest.skip("this CPU has units for bf16")
+def test_bf16_without_units_for_it_warns_and_runs_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("camkit.engine.passes._cpu_has_bf16", lambda: False)
     with pytest.warns(UserWarning, match="no units for bf16"):
         explainer = camkit.Explainer(made(), "deep", precision="bf16")
     assert np.array_equal(explainer(picture(), 1).raw, camkit.Explainer(made(), "deep")(picture(), 1).raw)
 
 
 def test_bf16_can_be_forced_and_is_not_questioned_on_other_devices() -> None:
-    assert usable_precision("bf16-forced", torch.device("cpu")) == ("bf16", "")
+    assert usable_precision("bf16-forced", torch.device("cpu")) == ("bf16-forced", "")
     assert usable_precision("bf16", torch.device("cuda")) == ("bf16", "")
     assert usable_precision("fp16", torch.device("cpu")) == ("fp16", "")
     forced = camkit.Explainer(made(), "deep", precision="bf16-forced")(picture(), 1)

@@ -834,6 +834,21 @@ def test_the_command_writes_the_table_alone(tmp_path, capsys, monkeypatch):
     assert "different settings (method); choose another --table" in capsys.readouterr().err
 
 
+def test_the_command_forces_bf16_where_the_cpu_has_no_units_for_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_pictures(tmp_path / "in", 2, side=64)
+    call = ["in", "--model", "demo-fair", "--device", "cpu", "--no-pictures", "--precision"]
+    maps = {}
+    for precision, units in (("fp32", False), ("bf16-forced", False), ("bf16", True)):
+        monkeypatch.setattr("camkit.engine.passes._cpu_has_bf16", lambda units=units: units)
+        table = f"{precision}.csv"
+        assert main([*call, precision, "--table", table]) == 0
+        assert "no units for bf16" not in capsys.readouterr().err
+        maps[precision] = np.stack([row.raw for row in read(table)])
+    assert np.array_equal(maps["bf16-forced"], maps["bf16"])
+    assert not np.array_equal(maps["bf16-forced"], maps["fp32"])
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

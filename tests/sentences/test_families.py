@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +191,44 @@ def test_token_activation_maps_need_logits_at_the_picture():
     model, processor = FAMILIES["blip"]()
     with pytest.raises(ModelError, match="BlipForConditionalGeneration has no logits at the picture's tokens"):
         camkit.words(model.eval(), bright, PROMPT, processor=processor, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "meetings"),
+    [
+        ("llava_next", "expected", ["patch_embedding", "language_model.layers.0"]),
+        ("llava_next", "attention", ["patch_embedding", "language_model.layers.0"]),
+        ("git", "expected", ["patch_embedding"]),
+    ],
+)
+def test_threads_that_share_a_model_explain_as_one_thread_does(name, method, meetings, monkeypatch):
+    """In each pass the threads wait for each other inside the model, where the hooks of both are set."""
+    monkeypatch.setattr(heat, "_MOST_POINTS", 1)  # as many passes for each picture
+    torch.manual_seed(0)
+    model, processor = FAMILIES[name]()
+    localised(model).eval()
+    shown = pictures()
+    references = [picture.transpose(Image.Transpose.ROTATE_180) for picture in shown]
+
+    def explained(picture: Image.Image) -> list[Any]:
+        found = camkit.words(
+            model, picture, PROMPT, processor=processor, words=SENTENCE, references=references, method=method
+        )
+        return [(word.needs_picture, word.explanation.raw) for word in found]
+
+    alone = [explained(picture) for picture in shown]
+    both = threading.Barrier(2, timeout=20)
+
+    def meet(*_: Any) -> None:
+        both.wait()
+
+    for path, module in model.named_modules():
+        if path.endswith(tuple(meetings)):
+            module.register_forward_pre_hook(meet)
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(explained, shown))
+    for expected, found in zip(alone, together, strict=True):
+        for (needs, raw), (needs_now, raw_now) in zip(expected, found, strict=True):
+            assert needs_now == pytest.approx(needs, abs=1e-6)
+            np.testing.assert_allclose(raw_now, raw, atol=1e-6)
+    assert not np.allclose(alone[0][1][1], alone[1][1][1], atol=1e-4)
