@@ -22,7 +22,6 @@ from camkit.engine.heatmap import enlarge
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import precise
 from camkit.errors import LayerError, MethodError
-from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Scores, Target
 from camkit.types import GuidedGradients, LayerRef, PartsOfScore, Placement
 
@@ -162,9 +161,9 @@ def _differentiated(
             raise MethodError(
                 "methods that differentiate the whole model explain scores, not boxes; use 'gradcam' or 'hirescam'"
             )
-        lifted = options.precision == "fp16" or scored.values.dtype == torch.float16
-        with passing_through(scored.activation), _guiding(scored.values) if guided else nullcontext(), interruptible():
-            tape.backward(scored.values.float(), keep_graph=keep_graph or number < len(targets), lifted=lifted)
+        keep = keep_graph or number < len(targets)
+        with _guiding(scored.values) if guided else nullcontext(), interruptible():
+            tape.differentiate(scored, keep_graph=keep, fp16=options.precision == "fp16")
         scores.append(replace(scored, values=scored.values.detach()))
     if not any(is_absent(scored) for scored in scores):
         _check_reached(tape)
