@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
+from camkit.engine.attach import nodes_behind
 from camkit.engine.biases import NotedBiases, is_spectral
 from camkit.engine.capture import Pass, expand, features_of, is_absent, layouts_of
 from camkit.engine.cut import Saved, Tape, cut
@@ -192,7 +193,7 @@ def _guiding(score: Tensor) -> Iterator[None]:
     Raises:
         MethodError: there is no ReLU.
     """
-    relus = list(_relus(score.grad_fn))
+    relus = [node for node in nodes_behind(score) if _is_relu(node)]
     if not relus and score.requires_grad:
         raise MethodError(
             "guided backpropagation changes what ReLUs pass back, and this model ran none; use 'gradcam', 'hirescam' "
@@ -210,22 +211,11 @@ def _positive(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]
     return tuple(None if gradient is None else gradient.relu() for gradient in gradients)
 
 
-def _relus(last: Node | None) -> Iterator[Node]:
-    """Return the nodes of an autograd graph that are ReLUs: ReLU, ReLU6, and clamping at zero."""
-    waiting, seen = [last], {last, None}
-    while waiting:
-        node: Any = waiting.pop()
-        if node is None:
-            continue
-        name = node.name()
-        if name == "ReluBackward0" or (
-            name in ("HardtanhBackward0", "ClampMinBackward0", "ClampBackward1")
-            and getattr(node, "_saved_min_val", getattr(node, "_saved_min", None)) == 0
-        ):
-            yield node
-        new = {before for before, _ in node.next_functions} - seen
-        seen |= new
-        waiting += new
+def _is_relu(node: Node) -> bool:
+    """Tell whether a node of an autograd graph is a ReLU: ReLU, ReLU6, or clamping at zero."""
+    if node.name() in ("HardtanhBackward0", "ClampMinBackward0", "ClampBackward1"):
+        return getattr(node, "_saved_min_val", getattr(node, "_saved_min", None)) == 0
+    return node.name() == "ReluBackward0"
 
 
 def _product(gradient: Tensor, bias: Tensor) -> Tensor:
