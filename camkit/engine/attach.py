@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from camkit.engine.nested import replaced, tensors_in
 
@@ -287,23 +288,26 @@ _MANY = 256
 """How many handles may accumulate before those of deleted tensors are dropped: a few passes' worth, some kilobytes."""
 
 
+def nodes_behind(tensor: Tensor) -> Iterator[Node]:
+    """Yield the nodes of the autograd graph that a tensor was computed by, each once."""
+    waiting, seen = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [before for before, _ in node.next_functions]
+
+
 def contiguous_gradients(values: Tensor) -> None:
     """Make gradients contiguous before they reach the batch normalisations that a tensor was computed with.
 
     On a CPU, PyTorch 2.15 differentiates a batch normalisation in evaluation mode wrongly for a single image whose
     gradient is not contiguous, as after ``flatten(2).transpose(1, 2)``: the error is as large as the gradient.
     """
-    waiting = [values.grad_fn]
-    visited = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
+    for node in nodes_behind(values):
         if "BatchNorm" in node.name():
             node.register_prehook(_contiguous)
-        new = [before for before, _ in node.next_functions if before not in visited]
-        visited.update(new)
-        waiting += new
 
 
 def _contiguous(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:

@@ -20,7 +20,6 @@ from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.engine.references import KeptReferences, ReferencesFor
 from camkit.errors import LayerError, MethodError, TargetError, listing_layers
-from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Expands, Scores, Target
 from camkit.types import Extent, LayerRef, Layout, Placement, Precision, Progress
 
@@ -178,10 +177,8 @@ def _capture(
                 raise _UnreachedError(tuple(options.modules))
             if len(inputs) == 1 and inputs.device.type == "cpu" and number == 1:
                 contiguous_gradients(scored.values)
-            lifted = options.precision == "fp16" or scored.values.dtype == torch.float16
-            with passing_through(scored.activation):
-                tape.backward(scored.values.float(), keep_graph=number < len(expanded), lifted=lifted)
-            scores.append(replace(scored, values=precise(scored.values.detach()), activation=None))
+            tape.differentiate(scored, keep_graph=number < len(expanded), fp16=options.precision == "fp16")
+            scores.append(detached(scored))
         unreached = [ref for ref in options.modules if not tape.layers[ref].reached]
         if unreached and not any(is_absent(scored) for scored in scores):
             raise _UnreachedError(unreached)
@@ -317,8 +314,12 @@ def whole_graph(image: Float[Tensor, "1 c *size"]) -> Iterator[Tensor]:
 
 def plain_scores(targets: Sequence[Target], output: Any, batch: int) -> tuple[Scores, ...]:
     """Return the targets' scores without a graph."""
-    scores = (target(output, batch) for target in targets)
-    return tuple(replace(scored, values=precise(scored.values.detach()), activation=None) for scored in scores)
+    return tuple(detached(target(output, batch)) for target in targets)
+
+
+def detached(scored: Scores) -> Scores:
+    """Return a target's scores without their graph."""
+    return replace(scored, values=precise(scored.values.detach()), activation=None)
 
 
 def _cam_features(

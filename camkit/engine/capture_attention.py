@@ -26,7 +26,6 @@ from camkit.engine.record import ModelRecord
 from camkit.errors import MethodError
 from camkit.targets.classes import BestOfTarget, FinerTarget
 from camkit.targets.outputs import maps_of
-from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Scores, Target
 from camkit.types import LayerRef, Layout, Precision
 
@@ -86,9 +85,7 @@ class _Run:
         if self.pictures == 1 and self.images.device.type == "cpu":
             contiguous_gradients(scored.values)
         tape = Tape({LayerRef("attention", number): saved for number, saved in enumerate(maps, start=1)})
-        lifted = self.precision == "fp16" or scored.values.dtype == torch.float16
-        with passing_through(scored.activation):
-            tape.backward(scored.values.float(), keep_graph=True, lifted=lifted)
+        tape.differentiate(scored, keep_graph=True, fp16=self.precision == "fp16")
         return [saved.gradients.pop().float() for saved in maps]
 
 

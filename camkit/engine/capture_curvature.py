@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from camkit.engine.attach import nodes_behind
 from camkit.engine.capture import (
     Pass,
     expand,
@@ -89,7 +89,7 @@ def _derivatives(values: Tensor, end: Tensor, maps: Tensor) -> tuple[Tensor, Ten
     refusal = MethodError(
         "an operation after the layer has no second derivative, which 'shapleycam' needs; use 'gradcam'"
     )
-    if any(node.name() in _NO_SECOND for node in _nodes(gradients)):
+    if any(node.name() in _NO_SECOND for node in nodes_behind(gradients)):
         raise refusal
     try:
         products = torch.autograd.grad(
@@ -100,15 +100,3 @@ def _derivatives(values: Tensor, end: Tensor, maps: Tensor) -> tuple[Tensor, Ten
             raise
         raise refusal from error
     return gradients.detach(), torch.zeros_like(gradients) if products is None else products.detach()
-
-
-def _nodes(tensor: Tensor) -> Iterator[Node]:
-    """Yield the nodes of the graph that a tensor was computed by."""
-    waiting = [tensor.grad_fn]
-    seen: set[Node] = set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            waiting += [before for before, _ in node.next_functions]

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
+from camkit.engine.attach import nodes_behind
 from camkit.engine.biases import NotedBiases, is_spectral
 from camkit.engine.capture import Pass, expand, features_of, is_absent, layouts_of
 from camkit.engine.cut import Saved, Tape, cut
@@ -22,7 +23,6 @@ from camkit.engine.heatmap import enlarge
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import precise
 from camkit.errors import LayerError, MethodError
-from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Scores, Target
 from camkit.types import GuidedGradients, LayerRef, PartsOfScore, Placement
 
@@ -162,9 +162,9 @@ def _differentiated(
             raise MethodError(
                 "methods that differentiate the whole model explain scores, not boxes; use 'gradcam' or 'hirescam'"
             )
-        lifted = options.precision == "fp16" or scored.values.dtype == torch.float16
-        with passing_through(scored.activation), _guiding(scored.values) if guided else nullcontext(), interruptible():
-            tape.backward(scored.values.float(), keep_graph=keep_graph or number < len(targets), lifted=lifted)
+        keep = keep_graph or number < len(targets)
+        with _guiding(scored.values) if guided else nullcontext(), interruptible():
+            tape.differentiate(scored, keep_graph=keep, fp16=options.precision == "fp16")
         scores.append(replace(scored, values=scored.values.detach()))
     if not any(is_absent(scored) for scored in scores):
         _check_reached(tape)
@@ -193,7 +193,7 @@ def _guiding(score: Tensor) -> Iterator[None]:
     Raises:
         MethodError: there is no ReLU.
     """
-    relus = list(_relus(score.grad_fn))
+    relus = [node for node in nodes_behind(score) if _is_relu(node)]
     if not relus and score.requires_grad:
         raise MethodError(
             "guided backpropagation changes what ReLUs pass back, and this model ran none; use 'gradcam', 'hirescam' "
@@ -211,22 +211,11 @@ def _positive(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]
     return tuple(None if gradient is None else gradient.relu() for gradient in gradients)
 
 
-def _relus(last: Node | None) -> Iterator[Node]:
-    """Return the nodes of an autograd graph that are ReLUs: ReLU, ReLU6, and clamping at zero."""
-    waiting, seen = [last], {last, None}
-    while waiting:
-        node: Any = waiting.pop()
-        if node is None:
-            continue
-        name = node.name()
-        if name == "ReluBackward0" or (
-            name in ("HardtanhBackward0", "ClampMinBackward0", "ClampBackward1")
-            and getattr(node, "_saved_min_val", getattr(node, "_saved_min", None)) == 0
-        ):
-            yield node
-        new = {before for before, _ in node.next_functions} - seen
-        seen |= new
-        waiting += new
+def _is_relu(node: Node) -> bool:
+    """Tell whether a node of an autograd graph is a ReLU: ReLU, ReLU6, or clamping at zero."""
+    if node.name() in ("HardtanhBackward0", "ClampMinBackward0", "ClampBackward1"):
+        return getattr(node, "_saved_min_val", getattr(node, "_saved_min", None)) == 0
+    return node.name() == "ReluBackward0"
 
 
 def _product(gradient: Tensor, bias: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.capture import Pass
+from camkit.engine.capture import Pass, plain_scores
 from camkit.engine.capture_head import each_pass_of, first_pass
 from camkit.engine.features import Capture, Weigh, to_grid
 from camkit.engine.head import Head
@@ -49,8 +49,7 @@ def capture_with_references(
         numbers = [number for number, missing in enumerate(weights) if missing is None]
         fixed = [first.targets[number] for number in numbers]
         compared = [against_rivals(target, target(output, 1)) for target in fixed]
-        own = [target(output, 1) for target in compared]
-        own = [replace(scored, values=precise(scored.values.detach()), activation=None) for scored in own]
+        own = plain_scores(compared, output, 1)
         del output  # frees the graph
     scores: list[ReferenceScores | None] = [None] * len(weights)
     if numbers:

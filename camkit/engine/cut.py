@@ -20,6 +20,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from camkit.engine.attach import State, aliased_tensor, hook_gradient, hooked, nodes_of_graph, own_output
 from camkit.engine.nested import feature_tensor, shares_memory, tensors_in, with_tensor
 from camkit.errors import LayerError, listing_layers
+from camkit.targets.probabilities import passing_through
+from camkit.targets.scores import Scores
 from camkit.types import LayerRef
 
 
@@ -90,14 +92,20 @@ class Tape:
     whole: bool = False
     afresh: bool = False
 
-    def backward(self, values: Tensor, *, keep_graph: bool, lifted: bool = False) -> None:
-        """Differentiate the images' scores (N,) down to the first layer; tensor hooks save each layer's gradient.
+    def differentiate(self, scored: Scores, *, keep_graph: bool, fp16: bool) -> None:
+        """Differentiate a target's scores down to the first layer; tensor hooks save each layer's gradient.
 
-        Parameters receive no ``.grad``. A layer that the scores do not depend on gets a gradient of zero. ``lifted`` is
-        for fp16, which cannot represent very small and very large numbers: each image's score is multiplied by a power
-        of two, and its gradients are divided by the same number in float32. If they were infinite or tiny, the pass is
-        repeated with another factor. This requires that each score depends on one image only, as in evaluation mode.
+        A softmax or sigmoid that gave the scores passes gradients on unchanged. Parameters receive no ``.grad``. A
+        layer that the scores do not depend on gets a gradient of zero. ``fp16`` is True if the pass ran in fp16, which
+        cannot represent very small and very large numbers: each image's score is multiplied by a power of two, and its
+        gradients are divided by the same number in float32. If they were infinite or tiny, the pass is repeated with
+        another factor. This requires that each score depends on one image only, as in evaluation mode.
         """
+        lifted = fp16 or scored.values.dtype == torch.float16
+        with passing_through(scored.activation):
+            self._backward(scored.values.float(), keep_graph=keep_graph, lifted=lifted)
+
+    def _backward(self, values: Tensor, *, keep_graph: bool, lifted: bool) -> None:
         if not values.requires_grad:  # the target exists in no image
             for layer in dict.fromkeys(self.layers.values()):
                 layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))

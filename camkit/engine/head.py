@@ -27,7 +27,6 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor, mapped, precise, with_tensor
 from camkit.errors import MethodError
 from camkit.models.modules import usual_batch_size
-from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout
 
@@ -226,9 +225,8 @@ class Head:
                 saved.images = axis
                 for number, target in enumerate(targets, start=1):
                     scored = target(output, part.shape[axis])
-                    lifted = torch.float16 in (outputs.dtype, scored.values.dtype)
-                    with passing_through(scored.activation):
-                        tape.backward(scored.values.float(), keep_graph=number < len(targets), lifted=lifted)
+                    fp16 = outputs.dtype == torch.float16
+                    tape.differentiate(scored, keep_graph=number < len(targets), fp16=fp16)
                 if not saved.reached:
                     raise not_reached([self._ref])
                 gradients.append([gradient.detach() for gradient in saved.gradients])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from camkit.engine.capture import detached
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, in_parts, quiet_pass
 from camkit.engine.record import ModelRecord
@@ -71,7 +71,7 @@ class PictureScores:
             self.confidence_target = ConfidenceTarget(class_alone(self.target), given_by(answer))
             first = self.confidence_target(output, 1)
             self.best = _best_class(output, getattr(target, "activation", None))
-        self.answer: Scores = replace(answer, values=answer.values.detach().float(), activation=None)
+        self.answer = detached(answer)
         self.confidence = float(first.values[0])
         self.quantity = first.quantity if isinstance(first.quantity, str) else first.quantity[0]
 

@@ -30,7 +30,7 @@ from camkit.layers.influence import (
     structural_verdict,
     twins,
 )
-from camkit.layers.layouts import Readings, channels_of, read_layouts
+from camkit.layers.layouts import TOKENS, Readings, channels_of, read_layouts
 from camkit.layers.levels import last_before_all_boxes, levels_of
 from camkit.layers.share import WHOLE, Carried, carried, is_balanced, takes_one_cell
 from camkit.layers.trace import Call, LivePass, Trace, traced
@@ -44,9 +44,6 @@ _RUNNERS_UP = 3
 
 _LISTED = 6
 """How many layers an error message lists: the last ones are the likely choices, and six fit on one line."""
-
-TOKENS = ("tokens", "tokens_last", "sequence_first")
-"""The layouts of tokens."""
 
 _STAGES = 4
 """How many sizes of grid ``Decision.stages`` returns: as many as the usual networks have blocks."""

@@ -48,7 +48,7 @@ class Graph:
     @functools.cached_property
     def inputs(self) -> int:
         """The set of operations that stand for the input of the pass."""
-        return _set_of(number for number, operation in enumerate(self.operations) if operation.is_input)
+        return set_of(number for number, operation in enumerate(self.operations) if operation.is_input)
 
     @functools.cached_property
     def has_own_gradients(self) -> bool:
@@ -68,7 +68,7 @@ class Graph:
 
     @functools.cached_property
     def _regional(self) -> int:
-        return _set_of(number for number, operation in enumerate(self.operations) if "roi" in operation.kind.casefold())
+        return set_of(number for number, operation in enumerate(self.operations) if "roi" in operation.kind.casefold())
 
     def before(self, end: int, without: int) -> int:
         """Return the set of operations from which a path leads to ``end`` that touches none of the set ``without``."""
@@ -98,10 +98,12 @@ class Graph:
         return axis is not None and axis in (dimensions - 1, -1, _LAST_AXIS)
 
 
-def _set_of(numbers: Iterable[int]) -> int:
+def set_of(numbers: Iterable[int | None]) -> int:
+    """Return the set of some operations."""
     members = 0
     for number in numbers:
-        members |= 1 << number
+        if number is not None:
+            members |= 1 << number
     return members
 
 

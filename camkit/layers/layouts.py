@@ -54,7 +54,7 @@ _ASIDE, _ASIDE_AT_PADDING = 0.5, 2.0
 padding, which draws the mean place of the others aside. Where NASNet shifts half of the channels by a pixel, they reach
 0.23 and 1.9."""
 
-_OF_TOKENS = ("tokens", "tokens_last", "sequence_first")
+TOKENS = ("tokens", "tokens_last", "sequence_first")
 """The kinds of outputs that have all their cells along one axis."""
 
 Cells: TypeAlias = Float[Tensor, "coordinates ..."]
@@ -173,7 +173,7 @@ def cells_of(places: Tensor) -> Cells:
 
 def grid_in(kind: LayoutKind, cells: Cells) -> tuple[Layout, Cells] | None:
     """Return the layout of one kind in which cells are in the order of a grid, and the grid's cells; None if none."""
-    if kind in _OF_TOKENS:
+    if kind in TOKENS:
         orders = _ORDERS if len(cells) == 4 else _ORDERS[:1]
         return next(filter(None, (_grid_of_tokens(kind, cells, order) for order in orders)), None)
     if kind == "channels_last" and cells.dim() == 2 and not bool((cells[0] > KNOWN).all()):

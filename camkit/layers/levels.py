@@ -30,8 +30,7 @@ def levels_of(trace: Trace, layouts: Mapping[Call, Layout | None]) -> list[Call]
         call: math.prod(layout.grid) for call, layout in layouts.items() if layout is not None and _is_grid(layout)
     }
     backbone, necks = _split(trace, grids)
-    end = trace.end
-    if not necks or end is None:
+    if not necks or trace.end is None:
         return []
     before_necks = trace.graph.ancestors(*(call.operation for call in necks))
     usable = [call for call in backbone if call.is_among(before_necks) and call.alone]
@@ -41,7 +40,7 @@ def levels_of(trace: Trace, layouts: Mapping[Call, Layout | None]) -> list[Call]
         last = next((call for call in reversed(usable) if grids[call] == cells and call.is_among(reaching)), None)
         if last is not None:
             levels.insert(0, last)
-    beside = trace.graph.before(end, _set_of(levels)) & trace.graph.inputs
+    beside = trace.before_the_score(*levels) & trace.graph.inputs
     return levels if len(levels) > 1 and not beside else []
 
 
@@ -57,7 +56,7 @@ def last_before_all_boxes(
         layout = layouts.get(call)
         if layout is None or trace.end is None or not call.alone or not call.name:
             continue
-        beside = trace.graph.before(trace.end, _set_of([call])) & trace.graph.inputs
+        beside = trace.before_the_score(call) & trace.graph.inputs
         if not beside and not takes_one(call, layout):
             return call
     return None
@@ -103,14 +102,5 @@ def _joins(trace: Trace, call: Call, before: list[Call], grids: Mapping[Call, in
     if not before or call.operation is None:
         return False
     coarsest = min(grids[other] for other in before)
-    coarse = _set_of([other for other in before if grids[other] == coarsest])
-    past = trace.graph.before(call.operation, coarse)
+    past = trace.before(call.operation, *(other for other in before if grids[other] == coarsest))
     return any(grids[other] > coarsest and other.is_among(past) for other in before)
-
-
-def _set_of(calls: list[Call]) -> int:
-    members = 0
-    for call in calls:
-        for number in {call.operation, call.operation_after} - {None}:
-            members |= 1 << number  # type: ignore[operator]
-    return members

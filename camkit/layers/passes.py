@@ -18,8 +18,8 @@ from camkit.engine.features import Capture
 from camkit.engine.passes import faster_format, is_overwriting, keeping_overwritten
 from camkit.engine.references import ReferencesFor
 from camkit.errors import LayerError, MethodError
-from camkit.layers.choose import TOKENS, UNSURE, Decision, Levels
-from camkit.layers.layouts import infer_layout, plain_layout
+from camkit.layers.choose import UNSURE, Decision, Levels
+from camkit.layers.layouts import TOKENS, infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
 from camkit.layers.places import are_even

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import feature_tensor, tensors_in
 from camkit.engine.record import ModelRecord
 from camkit.errors import ModelError
-from camkit.layers.graph import Graph, GraphRecorder, contains
+from camkit.layers.graph import Graph, GraphRecorder, set_of
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.layers.operations import MethodWatch, OperationWatch
 from camkit.layers.positions import Follower, address
@@ -129,12 +130,17 @@ class Call:
         """The module's name and the number of the call."""
         return self.name, self.number
 
-    def is_among(self, members: int) -> bool:
-        """Tell whether a set of operations contains the output, as it was returned or after in-place operations.
+    @functools.cached_property
+    def operations(self) -> int:
+        """The set of the operations that computed the output, as it was returned and after in-place operations.
 
         An in-place addition to a part of a tensor gives that part a new operation; no path leads to the old one.
         """
-        return contains(members, self.operation) or contains(members, self.operation_after)
+        return set_of((self.operation, self.operation_after))
+
+    def is_among(self, members: int) -> bool:
+        """Tell whether a set of operations contains the output, as it was returned or after in-place operations."""
+        return bool(members & self.operations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,12 +181,11 @@ class Trace:
 
     def before_the_score(self, *without: Call) -> int:
         """Return the set of operations from which a path leads to the score that passes none of these outputs."""
-        if self.end is None:
-            return 0
-        passed = 0
-        for call in without:
-            passed |= sum(1 << number for number in {call.operation, call.operation_after} if number is not None)
-        return self.graph.before(self.end, passed)
+        return 0 if self.end is None else self.before(self.end, *without)
+
+    def before(self, end: int, *without: Call) -> int:
+        """Return the set of operations from which a path leads to the operation ``end`` that passes none of these."""
+        return self.graph.before(end, functools.reduce(operator.or_, (call.operations for call in without), 0))
 
     @functools.cached_property
     def refs(self) -> Mapping[Call, LayerRef]:
