@@ -21,8 +21,8 @@ from camkit.drawing.pixels import Drawable, pixels_of, size_of
 from camkit.drawing.slices import draw_slices
 from camkit.engine import heatmap as heat
 from camkit.engine.features import Capture
-from camkit.errors import InputError, OutputError, TargetError
-from camkit.images.files import write_file
+from camkit.errors import InputError, TargetError
+from camkit.images.files import file_name, write_picture
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
 from camkit.layers.choose import UNSURE
@@ -545,9 +545,9 @@ class Explanation:
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        path = _file_name(path, "heatmap.png")
+        path = file_name(path, "heatmap.png")
         drawn = self.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale, max_side=max_side)
-        return _write(path, drawn)
+        return write_picture(path, drawn)
 
     @property
     def peak(self) -> tuple[float, float] | None:
@@ -678,8 +678,8 @@ class Explanations(Tabular, list[Explanation]):
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        path = _file_name(path, "heatmaps.png")
-        return _write(path, self.sheet(style=style, colormap=colormap, alpha=alpha, scale=scale))
+        path = file_name(path, "heatmaps.png")
+        return write_picture(path, self.sheet(style=style, colormap=colormap, alpha=alpha, scale=scale))
 
     def table(self) -> Rows:
         """Return a row for each explanation, without its maps."""
@@ -720,18 +720,6 @@ class _Colours:
     colormap: str
     alpha: float
     scale: ColourScale
-
-
-def _file_name(path: str | Path, example: str) -> Path:
-    path = Path(path)
-    if not path.name:
-        raise OutputError(f"{str(path)!r} is not a file name; pass a path such as {example!r}")
-    return path
-
-
-def _write(path: Path, drawn: Pixels) -> Path:
-    write_file(path, encode(drawn, path.suffix or ".png"))
-    return path
 
 
 _Row = TypeVar("_Row", "Explanation", "Explanation | Failure")

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from camkit.drawing.encode import as_html, encode
+from camkit.drawing.encode import as_html
 from camkit.drawing.figure import percent, resized, scaled_box, sheet, shown_size
 from camkit.drawing.overlay import blend, stretch
 from camkit.drawing.text import GREY, INK, PAPER, Canvas, fitting, wrapped
 from camkit.engine.heatmap import enlarge
-from camkit.errors import InputError, OutputError
+from camkit.errors import InputError
 from camkit.explanation import Explanation
-from camkit.images.files import write_file
+from camkit.images.files import file_name, write_picture
 from camkit.kit.wording import counted
 from camkit.types import Box, Pixels
 
@@ -165,11 +165,7 @@ class Concepts:
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        path = Path(path)
-        if not path.name:
-            raise OutputError(f"{str(path)!r} is not a file name; pass a path such as 'concepts.png'")
-        write_file(path, encode(self.sheet(alpha=alpha), path.suffix or ".png"))
-        return path
+        return write_picture(file_name(path, "concepts.png"), self.sheet(alpha=alpha))
 
     def _row(self, picture: int) -> Explanation:
         if not 0 <= picture < len(self.maps):

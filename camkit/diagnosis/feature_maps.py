@@ -14,15 +14,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.drawing import overlay
-from camkit.drawing.encode import as_html, encode
+from camkit.drawing.encode import as_html
+from camkit.drawing.pixels import size_within
 from camkit.drawing.text import GREY, Canvas, fitting
 from camkit.engine.features import to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor
 from camkit.engine.passes import quiet_pass
-from camkit.errors import InputError, LayerError, OutputError, listing_layers
+from camkit.errors import InputError, LayerError, listing_layers
 from camkit.hooks import record
-from camkit.images.files import write_file
+from camkit.images.files import file_name, write_picture
 from camkit.images.prepare import as_pixels, prepare
 from camkit.layers.choose import decide
 from camkit.layers.layouts import infer_layout
@@ -118,11 +119,7 @@ class FeatureMaps:
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        path = Path(path)
-        if not path.name:
-            raise OutputError(f"{str(path)!r} is not a file name")
-        write_file(path, encode(self.sheet(scale=scale), path.suffix or ".png"))
-        return path
+        return write_picture(file_name(path, "maps.png"), self.sheet(scale=scale))
 
 
 def feature_maps(
@@ -237,11 +234,9 @@ def _tile(values: Float[np.ndarray, "h w"], limit: float, *, signed: bool) -> Pi
 
 def _resized(pixels: Pixels) -> Pixels:
     """Resize a picture so that its longer side fills a tile; cells stay square."""
-    height, width = pixels.shape[:2]
-    ratio = _TILE / max(height, width)
-    size = max(1, round(width * ratio)), max(1, round(height * ratio))
-    interpolation = cv2.INTER_NEAREST if ratio > 1 else cv2.INTER_AREA
-    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size, interpolation=interpolation))
+    size = size_within(pixels.shape[:2], _TILE)
+    interpolation = cv2.INTER_NEAREST if max(pixels.shape[:2]) < _TILE else cv2.INTER_AREA
+    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size[::-1], interpolation=interpolation))
 
 
 def _sheet(tiles: list[Pixels], captions: list[tuple[str, str]], title: str, line: str) -> Pixels:

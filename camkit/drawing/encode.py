@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from camkit.drawing.pixels import swap_red_and_blue
+from camkit.drawing.pixels import size_within, swap_red_and_blue
 from camkit.errors import OutputError, advice, printable
 from camkit.types import Pixels
 
@@ -189,7 +189,5 @@ def as_address(pixels: Pixels, kind: Literal["png", "jpeg", "webp"]) -> str:
 
 def shrink(pixels: Pixels, side: int) -> Pixels:
     """Return the picture with its longer side reduced to ``side`` pixels."""
-    height, width = pixels.shape[:2]
-    ratio = side / max(height, width)
-    size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
-    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
+    size = size_within(pixels.shape[:2], side)
+    return np.asarray(cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_AREA))

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from camkit.drawing.overlay import colorize
-from camkit.drawing.pixels import Drawable, pixels_of, size_of
+from camkit.drawing.pixels import Drawable, pixels_of, size_of, size_within
 from camkit.drawing.text import AMBER, GREY, INK, LINE, Anchor, Canvas, Colour, wrapped
 from camkit.types import Box, Pixels
 
@@ -116,9 +116,7 @@ def shown_size(height: int, width: int, most: int = LARGEST_SIDE) -> tuple[int, 
     >>> shown_size(32, 32), shown_size(3000, 4000), shown_size(4000, 50), shown_size(480, 640)
     ((320, 320), (720, 960), (960, 12), (480, 640))
     """
-    longer = max(height, width)
-    ratio = min(max(longer, min(SMALLEST_SIDE, most)), most) / longer
-    return max(1, round(height * ratio)), max(1, round(width * ratio))
+    return size_within((height, width), min(max(height, width, min(SMALLEST_SIDE, most)), most))
 
 
 def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:

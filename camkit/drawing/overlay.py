@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from camkit.drawing.pixels import Drawable, pixels_of, size_of, strips_into
+from camkit.drawing.pixels import Drawable, pixels_of, size_of, size_within, strips_into
 from camkit.errors import InputError, did_you_mean
 from camkit.types import Box, Pixels, Style
 
@@ -228,13 +228,12 @@ def limited(picture: Drawable, most: int) -> Drawable:
     ratio = most / max(height, width)
     if ratio >= 1:
         return picture
-    size = max(1, round(width * ratio)), max(1, round(height * ratio))
     side, method, pixels = int(1 / ratio), cv2.INTER_LINEAR, np.ascontiguousarray(pixels_of(picture))
     if side > 1 and min(height, width) >= side:
         columns, rows = width // side, height // side
         pixels = cv2.resize(pixels[: rows * side, : columns * side], (columns, rows), interpolation=cv2.INTER_AREA)
         method = cv2.INTER_AREA
-    return np.asarray(cv2.resize(pixels, size, interpolation=method))
+    return np.asarray(cv2.resize(pixels, size_within((height, width), most)[::-1], interpolation=method))
 
 
 def outlined(pixels: Pixels, box: Box) -> Pixels:

@@ -30,6 +30,12 @@ def size_of(picture: Drawable) -> tuple[int, int]:
     return height, width
 
 
+def size_within(size: tuple[int, ...], side: int) -> tuple[int, int]:
+    """Return the height and width of a picture whose longer side becomes ``side``; its form stays the same."""
+    height, width = (max(1, round(length * (side / max(size)))) for length in size)
+    return height, width
+
+
 def bytes_of(picture: Drawable) -> int:
     """Return how much memory a picture takes; Pillow keeps four bytes for each pixel."""
     return 4 * picture.width * picture.height if isinstance(picture, Image.Image) else picture.nbytes

@@ -10,6 +10,7 @@ from jaxtyping import Float, UInt8
 
 from camkit.drawing.figure import resized
 from camkit.drawing.overlay import blend, colorize
+from camkit.drawing.pixels import size_within
 from camkit.drawing.text import GREY, Canvas
 from camkit.types import Pixels
 
@@ -48,8 +49,7 @@ def draw_slices(
     numbers = chosen_slices(heatmap)
     columns = math.ceil(math.sqrt(len(numbers)))
     rows = math.ceil(len(numbers) / columns)
-    ratio = _SIDE / max(heatmap.shape[1:])
-    height, width = (max(1, round(side * ratio)) for side in heatmap.shape[1:])
+    height, width = size_within(heatmap.shape[1:], _SIDE)
     canvas = Canvas(columns * (width + _GAP) - _GAP, rows * (height + _CAPTION + _GAP) - _GAP)
     for place, number in enumerate(numbers):
         left, top = place % columns * (width + _GAP), place // columns * (height + _CAPTION + _GAP)

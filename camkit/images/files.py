@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from camkit.drawing.encode import JPEG_SUFFIXES, MARK
+from camkit.drawing.encode import JPEG_SUFFIXES, MARK, encode
 from camkit.errors import InputError, OutputError
+from camkit.types import Pixels
 
 _MARKED_BYTES = 128
 """The first bytes of a PNG or a JPEG, which contain camkit's mark: it follows the header of at most 33 bytes."""
@@ -133,6 +134,24 @@ def _is_same(path: Path, other: Path) -> bool:
         return os.path.samefile(path, other)  # noqa: PTH121 - pathlib's fails in the same way
     except (OSError, ValueError):  # one of them does not exist
         return False
+
+
+def file_name(path: str | Path, example: str) -> Path:
+    """Return the path of a file to write.
+
+    Raises:
+        OutputError: it has no file name.
+    """
+    path = Path(path)
+    if not path.name:
+        raise OutputError(f"{str(path)!r} is not a file name; pass a path such as {example!r}")
+    return path
+
+
+def write_picture(path: Path, drawn: Pixels) -> Path:
+    """Write a picture as ``write_file`` does, in the type that the suffix says; without one, as a PNG."""
+    write_file(path, encode(drawn, path.suffix or ".png"))
+    return path
 
 
 def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from camkit.drawing.pixels import size_within
 from camkit.errors import InputError
 from camkit.explainer import Explainer
 from camkit.explanation import Explanation
@@ -117,11 +118,9 @@ def _answer(fo: Any, row: Explanation) -> Any:
 def _small(row: Explanation) -> np.ndarray:
     """Return the heat on the whole picture, at a size for the database."""
     heat = row.heatmap_on_picture()
-    ratio = _LARGEST_SIDE / max(heat.shape)
-    if ratio >= 1:
+    if max(heat.shape) <= _LARGEST_SIDE:
         return heat
-    size = tuple(max(1, round(side * ratio)) for side in heat.shape[::-1])
-    return np.asarray(cv2.resize(heat, size, interpolation=cv2.INTER_AREA))
+    return np.asarray(cv2.resize(heat, size_within(heat.shape, _LARGEST_SIDE)[::-1], interpolation=cv2.INTER_AREA))
 
 
 def _fiftyone() -> Any:

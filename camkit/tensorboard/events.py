@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 
 from camkit.diagnosis.tensor_statistics import TensorStatistics
+from camkit.drawing.pixels import size_within
 from camkit.drawing.text import AMBER, INK, Canvas, fitting
 from camkit.errors import InputError, OutputError
 from camkit.types import Pixels
@@ -123,11 +124,11 @@ def contact_sheet(tiles: Sequence[Tile], columns: int | None = None, title: str 
     canvas = Canvas(columns * across + _GAP, head + rows * down + _GAP)
     canvas.text(_GAP, head / 2 + 2, fitting(title, columns * across - _GAP, _SIZE + 1), size=_SIZE + 1)
     for number, tile in enumerate(tiles):
-        factor = _TILE / max(tile.pixels.shape[:2])
-        size = (max(1, round(tile.pixels.shape[1] * factor)), max(1, round(tile.pixels.shape[0] * factor)))
-        drawn = cv2.resize(tile.pixels, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST)
+        height, width = size_within(tile.pixels.shape[:2], _TILE)
+        method = cv2.INTER_AREA if max(tile.pixels.shape[:2]) > _TILE else cv2.INTER_NEAREST
+        drawn = cv2.resize(tile.pixels, (width, height), interpolation=method)
         left, top = _GAP + number % columns * across, head + _GAP + number // columns * down
-        canvas.picture(left + (_TILE - size[0]) // 2, top + (_TILE - size[1]) // 2, np.asarray(drawn))
+        canvas.picture(left + (_TILE - width) // 2, top + (_TILE - height) // 2, np.asarray(drawn))
         for place, (words, colour) in enumerate(((tile.line, INK), (tile.warning, AMBER))):
             middle = top + _TILE + (place + 0.5) * _LINE + 2
             canvas.text(left, middle, fitting(words, _TILE, _SIZE), size=_SIZE, colour=colour)
