@@ -21,7 +21,7 @@ class Reason(NamedTuple):
         fails: whether it alone makes the verdict FAIL.
         step: what to do next, if the reason is that something could not be decided.
         lacks: how many pictures are missing, if that is the reason.
-        more: the most pictures that ``step`` asks for.
+        more: the most pictures that ``step`` asks for, and of which class.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Reason(NamedTuple):
     fails: bool = False
     step: str = ""
     lacks: int = 0
-    more: int = 0
+    more: tuple[int, str] | None = None
 
 
 WITH_ARTICLE: Mapping[EffectName, str] = {
@@ -60,8 +60,8 @@ def reason_of(effect: Effect) -> Reason:
             return Reason(f"{WITH_ARTICLE[effect.name]} above the limit is excluded", _excluded(effect, effect.mean))
         case "open":
             kind = f"{WITH_ARTICLE[effect.name]} above the limit cannot be excluded"
-            step, more = _step(effect)
-            return Reason(kind, _open(effect, effect.mean), step=step, more=more)
+            more = (effect.more_pictures[1], effect.label) if effect.more_pictures else None
+            return Reason(kind, _open(effect, effect.mean), step=_step(effect), more=more)
 
 
 def reason_of_few_groups(effect: Effect) -> Reason:
@@ -95,16 +95,15 @@ def _more_groups(effect: Effect) -> str:
     return f"add pictures{of} from at least {counted(missing, 'more group')}, such as patients or videos"
 
 
-def _step(effect: Effect) -> tuple[str, int]:
-    """Say what would settle an effect that is open, and how many pictures that takes at most; 0 if it is unknown."""
+def _step(effect: Effect) -> str:
+    """Say what would settle an effect that is open."""
     if effect.groups < effect.least_groups:
-        return _more_groups(effect), 0
+        return _more_groups(effect)
     of = "" if effect.label == OVERALL else f" of {effect.label}"
     if (more := effect.more_pictures) is not None:
-        pictures = f"about {more[0]} to {more[1]} pictures{of} with regions"
-        return f"add {pictures}, of new groups if the data has groups", more[1]
+        return f"add about {more[0]} to {more[1]} pictures{of} with regions, of new groups if the data has groups"
     name = effect.name if effect.name in ("attraction", "sufficiency") else "gap"
-    return f"choose a limit further from {effect.value:.2f} (--{name}), or add many times as many pictures{of}", 0
+    return f"choose a limit further from {effect.value:.2f} (--{name}), or add many times as many pictures{of}"
 
 
 def _significant(effect: Effect, measured: MeasuredEffect) -> str:

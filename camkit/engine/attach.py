@@ -288,15 +288,16 @@ _MANY = 256
 """How many handles may accumulate before those of deleted tensors are dropped: a few passes' worth, some kilobytes."""
 
 
-def nodes_behind(tensor: Tensor) -> Iterator[Node]:
-    """Yield the nodes of the autograd graph that a tensor was computed by, each once."""
-    waiting, seen = [tensor.grad_fn], set()
+def nodes_behind(tensor: Tensor) -> set[Node]:
+    """Return the nodes of the autograd graph that a tensor was computed by."""
+    waiting = [tensor.grad_fn]
+    found: set[Node] = set()
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
+        if node is not None and node not in found:
+            found.add(node)
             waiting += [before for before, _ in node.next_functions]
+    return found
 
 
 def contiguous_gradients(values: Tensor) -> None:

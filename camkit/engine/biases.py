@@ -19,8 +19,6 @@ from torch.autograd.graph import Node
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from camkit.engine.attach import nodes_behind
-
 Note: TypeAlias = Callable[[Tensor, Tensor], None]
 """``note(output, bias)``: the bias broadcasts against the output."""
 
@@ -104,10 +102,15 @@ class NotedBiases(TorchFunctionMode):
             return False
         if value.grad_fn is None:  # the input itself
             return True
-        for node in nodes_behind(value):
+        waiting, seen = [value.grad_fn], {value.grad_fn}
+        while waiting:
+            node: Any = waiting.pop()
             if node in self._moving or (hasattr(node, "variable") and not isinstance(node.variable, nn.Parameter)):
                 self._moving.add(value.grad_fn)
                 return True
+            new = {before for before, _ in node.next_functions if before is not None} - seen
+            seen |= new
+            waiting += new
         return False
 
 

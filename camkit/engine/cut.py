@@ -101,20 +101,19 @@ class Tape:
         gradients are divided by the same number in float32. If they were infinite or tiny, the pass is repeated with
         another factor. This requires that each score depends on one image only, as in evaluation mode.
         """
-        lifted = fp16 or scored.values.dtype == torch.float16
-        with passing_through(scored.activation):
-            self._backward(scored.values.float(), keep_graph=keep_graph, lifted=lifted)
-
-    def _backward(self, values: Tensor, *, keep_graph: bool, lifted: bool) -> None:
+        values, saved = scored.values.float(), list(dict.fromkeys(self.layers.values()))
         if not values.requires_grad:  # the target exists in no image
-            for layer in dict.fromkeys(self.layers.values()):
+            for layer in saved:
                 layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
             return
         self.recording = False  # activation checkpointing runs modules again during the backward pass
-        saved = list(dict.fromkeys(self.layers.values()))
-        if not lifted:
-            self._differentiate(saved, values.sum(), keep_graph=keep_graph)
-            return
+        with passing_through(scored.activation):
+            if fp16 or scored.values.dtype == torch.float16:
+                self._differentiate_lifted(saved, values)
+            else:
+                self._differentiate(saved, values.sum(), keep_graph=keep_graph)
+
+    def _differentiate_lifted(self, saved: list[Saved], values: Tensor) -> None:
         lifts = torch.full_like(values, _LIFT, requires_grad=False)
         was_high = torch.zeros_like(lifts, dtype=torch.bool)
         for tries_left in range(_MOST_TRIES - 1, -1, -1):

@@ -70,8 +70,8 @@ _EXTRAS = {
 }
 """The extra of camkit that installs each optional package."""
 
-_RUN_NO_CODE = frozenset({"from_timm", "from_huggingface", "from_ultralytics", *KINDS.values()})
-"""The modules of this package that run no Python code of the user's unless he trusts it."""
+_RUN_NO_CODE = ("from_timm", "from_huggingface", "from_ultralytics", "from_export", "from_onnx", "from_torchscript")
+"""The modules of this package that run no Python code of the user's without ``trust_remote_code``."""
 
 
 def model_names() -> list[str]:

@@ -17,6 +17,9 @@ from camkit.types import ImageLike, ReferencesLike
 _EACH = 8
 """Pictures of noise, and plain ones, that stand for references."""
 
+_LONGEST = 512
+"""The longer side at which noise is made, in pixels; it is enlarged for larger pictures."""
+
 
 def read(image: ImageLike, source: str) -> Image.Image:
     """Return a picture, upright and RGB.
@@ -67,11 +70,13 @@ def made_pictures(size: tuple[int, int]) -> list[Image.Image]:
     A model may say the same about all noise ("two things"), and something else about all plain pictures. A word that
     needs no picture is probable with both.
     """
-    width, height = size
+    share = min(1, _LONGEST / max(size))
+    width, height = (max(1, round(side * share)) for side in size)
     noise = smooth_noise(3 * _EACH, (height, width)).reshape(_EACH, 3, height, width)
     generator = torch.Generator().manual_seed(0)
     colours, contrasts = (torch.rand(_EACH, count, 1, 1, generator=generator) for count in (3, 1))
     varied = (colours + contrasts * (noise - noise.mean((2, 3), keepdim=True))).clamp(0, 1)
     levels = (255 * varied).round().permute(0, 2, 3, 1).numpy().astype(np.uint8)
     greys = np.linspace(0, 255, 2 * _EACH + 1).round().astype(int)[1::2].tolist()
-    return [*map(Image.fromarray, levels), *(Image.new("RGB", size, (grey, grey, grey)) for grey in greys)]
+    enlarged = (Image.fromarray(each).resize(size, Image.Resampling.BICUBIC) for each in levels)
+    return [*enlarged, *(Image.new("RGB", size, (grey, grey, grey)) for grey in greys)]

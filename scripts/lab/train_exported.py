@@ -2,8 +2,8 @@
 
     python -m scripts.lab.train_exported --state lab/ --workers 2 --markdown scripts/results/validation.md
 
-Mending only trains the last layer. Here all layers are trained on: on the exported pictures alone, or with as many
-pictures of the network's own training set in each batch. The true loss is that of ``validate_mend.py``.
+Mending only trains the last layer. Here all layers are trained on: on the exported pictures alone, with as many
+pictures of the network's own training set in each batch, or for comparison on its own training set alone. The true loss is that of ``validate_mend.py``.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def train_one(spec: ModelSpec, state: str) -> Row:
     own = draw(parts, Recipe(spec.shortcut, spec.correlation, spec.layout), PICTURES, random, measuring=False)
     alone = truth_of(trained(network, [(images, labels)]), parts, spec)
     mixed = truth_of(trained(network, [(images, labels), (own.images, own.labels)]), parts, spec)
+    control = truth_of(trained(network, [(own.images, own.labels)]), parts, spec)
     return {
         **asdict(spec),
         "name": spec.name,
@@ -50,6 +51,7 @@ def train_one(spec: ModelSpec, state: str) -> Row:
         "before": truth_of(network, parts, spec),
         "alone": alone,
         "mixed": mixed,
+        "control": control,
         "matched": mixed[0],  # the run prints these three
         "redrawn": mixed[1],
         "verdict": "",
@@ -98,12 +100,12 @@ def table(rows: Sequence[Row]) -> str:
         loss = np.median([row[name][0] - row[name][1] for row in of])
         return f"{loss:.2f} ({matched:.2f}, {redrawn:.2f})"
 
-    names = "before", "alone", "mixed"
+    names = "before", "control", "alone", "mixed"
     lines = [
         "True loss; in brackets, the accuracy with the shortcut, and with the shortcut redrawn at random.",
         "",
-        "| network | before | trained on exported pictures | on these and its own |",
-        "|---|---|---|---|",
+        "| network | before | trained on its own pictures | on exported pictures | on both |",
+        "|---|---|---|---|---|",
     ]
     for title, of in [(row["name"], [row]) for row in rows] + [(f"median of {len(rows)}", list(rows))]:
         lines.append(f"| {title} | {' | '.join(shown(of, name) for name in names)} |")

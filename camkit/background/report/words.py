@@ -193,8 +193,13 @@ def _steps_to_decide(result: CheckResult) -> list[str]:
         return []
     gather = _to_gather(result)
     reasons = [reason for reason in result.judged[OVERALL].reasons if reason.step and not (gather and reason.lacks)]
-    most = max((reason.more for reason in reasons), default=0)  # these settle what fewer pictures would settle
-    steps = [*gather, *dict.fromkeys(reason.step for reason in reasons if reason.more in (0, most))]
+    most: dict[str, tuple[int, str]] = {}  # of each class: these settle what fewer pictures would settle
+    for more in (reason.more for reason in reasons if reason.more):
+        most[more[1]] = max(more, most.get(more[1], more))
+    steps = [
+        *gather,
+        *dict.fromkeys(reason.step for reason in reasons if reason.more is None or reason.more == most[reason.more[1]]),
+    ]
     plan = result.plan
     left = sum(bool(item.objects) for item in plan.data.items) - len(plan.sample)
     if left > 0 and any(step.startswith("add ") for step in steps):
