@@ -3,7 +3,8 @@
     python -m scripts.lab.train_exported --state lab/ --workers 2 --markdown scripts/results/validation.md
 
 Mending only trains the last layer. Here all layers are trained on: on the exported pictures alone, with as many
-pictures of the network's own training set in each batch, or for comparison on its own training set alone. The true loss is that of ``validate_mend.py``.
+pictures of the network's own training set in each batch, or for comparison on its own training set alone. The true loss
+is that of ``validate_mend.py``.
 """
 
 from __future__ import annotations
