@@ -21,7 +21,7 @@ class Reason(NamedTuple):
         fails: whether it alone makes the verdict FAIL.
         step: what to do next, if the reason is that something could not be decided.
         lacks: how many pictures are missing, if that is the reason.
-        more: the most pictures that ``step`` asks for, and of which class.
+        more: of which class ``step`` asks for pictures, and for how many at most.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Reason(NamedTuple):
     fails: bool = False
     step: str = ""
     lacks: int = 0
-    more: tuple[int, str] | None = None
+    more: tuple[str, int] | None = None
 
 
 WITH_ARTICLE: Mapping[EffectName, str] = {
@@ -60,7 +60,8 @@ def reason_of(effect: Effect) -> Reason:
             return Reason(f"{WITH_ARTICLE[effect.name]} above the limit is excluded", _excluded(effect, effect.mean))
         case "open":
             kind = f"{WITH_ARTICLE[effect.name]} above the limit cannot be excluded"
-            more = (effect.more_pictures[1], effect.label) if effect.more_pictures else None
+            counts = effect.more_pictures if effect.groups >= effect.least_groups else None
+            more = (effect.label, counts[1]) if counts else None
             return Reason(kind, _open(effect, effect.mean), step=_step(effect), more=more)
 
 

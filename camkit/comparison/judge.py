@@ -89,8 +89,8 @@ def judge(
     Examples:
         >>> import camkit
         >>> scenes = list(camkit.scenes.scene_paths().values())
-        >>> camkit.judge("demo-fair", scenes, ["gradcam", "eigencam"])  # doctest: +ELLIPSIS
-        <MethodJudgement of 2 methods on 6 pictures: ...>
+        >>> camkit.judge("demo-fair", scenes, ["gradcam", "scorecam"])
+        <MethodJudgement of 2 methods on 6 pictures: gradcam>
     """
     begin = time.perf_counter()
     if isinstance(pictures, bool) or not isinstance(pictures, int) or pictures < _FEWEST:

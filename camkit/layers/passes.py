@@ -326,7 +326,7 @@ class LayerPasses:
         size = tuple(inputs.shape[2:])
         if not modules:
             choices = [self._chosen(self._decision(inputs, target), size) for target in targets or (None,)]
-            if any([layer.ref for layer in other] != [layer.ref for layer in choices[0]] for other in choices):
+            if any([layer.ref for layer in other] != [layer.ref for layer in choices[0]] for other in choices[1:]):
                 raise OneTargetError
             return choices[0]
         try:

@@ -30,7 +30,8 @@ def explain_files(
     Args:
         model: the model.
         files: the pictures.
-        references: what each is compared with; by default up to 16 of the others, or noise if there are no others.
+        references: what each is compared with; by default up to 16 of the others, or some that camkit makes if
+            there are no others.
         options: the other arguments of ``explain``.
     """
     known: Known = {}

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from camkit.drawing.pixels import size_within
 from camkit.errors import ImageError
 from camkit.images.read import from_array, open_picture, upright
 from camkit.images.references import chosen, smooth_noise
@@ -70,8 +71,7 @@ def made_pictures(size: tuple[int, int]) -> list[Image.Image]:
     A model may say the same about all noise ("two things"), and something else about all plain pictures. A word that
     needs no picture is probable with both.
     """
-    share = min(1, _LONGEST / max(size))
-    width, height = (max(1, round(side * share)) for side in size)
+    width, height = size_within(size, min(_LONGEST, max(size)))
     noise = smooth_noise(3 * _EACH, (height, width)).reshape(_EACH, 3, height, width)
     generator = torch.Generator().manual_seed(0)
     colours, contrasts = (torch.rand(_EACH, count, 1, 1, generator=generator) for count in (3, 1))

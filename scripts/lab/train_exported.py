@@ -28,7 +28,7 @@ from scripts.demo.drawn_scenes.drawing import THINGS
 from scripts.lab.lab_models import BATCH, PICTURES, WEIGHT_DECAY, normalised, preprocess
 from scripts.lab.lab_run import Row, run_models, write_between
 from scripts.lab.lab_scenes import Parts, Recipe, draw, load_parts, write_folder
-from scripts.lab.validate_check import PER_CLASS, ModelSpec, model_specs, network_of, truth_of
+from scripts.lab.validate_check import ModelSpec, folder_scenes, model_specs, network_of, truth_of
 
 MARK = "train_exported"
 STEPS, RATE = 600, 2e-3
@@ -38,10 +38,10 @@ def train_one(spec: ModelSpec, state: str) -> Row:
     """Train one network on exported pictures, and measure its accuracy with and without the shortcut."""
     torch.set_num_threads(1)
     parts = load_parts(Path(state), 1)
-    network = network_of(spec, Recipe(spec.shortcut, spec.correlation, spec.layout), parts, Path(state))
+    recipe = Recipe(spec.shortcut, spec.correlation, spec.layout)
+    network = network_of(spec, recipe, parts, Path(state))
     images, labels = exported(network, parts, spec)
-    random = torch.Generator().manual_seed(1000 + spec.seed)
-    own = draw(parts, Recipe(spec.shortcut, spec.correlation, spec.layout), PICTURES, random, measuring=False)
+    own = draw(parts, recipe, PICTURES, torch.Generator().manual_seed(1000 + spec.seed), measuring=False)
     alone = truth_of(trained(network, [(images, labels)]), parts, spec)
     mixed = truth_of(trained(network, [(images, labels), (own.images, own.labels)]), parts, spec)
     control = truth_of(trained(network, [(own.images, own.labels)]), parts, spec)
@@ -61,12 +61,10 @@ def train_one(spec: ModelSpec, state: str) -> Row:
 
 def exported(network: nn.Module, parts: Parts, spec: ModelSpec) -> tuple[Tensor, Tensor]:
     """Export the pictures of a folder like that of the check; return them (N, 3, H, W), 0 to 1, and their classes."""
-    recipe = Recipe(spec.shortcut, spec.folder_correlation, spec.layout)
-    random = torch.Generator().manual_seed(100 + spec.seed)
-    scenes = draw(parts, recipe, PER_CLASS * len(THINGS), random, measuring=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "pasted"
-        plan = plan_check(network, write_folder(scenes, Path(place) / "own"), preprocess=preprocess, labels=THINGS)
+        pictures = write_folder(folder_scenes(parts, spec), Path(place) / "own")
+        plan = plan_check(network, pictures, preprocess=preprocess, labels=THINGS)
         export_composites(plan, folder, lambda *_: None)
         with (folder / "labels.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))

@@ -30,7 +30,7 @@ from scripts.demo.drawn_scenes.drawing import THINGS
 from scripts.lab.lab_models import ARCHITECTURES, accuracy, preprocess, train
 from scripts.lab.lab_report import judge_again, page, plots
 from scripts.lab.lab_run import Row, row_of, run_models, write_between
-from scripts.lab.lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, draw, load_parts, write_folder
+from scripts.lab.lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, Scenes, draw, load_parts, write_folder
 
 CORRELATIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
 """How often a shortcut goes with the class in the training set."""
@@ -150,12 +150,17 @@ def truth_of(network: torch.nn.Module, parts: Parts, spec: ModelSpec) -> tuple[f
     return accuracies[0], accuracies[1]
 
 
+def folder_scenes(parts: Parts, spec: ModelSpec) -> Scenes:
+    """Draw the pictures of the folder with which a model is checked, and mended."""
+    recipe = Recipe(spec.shortcut, spec.folder_correlation, spec.layout)
+    random = torch.Generator().manual_seed(100 + spec.seed)
+    return draw(parts, recipe, PER_CLASS * len(THINGS), random, measuring=True)
+
+
 def _check(network: torch.nn.Module, parts: Parts, spec: ModelSpec, method: str) -> CheckResult:
     """Draw the folder, and check the network on it."""
-    recipe = Recipe(spec.shortcut, spec.folder_correlation, spec.layout)
-    drawn = draw(parts, recipe, PER_CLASS * len(THINGS), torch.Generator().manual_seed(100 + spec.seed), measuring=True)
     with tempfile.TemporaryDirectory() as folder:
-        pictures = write_folder(drawn, Path(folder))
+        pictures = write_folder(folder_scenes(parts, spec), Path(folder))
         config = {"check": {"method": method}}
         return camkit.check(network, pictures, preprocess=preprocess, labels=THINGS, config=config)
 

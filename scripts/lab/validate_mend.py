@@ -34,7 +34,7 @@ from scripts.lab.lab_run import Row, run_models, write_between
 from scripts.lab.lab_scenes import Parts, Recipe, draw, load_parts, write_folder
 from scripts.lab.lab_trunks import RememberingFront, load_trunk
 from scripts.lab.rejudge_photos import stored
-from scripts.lab.validate_check import PER_CLASS, ModelSpec, model_specs, network_of, truth_of
+from scripts.lab.validate_check import ModelSpec, folder_scenes, model_specs, network_of, truth_of
 
 MARK, PHOTO_MARK = "validate_mend", "validate_mend on photos"
 """The names of the marks between which the page has the tables."""
@@ -59,13 +59,9 @@ def mend_one(spec: ModelSpec, state: str) -> Row:
     recipe = Recipe(spec.shortcut, spec.correlation, spec.layout)
     network = network_of(spec, recipe, parts, Path(state))
     before = truth_of(network, parts, spec)
-    folder_recipe = Recipe(spec.shortcut, spec.folder_correlation, spec.layout)
-    scenes = draw(
-        parts, folder_recipe, PER_CLASS * len(THINGS), torch.Generator().manual_seed(100 + spec.seed), measuring=True
-    )
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        pictures = write_folder(scenes, Path(folder))
+        pictures = write_folder(folder_scenes(parts, spec), Path(folder))
         found = mend(network, pictures, preprocess=preprocess, labels=THINGS)
     after = truth_of(found.model, parts, spec)
     row = _row(found, before, after, time.perf_counter() - start)

@@ -212,6 +212,7 @@ def test_an_overall_gap_that_cannot_be_excluded_is_inconclusive_and_says_what_to
     (reason,) = found[OVERALL].reasons
     assert re.search(r"a gap up to 0.12 cannot be excluded .* about 160 to 470 more pictures", reason.text)
     assert reason.step == "add about 160 to 470 pictures with regions, of new groups if the data has groups"
+    assert reason.more == (OVERALL, 470)
 
 
 SUFFICIENT = measured(0.25, 0.20, 0.30, p=1e-9, accuracies=(0.50, 0.25))

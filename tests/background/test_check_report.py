@@ -124,9 +124,9 @@ def test_an_undecided_check_names_the_next_step(result):
 
 def test_of_two_open_effects_the_step_that_settles_both_is_named(result):
     reasons = (
-        Reason("open", "a gap is open", step="add about 25 to 83 pictures", more=(83, OVERALL)),
-        Reason("open", "a noise gap is open", step="add about 2 to 37 pictures", more=(37, OVERALL)),
-        Reason("open", "a gap is open", step="add about 9 to 50 pictures of cat", more=(50, "cat")),
+        Reason("open", "a gap is open", step="add about 25 to 83 pictures", more=(OVERALL, 83)),
+        Reason("open", "a noise gap is open", step="add about 2 to 37 pictures", more=(OVERALL, 37)),
+        Reason("open", "a gap is open", step="add about 9 to 50 pictures of cat", more=("cat", 50)),
         Reason("few", "the groups are few", step="add pictures from at least 4 more groups"),
     )
     judged = {**result.judged, OVERALL: replace(result.judged[OVERALL], verdict="INCONCLUSIVE", reasons=reasons)}

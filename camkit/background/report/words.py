@@ -193,13 +193,9 @@ def _steps_to_decide(result: CheckResult) -> list[str]:
         return []
     gather = _to_gather(result)
     reasons = [reason for reason in result.judged[OVERALL].reasons if reason.step and not (gather and reason.lacks)]
-    most: dict[str, tuple[int, str]] = {}  # of each class: these settle what fewer pictures would settle
-    for more in (reason.more for reason in reasons if reason.more):
-        most[more[1]] = max(more, most.get(more[1], more))
-    steps = [
-        *gather,
-        *dict.fromkeys(reason.step for reason in reasons if reason.more is None or reason.more == most[reason.more[1]]),
-    ]
+    most = dict(sorted(reason.more for reason in reasons if reason.more))  # settles what fewer pictures would settle
+    kept = [reason.step for reason in reasons if not reason.more or reason.more in most.items()]
+    steps = [*gather, *dict.fromkeys(kept)]
     plan = result.plan
     left = sum(bool(item.objects) for item in plan.data.items) - len(plan.sample)
     if left > 0 and any(step.startswith("add ") for step in steps):
