@@ -16,7 +16,7 @@ from camkit.targets.boxes import boxes_of_class, ranked_box
 from camkit.targets.maps import SegmentTarget, class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, label_of, whole_number
 from camkit.targets.outputs import depth_of, detections_of, logits_of, maps_of
-from camkit.targets.probabilities import PLURAL, final_activation, given_probabilities, kind_of, logits_behind
+from camkit.targets.probabilities import PLURAL, Reading, final_activation, logits_behind
 from camkit.targets.regions import RegionTarget
 from camkit.targets.scores import Expands, OfPictures, Scores, Target, check_values, copied
 from camkit.types import Activation
@@ -27,15 +27,17 @@ FINER_WEIGHT, FINER_NEAREST = 0.6, 3
 TargetFunction: TypeAlias = Callable[[Any], Tensor]
 
 
-def probabilities(logits: Float[Tensor, "n k"], activation: Activation | None) -> Float[Tensor, "n k"] | None:
+def probabilities(
+    logits: Float[Tensor, "n k"], activation: Activation | None, reading: Reading | None = None
+) -> Float[Tensor, "n k"] | None:
     """Return the probabilities of the classes; None if the activation is "none".
 
-    Scores that are probabilities already are returned as they are.
+    Scores that are probabilities already are returned as they are. ``reading`` is their reading, if it is known.
     """
     function = activation or ("sigmoid" if logits.shape[1] == 1 else "softmax")
     if function == "none":
         return None
-    given = given_probabilities(logits)
+    given = (reading or Reading.of(logits)).probabilities
     if given is not None:
         return given
     values = logits.detach().float()
@@ -44,21 +46,16 @@ def probabilities(logits: Float[Tensor, "n k"], activation: Activation | None) -
 
 def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Activation | None) -> Scores:
     """Return the logit of one class for each image."""
-    by_class = probabilities(logits, activation)
+    reading = Reading.of(logits)
+    by_class = probabilities(logits, activation, reading)
     return Scores(
         values=logits.gather(1, indices[:, None])[:, 0],
         indices=tuple(indices.tolist()),
         probabilities=None if by_class is None else tuple(by_class.gather(1, indices[:, None])[:, 0].tolist()),
         classes=logits.shape[1],
-        quantity=said_of(logits),
-        activation=final_activation(logits),
+        quantity=reading.kind + ", as the model returns it" * (reading.kind != "logit"),
+        activation=reading.activation,
     )
-
-
-def said_of(scores: Float[Tensor, "n k"]) -> str:
-    """Return what the score of a class is, as a phrase."""
-    kind = kind_of(scores)
-    return kind if kind == "logit" else f"{kind}, as the model returns it"
 
 
 @dataclass(frozen=True)
@@ -307,12 +304,13 @@ class ContrastTarget(Target):
             check_index(index, logits.shape[1])
         name, other = self.names or (str(first), str(second))
         difference = logits[:, first] - logits[:, second]
+        reading = Reading.of(logits)
         return Scores(
             values=difference,
             classes=logits.shape[1],
             description=f"{name} rather than {other}",
-            quantity=f"difference of the two {PLURAL[kind_of(logits)]}",
-            activation=final_activation(logits),
+            quantity=f"difference of the two {PLURAL[reading.kind]}",
+            activation=reading.activation,
         )
 
 
@@ -364,7 +362,7 @@ class FinerTarget(Target):
         return replace(
             scored,
             values=precise.gather(1, own)[:, 0] - self.weight * precise.gather(1, rivals).mean(1),
-            quantity=f"{kind_of(logits)} minus {self.weight:g} times the mean of its {rivals.shape[1]} nearest",
+            quantity=f"{Reading.of(logits).kind} minus {self.weight:g} times the mean of its {rivals.shape[1]} nearest",
         )
 
     def _nearest(self, logits: Float[Tensor, "n k"], scored: Scores) -> Int[Tensor, "n count"]:

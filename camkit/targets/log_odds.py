@@ -12,7 +12,7 @@ from torch import Tensor
 from camkit.targets.classes import ClassTarget
 from camkit.targets.names import check_index
 from camkit.targets.outputs import logits_of
-from camkit.targets.probabilities import final_activation, kind_of, logits_behind, shares_of
+from camkit.targets.probabilities import Reading, logits_behind, shares_of
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
@@ -55,8 +55,8 @@ class LogOddsTarget(Target):
         """
         scores = logits_of(output, batch)
         check_index(self.index, scores.shape[1])
-        logits = logits_behind(scores, self.final)
-        rows = scores.to(logits.dtype) / (100 if kind_of(scores) == "percentage" else 1)
+        logits, reading = logits_behind(scores, self.final), Reading.of(scores)
+        rows = scores.to(logits.dtype) / (100 if reading.kind == "percentage" else 1)
         if not self.final and shares_of(scores.detach()) is not None:  # probabilities, by operations of the model's own
             rows = rows.clamp(min=torch.finfo(rows.dtype).tiny).log()
         value, slope = logits[:, self.index], rows[:, self.index]
@@ -64,7 +64,7 @@ class LogOddsTarget(Target):
             others = self._without_own(logits)
             value = value - others.logsumexp(1)
             slope = slope - (others.softmax(1) * rows).sum(1)
-        return Scores(value + (slope - slope.detach()), quantity="log-odds", activation=final_activation(scores))
+        return Scores(value + (slope - slope.detach()), quantity="log-odds", activation=reading.activation)
 
     def _without_own(self, logits: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         others = logits.clone()

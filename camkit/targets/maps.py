@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from camkit.errors import TargetError
 from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, maps_of
-from camkit.targets.probabilities import final_activation, given_probabilities, kind_of
+from camkit.targets.probabilities import Reading
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
@@ -47,15 +47,15 @@ def class_on_map(
     """
     images = torch.arange(len(maps), device=maps.device)
     class_maps = maps[images, indices].float()  # in fp16 the sum over the cells would overflow
-    probabilities = _probabilities(maps)
-    kind = kind_of(maps)
-    quantity: str | tuple[str, ...] = f"mean {kind} {part}"
+    reading = Reading.of(maps)
+    probabilities = _probabilities(reading)
+    quantity: str | tuple[str, ...] = f"mean {reading.kind} {part}"
     if mask is None:
         inside = _predicted(maps, probabilities, indices)
         predicted = inside.any((1, 2), keepdim=True)
         inside = inside | ~predicted
         parts = (_WHERE_PREDICTED if found else _PREDICTED_NOWHERE for found in predicted.flatten().tolist())
-        quantity = tuple(f"mean {kind} {where}" for where in parts)
+        quantity = tuple(f"mean {reading.kind} {where}" for where in parts)
     else:
         covered = interpolate(mask[None, None].to(maps), size=maps.shape[2:], mode="area")[0]
         if not bool(covered.any()):
@@ -69,22 +69,22 @@ def class_on_map(
         probabilities=tuple(((probabilities * cells).sum((1, 2)) / cells.sum((1, 2))).tolist()),
         classes=maps.shape[1],
         quantity=quantity,
-        activation=final_activation(maps),
+        activation=reading.activation,
     )
 
 
 def predicted_cells(maps: Float[Tensor, "n k h w"], indices: Int[Tensor, " n"]) -> Bool[Tensor, "n h w"]:
     """Return where each image's class is predicted; everywhere if it is predicted nowhere."""
-    inside = _predicted(maps, _probabilities(maps), indices)
+    inside = _predicted(maps, _probabilities(Reading.of(maps)), indices)
     return inside | ~inside.any((1, 2), keepdim=True)
 
 
-def _probabilities(maps: Float[Tensor, "n k h w"]) -> Float[Tensor, "n k h w"]:
-    given = given_probabilities(maps)
+def _probabilities(maps: Reading) -> Float[Tensor, "n k h w"]:
+    given = maps.probabilities
     if given is not None:
         return given
-    logits = maps.detach().float()
-    return logits.sigmoid() if _is_binary(maps) else logits.softmax(1)
+    logits = maps.values.float()
+    return logits.sigmoid() if _is_binary(logits) else logits.softmax(1)
 
 
 def _is_binary(maps: Tensor) -> bool:

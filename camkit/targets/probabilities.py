@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -47,22 +48,10 @@ def final_activation(scores: Tensor) -> Any:
     """
     node: Any = scores.grad_fn
     while node is not None and (
-        node.name() in _RESHAPING or (node.name() == "MulBackward0" and sum_to(_PERCENT, scores.detach()))
+        node.name() in _RESHAPING or (node.name() == "MulBackward0" and _whole_of(scores.detach()) == _PERCENT)
     ):
         node = node.next_functions[0][0]
     return node if node is not None and node.name() in _ACTIVATIONS else None
-
-
-def given_probabilities(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n k *cells"] | None:
-    """Return the class scores as probabilities if they are probabilities or their logarithms already; else None.
-
-    This is so if a softmax, log-softmax or sigmoid gave them, or if ``shares_of`` finds that they are.
-    """
-    shares = shares_of(scores.detach())
-    node, values = final_activation(scores), scores.detach().float()
-    if shares is not None or node is None:
-        return shares
-    return values.exp() if node.name().startswith("Log") else values
 
 
 ScoreKind: TypeAlias = Literal["logit", "probability", "log-probability", "percentage"]
@@ -74,14 +63,38 @@ PLURAL: dict[ScoreKind, str] = {
 }
 
 
-def kind_of(scores: Float[Tensor, "n k *cells"]) -> ScoreKind:
-    """Return what kind of numbers class scores are."""
-    node, values = final_activation(scores), scores.detach()
-    if sum_to(_PERCENT, values):
-        return "percentage"
-    if node is not None and node.name().startswith("Log"):
-        return "log-probability"
-    return "logit" if node is None and not sum_to(1, values) else "probability"
+@dataclass(frozen=True, eq=False)
+class Reading:
+    r"""What kind of numbers class scores are.
+
+    Attributes:
+        values: the scores (N, K, \*cells), without a graph.
+        activation: what ``final_activation`` finds.
+        kind: the kind of number.
+    """
+
+    values: Float[Tensor, "n k *cells"]
+    activation: Any
+    kind: ScoreKind
+
+    @classmethod
+    def of(cls, scores: Float[Tensor, "n k *cells"]) -> Reading:
+        """Read class scores: by what computed them, and by their sums over the classes."""
+        values, node = scores.detach(), final_activation(scores)
+        whole = _whole_of(values)
+        if whole == _PERCENT:
+            return cls(values, node, "percentage")
+        if node is not None and node.name().startswith("Log"):
+            return cls(values, node, "log-probability")
+        return cls(values, node, "logit" if node is None and whole is None else "probability")
+
+    @property
+    def probabilities(self) -> Float[Tensor, "n k *cells"] | None:
+        """The scores as probabilities if they are probabilities or their logarithms already; else None."""
+        if self.kind == "logit":
+            return None
+        values = self.values.float()
+        return values.exp() if self.kind == "log-probability" else values / (_PERCENT if self.kind == "percentage" else 1)
 
 
 def logits_behind(scores: Float[Tensor, "n k"], final: str = "") -> Float[Tensor, "n k"]:
@@ -103,7 +116,7 @@ def logits_behind(scores: Float[Tensor, "n k"], final: str = "") -> Float[Tensor
 
 def shares_of(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n k *cells"] | None:
     """Return class scores as shares of 1 if none is negative and their sum over the classes is 1 or 100; else None."""
-    whole = next((whole for whole in WHOLES if sum_to(whole, scores)), None)
+    whole = _whole_of(scores)
     return None if whole is None else scores.float() / whole
 
 
@@ -112,9 +125,11 @@ WHOLES = (1, _PERCENT)
 """What probabilities may sum to: 1, or 100 if they are percentages."""
 
 
-def sum_to(whole: int, scores: Float[Tensor, "n k *cells"]) -> bool:
-    """Tell whether no score is negative, and the scores of all classes sum to ``whole`` everywhere."""
-    return scores.shape[1] >= 2 and bool(scores.amin() >= 0) and bool(_close_to(whole, scores).all())
+def _whole_of(scores: Float[Tensor, "n k *cells"]) -> int | None:
+    """Return 1 or 100 if no score is negative and the scores of all classes sum to it everywhere; else None."""
+    if scores.shape[1] < 2 or not bool(scores.amin() >= 0):
+        return None
+    return next((whole for whole in WHOLES if bool(_close_to(whole, scores).all())), None)
 
 
 def rows_that_sum_to(whole: int, scores: Float[Tensor, "n k"]) -> Bool[Tensor, "n"]:
