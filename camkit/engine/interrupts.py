@@ -98,12 +98,12 @@ class interruptible:  # noqa: N801 - used like a function
 
     def __enter__(self) -> None:
         """Raise the Ctrl-C that has waited, and let later ones through."""
-        self._before = _waiting.let_through
-        if _waiting.blocks and _in_main_thread():
-            _waiting.let_through = True
+        self._lets_through = bool(_waiting.blocks) and _in_main_thread()
+        if self._lets_through:
+            self._before, _waiting.let_through = _waiting.let_through, True
             _waiting.deliver()
 
     def __exit__(self, *_: object) -> None:
         """Hold Ctrl-C back again."""
-        if _in_main_thread():
+        if self._lets_through:
             _waiting.let_through = self._before

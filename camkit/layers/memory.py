@@ -131,11 +131,12 @@ class ModelMemory:
 
     def placed(self, layer: TargetLayer, image: Float[Tensor, "1 c *size"], spread: Spread) -> Layout | None:
         """Return a layer's layout with the places of its cells, unless these are spread evenly."""
-        model = self.model
-        if layer.layout is None or model is None or are_even(layer.layout, tuple(image.shape[2:]), spread):
+        if layer.layout is None or are_even(layer.layout, tuple(image.shape[2:]), spread):
             return layer.layout
         key = kind_of(image), layer.ref, layer.layout, spread
         if key not in self._placed:
+            model = self.model
+            assert model is not None
             self._placed[key] = with_places(model, image, layer, spread, self.record)
             while len(self._placed) > _MOST_SIZES:
                 self._placed.popitem(last=False)
@@ -165,10 +166,8 @@ class ModelMemory:
         return self._still_holds((kind_of(image), None))
 
     def _still_holds(self, key: _DecisionKey) -> bool:
-        model, kept = self.model, self._decisions.get(key)
-        if model is None or kept is None:
-            return False
-        return kept[1] is None or kept[1].still_hold(self.record.modules())
+        kept = self._decisions.get(key)
+        return kept is not None and (kept[1] is None or kept[1].still_hold(self.record.modules()))
 
     def keeps_pictures_apart(
         self,
@@ -183,10 +182,11 @@ class ModelMemory:
             at_once: how many pictures the model will get at once.
             layers: the layers whose maps are compared.
         """
-        model, refs = self.model, tuple(layers)
-        count = min(at_once, 3)  # what holds for three holds for more
+        refs, count = tuple(layers), min(at_once, 3)  # what holds for three holds for more
         tried, apart = self._apart.get(refs, (1, True))
-        if apart and tried < count and model is not None:
+        if apart and tried < count:
+            model = self.model
+            assert model is not None
             apart = keeps_pictures_apart(model, inputs[:1], layers, self.record, at_once)
             self._apart[refs] = count, apart
         return apart
