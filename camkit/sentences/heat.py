@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -149,17 +151,43 @@ def attention_rows(cut: Cut, rows: Sequence[Sequence[int]]) -> Float[Tensor, "w 
 
 @contextmanager
 def attending_by_sdpa(model: nn.Module, *kept: str | None) -> Iterator[None]:
-    """Let a function of PyTorch's compute all attention in the block; implementations in ``kept`` stay as they are."""
+    """Let a function of PyTorch's compute all attention in the block; implementations in ``kept`` stay as they are.
+
+    Threads that share a model share this setting; the last one to leave restores it.
+    """
     configs: dict[int, Any] = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
-    before = [(each, getattr(each, "_attn_implementation_internal", "sdpa")) for each in configs.values()]
-    others = [(config, name) for config, name in before if name not in ("sdpa", *kept)]
+    used: list[_Replaced] = []
     try:
-        for config, _ in others:
-            config._attn_implementation_internal = "sdpa"
+        with _lock:
+            for key, config in configs.items():
+                name = getattr(config, "_attn_implementation_internal", "sdpa")
+                if key not in _replaced and name not in ("sdpa", *kept):
+                    _replaced[key] = _Replaced(config, name)
+                    config._attn_implementation_internal = "sdpa"
+                if key in _replaced:
+                    used.append(_replaced[key])
+                    used[-1].users += 1
         yield
     finally:
-        for config, name in others:
-            config._attn_implementation_internal = name
+        with _lock:
+            for setting in used:
+                setting.users -= 1
+                if not setting.users:
+                    setting.config._attn_implementation_internal = setting.name
+                    del _replaced[id(setting.config)]
+
+
+@dataclass
+class _Replaced:
+    """A setting of a model's that is replaced for now: its object, its name, and how many threads need that."""
+
+    config: Any
+    name: str | None
+    users: int = 0
+
+
+_replaced: dict[int, _Replaced] = {}
+_lock = threading.Lock()
 
 
 class _Recorder(TorchFunctionMode):

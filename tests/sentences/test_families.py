@@ -198,6 +198,7 @@ def test_token_activation_maps_need_logits_at_the_picture():
     [
         ("llava_next", "expected", ["patch_embedding", "language_model.layers.0"]),
         ("llava_next", "attention", ["patch_embedding", "language_model.layers.0"]),
+        ("llava_next-eager", "attention", ["patch_embedding", "language_model.layers.0"]),
         ("git", "expected", ["patch_embedding"]),
     ],
 )
@@ -205,8 +206,11 @@ def test_threads_that_share_a_model_explain_as_one_thread_does(name, method, mee
     """In each pass the threads wait for each other inside the model, where the hooks of both are set."""
     monkeypatch.setattr(heat, "_MOST_POINTS", 1)  # as many passes for each picture
     torch.manual_seed(0)
-    model, processor = FAMILIES[name]()
+    family, _, eager = name.partition("-")
+    model, processor = FAMILIES[family]()
     localised(model).eval()
+    if eager:
+        model.set_attn_implementation("eager")
     shown = pictures()
     references = [picture.transpose(Image.Transpose.ROTATE_180) for picture in shown]
 
@@ -232,3 +236,16 @@ def test_threads_that_share_a_model_explain_as_one_thread_does(name, method, mee
             assert needs_now == pytest.approx(needs, abs=1e-6)
             np.testing.assert_allclose(raw_now, raw, atol=1e-6)
     assert not np.allclose(alone[0][1][1], alone[1][1][1], atol=1e-4)
+    assert not eager or model.config.get_text_config()._attn_implementation == "eager"
+
+
+def test_the_last_thread_that_reads_attention_restores_how_it_is_computed() -> None:
+    model, _ = FAMILIES["llava_next"]()
+    model.set_attn_implementation("eager")
+    first, second = heat.attending_by_sdpa(model), heat.attending_by_sdpa(model)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert model.config.get_text_config()._attn_implementation == "sdpa"
+    second.__exit__(None, None, None)
+    assert model.config.get_text_config()._attn_implementation == "eager"
