@@ -171,12 +171,8 @@ class LayerPasses:
         grids = [layer.layout.grid for layer in layers if layer.layout is not None]
         if all(min(grid[-2:]) < FINE for grid in grids):
             return find_method("gradcam")
-        try:
-            deepest = self._decision(inputs).layer
-        except (OneByOneError, FramesFirstError):
-            raise
-        except Exception:  # a model made for batches of another size may raise anything
-            deepest = None
+        decision = self._decision_if_any(inputs)
+        deepest = None if decision is None else decision.layer
         own = None if deepest is None or deepest.layout is None else deepest.layout.grid
         return find_method("gradcam" if all(grid == own for grid in grids) else "gradcam-elementwise")
 
@@ -201,7 +197,7 @@ class LayerPasses:
         if method.need.attention and kind in self.memory.without_attention:
             raise NoAttentionError(method.name)
         if inputs.dim() == _CLIP and not method.layer:
-            self._check_clip(inputs)
+            self._decision_if_any(inputs[:1])  # refuses clips whose second axis is time; it would pass for channels
         run = functools.partial(self._run, targets, inputs)
         if method.layer:
             return self._captured_at_layers(modules, inputs, targets, run)
@@ -329,11 +325,8 @@ class LayerPasses:
             if any([layer.ref for layer in other] != [layer.ref for layer in choices[0]] for other in choices[1:]):
                 raise OneTargetError
             return choices[0]
-        try:
-            decision = self._decision(inputs)
-        except (OneByOneError, FramesFirstError):
-            raise
-        except Exception:  # a model made for batches of another size may raise anything
+        decision = self._decision_if_any(inputs)
+        if decision is None:
             return tuple(TargetLayer(ref.name, ref.call, None, (), _AS_NAMED + UNSURE, sure=False) for ref in modules)
         layers = tuple(decision.named(ref, size, _AS_NAMED) for ref in modules)
         for layer in layers if decision.holds_for == "model" else ():
@@ -363,14 +356,18 @@ class LayerPasses:
             raise OneByOneError
         return decision
 
-    def _check_clip(self, inputs: Tensor) -> None:
-        """Refuse clips whose second axis is time; the methods that read no layer would take it for channels."""
+    def _decision_if_any(self, inputs: Tensor) -> Decision | None:
+        """Return the decision for a batch; None if the model cannot run on a single image, or for any other reason.
+
+        Raises:
+            OneByOneError, FramesFirstError: as for ``_decision``.
+        """
         try:
-            self.memory.decision(inputs[:1])
-        except FramesFirstError:
+            return self._decision(inputs)
+        except (OneByOneError, FramesFirstError):
             raise
-        except Exception:
-            return
+        except Exception:  # a model made for batches of another size may raise anything
+            return None
 
     def _run(
         self,
