@@ -94,7 +94,9 @@ class Reading:
         if self.kind == "logit":
             return None
         values = self.values.float()
-        return values.exp() if self.kind == "log-probability" else values / (_PERCENT if self.kind == "percentage" else 1)
+        if self.kind == "log-probability":
+            return values.exp()
+        return values / _PERCENT if self.kind == "percentage" else values
 
 
 def logits_behind(scores: Float[Tensor, "n k"], final: str = "") -> Float[Tensor, "n k"]:
