@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
 
@@ -137,14 +137,12 @@ class _Choices:
     @classmethod
     def of(cls, target_layer: Layers | None, given: Mapping[str, Any], settings: Settings | None) -> _Choices:
         """Merge the options of a call with a config; those that are None were not given."""
-        asked: dict[str, Any] = {"target_layer": target_layer, **{name: given.get(name) for name in _CHOICES}}
-        usual: dict[str, Any] = {}
-        if settings is not None:
-            names = ("method", "precision", "fuse", "smooth", "batch_size", "references")
-            usual = {name: getattr(settings.explain, name) for name in names} | {"target_layer": settings.explain.layer}
-        merged = {name: value for options in (usual, asked) for name, value in options.items() if value is not None}
+        asked = {**given, "target_layer": target_layer}
+        usual = {} if settings is None else {**dict(settings.explain), "target_layer": settings.explain.layer}
+        names = [field.name for field in fields(cls)]
+        merged = {name: each[name] for each in (usual, asked) for name in names if each.get(name) is not None}
         method = find_method(merged.pop("method", AUTO))
-        if asked["references"] is None and not method.need.references:
+        if asked.get("references") is None and not method.need.references:
             merged.pop("references", None)
         return cls(method, **({"fuse": "product"} if method.stages else {}) | merged)
 
@@ -160,10 +158,6 @@ class _Choices:
         if given and not self.method.need.references:
             rest = advice("leave out references", "leave out --references")
             raise MethodError(f"method {self.method.name!r} uses no reference pictures; use 'expected', or {rest}")
-
-
-_CHOICES = ("method", "precision", "fuse", "smooth", "spread", "progress", "references", "batch_size")
-"""The options of a call that become its choices."""
 
 
 WITHOUT = "use 'occlusion' or 'rise'"

@@ -66,17 +66,10 @@ class HowOptions:
         precision, note = usable_precision(self.precision, device)
         if note:
             say(note)
-        return How(
-            method=self.method,
-            layers=self.layer,
-            targets=targets,
-            precision=precision,
-            fuse=self.fuse,
-            smooth=self.smooth,
-            references=self.references,
-            draft=self.draft,
-            batch_size=usual_batch_size(device) if self.batch_size is None else self.batch_size,
-        )
+        given = vars(self) | {"layers": self.layer, "targets": targets, "precision": precision}
+        if self.batch_size is None:
+            given["batch_size"] = usual_batch_size(device)
+        return How(**{field.name: given[field.name] for field in fields(How)})
 
 
 @Parameter(name="*", group=OUTPUT)
@@ -123,15 +116,9 @@ class DrawingOptions:
             raise InputError(
                 f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {self.max_side}"
             )
-        return Drawing(
-            style=self.style,
-            colormap=self.colormap,
-            alpha=self.alpha,
-            scale=self.scale or "shared",
-            max_side=self.max_side or None,
-            format=self.format,
-            one_scale=self.scale == "shared",
-        )
+        given = vars(self) | {"scale": self.scale or "shared", "max_side": self.max_side or None}
+        given["one_scale"] = self.scale == "shared"
+        return Drawing(**{field.name: given[field.name] for field in fields(Drawing)})
 
 
 @Parameter(name="*", group=OUTPUT)
