@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from camkit.diagnosis.layer_statistics import LayerStatistics, Setting
 from camkit.kit.wording import counted, first_of
-from camkit.layers.names import WHOLE_MODEL
+from camkit.layers.names import THE_MODEL
 
 FindingKind: TypeAlias = Literal[
     "nan", "infinity", "exploding", "vanishing", "no gradient", "dead", "saturated", "frozen"
@@ -103,7 +103,7 @@ def _nan(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
     if not reached:
         if not setting.backwards:
             return []
-        first = setting.backwards[0] or WHOLE_MODEL
+        first = setting.backwards[0] or THE_MODEL
         text = (
             f"on its way back from the loss, the gradient holds NaN or infinity from {first!r} on; no activation does"
         )
@@ -131,7 +131,7 @@ def _origin(
         around = first.layer
         while around and around in given:
             around = around.rpartition(".")[0]
-        text = f"{what} begins in the code of {around or WHOLE_MODEL!r}, which passes it to {first.layer!r}"
+        text = f"{what} begins in the code of {around or THE_MODEL!r}, which passes it to {first.layer!r}"
         names = (around, *names)
     elif not first.sound:
         text = f"{what} begins in {first.name!r} ({first.kind}), whose parameters hold NaN or infinity: {amount}"
@@ -268,6 +268,6 @@ def _frozen(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
     numbers = sum(row.parameters for row in frozen)
     all_numbers = sum(row.parameters for row in with_parameters)
     names = tuple(row.layer.partition("#")[0] for row in frozen)
-    listed = ", ".join(repr(name or WHOLE_MODEL) for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    listed = ", ".join(repr(name or THE_MODEL) for name in names[:3]) + (", ..." if len(names) > 3 else "")
     text = f"{numbers:,} of {all_numbers:,} parameters do not require gradients and will not change: {listed}"
     return [Finding("frozen", names, text)]

@@ -17,7 +17,7 @@ from camkit.diagnosis.tensor_statistics import TensorStatistics, off_channels
 from camkit.errors import LayerError
 from camkit.explanation import finite_or_none
 from camkit.hooks import Call
-from camkit.layers.names import WHOLE_MODEL, modules_by_name
+from camkit.layers.names import THE_MODEL, modules_by_name
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
@@ -72,7 +72,7 @@ class LayerStatistics:
     @property
     def name(self) -> str:
         """The layer's name as printed."""
-        return self.layer or WHOLE_MODEL
+        return self.layer or THE_MODEL
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from camkit.engine.attach import Scope, TensorHooks, backward_pass
 from camkit.engine.nested import Make, mapped, tensors_in
 from camkit.errors import LayerError, did_you_mean, nearest_numbers, printable
-from camkit.layers.names import WHOLE_MODEL, modules_by_name, split_call
+from camkit.layers.names import THE_MODEL, modules_by_name, split_call
 from camkit.types import LayerRef
 
 _MOST_NAMED = 3
@@ -168,7 +168,7 @@ class Recording(Mapping[str, Call]):
 
     def __repr__(self) -> str:
         """Return one line with the names of the first calls."""
-        names = [repr(key or WHOLE_MODEL) for key in itertools.islice(self, _MOST_NAMED)]
+        names = [repr(key or THE_MODEL) for key in itertools.islice(self, _MOST_NAMED)]
         more = ", ..." if len(self) > _MOST_NAMED else ""
         count = f"{len(self)} call{'' if len(self) == 1 else 's'}"
         return f"<Recording of {count}{': ' if names else ''}{', '.join(names)}{more}>"
@@ -176,7 +176,7 @@ class Recording(Mapping[str, Call]):
     def _repr_html_(self) -> str:
         """Show a table of the calls in a notebook: the layer, the shape of its output, and whether it has gradients."""
         rows = "".join(
-            f"<tr><td>{html.escape(printable(key or WHOLE_MODEL))}</td>"
+            f"<tr><td>{html.escape(printable(key or THE_MODEL))}</td>"
             f"<td>{html.escape(_described(call._output[0]) if call._output else 'not recorded')}</td>"
             f"<td>{len(call._gradients_by_pass)}</td></tr>"
             for key, call in itertools.islice(self.items(), _MOST_ROWS)
@@ -240,7 +240,7 @@ class Recording(Mapping[str, Call]):
         if name not in self._names:
             recorded = [layer for layer in self._names if layer]
             hint = nearest_numbers(name, recorded) or did_you_mean(name, recorded)
-            return f"layer {name or WHOLE_MODEL!r} is not among those recorded{hint}"
+            return f"layer {name or THE_MODEL!r} is not among those recorded{hint}"
         name = self._names[name]
         count = self._call_counts[name]
         if not count:

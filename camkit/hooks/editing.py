@@ -25,7 +25,7 @@ from camkit.engine.guard import eagerly
 from camkit.errors import LayerError
 from camkit.hooks.changes import Change
 from camkit.hooks.recording import VIEW_HINT, why_no_gradient
-from camkit.layers.names import WHOLE_MODEL, Selector, chooses_layers, modules_by_name, select_layers, select_parameters
+from camkit.layers.names import THE_MODEL, Selector, chooses_layers, modules_by_name, select_layers, select_parameters
 from camkit.types import LayerRef
 
 
@@ -203,7 +203,7 @@ _DID_NOT_RUN = (
 
 def _layer_edit(model: nn.Module, selector: Selector, change: Callable[[Any], Any]) -> _Edit:
     layers = select_layers(model, selector)
-    first, *others = [str(ref) or WHOLE_MODEL for ref in layers]
+    first, *others = [str(ref) or THE_MODEL for ref in layers]
     more = f" (and {len(others)} more)" if others else ""
     return _Edit(f"layer {first!r}{more}", change, layers, _DID_NOT_RUN)
 

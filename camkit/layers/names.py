@@ -31,7 +31,7 @@ Selector: TypeAlias = str | LayerRef | TargetLayer | type[nn.Module] | nn.Module
 Layers: TypeAlias = "Selector | Iterable[Selector]"
 """What ``target_layer`` takes; several layers are fused."""
 
-WHOLE_MODEL = "(the model)"
+THE_MODEL = "(the model)"
 """How camkit prints the model itself, whose name in PyTorch is empty."""
 
 _COMPILED = "_orig_mod"
@@ -73,7 +73,7 @@ def named_layers(model: nn.Module, layers: Layers) -> Layers:
     """Return the names of layers, joined by ``+``, if they were not chosen by name: two modules may print the same."""
     if isinstance(layers, (str, LayerRef, TargetLayer)):
         return layers
-    return "+".join(str(ref) or WHOLE_MODEL for ref in find_layers(model, layers))
+    return "+".join(str(ref) or THE_MODEL for ref in find_layers(model, layers))
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
@@ -111,7 +111,7 @@ def split_call(text: str, names: Container[str]) -> tuple[str, str | None]:
     if "#" in text and text not in names:
         name, _, digits = text.rpartition("#")
     if name not in names:
-        name = "" if name == WHOLE_MODEL else plain_name(name)
+        name = "" if name == THE_MODEL else plain_name(name)
     return name, digits
 
 
@@ -233,7 +233,7 @@ def _checked(modules: dict[str, nn.Module], lookup: _Lookup) -> list[tuple[str, 
     if not names:
         raise LayerError(f"the model has no layer {name!r}{_hint(name, modules, modules)}")
     if digits is not None and not (digits.isdecimal() and int(digits) > 0):
-        printed = name or WHOLE_MODEL
+        printed = name or THE_MODEL
         raise LayerError(
             f"layer {text!r}: {printed + '#2'!r} means the second call of layer {printed}; numbers start at 1"
         )

@@ -35,7 +35,7 @@ from camkit.explanation import Explanation
 from camkit.hooks import Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
-from camkit.layers.names import WHOLE_MODEL, Layers, Selector, find_layers, modules_by_name, parameters_by_name
+from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, modules_by_name, parameters_by_name
 from camkit.methods import SHARPENED, MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.labels import as_labels
@@ -318,7 +318,7 @@ class TrainingWatch:
         axes, axis = _channel_axes(modules), 0
         all_recorded = self._layers is _is_leaf  # otherwise the layer before may be missing
         for key, call in recorded.calls.items():
-            name, module = key or WHOLE_MODEL, modules.get(call.name)
+            name, module = key or THE_MODEL, modules.get(call.name)
             if module is None:  # it was removed from the model
                 continue
             axis = channel_axis(module, axis)
@@ -340,7 +340,7 @@ class TrainingWatch:
                 gradient = summary.statistics.scaled(1 / recorded.scale)
                 self._write_distribution(f"weight_gradients/{name}", gradient, step)
                 norm = summary.statistics.norm_of_all / recorded.scale
-                squares[name.rpartition(".")[0] or WHOLE_MODEL] += norm * norm
+                squares[name.rpartition(".")[0] or THE_MODEL] += norm * norm
                 of_each[id(summary)] = norm
         for layer, square in squares.items():
             self._writer.add_scalar(f"gradient_norm/{layer}", math.sqrt(square), step)
