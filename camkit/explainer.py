@@ -62,7 +62,8 @@ from camkit.images.references import References
 from camkit.layers.memory import ModelMemory
 from camkit.layers.names import Layers
 from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError
-from camkit.methods import AUTO, Method, WeightFunction, find_method, known_method
+from camkit.methods import AUTO, Method, find_method, known_method
+from camkit.methods.registry import MethodLike
 from camkit.methods.signed_maps import (
     CHANGES,
     SignedMaps,
@@ -109,7 +110,7 @@ if TYPE_CHECKING:
     from camkit.config.settings import Settings
 
 Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
-MethodLike: TypeAlias = "str | WeightFunction | Method"
+
 
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward

@@ -14,7 +14,7 @@ import gradio as gr
 import numpy as np
 from PIL import Image, ImageDraw
 
-from camkit.app.viewer import CHOSEN, FILL_NAMES, THRESHOLD, Found, Look, Viewer, found_box
+from camkit.app.viewer import CHOSEN, FILL_NAMES, THRESHOLD, FoundBox, Look, Viewer, found_box
 from camkit.drawing.encode import encode
 from camkit.drawing.figure import percent
 from camkit.drawing.overlay import outlined
@@ -194,7 +194,7 @@ def _react_to_clicks(viewer: Viewer, parts: _Parts) -> None:
     parts.shown.select(click, [parts.look, parts.corner, parts.opacity, parts.clicks], **options)
 
 
-def _box_at(viewer: Viewer, look: Look, place: tuple[int, int]) -> Found:
+def _box_at(viewer: Viewer, look: Look, place: tuple[int, int]) -> FoundBox:
     """Return the box around a click."""
     found = viewer.box_at(look, place)
     if found is None:

@@ -51,13 +51,13 @@ _KEPT = 64
 _T = TypeVar("_T")
 
 
-class Found(NamedTuple):
+class FoundBox(NamedTuple):
     """A detector's box in pixels of the picture, and its class."""
 
     box: Box
     label: int | None
 
-    def same_as(self, other: Found) -> float:
+    def same_as(self, other: FoundBox) -> float:
         """Return the overlap with another box (intersection over union); 0 if it is of another class."""
         both = Box(*map(max, self.box[:2], other.box[:2]), *map(min, self.box[2:], other.box[2:]))
         union = area(self.box) + area(other.box) - area(both)
@@ -82,7 +82,7 @@ class Look:
     model: str
     picture: str
     target: int | None = None
-    box: Found | None = None
+    box: FoundBox | None = None
     rather_than: int | None = None
     method: str | None = None
     layer: str | None = None
@@ -196,13 +196,13 @@ class Viewer:
             return known
         return self._once(("heat", replace(look, target=target)), lambda: self._heat(look, target))
 
-    def box(self, look: Look) -> Found | None:
+    def box(self, look: Look) -> FoundBox | None:
         """Return the box that is looked at: the chosen one, or the best of the uncovered picture, if there is one."""
         if look.box is not None:
             return look.box
         return next(map(found_box, self.answers(look.uncovered)), None)
 
-    def box_at(self, look: Look, place: tuple[int, int]) -> Found | None:
+    def box_at(self, look: Look, place: tuple[int, int]) -> FoundBox | None:
         """Return the smallest box around a point of the picture; None if there is none."""
         boxes_there = [
             found
@@ -297,10 +297,10 @@ def _reduced(picture: Image.Image) -> Image.Image:
     return Image.fromarray(shrink(np.asarray(picture), _MOST_SIDE))
 
 
-def found_box(row: Explanation) -> Found:
+def found_box(row: Explanation) -> FoundBox:
     """Return the box of a detector's answer."""
     assert row.detection is not None
-    return Found(row.detection, row.target)
+    return FoundBox(row.detection, row.target)
 
 
 def area(box: Box) -> float:

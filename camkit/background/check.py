@@ -22,16 +22,16 @@ from camkit.background.answers import NO_ANSWER
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
 from camkit.background.classes import ClassMap, match_classes, parse_class_map, question_order, read_class_map
 from camkit.background.data import Dataset, read_data
-from camkit.background.deep import Finding, Material, hints, kinds, shortcuts, spots
+from camkit.background.deep import DeepFinding, Material, hints, kinds, shortcuts, spots
 from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.experiment import Answers, Experiment, answers_in
-from camkit.background.heat import Heat
-from camkit.background.journal import EDITS, HEAT, Journal, Row, RowsOf
+from camkit.background.heat import CheckHeat
+from camkit.background.journal import EDITS, HEAT, Journal, RowsOf
 from camkit.background.pictures import ImageRow, image_rows
 from camkit.background.plan import SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
 from camkit.background.report import REPORTS, rendered, words
-from camkit.background.result import CheckResult, Inconclusive, Reports, Run
+from camkit.background.result import CheckResult, CheckRun, Inconclusive, Reports
 from camkit.background.rule import Judgement, judge, worst_first
 from camkit.background.sanity import Sanity, check_sanity
 from camkit.config.model import configured_model
@@ -41,18 +41,19 @@ from camkit.errors import InputError, RunError, advice, refuse_unknown_options, 
 from camkit.images.files import set_aside
 from camkit.kit import wording
 from camkit.kit.fingerprint import CODE, digest_of_code
+from camkit.kit.store import Row
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import Loadable
 from camkit.types import Preprocess
 
 Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]
-Progress: TypeAlias = Callable[[Stage, int, int], None]
+CheckProgress: TypeAlias = Callable[[Stage, int, int], None]
 """Called with the stage, the number of finished steps and the number of all steps."""
 
 JOURNAL = "unfinished.jsonl"
 """The file that holds the finished rows while a check runs, so that an interrupted check can be resumed."""
 
-Analysis: TypeAlias = Callable[[Material], Finding | None]
+Analysis: TypeAlias = Callable[[Material], DeepFinding | None]
 
 THAT_WARN: Mapping[str, Analysis] = MappingProxyType({"hints": hints.find, "kinds": kinds.find})
 """The optional analyses that may warn. No analysis fails a model."""
@@ -85,7 +86,7 @@ def check(
     baseline: str | Path | None = None,
     fail_on_worse: bool | None = None,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: CheckProgress | None = None,
     inconclusive: Inconclusive | None = None,
     **options: Unpack[PlanOptions],
 ) -> CheckResult:
@@ -249,7 +250,7 @@ def finish_check(
     baseline: Path | None = None,
     fail_on_worse: bool = False,
     resume: bool = False,
-    progress: Progress = _silent,
+    progress: CheckProgress = _silent,
     inconclusive: Inconclusive = "fail",
     command: str = "",
     rows_of: Mapping[str, RowsOf] | None = None,
@@ -260,7 +261,7 @@ def finish_check(
     computes them in this process.
     """
     started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
-    hashes, heat, experiment = plan.fingerprint(), Heat(plan), Experiment(plan)
+    hashes, heat, experiment = plan.fingerprint(), CheckHeat(plan), Experiment(plan)
     earlier = None
     if baseline is not None:
         earlier = read_baseline(_baseline_of_resumed(baseline, out) if resume else baseline)
@@ -275,7 +276,7 @@ def finish_check(
             set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
         computed = rows_of or {HEAT: heat.rows, EDITS: experiment.rows}
         result = _run(experiment, rows, progress, computed)
-        ran = Run(started, time.perf_counter() - clock, command)
+        ran = CheckRun(started, time.perf_counter() - clock, command)
         result = replace(result, hashes=hashes, inconclusive=inconclusive, run=ran)
         if earlier is not None:
             check_heat(earlier, result.layer, result.grids)
@@ -291,7 +292,7 @@ def finish_check(
     return result
 
 
-def _refuse_other_run(heat: Heat, earlier: Mapping[str, Any], hashes: Mapping[str, str], baseline: Path) -> None:
+def _refuse_other_run(heat: CheckHeat, earlier: Mapping[str, Any], hashes: Mapping[str, str], baseline: Path) -> None:
     """Refuse a baseline with other data, settings, layer or grid. This explains one picture.
 
     Raises:
@@ -310,7 +311,9 @@ def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
     return baseline
 
 
-def _run(experiment: Experiment, journal: Journal, progress: Progress, rows_of: Mapping[str, RowsOf]) -> CheckResult:
+def _run(
+    experiment: Experiment, journal: Journal, progress: CheckProgress, rows_of: Mapping[str, RowsOf]
+) -> CheckResult:
     """Compute the rows that the journal does not hold, and measure and judge them.
 
     Raises:
@@ -358,7 +361,7 @@ def _untested(plan: Plan, edited: Mapping[str, Row]) -> dict[str, str]:
     return {**bare, **{name: row["why"] for name, row in edited.items() if row.get("why")}}
 
 
-def _found(analyses: Mapping[str, Analysis], material: Material) -> dict[str, Finding]:
+def _found(analyses: Mapping[str, Analysis], material: Material) -> dict[str, DeepFinding]:
     """Return what analyses found."""
     found = {name: analyse(material) for name, analyse in analyses.items()}
     return {name: finding for name, finding in found.items() if finding is not None}
@@ -394,7 +397,7 @@ def _usable(heat: Mapping[str, Row]) -> dict[str, Row]:
 
 
 def _judge(
-    plan: Plan, rows: list[ImageRow], sanity: Sanity, findings: Iterable[Finding]
+    plan: Plan, rows: list[ImageRow], sanity: Sanity, findings: Iterable[DeepFinding]
 ) -> tuple[dict[str, Measures], dict[str, Judgement]]:
     """Measure and judge every class and the model."""
     settings = plan.settings

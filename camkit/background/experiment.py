@@ -20,7 +20,7 @@ from camkit.background.answers import Answer
 from camkit.background.cues import COMPRESSION
 from camkit.background.data import Item
 from camkit.background.edits import Backgrounds, Edit, Edits, PreparedPicture, cue_edits, region_edits, ring_edits
-from camkit.background.journal import EDITS, Row
+from camkit.background.journal import EDITS
 from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region, widened_boxes
 from camkit.engine.passes import passes_at_once
@@ -31,6 +31,7 @@ from camkit.images.prepare import prepare
 from camkit.images.read import LOSSLESS, jpeg_quality, open_picture
 from camkit.images.regions import preprocess_region
 from camkit.kit.statistics import MIN_GROUPS
+from camkit.kit.store import Row
 
 Answers: TypeAlias = dict[Edit, Answer]
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from camkit.background.data import Item
 from camkit.background.experiment import Experiment
-from camkit.background.heat import Heat
+from camkit.background.heat import CheckHeat
 from camkit.background.journal import EDITS, HEAT
 from camkit.background.plan import Plan
 from camkit.background.sanity import SANITY_PICTURES
@@ -105,7 +105,7 @@ def estimate_seconds(plan: Plan, done: Mapping[str, int] | None = None, workers:
     """
     items, sample, done = plan.data.items, plan.sample, done or {}
     few = items[: plan.batch_size if device_of(plan.model.module).type == "cuda" else _HEAT_PICTURES]
-    heat = Heat(plan)
+    heat = CheckHeat(plan)
     first_pass = _seconds(lambda: list(heat.rows(few)))
     per_map = _seconds(lambda: list(heat.rows(few))) / max(1, len(few))
     edited = sample[:: max(1, len(sample) // _EDITED_PICTURES)][:_EDITED_PICTURES]

@@ -21,7 +21,7 @@ from torch.nn import functional
 from camkit.background.answers import NO_ANSWER, Answer, answers_of
 from camkit.background.data import Item
 from camkit.background.edits import outer_ring
-from camkit.background.journal import HEAT, Journal, Row, how_to_start_again
+from camkit.background.journal import HEAT, Journal, how_to_start_again
 from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region, picture_size
 from camkit.engine.heatmap import enlarge, upsample
@@ -32,7 +32,7 @@ from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
 from camkit.images.regions import preprocess_region
-from camkit.kit.store import packed, unpacked
+from camkit.kit.store import Row, packed, unpacked
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.scores import OfPictures, Scores, Target
 from camkit.types import Box, Failure, Placement
@@ -159,7 +159,7 @@ _ROUNDING_FP32, _ROUNDING_AUTOCAST = 1e-3, 5e-2
 about as much as the two memory formats in ``engine/passes.py``."""
 
 
-class Heat:
+class CheckHeat:
     """The heat of a check: each picture's map, compared with its region.
 
     Args:

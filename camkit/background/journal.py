@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from camkit.background.data import Item
 from camkit.errors import advice
 from camkit.kit.fingerprint import Fingerprint
-from camkit.kit.store import Store, rows_of
+from camkit.kit.store import Row, Store, rows_of
 
-Row: TypeAlias = dict[str, Any]
 RowsOf: TypeAlias = Callable[[Sequence[Item]], Iterator[Row]]
 """Computes the rows of some pictures, and yields each when it is finished."""
 

@@ -14,8 +14,8 @@ from camkit.background.data import Item
 from camkit.background.edits import Arm, Edit
 from camkit.background.experiment import Answers
 from camkit.background.heat import Energy, compare_maps
-from camkit.background.journal import Row
 from camkit.background.plan import Plan
+from camkit.kit.store import Row
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from camkit.background.baseline import Change
-from camkit.background.deep import Finding
+from camkit.background.deep import DeepFinding
 from camkit.background.deep.kinds import Kinds
 from camkit.background.deep.shortcuts import Shortcut, Shortcuts
 from camkit.background.deep.spots import Spot, Spots
@@ -29,7 +29,7 @@ Inconclusive: TypeAlias = Literal["pass", "fail"]
 
 
 @dataclass(frozen=True)
-class Run:
+class CheckRun:
     """When and how a check was run, which the reports for people state beside the results.
 
     Attributes:
@@ -95,13 +95,13 @@ class CheckResult(Tabular):
     layer_reason: str
     warnings: tuple[str, ...] = ()
     hashes: dict[str, str] = field(default_factory=dict)
-    run: Run | None = None
+    run: CheckRun | None = None
     report: Path | None = None
     untested: Mapping[str, str] = field(default_factory=dict)
     change: Change | None = None
     fail_on_worse: bool = False
     inconclusive: Inconclusive = "fail"
-    findings: Mapping[str, Finding] = field(default_factory=dict)
+    findings: Mapping[str, DeepFinding] = field(default_factory=dict)
     reports: Reports | None = None
 
     def __repr__(self) -> str:

@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 from camkit.background.data import Item
 from camkit.background.experiment import Experiment
-from camkit.background.heat import Heat
-from camkit.background.journal import EDITS, HEAT, Row, RowsOf
+from camkit.background.heat import CheckHeat
+from camkit.background.journal import EDITS, HEAT, RowsOf
 from camkit.background.plan import Plan
+from camkit.kit.store import Row
 from camkit.models.loaded import LoadedModel
 
-Spread: TypeAlias = Callable[[Callable[[LoadedModel], Any], Sequence[str], int], Iterator[list[Row]]]
+SpreadPieces: TypeAlias = Callable[[Callable[[LoadedModel], Any], Sequence[str], int], Iterator[list[Row]]]
 """Lets other processes compute the rows of pieces.
 
 It gets what makes, from such a process's model, the function from names to rows; the names of the pictures; and how
@@ -22,7 +23,7 @@ many of them fill a pass. It yields the rows of each piece when they are finishe
 """
 
 
-def spread(plan: Plan, spread_pieces: Spread) -> Mapping[str, RowsOf]:
+def spread(plan: Plan, spread_pieces: SpreadPieces) -> Mapping[str, RowsOf]:
     """Return, for each kind of rows, a function that lets other processes compute them."""
     parts = {part.name: getattr(plan, part.name) for part in dataclasses.fields(plan) if part.name != "model"}
     with_model = functools.partial(Plan, **parts)
@@ -42,7 +43,7 @@ class _Worker:
     def __init__(self, kind: str, with_model: Callable[[LoadedModel], Plan], model: LoadedModel) -> None:
         plan = with_model(model)
         self._items = {item.name: item for item in plan.data.items}
-        heat = Heat(plan)
+        heat = CheckHeat(plan)
         list(heat.rows(plan.data.items[:1]))  # all of them choose the layer by the same picture
         self._rows_of = heat.rows if kind == HEAT else Experiment(plan).rows
 

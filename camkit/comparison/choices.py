@@ -9,11 +9,10 @@ from camkit.errors import InputError, MethodError
 from camkit.explainer import Explainer
 from camkit.layers.names import Layers, find_layers, named_layers
 from camkit.methods import Method, find_method, known_method
-from camkit.methods.registry import NAMES_OF_REFERENCES
+from camkit.methods.registry import NAMES_OF_REFERENCES, MethodLike
 from camkit.models import black_box_in
 
 if TYPE_CHECKING:
-    from camkit.explainer import MethodLike
     from camkit.models.loaded import Loadable
 
 

@@ -24,6 +24,7 @@ from camkit.images.read import open_picture
 from camkit.kit.wording import counted
 from camkit.layers.names import Layers
 from camkit.methods import Method, known_method
+from camkit.methods.registry import MethodLike
 from camkit.metrics import METRICS, Evaluator, Metric, Value
 from camkit.metrics.registry import find_metric
 from camkit.tables import Rows, Tabular
@@ -31,7 +32,6 @@ from camkit.targets.names import label_of
 from camkit.types import ImageLike, Pixels, Progress
 
 if TYPE_CHECKING:
-    from camkit.explainer import MethodLike
     from camkit.models.loaded import Loadable
     from camkit.targets import TargetLike
 

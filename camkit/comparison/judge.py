@@ -27,12 +27,12 @@ from camkit.images.read import open_picture
 from camkit.kit.wording import counted
 from camkit.layers.names import Layers, find_layers
 from camkit.methods import Method
+from camkit.methods.registry import MethodLike
 from camkit.metrics import METRICS, Evaluator
 from camkit.metrics.evaluator import check_seed
 from camkit.metrics.metric_values import UndefinedError
 
 if TYPE_CHECKING:
-    from camkit.explainer import MethodLike
     from camkit.models.loaded import Loadable
     from camkit.targets import TargetLike
     from camkit.types import ImageLike, Progress

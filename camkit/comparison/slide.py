@@ -27,7 +27,8 @@ from camkit.targets import contrast
 from camkit.types import ImageLike, Pixels
 
 if TYPE_CHECKING:
-    from camkit.explainer import Explainer, MethodLike
+    from camkit.explainer import Explainer
+    from camkit.methods.registry import MethodLike
     from camkit.models.loaded import Loadable
     from camkit.targets import TargetLike
 

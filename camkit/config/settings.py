@@ -33,7 +33,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-Side: TypeAlias = Annotated[int, Field(ge=1)]
+SideLength: TypeAlias = Annotated[int, Field(ge=1)]
 
 
 class ModelSection(_Section):
@@ -42,7 +42,7 @@ class ModelSection(_Section):
     name: str | None = None
     weights: str | None = None
     device: str | None = None
-    size: Annotated[int, Field(ge=1)] | Annotated[list[Side], Field(min_length=2, max_length=2)] | None = None
+    size: Annotated[int, Field(ge=1)] | Annotated[list[SideLength], Field(min_length=2, max_length=2)] | None = None
     mean: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
     std: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     labels: Path | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from camkit.background.check import Progress, check
+from camkit.background.check import CheckProgress, check
 from camkit.background.result import CheckResult
 from camkit.demo.scenes import labelled_scenes
 from camkit.models import DEMO_MODELS
@@ -14,7 +14,7 @@ _CONFIG = {"check": {"pastes": 1}}
 """One background of either kind per picture instead of two, to save time."""
 
 
-def run(out: Path, progress: Callable[[str], Progress]) -> dict[str, CheckResult]:
+def run(out: Path, progress: Callable[[str], CheckProgress]) -> dict[str, CheckResult]:
     """Check both networks on the same scenes, and write a report for each.
 
     Args:

@@ -24,7 +24,7 @@ _SCENES = {"plane-sky": "where planes are", "plane-wood": "where demo-biased nev
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class PosterAnswer:
     """One network's answer to one scene, and the share of its heat that lies on the object."""
 
     explanation: Explanation
@@ -35,7 +35,7 @@ class Answer:
 class DemoResult:
     """The answers by scene and by model, and the file of the picture that shows them all."""
 
-    answers: dict[str, dict[str, Answer]]
+    answers: dict[str, dict[str, PosterAnswer]]
     file: Path
 
 
@@ -52,14 +52,14 @@ def run(out: Path) -> DemoResult:
     return DemoResult(answers, file)
 
 
-def _answer(model: str, scene: str) -> Answer:
+def _answer(model: str, scene: str) -> PosterAnswer:
     explanation = explain(model, scene_paths()[scene], device="cpu")
     assert isinstance(explanation, Explanation)
     heat = explanation.heatmap_on_picture()
-    return Answer(explanation, float(heat[scene_mask(scene)].sum() / heat.sum()))
+    return PosterAnswer(explanation, float(heat[scene_mask(scene)].sum() / heat.sum()))
 
 
-def _poster(answers: dict[str, dict[str, Answer]]) -> Pixels:
+def _poster(answers: dict[str, dict[str, PosterAnswer]]) -> Pixels:
     """Draw one row per scene: the picture, then each network's answer with its heat."""
     rows = []
     for scene, by_model in answers.items():

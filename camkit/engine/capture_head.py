@@ -22,7 +22,7 @@ from camkit.engine.capture import (
 )
 from camkit.engine.cut import cut
 from camkit.engine.features import Capture, Features, Weigh
-from camkit.engine.head import Head, Score, recording
+from camkit.engine.head import Head, ScoreOutput, recording
 from camkit.engine.interrupts import interruptible
 from camkit.errors import MethodError
 from camkit.targets.confidence import fixed_target
@@ -72,7 +72,7 @@ class FirstPass:
         layouts: their layouts.
     """
 
-    head: Callable[[LayerRef, Score, float | Tensor], Head]
+    head: Callable[[LayerRef, ScoreOutput, float | Tensor], Head]
     targets: tuple[Target, ...]
     scores: tuple[Scores, ...]
     features: Mapping[LayerRef, Features]
@@ -108,7 +108,7 @@ def first_pass(
         scores = plain_scores(single, output, 1)
         fixed = tuple(_fixed(*pair, output) for pair in zip(single, scores, strict=True))
 
-        def head(ref: LayerRef, score: Score, expected: float | Tensor) -> Head:
+        def head(ref: LayerRef, score: ScoreOutput, expected: float | Tensor) -> Head:
             apart = options.apart
             return Head(model, ref, layouts[ref], image, recorded[ref], score, expected, each_pass, apart=apart)
 

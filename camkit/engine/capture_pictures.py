@@ -74,7 +74,7 @@ def capture_with_pictures(
     maps = [features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items()]
     features: list[Features] = []
     for explained in maps or [Features(image, ())]:
-        pictures = Pictures(model, image, fixed, options, each_pass, Placement(explained.placement.extent))
+        pictures = ChangedPictures(model, image, fixed, options, each_pass, Placement(explained.placement.extent))
         by_target = weigh(explained.activations, pictures).split(1) if fixed else ()
         if len(by_target) != len(fixed):
             raise MethodError(
@@ -102,7 +102,7 @@ def _fixed(target: Target, scored: Scores, output: Any) -> Target:
     return fixed_target(target, scored, output)
 
 
-class Pictures:
+class ChangedPictures:
     """Returns the scores of changed pictures; ``camkit.types.ScoresOfPictures`` says what methods may use.
 
     Args:

@@ -30,7 +30,7 @@ from camkit.models.modules import usual_batch_size
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout
 
-Score: TypeAlias = Callable[[Any, int], Tensor]
+ScoreOutput: TypeAlias = Callable[[Any, int], Tensor]
 """``score(output, batch)`` returns the score (N,) of each picture of a batch, or several scores (N, K)."""
 
 Trunk: TypeAlias = Literal["kept", "repeated", "computed"]
@@ -47,7 +47,7 @@ than the rounding of other batch sizes, and less than any change that matters.""
 
 
 @dataclass(eq=False)
-class Recording:
+class HeadRecording:
     """What one plain pass returned: the layer's output, and the output of each call of the modules before it."""
 
     output: Any = None
@@ -56,9 +56,9 @@ class Recording:
 
 
 @contextmanager
-def recording(model: nn.Module, ref: LayerRef) -> Iterator[Recording]:
+def recording(model: nn.Module, ref: LayerRef) -> Iterator[HeadRecording]:
     """Record a pass up to the end of a layer's call, for a ``Head``."""
-    record = Recording()
+    record = HeadRecording()
     layer = model.get_submodule(ref.name)
     calls = 0
 
@@ -116,8 +116,8 @@ class Head:
         ref: LayerRef,
         layout: Layout,
         image: Float[Tensor, "1 c *size"],
-        recorded: Recording,
-        score: Score,
+        recorded: HeadRecording,
+        score: ScoreOutput,
         expected: float | Float[Tensor, " k"],
         each_pass: Callable[[], AbstractContextManager[None]],
         *,

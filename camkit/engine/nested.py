@@ -16,7 +16,7 @@ from torch import Tensor
 Make: TypeAlias = Callable[[Tensor], Any]
 """Computes a value from a tensor, such as a copy or a statistic."""
 
-Path: TypeAlias = tuple[Any, ...]
+Keys: TypeAlias = tuple[Any, ...]
 """The keys that lead from a structure to an item in it."""
 
 
@@ -96,7 +96,7 @@ def replaced(value: Any, leaf: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _find(value: Any, path: Path, found: list[tuple[Path, Tensor]]) -> None:
+def _find(value: Any, path: Keys, found: list[tuple[Keys, Tensor]]) -> None:
     """Add the tensors in a structure, with the keys that lead to each."""
     for key, item in _items(value) or ():
         if isinstance(item, Tensor):
@@ -105,10 +105,10 @@ def _find(value: Any, path: Path, found: list[tuple[Path, Tensor]]) -> None:
             _find(item, (*path, key), found)
 
 
-def _tensors(value: Any) -> list[tuple[Path, Tensor]]:
+def _tensors(value: Any) -> list[tuple[Keys, Tensor]]:
     if isinstance(value, Tensor):
         return [((), value)]
-    found: list[tuple[Path, Tensor]] = []
+    found: list[tuple[Keys, Tensor]] = []
     _find(value, (), found)
     return found
 
@@ -118,7 +118,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for _, tensor in _tensors(value)]
 
 
-def feature_tensor(output: Any) -> tuple[Path, Tensor] | None:
+def feature_tensor(output: Any) -> tuple[Keys, Tensor] | None:
     """Return the keys that lead to the tensor with a layer's feature maps, and that tensor.
 
     It is the first floating-point tensor with at least three dimensions; None if the output contains none.
@@ -133,7 +133,7 @@ def feature_tensor(output: Any) -> tuple[Path, Tensor] | None:
     )
 
 
-def with_tensor(value: Any, path: Path, tensor: Tensor) -> Any:
+def with_tensor(value: Any, path: Keys, tensor: Tensor) -> Any:
     """Return a copy of a structure with another tensor at ``path``."""
     if not path:
         return tensor

@@ -20,7 +20,7 @@ _SORTED_AT_ONCE = 1 << 16
 megabytes, and the first picture comes at once."""
 
 
-class Found(NamedTuple):
+class FoundPicture(NamedTuple):
     """A picture file, and its place below the folder or the pattern by which it was found."""
 
     path: Path
@@ -43,9 +43,9 @@ class _Start:
     above: Path
     is_folder: bool
 
-    def found(self, file: Path) -> Found:
+    def found(self, file: Path) -> FoundPicture:
         is_below = file != self.root and file.is_relative_to(self.root)
-        return Found(file, self.above / file.relative_to(self.root) if is_below else Path(file.name))
+        return FoundPicture(file, self.above / file.relative_to(self.root) if is_below else Path(file.name))
 
 
 class Pictures:
@@ -94,7 +94,7 @@ class Pictures:
     def _skips(self, path: Path) -> bool:
         return self._skip is not None and Path(os.path.realpath(path)).is_relative_to(self._skip)
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[FoundPicture]:
         """List the pictures."""
         number = 0
         for pattern, starts in self._patterns:
@@ -106,9 +106,9 @@ class Pictures:
                         yield start.found(file)
                 number += 1
             if is_empty:
-                yield Found(pattern, Path(pattern.name))
+                yield FoundPicture(pattern, Path(pattern.name))
 
-    def named(self) -> list[Found]:
+    def named(self) -> list[FoundPicture]:
         """Return the files that were named or match a pattern, without those in folders."""
         return [start.found(start.path) for start in self._starts if not start.is_folder]
 

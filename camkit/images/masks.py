@@ -87,7 +87,7 @@ class MaskReading:
         return np.asarray(~np.isin(values, [*self.others]))
 
 
-Readings: TypeAlias = Mapping[Storage, MaskReading]
+MaskReadings: TypeAlias = Mapping[Storage, MaskReading]
 """What the values mean in the masks of each storage that occurs."""
 
 
@@ -96,7 +96,7 @@ class MaskFile:
     """A mask picture and what its values mean."""
 
     path: Path
-    readings: Readings
+    readings: MaskReadings
 
     def region(self, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
         """Return the object's pixels on a picture of ``size`` (width, height).
@@ -193,7 +193,7 @@ def _contacts(first: Bool[np.ndarray, "h w"], second: Bool[np.ndarray, "h w"]) -
     return sum(int(np.count_nonzero(one & other)) for one, other in pairs)
 
 
-def understand_masks(files: Sequence[Path]) -> Readings:
+def understand_masks(files: Sequence[Path]) -> MaskReadings:
     """Find out what the values of masks mean, from a sample of them.
 
     Raises:

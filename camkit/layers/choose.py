@@ -30,10 +30,10 @@ from camkit.layers.influence import (
     structural_verdict,
     twins,
 )
-from camkit.layers.layouts import TOKENS, Readings, channels_of, read_layouts
+from camkit.layers.layouts import TOKENS, LayoutReadings, channels_of, read_layouts
 from camkit.layers.levels import last_before_all_boxes, levels_of
 from camkit.layers.share import WHOLE, Carried, carried, is_balanced, takes_one_cell
-from camkit.layers.trace import Call, LivePass, Trace, traced
+from camkit.layers.trace import LivePass, Trace, TracedCall, traced
 from camkit.methods.registry import FINE
 from camkit.models import refuse_black_box
 from camkit.targets.scores import Target
@@ -258,14 +258,14 @@ def choose_in(live: LivePass, *, every: bool = False) -> Decision:
     by_call = dict(zip(trace.calls, readings, strict=True))
 
     @functools.cache
-    def carries(call: Call) -> Carried:
+    def carries(call: TracedCall) -> Carried:
         layout, ref = by_call[call].layout, _outermost(call, trace)
         named = next(other for other in trace.by_output[call.output] if trace.refs[other] == ref)
         if layout is None or not influence.measured:
             return Carried()
         return carried(live, named, layout, constant=bool(influence.note))
 
-    def balanced(call: Call) -> bool:
+    def balanced(call: TracedCall) -> bool:
         layout = by_call[call].layout
         return layout is not None and is_balanced(live, call, layout)
 
@@ -281,7 +281,9 @@ def _holds_for(trace: Trace, influence: Influence, chosen_for: HoldsFor) -> Hold
     return "weights" if trace.reads or influence.hidden else chosen_for
 
 
-def choose_for_boxes(trace: Trace, readings: Readings, takes_one: Callable[[Call, Layout], bool]) -> Decision:
+def choose_for_boxes(
+    trace: Trace, readings: LayoutReadings, takes_one: Callable[[TracedCall, Layout], bool]
+) -> Decision:
     """Choose the layers of a detector: the inputs of its neck, or else the deepest one that every box is computed from.
 
     A box's score depends on a few cells of one scale, and a picture without detections has no score. So the structure
@@ -293,7 +295,7 @@ def choose_for_boxes(trace: Trace, readings: Readings, takes_one: Callable[[Call
     common = -1
     for scale in pyramid.scales if pyramid is not None else ():
         common &= graph.ancestors(scale)
-    usable: dict[Call, Layout | None] = {}
+    usable: dict[TracedCall, Layout | None] = {}
     verdicts: list[str] = []
     for call, reading in zip(trace.calls, readings, strict=True):
         verdict = structural_verdict(call, reading.layout, elsewhere=reading.elsewhere)
@@ -330,11 +332,11 @@ def choose_for_boxes(trace: Trace, readings: Readings, takes_one: Callable[[Call
 
 def choose(
     trace: Trace,
-    readings: Readings,
+    readings: LayoutReadings,
     influence: Influence,
-    carries: Callable[[Call], Carried] = lambda _: Carried(),
+    carries: Callable[[TracedCall], Carried] = lambda _: Carried(),
     every: Callable[[], Influence] | None = None,
-    balanced: Callable[[Call], bool] = lambda _: False,
+    balanced: Callable[[TracedCall], bool] = lambda _: False,
 ) -> Decision:
     """Choose the deepest layer whose cells lie where its layout says, influence the score, and carry enough of it.
 
@@ -351,7 +353,7 @@ def choose(
     deepest = best = _deepest(trace, layouts, wide or fit)
     if deepest is None or best is None:
         return Decision(rows, None, lasting=lasting)
-    weak: list[Call] = []
+    weak: list[TracedCall] = []
     if carries(deepest).is_small:
         if carries(deepest).is_weak and every is not None:
             fit, wide = _usable(trace, layouts, every())
@@ -376,11 +378,11 @@ def choose(
 
 def _finer(
     trace: Trace,
-    readings: Readings,
+    readings: LayoutReadings,
     influence: Influence,
-    chosen: Call,
-    carries: Callable[[Call], Carried],
-    balanced: Callable[[Call], bool],
+    chosen: TracedCall,
+    carries: Callable[[TracedCall], Carried],
+    balanced: Callable[[TracedCall], bool],
 ) -> TargetLayer | None:
     """Return the layer of ``Decision.finer``.
 
@@ -393,7 +395,7 @@ def _finer(
     if not grid or min(grid[-2:]) >= FINE:
         return None
     before = trace.graph.ancestors(chosen.operation)
-    fine: list[tuple[Call, Layout]] = []
+    fine: list[tuple[TracedCall, Layout]] = []
     for call, verdict in zip(trace.calls, influence.verdicts, strict=True):
         reading = by_call[call]
         is_usable = call.name and verdict in ("", NOT_MEASURED) and not reading.unsure and call.is_among(before)
@@ -417,7 +419,9 @@ def _finer(
     return None
 
 
-def _usable(trace: Trace, layouts: Mapping[Call, Layout | None], influence: Influence) -> tuple[list[Call], list[Call]]:
+def _usable(
+    trace: Trace, layouts: Mapping[TracedCall, Layout | None], influence: Influence
+) -> tuple[list[TracedCall], list[TracedCall]]:
     """Return the calls that nothing speaks against, and those of them with several channels: one channel is a gate."""
     fit = [call for call, verdict in zip(trace.calls, influence.verdicts, strict=True) if not verdict]
     return fit, [call for call in fit if channels_of(call.shape, layouts[call]) > 1]
@@ -425,11 +429,11 @@ def _usable(trace: Trace, layouts: Mapping[Call, Layout | None], influence: Infl
 
 def _deepest_carrying(
     trace: Trace,
-    layouts: dict[Call, Layout | None],
-    usable: Sequence[Call],
-    deepest: Call,
-    carries: Callable[[Call], Carried],
-) -> tuple[Call, list[Call]]:
+    layouts: dict[TracedCall, Layout | None],
+    usable: Sequence[TracedCall],
+    deepest: TracedCall,
+    carries: Callable[[TracedCall], Carried],
+) -> tuple[TracedCall, list[TracedCall]]:
     """Return the deepest layer that carries the score, and the deeper ones that carry too little beside it.
 
     Each layer that is tried has a path to the score that avoids all layers tried before. If no layer carries the score,
@@ -448,7 +452,7 @@ def _deepest_carrying(
     return deepest, []
 
 
-def _rows(trace: Trace, readings: Readings, verdicts: Sequence[str]) -> tuple[LayerRow, ...]:
+def _rows(trace: Trace, readings: LayoutReadings, verdicts: Sequence[str]) -> tuple[LayerRow, ...]:
     return tuple(
         LayerRow(
             trace.refs[call],
@@ -462,7 +466,7 @@ def _rows(trace: Trace, readings: Readings, verdicts: Sequence[str]) -> tuple[La
     )
 
 
-def _deepest(trace: Trace, layouts: dict[Call, Layout | None], fit: Sequence[Call]) -> Call | None:
+def _deepest(trace: Trace, layouts: dict[TracedCall, Layout | None], fit: Sequence[TracedCall]) -> TracedCall | None:
     """Return the last call whose output has usable cells that no later step still refines.
 
     For most networks this is the last usable output. But a module may end the grid, such as an attention pool or an
@@ -503,11 +507,11 @@ def _deepest(trace: Trace, layouts: dict[Call, Layout | None], fit: Sequence[Cal
     return max(inputs, key=lambda call: computed[call.output])
 
 
-def _grid_inputs(call: Call, by_output: dict[int | None, Call]) -> list[Call]:
+def _grid_inputs(call: TracedCall, by_output: dict[int | None, TracedCall]) -> list[TracedCall]:
     return [by_output[argument] for argument in call.arguments if argument in by_output]
 
 
-def _outermost(call: Call, trace: Trace) -> LayerRef:
+def _outermost(call: TracedCall, trace: Trace) -> LayerRef:
     """Return the shortest name of a module that returns the call's output, preferably of one that runs once.
 
     Modules that return only this output come first: another tensor beside it may already be computed from it.
@@ -517,7 +521,7 @@ def _outermost(call: Call, trace: Trace) -> LayerRef:
     return min(refs, key=lambda ref: (ref.call is not None, ref.name.count("."), len(ref.name)))
 
 
-def _layout_of(ref: LayerRef, trace: Trace, readings: Readings) -> Layout | None:
+def _layout_of(ref: LayerRef, trace: Trace, readings: LayoutReadings) -> Layout | None:
     """Return how the output of a layer that ran is laid out."""
     return next(reading.layout for call, reading in zip(trace.calls, readings, strict=True) if trace.refs[call] == ref)
 
@@ -534,11 +538,11 @@ def _apart(named: Sequence[LayerRef], chosen: LayerRef) -> list[LayerRef]:
 
 
 def _described(
-    best: Call,
+    best: TracedCall,
     trace: Trace,
-    readings: Readings,
-    fit: Sequence[Call],
-    wide: Sequence[Call],
+    readings: LayoutReadings,
+    fit: Sequence[TracedCall],
+    wide: Sequence[TracedCall],
     influence: Influence,
     of_best: Carried,
 ) -> TargetLayer:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from camkit.engine.features import to_grid
 from camkit.layers.graph import Graph, contains
-from camkit.layers.layouts import Readings, channels_of
-from camkit.layers.trace import Call, Gradients, Score, Trace
+from camkit.layers.layouts import LayoutReadings, channels_of
+from camkit.layers.trace import Gradients, ScoreFrom, Trace, TracedCall
 from camkit.types import Layout
 
 _TAIL = 32
@@ -58,7 +58,7 @@ class Influence:
 class _Measurement:
     """The gradients measured so far, as masks of the cells and channels where they are not zero."""
 
-    score: Score = "best"
+    score: ScoreFrom = "best"
     masks: dict[int, Tensor | None] = field(default_factory=dict)
     note: str = ""
 
@@ -72,7 +72,9 @@ class _Measurement:
         self.masks.update({number: masks.get(number) for number in outputs})
 
 
-def measure_influence(trace: Trace, readings: Readings, gradients: Gradients, *, every: bool = False) -> Influence:
+def measure_influence(
+    trace: Trace, readings: LayoutReadings, gradients: Gradients, *, every: bool = False
+) -> Influence:
     """Find the outputs that the score depends on, cell by cell.
 
     Args:
@@ -124,7 +126,7 @@ def _active_cells(mask: Bool[Tensor, "*shape"] | None, layout: Layout) -> int:
 
 def _verdicts(
     trace: Trace,
-    readings: Readings,
+    readings: LayoutReadings,
     layouts: Mapping[int, Layout],
     measurement: _Measurement,
     gradients: Gradients,
@@ -142,7 +144,7 @@ def _verdicts(
     return tuple(verdicts)
 
 
-def structural_verdict(call: Call, layout: Layout | None, *, elsewhere: bool) -> str:
+def structural_verdict(call: TracedCall, layout: Layout | None, *, elsewhere: bool) -> str:
     """Return why a call cannot be explained, whatever the score is; empty if there is no such reason."""
     if call.output is None or layout is None:
         return ELSEWHERE if elsewhere else NO_GRID
@@ -150,7 +152,12 @@ def structural_verdict(call: Call, layout: Layout | None, *, elsewhere: bool) ->
 
 
 def _verdict(
-    trace: Trace, call: Call, layout: Layout, readings: Readings, measurement: _Measurement, gradients: Gradients
+    trace: Trace,
+    call: TracedCall,
+    layout: Layout,
+    readings: LayoutReadings,
+    measurement: _Measurement,
+    gradients: Gradients,
 ) -> str:
     """Return why a call with a grid cannot be explained; empty if it can."""
     assert call.output is not None
@@ -178,7 +185,7 @@ def _spreads(number: int, layout: Layout, gradients: Gradients) -> bool:
     return mask is not None and int(to_grid(mask, layout).any(1).sum()) >= _LEAST_CELLS
 
 
-def _inputs_around(calls: Sequence[Call], verdicts: Sequence[str], last: Call) -> set[int]:
+def _inputs_around(calls: Sequence[TracedCall], verdicts: Sequence[str], last: TracedCall) -> set[int]:
     """Return the inputs of the modules around the last usable call that are not usable themselves."""
     return {
         argument
@@ -188,7 +195,7 @@ def _inputs_around(calls: Sequence[Call], verdicts: Sequence[str], last: Call) -
     }
 
 
-def _ends_of_other_branches(trace: Trace, last: Call, layouts: Mapping[int, Layout]) -> set[int]:
+def _ends_of_other_branches(trace: Trace, last: TracedCall, layouts: Mapping[int, Layout]) -> set[int]:
     """Return the last outputs with a grid on the paths to the score that do not lead through the last usable one."""
     beside = trace.before_the_score(last)
     others = [call for call in trace.calls if call.output in layouts and call.is_among(beside)]
@@ -198,12 +205,14 @@ def _ends_of_other_branches(trace: Trace, last: Call, layouts: Mapping[int, Layo
     return {call.output for call in others if call.output is not None and not call.is_among(earlier)}
 
 
-def twins(graph: Graph, best: Call, fit: Sequence[Call], layouts: Mapping[Call, Layout | None]) -> list[Call]:
+def twins(
+    graph: Graph, best: TracedCall, fit: Sequence[TracedCall], layouts: Mapping[TracedCall, Layout | None]
+) -> list[TracedCall]:
     """Return the best layer and the branches with the same grid, none computed from another.
 
     Empty if there is no other branch, as in most networks.
     """
-    beside: dict[int | None, Call] = {}
+    beside: dict[int | None, TracedCall] = {}
     grid = layouts[best]
     for call in reversed(ends_beside(graph, best, fit)):
         layout = layouts[call]
@@ -212,7 +221,7 @@ def twins(graph: Graph, best: Call, fit: Sequence[Call], layouts: Mapping[Call, 
     return [*reversed(beside.values()), best] if beside else []
 
 
-def shared(trace: Trace, branches: Sequence[Call], fit: Sequence[Call]) -> Call | None:
+def shared(trace: Trace, branches: Sequence[TracedCall], fit: Sequence[TracedCall]) -> TracedCall | None:
     """Return the layer that all branches were computed from, if each branch is a single layer.
 
     The keys and values of an attention pool are an example. None if a branch is longer: no layer can stand for all.
@@ -231,7 +240,7 @@ def shared(trace: Trace, branches: Sequence[Call], fit: Sequence[Call]) -> Call 
     return max(sources, key=lambda call: call.finished) if longest <= 1 else None
 
 
-def ends_beside(graph: Graph, best: Call, fit: Sequence[Call]) -> list[Call]:
+def ends_beside(graph: Graph, best: TracedCall, fit: Sequence[TracedCall]) -> list[TracedCall]:
     """Return the last layers that the score also depends on, which lie on no path to or from the best layer."""
     if best.operation is None:
         return []

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.layers.trace import Call, Convolution, Followed, Places, Trace
+from camkit.layers.trace import Convolution, Followed, Places, Trace, TracedCall
 from camkit.types import Extent, Layout, LayoutKind
 
 _STRIDES = (1, 2, 4, 8, 16, 32)
@@ -63,7 +63,7 @@ along each axis of the input, from -1 to 1."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class LayoutReading:
     """How one call's output is laid out, and how certain that is.
 
     Attributes:
@@ -77,11 +77,11 @@ class Reading:
     unsure: bool = False
 
 
-Readings: TypeAlias = tuple[Reading, ...]
+LayoutReadings: TypeAlias = tuple[LayoutReading, ...]
 """One reading for each call of a trace."""
 
 
-def read_layouts(trace: Trace, places: Places) -> Readings:
+def read_layouts(trace: Trace, places: Places) -> LayoutReadings:
     """Read the layout of each output of a pass.
 
     Args:
@@ -99,18 +99,18 @@ def read_layouts(trace: Trace, places: Places) -> Readings:
     if first is not None and first.convolution is not None and first.convolution.size and received is not None:
         scattered = not _are_in_order(received)
         extent = () if scattered else _input_in(received, first.convolution, first.shape[2:])
-    by_output: dict[int | None, Reading] = {None: Reading()}
+    by_output: dict[int | None, LayoutReading] = {None: LayoutReading()}
     grids: set[tuple[int, ...]] = {trace.size}
-    readings: list[Reading] = []
+    readings: list[LayoutReading] = []
     for call in trace.calls:
         shown = plain[call]
         if call.output not in by_output:
             if shown is not None:
                 by_output[call.output] = shown
             elif trace.graph.is_attention(call.operation, len(call.shape)):
-                by_output[call.output] = Reading()
+                by_output[call.output] = LayoutReading()
             elif followed is None:  # the model does not run a second time
-                by_output[call.output] = Reading(infer_layout(call.shape, 1, trace.size), unsure=True)
+                by_output[call.output] = LayoutReading(infer_layout(call.shape, 1, trace.size), unsure=True)
             else:
                 found = followed.get(keys[call.output])
                 by_output[call.output] = _read(call, found, trace.size, extent, grids)
@@ -122,19 +122,23 @@ def read_layouts(trace: Trace, places: Places) -> Readings:
     return tuple(readings)
 
 
-def _plain(call: Call, size: tuple[int, ...]) -> Reading | None:
+def _plain(call: TracedCall, size: tuple[int, ...]) -> LayoutReading | None:
     """Read an output whose shape shows its grid, because every operation before left cells in place; None if not."""
     if not call.kept:
         return None
     if math.prod(call.shape[2:]) == 1:
-        return Reading()
+        return LayoutReading()
     layout = plain_layout(call.shape, 1, size)
-    return None if layout is None else Reading(layout)
+    return None if layout is None else LayoutReading(layout)
 
 
 def _read(
-    call: Call, followed: Followed | None, size: tuple[int, ...], extent: Extent, grids: Collection[tuple[int, ...]]
-) -> Reading:
+    call: TracedCall,
+    followed: Followed | None,
+    size: tuple[int, ...],
+    extent: Extent,
+    grids: Collection[tuple[int, ...]],
+) -> LayoutReading:
     """Read an output whose elements were followed.
 
     Args:
@@ -145,9 +149,9 @@ def _read(
         grids: the grids of earlier outputs.
     """
     if followed is None:
-        return Reading()
+        return LayoutReading()
     if not followed.places:
-        return Reading(infer_layout(call.shape, 1, size), unsure=True)
+        return LayoutReading(infer_layout(call.shape, 1, size), unsure=True)
     vary = False
     for kind, places in followed.places.items():
         cells = cells_of(places)
@@ -156,9 +160,9 @@ def _read(
             layout, on_grid = found
             own = _own_extent(on_grid, extent)
             unsure = own != extent and not _are_evenly_apart(on_grid)
-            return Reading(replace(layout, extent=own), unsure=unsure)
+            return LayoutReading(replace(layout, extent=own), unsure=unsure)
         vary |= _vary(cells)
-    return Reading(elsewhere=vary and followed.certain)
+    return LayoutReading(elsewhere=vary and followed.certain)
 
 
 def cells_of(places: Tensor) -> Cells:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from camkit.layers.trace import Call, Trace
+from camkit.layers.trace import Trace, TracedCall
 from camkit.types import Layout
 
 _LEAST_SIDE = 2
 """A grid with fewer cells along an axis is a summary of the picture, such as the gate of squeeze-and-excitation."""
 
 
-def levels_of(trace: Trace, layouts: Mapping[Call, Layout | None]) -> list[Call]:
+def levels_of(trace: Trace, layouts: Mapping[TracedCall, Layout | None]) -> list[TracedCall]:
     """Return the inputs of a detector's neck, from the finest grid to the coarsest; empty if it has no neck.
 
     Each is the last layer of its grid before the neck that a path leads from to the scores, past the coarser ones.
@@ -34,7 +34,7 @@ def levels_of(trace: Trace, layouts: Mapping[Call, Layout | None]) -> list[Call]
         return []
     before_necks = trace.graph.ancestors(*(call.operation for call in necks))
     usable = [call for call in backbone if call.is_among(before_necks) and call.alone]
-    levels: list[Call] = []
+    levels: list[TracedCall] = []
     for cells in sorted({grids[call] for call in usable}):
         reaching = trace.before_the_score(*levels)
         last = next((call for call in reversed(usable) if grids[call] == cells and call.is_among(reaching)), None)
@@ -45,8 +45,8 @@ def levels_of(trace: Trace, layouts: Mapping[Call, Layout | None]) -> list[Call]
 
 
 def last_before_all_boxes(
-    trace: Trace, layouts: Mapping[Call, Layout | None], takes_one: Callable[[Call, Layout], bool]
-) -> Call | None:
+    trace: Trace, layouts: Mapping[TracedCall, Layout | None], takes_one: Callable[[TracedCall, Layout], bool]
+) -> TracedCall | None:
     """Return the last layer with a grid that all boxes are computed from, and from nothing else of the picture.
 
     If each box is computed from one cell of a layer (``takes_one``), as at the end of OWL-ViT, this cell would have all
@@ -66,15 +66,15 @@ def _is_grid(layout: Layout) -> bool:
     return min(layout.grid) >= _LEAST_SIDE
 
 
-def _split(trace: Trace, grids: Mapping[Call, int]) -> tuple[list[Call], list[Call]]:
+def _split(trace: Trace, grids: Mapping[TracedCall, int]) -> tuple[list[TracedCall], list[TracedCall]]:
     """Return the calls of the backbone, and the calls that mix grids.
 
     A call mixes grids if its cells come from a coarser grid, and so does the first layer with weights whose output has
     no grid, but which is computed from several grids, none of them by way of another. All that is computed from these
     is behind the backbone.
     """
-    backbone: list[Call] = []
-    necks: list[Call] = []
+    backbone: list[TracedCall] = []
+    necks: list[TracedCall] = []
     mixing = 0
     of_grid: dict[int, int] = {}
     """The operations whose outputs have a grid of so many cells."""
@@ -97,7 +97,7 @@ def _split(trace: Trace, grids: Mapping[Call, int]) -> tuple[list[Call], list[Ca
     return backbone, necks
 
 
-def _joins(trace: Trace, call: Call, before: list[Call], grids: Mapping[Call, int]) -> bool:
+def _joins(trace: Trace, call: TracedCall, before: list[TracedCall], grids: Mapping[TracedCall, int]) -> bool:
     """Tell whether a call without a grid is computed from a finer grid by a path past all coarser ones."""
     if not before or call.operation is None:
         return False

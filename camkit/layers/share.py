@@ -18,7 +18,7 @@ from camkit.engine.head import answering, modules_beside
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import feature_tensor, mapped, precise, tensors_in, with_tensor
 from camkit.layers.names import modules_by_name
-from camkit.layers.trace import Call, LivePass, Returned, Trace, mixture, scored_tensor
+from camkit.layers.trace import LivePass, Returned, Trace, TracedCall, mixture, scored_tensor
 from camkit.types import Layout
 
 _SAME = 1e-3
@@ -94,7 +94,7 @@ class Carried:
         return share + _NOT_DIFFERENTIABLE * (not self.differentiable)
 
 
-def carried(live: LivePass, call: Call, layout: Layout, *, constant: bool = False) -> Carried:
+def carried(live: LivePass, call: TracedCall, layout: Layout, *, constant: bool = False) -> Carried:
     """Find out how much of the score a layer's cells carry, and whether their gradients can be trusted.
 
     The share says how far the score moves if the layer's cells are those of another picture, while everything that was
@@ -116,7 +116,7 @@ def carried(live: LivePass, call: Call, layout: Layout, *, constant: bool = Fals
         return Carried()
 
 
-def is_balanced(live: LivePass, call: Call, layout: Layout) -> bool:
+def is_balanced(live: LivePass, call: TracedCall, layout: Layout) -> bool:
     """Tell whether activations times gradients add up to 0 in each cell, so that single products say little.
 
     They do if only a normalisation of each cell follows, as at the end of ConvNeXt's stages.
@@ -128,13 +128,13 @@ def is_balanced(live: LivePass, call: Call, layout: Layout) -> bool:
     return bool(cells.sum(1).abs().amax() <= _BALANCED * cells.abs().sum(1).amax())
 
 
-def takes_one_cell(live: LivePass, call: Call, layout: Layout) -> bool:
+def takes_one_cell(live: LivePass, call: TracedCall, layout: Layout) -> bool:
     """Tell whether the best box's score is computed from one cell of a layer alone."""
     gradient = live.of_best_box(_number(call))
     return gradient is not None and int(to_grid(gradient, layout).bool().any(1).sum()) == 1
 
 
-def _is_on_all_paths(trace: Trace, call: Call, cells: Tensor) -> bool:
+def _is_on_all_paths(trace: Trace, call: TracedCall, cells: Tensor) -> bool:
     """Tell whether the graph shows that the score is computed from the cells alone, as the layer returned them."""
     if trace.hides or trace.end is None or call.operation is None:
         return False
@@ -143,7 +143,7 @@ def _is_on_all_paths(trace: Trace, call: Call, cells: Tensor) -> bool:
     return not trace.graph.before(trace.end, 1 << call.operation) & trace.graph.inputs
 
 
-def _number(call: Call) -> int:
+def _number(call: TracedCall) -> int:
     assert call.output is not None
     return call.output
 
@@ -155,7 +155,7 @@ def _returns_one_tensor(live: LivePass) -> bool:
 class _Head:
     """The part of a model after one call of a layer."""
 
-    def __init__(self, live: LivePass, call: Call, layout: Layout) -> None:
+    def __init__(self, live: LivePass, call: TracedCall, layout: Layout) -> None:
         self._live, self._layout, self._tensor = live, layout, live.tensors[_number(call)]
         modules = modules_by_name(live.model)
         self._layer, self._call = modules[call.name], call.number

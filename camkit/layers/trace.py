@@ -79,7 +79,7 @@ class Convolution:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class TracedCall:
     """One call of one module. Each tensor of the pass has a number, and calls refer to tensors by these numbers.
 
     Attributes:
@@ -161,7 +161,7 @@ class Trace:
     """
 
     size: tuple[int, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[TracedCall, ...]
     graph: Graph
     detects: bool = False
     scored: bool = True
@@ -179,33 +179,33 @@ class Trace:
         """
         return next((call.classes for call in reversed(self.calls) if call.weighted), None)
 
-    def before_the_score(self, *without: Call) -> int:
+    def before_the_score(self, *without: TracedCall) -> int:
         """Return the set of operations from which a path leads to the score that passes none of these outputs."""
         return 0 if self.end is None else self.before(self.end, *without)
 
-    def before(self, end: int, *without: Call) -> int:
+    def before(self, end: int, *without: TracedCall) -> int:
         """Return the set of operations from which a path leads to the operation ``end`` that passes none of these."""
         return self.graph.before(end, functools.reduce(operator.or_, (call.operations for call in without), 0))
 
     @functools.cached_property
-    def refs(self) -> Mapping[Call, LayerRef]:
+    def refs(self) -> Mapping[TracedCall, LayerRef]:
         """How each call is typed: with its number only if its module runs several times."""
         runs = Counter(call.module for call in self.calls)
         return {call: LayerRef(call.name, call.number if runs[call.module] > 1 else None) for call in self.calls}
 
     @functools.cached_property
-    def by_output(self) -> Mapping[int | None, Sequence[Call]]:
+    def by_output(self) -> Mapping[int | None, Sequence[TracedCall]]:
         """The calls that returned each tensor, in the order in which they ended."""
-        calls: defaultdict[int | None, list[Call]] = defaultdict(list)
+        calls: defaultdict[int | None, list[TracedCall]] = defaultdict(list)
         for call in self.calls:
             calls[call.output].append(call)
         return calls
 
 
-Score: TypeAlias = Literal["best", "mixture", "head"]
+ScoreFrom: TypeAlias = Literal["best", "mixture", "head"]
 """The score to differentiate: the best class's, a mixture of all outputs, or a mixture of the last layer's inputs."""
 
-Gradients: TypeAlias = Callable[[Score, Sequence[int]], "Mapping[int, Bool[Tensor, '*shape'] | None] | None"]
+Gradients: TypeAlias = Callable[[ScoreFrom, Sequence[int]], "Mapping[int, Bool[Tensor, '*shape'] | None] | None"]
 """``gradients(score, tensors)`` returns masks of where each tensor's gradient is not zero; None if there is no such
 score."""
 
@@ -271,9 +271,9 @@ class LivePass:
     tensors: dict[int, Tensor] = field(default_factory=dict)
     returned: dict[Key, Returned] = field(default_factory=dict)
     target: Callable[[Any], Tensor] | None = None
-    _scores: dict[Score, Tensor | None] = field(default_factory=dict)
+    _scores: dict[ScoreFrom, Tensor | None] = field(default_factory=dict)
 
-    def gradients(self, score: Score, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
+    def gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
         """Differentiate a score, as described at ``Gradients``."""
         found = self._gradients(score, tensors)
         if found is None:
@@ -293,7 +293,7 @@ class LivePass:
         gradient = (self._gradients("best", [tensor]) or {}).get(tensor)
         return None if gradient is None else self.tensors[tensor].detach() * gradient
 
-    def _gradients(self, score: Score, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
+    def _gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
         if score not in self._scores:
             self._scores[score] = self._score(score)
         value = self._scores[score]
@@ -308,7 +308,7 @@ class LivePass:
             gradients = torch.autograd.grad(value, ends, retain_graph=True, allow_unused=True)
         return dict(zip(usable, gradients, strict=True))
 
-    def _score(self, score: Score) -> Tensor | None:
+    def _score(self, score: ScoreFrom) -> Tensor | None:
         if self.target is not None and score == "best":
             return self.target(self.output)
         if self.target is not None:
@@ -378,7 +378,7 @@ def traced(
 
 @dataclass(eq=False)
 class _OpenCall:
-    """What is recorded of a call while the model runs; ``_call`` makes a ``Call`` of it."""
+    """What is recorded of a call while the model runs; ``_call`` makes a ``TracedCall`` of it."""
 
     module: nn.Module
     place: int
@@ -511,13 +511,13 @@ _LINEAR = (nn.Linear, *CONVOLUTIONS, InterpreterModule)
 """The types of modules that may score classes; an exported program has its own type for all modules."""
 
 
-def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecorder) -> Call:
+def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecorder) -> TracedCall:
     """Return the record of a finished call; ``number`` gives its tensors their numbers."""
     module, output = call.module, call.output
     weight = getattr(module, "weight", None) if isinstance(module, _LINEAR) else None
     is_matrix = isinstance(weight, Tensor) and weight.dim() > 1 and weight.shape[2:].numel() == 1
     classes = weight.shape[0] if isinstance(weight, Tensor) and is_matrix else None
-    return Call(
+    return TracedCall(
         module=call.place,
         name=call.name,
         number=call.number,

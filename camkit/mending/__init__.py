@@ -35,7 +35,7 @@ from camkit.models.loaded import Loadable
 
 __all__ = ["MendResult", "Pair", "mend"]
 
-Progress: TypeAlias = Callable[[str, int, int], None]
+MendProgress: TypeAlias = Callable[[str, int, int], None]
 """Called with the stage, the number of finished steps and the number of all steps."""
 
 
@@ -118,7 +118,7 @@ def mend(
     model: Loadable | None = None,
     data: str | Path | None = None,
     *,
-    progress: Progress | None = None,
+    progress: MendProgress | None = None,
     **options: Unpack[PlanOptions],
 ) -> MendResult:
     """Train the last linear layer of a classifier anew, so that it relies less on the background.
@@ -150,7 +150,7 @@ def _silent(stage: str, done: int, of: int) -> None:
     pass
 
 
-def mended(plan: Plan, progress: Progress) -> MendResult:
+def mended(plan: Plan, progress: MendProgress) -> MendResult:
     """Mend the model of a planned check. The errors are those of ``mend``."""
     to_mend, to_prove = halves(plan)
     linear = find_last_linear(plan)
@@ -168,7 +168,7 @@ def mended(plan: Plan, progress: Progress) -> MendResult:
     return MendResult(module, linear.name, before, after, names, strength)
 
 
-def export_composites(plan: Plan, folder: Path, progress: Progress) -> int:
+def export_composites(plan: Plan, folder: Path, progress: MendProgress) -> int:
     """Write the pictures that would mend the model of a planned check, and return how many there are.
 
     Raises:
@@ -177,7 +177,7 @@ def export_composites(plan: Plan, folder: Path, progress: Progress) -> int:
     return export(halves(plan)[0], folder, lambda done, of: progress("pasting", done, of))
 
 
-def _named(when: str, progress: Progress) -> Callable[[str, int, int], None]:
+def _named(when: str, progress: MendProgress) -> Callable[[str, int, int], None]:
     return lambda stage, done, of: progress(f"{when}: {stage}", done, of)
 
 

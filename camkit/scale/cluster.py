@@ -65,7 +65,7 @@ processor."""
 
 Source: TypeAlias = Loadable | Callable[[], Any]
 """What ``explain_dataset`` accepts as a model: a module, a name, or a function that makes a module."""
-Make: TypeAlias = Callable[..., LoadedModel]
+MakeModel: TypeAlias = Callable[..., LoadedModel]
 """Makes the model; its argument ``device`` says where."""
 Work: TypeAlias = Callable[[Any], Any]
 Piece = TypeVar("Piece")
@@ -215,7 +215,7 @@ class Cluster:
     """
 
     pool: Pool
-    make: Make
+    make: MakeModel
     made_with: Fingerprint
     device: str | torch.device | None = None
 

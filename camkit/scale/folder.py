@@ -23,15 +23,16 @@ from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, RunError
 from camkit.explainer import Later, explain_many, explain_many_or_later
 from camkit.explanation import Explanation
-from camkit.images.listing import Found, Pictures
+from camkit.images.listing import FoundPicture, Pictures
 from camkit.images.video import is_video
+from camkit.kit.store import Row
 from camkit.models import device_of, usual_batch_size
 from camkit.models.clips import ClipPreprocess
 from camkit.models.loaded import LoadedModel
 from camkit.scale.bundle import Bundle
 from camkit.scale.job import Drawing, Job, Scales
 from camkit.scale.naming import DrawingFiles, write_drawing
-from camkit.scale.schema import Row, row_of, row_of_failure
+from camkit.scale.schema import row_of, row_of_failure
 from camkit.scale.table import Table
 from camkit.scale.video import FRAMES_PER_PASS, WrittenVideo, draw
 from camkit.types import Failure
@@ -197,8 +198,8 @@ class Stills:
 
     def __init__(self, pictures: Pictures, table: Table | None) -> None:
         self._pictures, self._table = pictures, table
-        self._pending: deque[Found] = deque()
-        self.videos: list[Found] = []
+        self._pending: deque[FoundPicture] = deque()
+        self.videos: list[FoundPicture] = []
         self.skipped = self.failed_before = 0
 
     def paths(self) -> Iterator[Path]:
@@ -217,7 +218,7 @@ class Stills:
         """List all pictures, including the finished ones, but no videos."""
         return (found.path for found in self._pictures if self._table is not None or not is_video(found.path))
 
-    def of(self, source: str) -> Found:
+    def of(self, source: str) -> FoundPicture:
         """Return the picture of a row; rows come in the order of the pictures."""
         while str(self._pending[0].path) != source:
             self._pending.popleft()
@@ -236,7 +237,7 @@ class _Explained(NamedTuple):
     """
 
     row: Explanation | Failure | Later
-    found: Found
+    found: FoundPicture
     rank: int
     number: int
     scales: Scales

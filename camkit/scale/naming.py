@@ -14,7 +14,7 @@ from camkit.drawing.encode import encode, read_note, with_note
 from camkit.errors import OutputError, advice, without_control
 from camkit.explanation import Explanation
 from camkit.images.files import has_picture_suffix, names_file, write_file
-from camkit.images.listing import Found
+from camkit.images.listing import FoundPicture
 from camkit.kit.fingerprint import digest
 from camkit.scale.job import Job
 from camkit.types import Pixels
@@ -40,12 +40,12 @@ class DrawingFiles:
         self._names = drawing_names({found.path: found.place for found in job.pictures.named()})
         self._words = {"model": model, **job.words()}
 
-    def file_for_video(self, video: Found, row: Explanation) -> tuple[Path, str]:
+    def file_for_video(self, video: FoundPicture, row: Explanation) -> tuple[Path, str]:
         """Return the file for a video, given one of its explanations, and a note on what it shows."""
         file, shows = self.file_for(replace(row, source=str(video.path)), video, 1, ".mp4")
         return file, note_of(shows)
 
-    def file_for(self, row: Explanation, found: Found, rank: int, suffix: str) -> tuple[Path, dict[str, str]]:
+    def file_for(self, row: Explanation, found: FoundPicture, rank: int, suffix: str) -> tuple[Path, dict[str, str]]:
         """Return the file for an explanation, and what it shows.
 
         Args:

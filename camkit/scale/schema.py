@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -13,12 +13,11 @@ from jaxtyping import Float
 
 from camkit.errors import brief
 from camkit.explanation import Explanation, LayerMaps
+from camkit.kit.store import Row
 from camkit.types import Box, Failure, Placement, Smoothing, Status
 
 Kind: TypeAlias = Literal["text", "whole", "real", "reals", "wholes", "halves"]
 """What a column holds: text, a whole number, a real number, or lists of these; halves are real numbers in 16 bits."""
-
-Row: TypeAlias = dict[str, Any]
 
 COLUMNS: dict[str, Kind] = {
     "path": "text",

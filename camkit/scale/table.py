@@ -24,9 +24,9 @@ from camkit.errors import InputError, OutputError, advice, as_cell, brief, from_
 from camkit.explanation import Explanations, sharing_scale
 from camkit.images.files import csv_line, why_unwritable, write_file
 from camkit.kit.fingerprint import Fingerprint, differences, digest
-from camkit.kit.store import Store, packed, rows_of, started_with, unpacked
+from camkit.kit.store import Row, Store, packed, rows_of, started_with, unpacked
 from camkit.scale.bundle import MANIFEST, read_bundle
-from camkit.scale.schema import COLUMNS, ERROR, Kind, Row, explanation_of, fault_of, text_of
+from camkit.scale.schema import COLUMNS, ERROR, Kind, explanation_of, fault_of, text_of
 
 _ROWS = 4096
 """Rows of a part. A million pictures make 250 files, which is few enough for every reader of tables."""

@@ -19,7 +19,7 @@ from camkit.drawing.figure import Caption, compose, resized, shown_size
 from camkit.errors import CamkitError, ImageError, InputError, OutputError, TargetError, advice
 from camkit.explanation import ColourScale, Explanation
 from camkit.images.files import names_file
-from camkit.images.listing import Found
+from camkit.images.listing import FoundPicture
 from camkit.images.video import Frame, opened_video, quiet_decoders
 from camkit.scale.job import Drawing, Job, Scales
 from camkit.scale.naming import DrawingFiles, write_drawing
@@ -90,7 +90,7 @@ def _frames_of(video: Path, every: int) -> Iterator[Image.Image]:
 
 
 def draw(
-    found: Found, job: Job, files: DrawingFiles, explained: Explained, *, is_clip: bool = False
+    found: FoundPicture, job: Job, files: DrawingFiles, explained: Explained, *, is_clip: bool = False
 ) -> WrittenVideo | Failure:
     """Explain a video and draw it; of a model of clips, the frames that the model saw. An error becomes a Failure."""
     video = str(found.path)
@@ -102,7 +102,7 @@ def draw(
         return Failure(video, error)
 
 
-def _draw_video(found: Found, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo:
+def _draw_video(found: FoundPicture, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo:
     """Explain every ``job.every``-th frame of a video, and write the drawn frames as an MP4 file of the same speed.
 
     A frame without the target, for example without a box of that class, is written without heat. If the video breaks
@@ -153,7 +153,7 @@ def _draw_video(found: Found, job: Job, files: DrawingFiles, explained: Explaine
     )
 
 
-def _draw_clip(found: Found, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo:
+def _draw_clip(found: FoundPicture, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo:
     """Explain a video with a model of clips, and draw the frames that the model saw, as an MP4 file and as a sheet."""
     if job.every > 1:
         rest = advice("leave out every", "leave out --every")

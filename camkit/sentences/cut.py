@@ -24,7 +24,7 @@ from camkit.errors import ModelError
 
 Entry: TypeAlias = Literal["inputs_embeds", "encoder_hidden_states"]
 ENTRIES: tuple[Entry, ...] = ("inputs_embeds", "encoder_hidden_states")
-Path: TypeAlias = tuple[str, int | None]
+ArgumentPath: TypeAlias = tuple[str, int | None]
 """An argument by its name, and the number of a tensor in it if it is a list."""
 
 
@@ -103,7 +103,7 @@ class DecoderCut(Cut):
     entry: Entry
     arguments: Mapping[str, Any] = field(repr=False)
     positions: Int[Tensor, " n"] = field(repr=False)
-    more: Mapping[Path, Int[Tensor, " n"]]
+    more: Mapping[ArgumentPath, Int[Tensor, " n"]]
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -272,7 +272,7 @@ def decoder_cut(
     positions = (arguments[entry] != changed[entry]).any(-1)[0].nonzero()[:, 0]
     if not len(positions):
         return None
-    more: dict[Path, Tensor] = {}
+    more: dict[ArgumentPath, Tensor] = {}
     for path in _paths(arguments):
         mine, others = values_at(arguments, path), values_at(changed, path)
         if path[0] == entry or not isinstance(others, Tensor) or torch.equal(mine, others):
@@ -303,7 +303,7 @@ def tensor_of(output: Any) -> Tensor | None:
     return next((part for part in fitting if part.shape[0] == 1), None)
 
 
-def values_at(arguments: Mapping[str, Any], path: Path) -> Any:
+def values_at(arguments: Mapping[str, Any], path: ArgumentPath) -> Any:
     """Return an argument, or a tensor of the list that it is; None if there is none."""
     value = arguments.get(path[0])
     if path[1] is None:
@@ -324,7 +324,7 @@ def repeated(value: Any, count: int) -> Any:
     return None if type(value).__name__.endswith("Cache") else value
 
 
-def _paths(arguments: Mapping[str, Any]) -> Iterator[Path]:
+def _paths(arguments: Mapping[str, Any]) -> Iterator[ArgumentPath]:
     for name, value in arguments.items():
         if isinstance(value, Tensor):
             yield name, None
@@ -332,7 +332,7 @@ def _paths(arguments: Mapping[str, Any]) -> Iterator[Path]:
             yield from ((name, number) for number, each in enumerate(value) if isinstance(each, Tensor))
 
 
-def _put(arguments: dict[str, Any], path: Path, value: Tensor) -> None:
+def _put(arguments: dict[str, Any], path: ArgumentPath, value: Tensor) -> None:
     name, number = path
     if number is None:
         arguments[name] = value
@@ -343,7 +343,7 @@ def _put(arguments: dict[str, Any], path: Path, value: Tensor) -> None:
 
 
 def _tokens(
-    arguments: Mapping[str, Any], entry: Entry, positions: Tensor, more: Mapping[Path, Tensor]
+    arguments: Mapping[str, Any], entry: Entry, positions: Tensor, more: Mapping[ArgumentPath, Tensor]
 ) -> Float[Tensor, "n c"]:
     parts = [
         arguments[entry][0, positions],

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from camkit.errors import CamkitError, ImageError, InputError
-from camkit.images.listing import Found
+from camkit.images.listing import FoundPicture
 from camkit.images.references import MOST
 from camkit.sentences.explain import explain
 from camkit.sentences.reading import Known
@@ -23,8 +23,8 @@ COLUMNS = (
 
 
 def explain_files(
-    model: nn.Module, files: Sequence[Found], references: ReferencesLike | None = None, **options: Any
-) -> Iterator[tuple[Found, Words | CamkitError]]:
+    model: nn.Module, files: Sequence[FoundPicture], references: ReferencesLike | None = None, **options: Any
+) -> Iterator[tuple[FoundPicture, Words | CamkitError]]:
     """Yield the words about each picture, or why there are none.
 
     Args:
@@ -45,8 +45,8 @@ def explain_files(
 
 
 def explain_together(
-    model: nn.Module, files: Sequence[Found], references: ReferencesLike | None = None, **options: Any
-) -> Iterator[tuple[Found, Words]]:
+    model: nn.Module, files: Sequence[FoundPicture], references: ReferencesLike | None = None, **options: Any
+) -> Iterator[tuple[FoundPicture, Words]]:
     """Yield the words about pictures in one prompt, once for each picture; arguments as in ``explain_files``."""
     known: Known = {}
     paths = [file.path for file in files]
@@ -54,14 +54,14 @@ def explain_together(
         yield file, explain(model, paths, references=references, known=known, picture=number, **options)
 
 
-def rows_of(file: Found, found: Words) -> Iterator[tuple[object, ...]]:
+def rows_of(file: FoundPicture, found: Words) -> Iterator[tuple[object, ...]]:
     """Yield a row for each word, with the values of ``COLUMNS``."""
     for number, word in enumerate(found):
         numbers = (word.probability, word.needs_picture, word.spread, word.above_grey, word.above_none)
         yield str(file.path), number, word.text, *(f"{value:.6g}" for value in numbers), word.verdict
 
 
-def _readable(files: Sequence[Found], most: int) -> list[Path]:
+def _readable(files: Sequence[FoundPicture], most: int) -> list[Path]:
     """Return some readable pictures at equal distances."""
     chosen = files[:: max(len(files) // most, 1)]
     found: list[Path] = []

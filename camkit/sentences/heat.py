@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from camkit.errors import ModelError
 from camkit.sentences.cut import Cut, DecoderCut
 
-Score: TypeAlias = Callable[[Tensor], Tensor]
+ScoreTokens: TypeAlias = Callable[[Tensor], Tensor]
 """``score(tokens)`` turns versions of the picture's tokens (M, n, C) into the log-probabilities (M, W) of the words."""
 
 _ROOM = 0.5
@@ -32,7 +32,7 @@ _CLOSE, _SMALL = 0.2, 0.1
 
 
 def expected_gradients(
-    cut: Cut, references: Float[Tensor, "m n c"], score: Score, needs: Float[Tensor, " w"]
+    cut: Cut, references: Float[Tensor, "m n c"], score: ScoreTokens, needs: Float[Tensor, " w"]
 ) -> Float[Tensor, "w n"]:
     """Give token i the mean over the references B of (A_i - B_i) dS/dA_i, taken at points B + a (A - B).
 

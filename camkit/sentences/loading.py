@@ -11,7 +11,7 @@ from camkit.errors import ModelError, brief
 from camkit.models import pick_device
 
 
-class Pair:
+class ProcessorPair:
     """An image processor and a tokenizer, as the processor of a model whose folder names none of its own."""
 
     def __init__(self, image_processor: Any, tokenizer: Any) -> None:
@@ -34,7 +34,7 @@ def processor_of(name: str) -> Any:
     processor = AutoProcessor.from_pretrained(name)
     if hasattr(processor, "tokenizer") and hasattr(processor, "image_processor"):
         return processor
-    return Pair(AutoImageProcessor.from_pretrained(name), AutoTokenizer.from_pretrained(name))
+    return ProcessorPair(AutoImageProcessor.from_pretrained(name), AutoTokenizer.from_pretrained(name))
 
 
 def load(name: str, device: str | None = None) -> tuple[nn.Module, Any]:

@@ -16,7 +16,7 @@ from camkit.targets.boxes import boxes_of_class, ranked_box
 from camkit.targets.maps import SegmentTarget, class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, label_of, whole_number
 from camkit.targets.outputs import depth_of, detections_of, logits_of, maps_of
-from camkit.targets.probabilities import PLURAL, Reading, final_activation, logits_behind
+from camkit.targets.probabilities import PLURAL, ScoreReading, final_activation, logits_behind
 from camkit.targets.regions import RegionTarget
 from camkit.targets.scores import Expands, OfPictures, Scores, Target, check_values, copied
 from camkit.types import Activation
@@ -28,7 +28,7 @@ TargetFunction: TypeAlias = Callable[[Any], Tensor]
 
 
 def probabilities(
-    logits: Float[Tensor, "n k"], activation: Activation | None, reading: Reading | None = None
+    logits: Float[Tensor, "n k"], activation: Activation | None, reading: ScoreReading | None = None
 ) -> Float[Tensor, "n k"] | None:
     """Return the probabilities of the classes; None if the activation is "none".
 
@@ -37,7 +37,7 @@ def probabilities(
     function = activation or ("sigmoid" if logits.shape[1] == 1 else "softmax")
     if function == "none":
         return None
-    given = (reading or Reading.of(logits)).probabilities
+    given = (reading or ScoreReading.of(logits)).probabilities
     if given is not None:
         return given
     values = logits.detach().float()
@@ -46,7 +46,7 @@ def probabilities(
 
 def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Activation | None) -> Scores:
     """Return the logit of one class for each image."""
-    reading = Reading.of(logits)
+    reading = ScoreReading.of(logits)
     by_class = probabilities(logits, activation, reading)
     return Scores(
         values=logits.gather(1, indices[:, None])[:, 0],
@@ -304,7 +304,7 @@ class ContrastTarget(Target):
             check_index(index, logits.shape[1])
         name, other = self.names or (str(first), str(second))
         difference = logits[:, first] - logits[:, second]
-        reading = Reading.of(logits)
+        reading = ScoreReading.of(logits)
         return Scores(
             values=difference,
             classes=logits.shape[1],
@@ -359,10 +359,11 @@ class FinerTarget(Target):
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))  # the difference is small in 16 bits
         own = torch.tensor(scored.indices, device=logits.device)[:, None]
         # A model may return probabilities; their gradients pass through the softmax for all classes alike.
+        kind = ScoreReading.of(logits).kind
         return replace(
             scored,
             values=precise.gather(1, own)[:, 0] - self.weight * precise.gather(1, rivals).mean(1),
-            quantity=f"{Reading.of(logits).kind} minus {self.weight:g} times the mean of its {rivals.shape[1]} nearest",
+            quantity=f"{kind} minus {self.weight:g} times the mean of its {rivals.shape[1]} nearest",
         )
 
     def _nearest(self, logits: Float[Tensor, "n k"], scored: Scores) -> Int[Tensor, "n count"]:

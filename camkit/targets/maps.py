@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from camkit.errors import TargetError
 from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, maps_of
-from camkit.targets.probabilities import Reading
+from camkit.targets.probabilities import ScoreReading
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
@@ -47,7 +47,7 @@ def class_on_map(
     """
     images = torch.arange(len(maps), device=maps.device)
     class_maps = maps[images, indices].float()  # in fp16 the sum over the cells would overflow
-    reading = Reading.of(maps)
+    reading = ScoreReading.of(maps)
     probabilities = _probabilities(reading)
     quantity: str | tuple[str, ...] = f"mean {reading.kind} {part}"
     if mask is None:
@@ -75,11 +75,11 @@ def class_on_map(
 
 def predicted_cells(maps: Float[Tensor, "n k h w"], indices: Int[Tensor, " n"]) -> Bool[Tensor, "n h w"]:
     """Return where each image's class is predicted; everywhere if it is predicted nowhere."""
-    inside = _predicted(maps, _probabilities(Reading.of(maps)), indices)
+    inside = _predicted(maps, _probabilities(ScoreReading.of(maps)), indices)
     return inside | ~inside.any((1, 2), keepdim=True)
 
 
-def _probabilities(maps: Reading) -> Float[Tensor, "n k h w"]:
+def _probabilities(maps: ScoreReading) -> Float[Tensor, "n k h w"]:
     given = maps.probabilities
     if given is not None:
         return given

@@ -64,7 +64,7 @@ PLURAL: dict[ScoreKind, str] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class ScoreReading:
     r"""What kind of numbers class scores are.
 
     Attributes:
@@ -78,7 +78,7 @@ class Reading:
     kind: ScoreKind
 
     @classmethod
-    def of(cls, scores: Float[Tensor, "n k *cells"]) -> Reading:
+    def of(cls, scores: Float[Tensor, "n k *cells"]) -> ScoreReading:
         """Read class scores: by what computed them, and by their sums over the classes."""
         values, node = scores.detach(), final_activation(scores)
         whole = _whole_of(values)

@@ -26,7 +26,7 @@ from torchvision.models import get_model
 from camkit.background.check import finish_check, plan_check
 from camkit.background.data import Item
 from camkit.background.forecast import estimate_seconds
-from camkit.background.heat import Heat
+from camkit.background.heat import CheckHeat
 from camkit.background.plan import Plan
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.engine.streams import Task, in_order
@@ -101,7 +101,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = write_scenes(Path(folder), options.pictures)
         plan = plan_check(seeded(options.model), data, config={"check": {"pastes": 1}})
-        explainer, ratios = Heat(plan), []
+        explainer, ratios = CheckHeat(plan), []
         for number in range(options.rounds + 1):
             plain = timed(lambda: classify(plan))
             heat = timed(lambda: list(explainer.rows(plan.data.items)))

@@ -17,7 +17,7 @@ from tasks import Blobs
 import camkit
 from camkit.app.result import class_rows, picture_rows, read_report
 from camkit.app.serve import FIRST_PORT, HOST, free_port
-from camkit.app.viewer import CHOSEN, FILL_NAMES, Found, Look, Viewer, covered
+from camkit.app.viewer import CHOSEN, FILL_NAMES, FoundBox, Look, Viewer, covered
 from camkit.cli import main
 from camkit.errors import ImageError, InputError
 from camkit.models.loaded import LoadedModel
@@ -107,7 +107,7 @@ def test_the_boxes_of_a_detector_are_answers(detector: tuple[Viewer, Look]) -> N
         assert row.detection is not None
         middle = int(row.detection.left + row.detection.right) // 2, int(row.detection.top + row.detection.bottom) // 2
         found = viewer.box_at(look, middle)
-        assert found == Found(row.detection, row.target)
+        assert found == FoundBox(row.detection, row.target)
         np.testing.assert_allclose(viewer.heat(replace(look, box=found)).raw, row.raw, atol=1e-5)
     assert viewer.box_at(look, (0, 0)) is None
 
@@ -115,7 +115,7 @@ def test_the_boxes_of_a_detector_are_answers(detector: tuple[Viewer, Look]) -> N
 def test_a_method_is_passed_on_for_the_chosen_box(detector: tuple[Viewer, Look]) -> None:
     viewer, look = detector
     second = viewer.answers(look)[1]
-    asked = replace(look, box=Found(second.detection, second.target), method="layercam")
+    asked = replace(look, box=FoundBox(second.detection, second.target), method="layercam")
     expected = camkit.explain(viewer.models["own"], look.picture, target=camkit.targets.boxes(), method="layercam")[1]
     assert viewer.heat(asked).method == "layercam"
     np.testing.assert_allclose(viewer.heat(asked).raw, expected.raw, atol=1e-5)
@@ -127,8 +127,8 @@ def test_a_box_whose_object_is_covered_is_not_found_any_more(detector: tuple[Vie
     viewer, look = detector
     first, second = viewer.answers(look)
     hidden = replace(look, cover=(20, 28, 92, 100), fill="mean")
-    assert viewer.heat(replace(hidden, box=Found(first.detection, first.target))) is None
-    other = viewer.heat(replace(hidden, box=Found(second.detection, second.target)))
+    assert viewer.heat(replace(hidden, box=FoundBox(first.detection, first.target))) is None
+    other = viewer.heat(replace(hidden, box=FoundBox(second.detection, second.target)))
     assert other is not None
     assert (other.label, other.detection) == (second.label, second.detection)
 
@@ -143,10 +143,10 @@ def test_a_picture_without_boxes_has_no_answers(detector: tuple[Viewer, Look], t
 
 
 def test_a_box_is_the_same_if_it_overlaps_and_has_the_class() -> None:
-    box = Found(Box(0.0, 0.0, 10.0, 10.0), 1)
-    assert box.same_as(Found(Box(0.0, 5.0, 10.0, 15.0), 1)) == pytest.approx(1 / 3)
-    assert box.same_as(Found(Box(0.0, 0.0, 10.0, 10.0), 2)) == 0
-    assert box.same_as(Found(Box(20.0, 0.0, 30.0, 10.0), 1)) == 0
+    box = FoundBox(Box(0.0, 0.0, 10.0, 10.0), 1)
+    assert box.same_as(FoundBox(Box(0.0, 5.0, 10.0, 15.0), 1)) == pytest.approx(1 / 3)
+    assert box.same_as(FoundBox(Box(0.0, 0.0, 10.0, 10.0), 2)) == 0
+    assert box.same_as(FoundBox(Box(20.0, 0.0, 30.0, 10.0), 1)) == 0
     assert box.same_as(box) == 1
 
 

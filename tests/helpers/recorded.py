@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from camkit.layers.graph import Graph, Operation
-from camkit.layers.trace import Call, Convolution, Followed, Trace, traced
+from camkit.layers.trace import Convolution, Followed, Trace, TracedCall, traced
 
 FOLDER = Path(__file__).parents[1] / "traces"
 
@@ -108,7 +108,7 @@ def _tuple(values: Any) -> Any:
     return None if values is None else tuple(values)
 
 
-def _call(row: dict[str, Any]) -> Call:
+def _call(row: dict[str, Any]) -> TracedCall:
     convolution = row.pop("convolution")
     lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
     geometry = None
@@ -116,7 +116,7 @@ def _call(row: dict[str, Any]) -> Call:
         geometry = Convolution(
             **{key: _tuple(value) if isinstance(value, list) else value for key, value in convolution.items()}
         )
-    return Call(**{**row, **lists}, convolution=geometry)
+    return TracedCall(**{**row, **lists}, convolution=geometry)
 
 
 def _packed(mask: Tensor) -> tuple[list[int], str]:

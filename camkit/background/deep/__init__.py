@@ -1,4 +1,4 @@
-"""Optional analyses: each is a file with a function that takes ``Material`` and returns a ``Finding``, or None."""
+"""Optional analyses: each is a file with a function that takes ``Material`` and returns a ``DeepFinding``, or None."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from camkit.background.experiment import Answers, Experiment
-from camkit.background.journal import Row
 from camkit.background.plan import Plan
 from camkit.background.reasons import Reason
 from camkit.background.sanity import MirrorTest
+from camkit.kit.store import Row
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Material:
         return self.experiment.plan
 
 
-class Finding:
+class DeepFinding:
     """What an optional analysis found."""
 
     @property

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from camkit.background.data import Item
-from camkit.background.deep import Finding, Material
+from camkit.background.deep import DeepFinding, Material
 from camkit.background.effects import OVERALL
-from camkit.background.journal import Row
 from camkit.background.reasons import Reason
 from camkit.background.sanity import MirrorTest
 from camkit.kit.statistics import bootstrap_sums, group_numbers, interval
-from camkit.kit.store import unpacked
+from camkit.kit.store import Row, unpacked
 
 MIN_PICTURES = 10
 """Pictures that a hint needs."""
@@ -32,7 +31,7 @@ ALIKE = 0.05
 
 
 @dataclass(frozen=True)
-class Hints(Finding):
+class Hints(DeepFinding):
     """The hints that the heat gives, as sentences."""
 
     found: tuple[str, ...]

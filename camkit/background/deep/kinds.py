@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from camkit.background.data import Item
-from camkit.background.deep import Finding, Material
+from camkit.background.deep import DeepFinding, Material
 from camkit.background.experiment import Answers
 from camkit.background.plan import Plan
 from camkit.background.reasons import Reason
@@ -69,7 +69,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Pair:
+class KindPair:
     """The objects of a class on the backgrounds of a kind.
 
     Attributes:
@@ -95,7 +95,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Kinds(Finding):
+class Kinds(DeepFinding):
     """The answers to each class on each kind of background.
 
     Attributes:
@@ -107,9 +107,9 @@ class Kinds(Finding):
     """
 
     kinds: tuple[Kind, ...] = ()
-    pairs: tuple[Pair, ...] = ()
-    worst: Pair | None = None
-    bad: tuple[Pair, ...] = ()
+    pairs: tuple[KindPair, ...] = ()
+    worst: KindPair | None = None
+    bad: tuple[KindPair, ...] = ()
 
     @property
     def significant(self) -> bool:
@@ -120,7 +120,7 @@ class Kinds(Finding):
         """Return a kind by its name."""
         return next(kind for kind in self.kinds if kind.name == name)
 
-    def pair(self, label: str, kind: str) -> Pair | None:
+    def pair(self, label: str, kind: str) -> KindPair | None:
         """Return a class on a kind; None if the class was not shown on it."""
         return next((pair for pair in self.pairs if (pair.label, pair.kind) == (label, kind)), None)
 
@@ -146,7 +146,7 @@ class Kinds(Finding):
             *((f"Collect pictures of {self.worst.label} on backgrounds of this kind.",) if self.significant else ()),
         )
 
-    def in_words(self, pair: Pair) -> str:
+    def in_words(self, pair: KindPair) -> str:
         """Return the accuracy of a pair that was tested, and that on the other kinds, in words."""
         return (
             f"the model recognises {pair.accuracy.value:.0%} of the {pair.label} objects on {pair.kind} "
@@ -267,13 +267,13 @@ def measure_kinds(
     return Kinds(tuple(kinds), tuple(pairs), worst, tuple(bad))
 
 
-def _accuracy_first(pair: Pair) -> tuple[float, str, str]:
+def _accuracy_first(pair: KindPair) -> tuple[float, str, str]:
     return pair.accuracy.value, pair.label, pair.kind
 
 
 def _pairs(
     label: str, answers: Sequence[PastedAnswer], seed: Sequence[int], resamples: int, *, tested: bool
-) -> Iterator[Pair]:
+) -> Iterator[KindPair]:
     """Measure one class on each kind.
 
     The resamples draw objects with all their answers, so an object on two kinds stays a pair. A background is shown
@@ -290,7 +290,7 @@ def _pairs(
         hits, count = int(right[:, number].sum()), int(on_kind.sum())
         pictures = [answer.picture for answer in answers if answer.kind == name]
         accuracy = Estimate(hits / count, *wilson(hits, count), len(set(pictures)))
-        pair = Pair(label, name, count, hits, accuracy)
+        pair = KindPair(label, name, count, hits, accuracy)
         others = len(answers) - count
         if not others:
             yield pair

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from camkit.background.data import Item
-from camkit.background.deep import Finding, Material
+from camkit.background.deep import DeepFinding, Material
 from camkit.background.edits import BLUR
 from camkit.background.experiment import Experiment, own_generator
 from camkit.images.regions import Shades
@@ -147,7 +147,7 @@ class _Background:
 
 
 @dataclass(frozen=True)
-class Shortcuts(Finding):
+class Shortcuts(DeepFinding):
     """The shortcuts of the classes that have one."""
 
     found: tuple[Shortcut, ...] = ()

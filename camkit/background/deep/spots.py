@@ -22,10 +22,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from camkit.background.data import Item
-from camkit.background.deep import Finding, Material
+from camkit.background.deep import DeepFinding, Material
 from camkit.background.heat import heat_in_cells
-from camkit.background.journal import Row
-from camkit.kit.store import unpacked
+from camkit.kit.store import Row, unpacked
 from camkit.types import Box, Placement
 
 Side: TypeAlias = Literal["left", "middle", "right"]
@@ -83,7 +82,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Spots(Finding):
+class Spots(DeepFinding):
     """The hot spots, at most one of each class."""
 
     found: tuple[Spot, ...] = ()

@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from camkit.background.answers import found_if
-from camkit.background.deep.kinds import Kinds, Pair
+from camkit.background.deep.kinds import KindPair, Kinds
 from camkit.background.effects import LEVELS, OVERALL, EffectName, Level, Measures
 from camkit.background.reasons import in_words, noun
 from camkit.background.report import words
@@ -299,7 +299,7 @@ def _pairs(found: Kinds) -> list[list[_Cell]]:
     ]
 
 
-def _pair(pair: Pair | None, found: Kinds) -> _Cell:
+def _pair(pair: KindPair | None, found: Kinds) -> _Cell:
     """Return the accuracy of a class on a kind, with the counts, the interval and a mark for the worst pair."""
     if pair is None:
         return _Cell(wording.NONE)
