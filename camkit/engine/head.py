@@ -77,6 +77,29 @@ def recording(model: nn.Module, ref: LayerRef) -> Iterator[HeadRecording]:
         yield record
 
 
+@contextmanager
+def returning(
+    model: nn.Module, ref: LayerRef, recorded: HeadRecording, output: Tensor, repeats: int = 1
+) -> Iterator[None]:
+    """Let the model compute only what comes after a layer, which returns another tensor of feature maps.
+
+    Args:
+        model: the model.
+        ref: the layer.
+        recorded: what a pass returned up to the end of the layer's call; a call whose output is None runs as usual.
+        output: the tensor that takes the place of the recorded one.
+        repeats: for how many pictures the other outputs are repeated.
+    """
+    layer, maps = model.get_submodule(ref.name), feature_tensor(recorded.output)
+    assert maps is not None
+    answers = {module: [_copy(call, repeats) for call in calls] for module, calls in recorded.before.items()}
+    earlier = answers.get(layer, [None] * ((ref.call or 1) - 1))
+    answers[layer] = [*earlier, with_tensor(_copy(recorded.output, repeats), maps[0], output)]
+    # PyTorch's fused transformer layers do not call their submodules, unless one of these has a hook.
+    with answering(answers), forward_hooks({layer: lambda *_: None}):
+        yield
+
+
 def modules_beside(model: nn.Module, name: str) -> list[nn.Module]:
     """Return a layer, and the modules beside it and beside each module that contains it."""
     path = [model.get_submodule(".".join(name.split(".")[:depth])) for depth in range(name.count(".") + 2)]
@@ -127,7 +150,7 @@ class Head:
         self._image, self._recorded, self._score, self._each_pass = image, recorded, score, each_pass
         maps = feature_tensor(recorded.output)
         assert maps is not None
-        self._path, self.output = maps
+        self.output = maps[1]
         self.images = int(layout.kind == "sequence_first")
         """The axis of the pictures in the layer's output."""
         self.activations: Float[Tensor, "1 c *grid"] = to_grid(self.output, layout)
@@ -175,9 +198,7 @@ class Head:
 
     def _run(self, maps: Float[Tensor, "m c *grid"], trunk: Trunk) -> Float[Tensor, "m *_"]:
         count = len(maps)
-        layer = self._model.get_submodule(self._ref.name)
-        # PyTorch's fused transformer layers do not call their submodules, unless one of these has a hook.
-        with self._returning(maps, trunk) as run, forward_hooks({layer: _keep}), interruptible():
+        with self._returning(maps, trunk) as run, interruptible():
             scores = precise(self._score(run(), count).detach())
         if scores.shape[:1] != (count,):
             raise MethodError(f"the head returned scores of shape {tuple(scores.shape)} for {count} changed maps")
@@ -190,18 +211,13 @@ class Head:
         With ``whole``, these are outputs of the layer for several pictures, with what is no cell.
         """
         count = maps.shape[self.images] if whole else len(maps)
-        layer = self._model.get_submodule(self._ref.name)
-        kept = {} if trunk == "computed" else self._recorded.before
+        recorded = HeadRecording(self._recorded.output) if trunk == "computed" else self._recorded
         repeats = count if trunk == "repeated" else 1
         image = self._image if trunk == "kept" else self._image.expand(count, *self._image.shape[1:])
         with self._each_pass():  # before the copies: the model cannot write to tensors of the caller's inference mode
-            answers = {module: [_copy(call, repeats) for call in calls] for module, calls in kept.items()}
-            earlier = answers.get(layer, [None] * ((self._ref.call or 1) - 1))
-            output = _copy(self._recorded.output, repeats)
             changed = maps.clone() if maps.is_inference() else maps
             changed = changed if whole else from_grid(changed, self.output, self._layout)
-            answers[layer] = [*earlier, with_tensor(output, self._path, changed)]
-            with answering(answers):
+            with returning(self._model, self._ref, recorded, changed, repeats):
                 yield lambda: self._model(image.clone())
 
     def gradients(self, outputs: Tensor, targets: Sequence[Target]) -> list[Tensor]:
@@ -237,10 +253,6 @@ def _same(scores: Tensor, expected: Tensor) -> bool:
     """Tell whether scores are equal up to rounding."""
     largest = torch.maximum(scores.abs().amax(), expected.abs().amax())
     return bool(((scores - expected).abs() <= _SAME * largest).all())
-
-
-def _keep(_: nn.Module, __: list[Tensor], ___: Any) -> None:
-    """Keep a layer's output as it is; a hook for ``forward_hooks``."""
 
 
 def _copy(output: Any, repeats: int = 1) -> Any:

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from camkit.engine.attach import forward_hooks
+from camkit.engine.cut import cut
 from camkit.engine.features import from_grid, to_grid
 from camkit.engine.guard import switch_off_training
-from camkit.engine.head import answering, modules_beside
+from camkit.engine.head import HeadRecording, modules_beside, returning
 from camkit.engine.interrupts import interruptible, undisturbed
-from camkit.engine.nested import feature_tensor, mapped, precise, tensors_in, with_tensor
+from camkit.engine.nested import feature_tensor, precise, tensors_in
 from camkit.layers.names import modules_by_name
-from camkit.layers.trace import LivePass, Returned, Trace, TracedCall, mixture, scored_tensor
-from camkit.types import Layout
+from camkit.layers.trace import LivePass, Trace, TracedCall, mixture, scored_tensor
+from camkit.types import LayerRef, Layout
 
 _SAME = 1e-3
 """How far two changes of the score may differ, as a share of them, and still count as equal: more than rounding."""
@@ -157,18 +157,15 @@ class _Head:
 
     def __init__(self, live: LivePass, call: TracedCall, layout: Layout) -> None:
         self._live, self._layout, self._tensor = live, layout, live.tensors[_number(call)]
-        modules = modules_by_name(live.model)
-        self._layer, self._call = modules[call.name], call.number
-        self._own = live.returned[call.key].value
-        beside = set(modules_beside(live.model, call.name))
-        self._before: dict[nn.Module, list[Returned]] = {}
+        self._ref, self._recorded = LayerRef(*call.key), HeadRecording(live.returned[call.key].value)
+        modules, beside = modules_by_name(live.model), set(modules_beside(live.model, call.name))
         for other in live.trace.calls:
             if other.finished < call.finished and modules[other.name] in beside:
-                self._before.setdefault(modules[other.name], []).append(live.returned[other.key])
-        found = feature_tensor(self._own)
-        assert found is not None
-        self._path, maps = found
-        self._maps = maps.detach()
+                returned = live.returned[other.key]
+                self._recorded.before[modules[other.name]].append(returned.value if returned.unchanged else None)
+        maps = feature_tensor(self._recorded.output)
+        assert maps is not None
+        self._maps = maps[1].detach()
         self._cells = to_grid(self._maps, layout)
 
     @functools.cached_property
@@ -233,40 +230,20 @@ class _Head:
 
     def _run(self, cells: Float[Tensor, "1 c *grid"]) -> Any:
         """Run the head on other cells; everything beside them is as the picture gave it."""
-        switch_off_training(self._live.model)
-        answers = {
-            module: [mapped(one.value, _copy) if one.unchanged else None for one in calls]
-            for module, calls in self._before.items()
-        }
-        changed = from_grid(cells, self._maps, self._layout).clone()
-        earlier = answers.get(self._layer, [None] * (self._call - 1))
-        answers[self._layer] = [*earlier, with_tensor(mapped(self._own, _copy), self._path, changed)]
-        # PyTorch's fused transformer layers do not call their submodules, unless one of these has a hook.
-        with undisturbed(), answering(answers), forward_hooks({self._layer: _keep}), interruptible():
-            return self._live.model(self._live.leaf.detach().clone())
+        model = self._live.model
+        switch_off_training(model)
+        output = from_grid(cells, self._maps, self._layout).clone()
+        with undisturbed(), returning(model, self._ref, self._recorded, output), interruptible():
+            return model(self._live.leaf.detach().clone())
 
     def _of_another_picture(self) -> tuple[Tensor, Tensor]:
         """Return the score of another picture, and the layer's cells."""
-        outputs: list[Any] = []
-
-        def end(_: nn.Module, __: list[Tensor], output: Any) -> None:
-            outputs.append(mapped(output, _copy))
-
-        switch_off_training(self._live.model)
-        noise = _noise(self._live.leaf.detach())
-        with undisturbed(), forward_hooks({self._layer: end}), interruptible():
-            score = self._score(self._live.model(noise))
-        maps = feature_tensor(outputs[self._call - 1])
-        assert maps is not None
-        return score, to_grid(maps[1], self._layout)
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _keep(_: nn.Module, __: list[Tensor], ___: Any) -> None:
-    """Keep a layer's output as it is; a hook for ``forward_hooks``."""
+        model, noise = self._live.model, _noise(self._live.leaf.detach())
+        layer = {self._ref: model.get_submodule(self._ref.name)}
+        switch_off_training(model)
+        with undisturbed(), cut(layer, gradients=False) as tape, interruptible():
+            score = self._score(model(noise))
+        return score, to_grid(tape.layers[self._ref].output, self._layout)
 
 
 def _noise(image: Tensor) -> Tensor:
