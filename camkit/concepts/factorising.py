@@ -17,26 +17,11 @@ from camkit.explainer import Explainer
 from camkit.images.prepare import prepare, unbatched
 from camkit.layers.names import Selector
 from camkit.methods import Method
+from camkit.methods.activations import KeptMaps
 from camkit.models import Labels, as_model, device_of, dtype_of, spatial_rank
 from camkit.models.loaded import Loadable
 from camkit.targets.scores import Scores, Target
 from camkit.types import ImageLike, Preprocess, TargetLayer
-
-
-class _Collected:
-    """Keeps the feature maps that an Explainer's passes give to its method, picture by picture.
-
-    Attributes:
-        maps: (C, *grid) of each picture, on the CPU.
-    """
-
-    def __init__(self) -> None:
-        self.maps: list[Tensor] = []
-
-    def __call__(self, activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
-        """Keep the maps of a batch, and return a map without heat."""
-        self.maps.extend(activations.detach().float().cpu())
-        return torch.zeros_like(activations[:, 0])
 
 
 class _NoTarget(Target):
@@ -91,8 +76,8 @@ def factorise(
     pictures = list(unbatched(cast("Sequence[ImageLike]", given), rank))
     if not pictures:
         raise ImageError("there is no picture to factorise; pass at least one")
-    collected = _Collected()
-    method = Method("concepts", "concepts", "", "", needs="activations", weights=collected)
+    kept = KeptMaps()
+    method = Method("concepts", "concepts", "", "", needs="activations", weights=kept)
     explainer = Explainer(loaded, target_layer, method=method)
     explained = explainer.batch(pictures, _NoTarget(), batch_size=batch_size)
     if len(explainer.layers) > 1 or len({row.layer for row in explained}) > 1:
@@ -101,19 +86,20 @@ def factorise(
             f"the concepts of one layer are found, but these are several: {', '.join(names)}; name one with "
             f"{advice('target_layer=', '--layer')}"
         )
-    strengths, vectors = _factors(collected.maps, concepts, str(explainer.layer))
+    maps = [of_picture.float() for of_picture in kept.maps]
+    strengths, vectors = _factors(maps, concepts, str(explainer.layer))
     image = prepare(pictures[0], loaded.preprocess, explained[0].source, rank).tensor[None].detach()
     image = image.to(device_of(loaded.module), dtype_of(loaded.module))
     layer = TargetLayer(explainer.layer.name, explainer.layer.call, explainer.layer.layout)
     chances = class_probabilities(loaded.module, layer, image, vectors, loaded.activation)
     classes = None if chances is None else tuple(chances.argmax(1).tolist())
     return Concepts(
-        maps=tuple(part.numpy() for part in _maps(strengths, collected.maps)),
+        maps=tuple(part.numpy() for part in _maps(strengths, maps)),
         vectors=vectors.numpy(),
         classes=classes,
         probabilities=None if chances is None else tuple(chances.amax(1).tolist()),
         labels=None if classes is None or loaded.labels is None else tuple(loaded.labels[index] for index in classes),
-        unexplained=_unexplained(collected.maps, strengths, vectors),
+        unexplained=_unexplained(maps, strengths, vectors),
         layer=str(explainer.layer),
         model=loaded.name,
         pictures=tuple(explained),

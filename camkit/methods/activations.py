@@ -208,3 +208,19 @@ def _largest(cells: Float[Tensor, "cells c"]) -> tuple[float, Float[Tensor, " ce
     operator = LinearOperator((count, count), matvec=centred, dtype=np.float64)
     variances, vectors = eigsh(operator, k=1, which="LA", v0=start, tol=_SAME_COMPONENT)
     return float(variances[0]), torch.from_numpy(vectors[:, 0]).to(cells)
+
+
+class KeptMaps:
+    """The weights of a method without heat, which keeps the feature maps of the pictures explained with it.
+
+    Attributes:
+        maps: (C, *grid) of each picture, on the CPU; of each picture and layer if several layers are fused.
+    """
+
+    def __init__(self) -> None:
+        self.maps: list[Tensor] = []
+
+    def __call__(self, activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
+        """Keep the feature maps of a batch, and return a map without heat."""
+        self.maps.extend(activations.detach().cpu())
+        return activations.new_zeros(activations[:, 0].shape)

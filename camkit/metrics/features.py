@@ -17,6 +17,7 @@ from torch import Tensor
 
 from camkit.errors import LayerError, MethodError
 from camkit.methods import Method, WeightFunction
+from camkit.methods.activations import KeptMaps
 from camkit.methods.registry import Needs
 from camkit.metrics.curves import Curve, curve_sets, even_shares, shares_of
 from camkit.metrics.evaluator import Evaluator
@@ -139,25 +140,13 @@ def _features(evaluator: Evaluator, picture: Float[Tensor, "c *size"]) -> Float[
     Raises:
         UndefinedError: several layers are fused.
     """
-    keeping = _Keeping()
-    run = evaluator.explainer.using(_method("activations", keeping), evaluator.layer)
+    kept = KeptMaps()
+    run = evaluator.explainer.using(_method("activations", kept), evaluator.layer)
     run(picture, evaluator.scores.confidence_target)
-    if len(keeping.activations) != 1:
-        raise UndefinedError("undefined", f"{len(keeping.activations)} layers are fused; pass layer to choose one")
+    if len(kept.maps) != 1:
+        raise UndefinedError("undefined", f"{len(kept.maps)} layers are fused; pass layer to choose one")
     evaluator.cells_of = str(run.layer)
-    return keeping.activations[0]
-
-
-@dataclass(eq=False)
-class _Keeping:
-    """Keeps the feature maps that a method gets."""
-
-    activations: list[Tensor] = field(default_factory=list)
-
-    def __call__(self, activations: Float[Tensor, "1 c *grid"]) -> Float[Tensor, "1 *grid"]:
-        """Keep the feature maps of a layer; the map that is returned has no meaning."""
-        self.activations.append(activations)
-        return torch.zeros_like(activations[:, 0])
+    return kept.maps[0][None]
 
 
 @dataclass(eq=False)
@@ -203,7 +192,8 @@ class _Changing:
         """Return the scores with only the cells of each mask kept, the others as in the filled picture."""
         if self.emptied.shape != activations.shape:
             raise UndefinedError("undefined", "the layer has another grid for the filled picture")
-        parts = [head(torch.where(part[:, None], activations, self.emptied)) for part in kept.split(head.at_once)]
+        emptied = self.emptied.to(activations.device)
+        parts = [head(torch.where(part[:, None], activations, emptied)) for part in kept.split(head.at_once)]
         scores = torch.cat(parts).double().cpu().numpy()
         if not np.isfinite(scores).all():
             raise UndefinedError("non_finite", "the model's score of changed feature maps is NaN or infinite")
