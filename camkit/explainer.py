@@ -128,7 +128,7 @@ class _Choices:
     method: Method = AUTO
     target_layer: Layers | None = None
     precision: Precision = "fp32"
-    fuse: Fusion = "mean"
+    fuse: Fusion | None = None
     smooth: Smoothing | None = None
     spread: Spread = "strides"
     progress: Progress | None = None
@@ -145,12 +145,12 @@ class _Choices:
         method = find_method(merged.pop("method", AUTO))
         if asked.get("references") is None and not method.need.references:
             merged.pop("references", None)
-        return cls(method, **({"fuse": "product"} if method.stages else {}) | merged)
+        return cls(method, **merged)
 
     def __post_init__(self) -> None:
         for name, kind in (("fuse", Fusion), ("precision", Precision), ("smooth", Smoothing), ("spread", Spread)):
             value = getattr(self, name)
-            if value not in get_args(kind) and (name, value) != ("smooth", None):
+            if value not in get_args(kind) and (name, value) not in (("smooth", None), ("fuse", None)):
                 raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
         if self.target_layer is not None and not self.method.layer:
             rest = advice("pass no target_layer", "leave out --layer")
@@ -237,7 +237,8 @@ class Explainer:
         device: where a model loaded by name runs; a module stays where it is.
         precision: "fp32" (None), or "bf16" and "fp16" under autocast. On a CPU without units for bf16, bf16 takes
             several times as long. There, "bf16" warns and runs in fp32, and "bf16-forced" uses bf16 anyway.
-        fuse: how several layers become one map: their "mean" (None), "max", or "product" after scaling.
+        fuse: how several layers become one map: their "mean", "max", or "product" after scaling. None is the product
+            for "refinecam", and else the mean.
         smooth: "augment" averages the maps of one class over the picture and its mirror image, each at 0.9, 1 and 1.1
             times its normalised values, in six passes; "eigen" keeps the first principal component of the weighted
             feature maps; "augment+eigen" does both. None leaves the maps as they are.
@@ -740,8 +741,9 @@ class Explainer:
                 maps = signed_maps(captured, method, ran_for_boxes, component=self._takes_component)
                 if self._averages:
                     maps = self._averaged(maps, method, part, captured, layers, batch, inputs)
+                fuse = self._choices.fuse or method.fuse
                 new = explanations(
-                    maps, captured, batch, shown, layers, self._choices.fuse, self._choices.smooth, self._loaded.labels
+                    maps, captured, batch, shown, layers, fuse, self._choices.smooth, self._loaded.labels
                 )
                 if self._has_inputs:
                     new = self._compared_without_picture(new, part, captured.scores, batch, inputs)
@@ -941,7 +943,7 @@ class Options(TypedDict, total=False):
     device: str | torch.device | None
     precision: Precision
     batch_size: int | None
-    fuse: Fusion
+    fuse: Fusion | None
     smooth: Smoothing | None
     spread: Spread | None
     config: Config | None

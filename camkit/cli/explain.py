@@ -34,7 +34,7 @@ class HowOptions:
             the method and the layer together.
         layer: The layer to explain; repeat the option to fuse several. "camkit layers" lists all. Default: camkit
             chooses.
-        fuse: How to combine several layers into one map.
+        fuse: How to combine several layers into one map. Default: product for refinecam, else mean.
         smooth: augment averages the maps of the picture and its mirror image, each with 0.9, 1 and 1.1 times its
             contrast, in six passes; eigen keeps the first principal component of the weighted feature maps.
         references: The pictures with which the method expected compares each picture; 8 to 16 are enough. Default:
@@ -49,7 +49,7 @@ class HowOptions:
 
     method: Annotated[str | None, Parameter(metavar="NAME")] = None
     layer: Annotated[list[str] | None, Parameter(alias="-l", negative=(), metavar="NAME")] = None
-    fuse: Literal["mean", "max", "product"] = "mean"
+    fuse: Literal["mean", "max", "product"] | None = None
     smooth: Literal["augment", "eigen", "augment+eigen"] | None = None
     references: Annotated[Path | None, Parameter(metavar="FOLDER")] = None
     precision: PrecisionName = "fp32"

@@ -19,6 +19,8 @@ from camkit.errors import MethodError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from camkit.types import Fusion
 else:
     Tensor = Any
 
@@ -173,6 +175,11 @@ class Method:
     def varies(self) -> bool:
         """True if it depends on the model's layers which method weights the maps."""
         return self.automatic or self.sharpens or self.pools
+
+    @property
+    def fuse(self) -> Fusion:
+        """How several layers become one map, unless the caller says how."""
+        return "product" if self.stages else "mean"
 
     @functools.cached_property
     def shares_pass(self) -> bool:

@@ -18,7 +18,7 @@ from camkit.images.listing import Pictures
 from camkit.images.references import chosen
 from camkit.images.video import is_video
 from camkit.kit.fingerprint import Fingerprint, digest, digest_of_code, fingerprint
-from camkit.methods import AUTO, MethodLike
+from camkit.methods import AUTO, MethodLike, find_method
 from camkit.models.loaded import LoadedModel
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
@@ -44,7 +44,7 @@ class How:
     layers: Sequence[str] | None = None
     targets: Sequence[TargetLike] | None = None
     precision: Precision = "fp32"
-    fuse: Fusion = "mean"
+    fuse: Fusion | None = None
     smooth: Smoothing | None = None
     references: Path | None = None
     draft: bool = False
@@ -62,11 +62,16 @@ class How:
         layers, targets = given.pop("layers"), given.pop("targets")
         return {**given, "target_layer": layers or None, "target": list(targets) if targets else None}
 
+    @property
+    def _fusion(self) -> Fusion:
+        """How several layers become one map."""
+        return self.fuse or find_method(self.method or AUTO).fuse
+
     def settings(self) -> dict[str, Any]:
         """Return what decides the maps, for a fingerprint; the size of the batches changes only the last digits."""
         names = ("layers", "targets", "precision", "fuse", "smooth")
         settings: dict[str, Any] = {"method": self.method or AUTO.name}
-        settings |= {name: getattr(self, name) for name in names}
+        settings |= {name: getattr(self, name) for name in names} | {"fuse": self._fusion}
         if self.references is not None:
             settings["references"] = digest(Path(str(file)).read_bytes() for file in chosen(self.references)[0])
         return {**settings, "draft": self.draft}
@@ -75,7 +80,7 @@ class How:
         """Return the settings that a drawing's plain name does not tell, as words for the names of files."""
         return {
             "precision": self.precision,
-            "fuse": self.fuse,
+            "fuse": self._fusion,
             "smooth": self.smooth or "",
             "references": "" if self.references is None else self.references.name,
         }

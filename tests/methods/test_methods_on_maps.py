@@ -32,6 +32,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
 import camkit
+from camkit.cli import main
 from camkit.errors import MethodError, TargetError
 from camkit.methods import METHODS, variant
 from camkit.targets import finer
@@ -433,6 +434,24 @@ def test_refinecam_multiplies_the_maps_of_the_last_layer_of_each_grid() -> None:
         assert kept[0].grad is not None
         product *= heatmap_oracle(gradcam_plus_plus(kept[0][0], kept[0].grad[0]), (16, 24))
     assert_equal(as_float64(found.heatmap), product / product.max(), 1e-4)
+
+
+def test_refinecam_multiplies_through_every_door(tmp_path: Path) -> None:
+    model, picture = camkit.load_model("demo-fair"), camkit.scenes.scene_paths()["plane-sky"]
+    wanted = camkit.explain(model, picture, method="refinecam")
+    assert isinstance(wanted, camkit.Explanation)
+    assert "+" in wanted.layer
+    assert wanted.maps.fuse == "product"
+    gradcam = camkit.Explainer(model)
+    (compared,) = camkit.compare(model, picture, ["refinecam"]).rows[0].maps
+    assert main([str(picture), "--model", "demo-fair", "--method", "refinecam", "--no-pictures",
+                 "--table", str(tmp_path / "t.csv")]) == 0  # fmt: skip
+    (row,) = camkit.scale.read(tmp_path / "t.csv")
+    for found in (gradcam.using("refinecam")(picture), compared.explanation, row):
+        np.testing.assert_allclose(found.raw, wanted.raw, atol=1e-3)
+    back = camkit.Explainer(model, method="refinecam").using("gradcam", ["features.1", "features.3"])(picture)
+    assert back.maps.fuse == "mean"
+    assert gradcam.using("refinecam", fuse="mean")(picture).maps.fuse == "mean"
 
 
 def test_refinecam_takes_named_layers() -> None:
