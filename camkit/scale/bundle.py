@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 _PACKAGES = ("camkit", "torch", "torchvision", "timm", "transformers", "onnxruntime", "numpy", "opencv-python-headless")
 """The packages whose versions can change a map."""
 
-_FORMAT = 1
+_FORMAT = 2
 """The version of the manifest, raised when a field is removed or changes its meaning."""
 
 
@@ -81,7 +81,6 @@ class Bundle:
                 **{key: value for key, value in row.items() if key not in ("raw", "raw_scale", "drawing", "error")},
                 "score": finite_or_none(explanation.score),
                 "picture_sha256": digest(picture.read_bytes()) if picture.is_file() else None,
-                "positions": explanation.placement.positions,
                 "files": files,
             }
         )
@@ -144,7 +143,7 @@ def _explanation(folder: Path, home: Path, row: dict[str, Any]) -> Explanation:
     scaled = {**row, "raw": np.zeros(raw.size, np.float16), "raw_scale": 1.0}
     if fault := fault_of(scaled):
         raise InputError(f"{folder / MANIFEST} cannot be read: in the row of {brief(row['path'])}, {fault}")
-    return explanation_of(scaled, home, exact=raw, positions=row["positions"])
+    return explanation_of(scaled, home, exact=raw)
 
 
 def _as_written(folder: Path, about: dict[str, str]) -> bytes:

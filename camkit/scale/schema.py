@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -37,6 +36,7 @@ COLUMNS: dict[str, Kind] = {
     "input": "wholes",
     "shape": "wholes",
     "extent": "reals",
+    "positions": "reals",
     "raw": "halves",
     "raw_scale": "real",
     "drawing": "text",
@@ -48,7 +48,9 @@ COLUMNS: dict[str, Kind] = {
 ``box``, ``detection`` and ``peak`` are in pixels of the original picture. ``raw`` is the map on the layer's grid, row
 by row, divided by ``raw_scale``, its largest absolute value: 16 bits have no room for very small and large numbers.
 ``shape`` is the shape of the grid, and ``input`` the shape of the model's input. ``extent`` says where the input starts
-and ends along each axis of the grid, as shares of the axis. ``drawing`` is the file with the drawing.
+and ends along each axis of the grid, as shares of the axis. ``positions`` says where each row and then each column of
+the grid is drawn, in pixels of the input; it is empty if they are spread evenly. ``drawing`` is the file with the
+drawing.
 """
 
 ERROR = "error"
@@ -75,6 +77,7 @@ def row_of(explanation: Explanation, drawing: Path | None = None) -> Row:
         "input": list(explanation.maps.size),
         "shape": list(explanation.raw.shape),
         "extent": [share for axis in explanation.placement.extent for share in axis],
+        "positions": [place for axis in explanation.placement.positions for place in axis],
         "raw": raw,
         "raw_scale": scale,
         "drawing": None if drawing is None else text_of(drawing),
@@ -88,12 +91,7 @@ def row_of_failure(failure: Failure) -> Row:
     return {**empty, "path": text_of(failure.source), "status": ERROR, "error": text_of(str(failure.error))}
 
 
-def explanation_of(
-    row: Row,
-    folder: Path = Path(),
-    exact: Float[np.ndarray, "..."] | None = None,
-    positions: Sequence[Sequence[float]] | None = None,
-) -> Explanation:
+def explanation_of(row: Row, folder: Path = Path(), exact: Float[np.ndarray, "..."] | None = None) -> Explanation:
     """Return the Explanation of a row without faults.
 
     Its map has the precision of 16 bits. If several layers were fused, its heatmap is drawn from their fused map. The
@@ -103,12 +101,14 @@ def explanation_of(
         row: a row whose status is not "error".
         folder: what a relative path in the row is relative to.
         exact: the map, if it is known with all its digits.
-        positions: where each cell looks along each axis, if that is known.
     """
     shares_of_scale = np.asarray(row["raw"], np.float16).reshape(row["shape"])
     raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"]) if exact is None else exact
-    shares = _extent(row).tolist()
-    placement = Placement(tuple(zip(shares[::2], shares[1::2], strict=True)), tuple(map(tuple, positions or ())))
+    shares, places = _reals(row, "extent").tolist(), _reals(row, "positions")
+    axes = np.split(places, np.cumsum(row["shape"])[:-1]) if len(places) else []
+    placement = Placement(
+        tuple(zip(shares[::2], shares[1::2], strict=True)), tuple(tuple(axis.tolist()) for axis in axes)
+    )
     box, detection = (None if row[name] is None else Box(*map(float, row[name])) for name in ("box", "detection"))
     return Explanation(
         maps=LayerMaps((torch.from_numpy(raw),), (placement,), "mean", tuple(map(int, row["input"]))),
@@ -131,8 +131,8 @@ def explanation_of(
     )
 
 
-def _extent(row: Row) -> Float[np.ndarray, " shares"]:
-    return np.asarray([] if row["extent"] is None else row["extent"], np.float64)  # a CSV has no empty lists
+def _reals(row: Row, name: str) -> Float[np.ndarray, " numbers"]:
+    return np.asarray([] if row[name] is None else row[name], np.float64)  # a CSV has no empty lists
 
 
 _GIVEN = ("path", "layer", "layer_reason", "method", "quantity", "raw_scale", "shape", "input", "raw")
@@ -156,7 +156,7 @@ def fault_of(row: Row) -> str:  # noqa: PLR0911 - a return for each column
         if len(corners) != 4 or not (np.isfinite(corners).all() and (corners[:2] < corners[2:]).all()):
             return f"{name} is {brief(row[name])}"
     shape, size, raw = (np.asarray(row[name]) for name in ("shape", "input", "raw"))
-    extent = _extent(row)
+    extent, places = _reals(row, "extent"), _reals(row, "positions")
     if not (1 <= len(shape) == len(size) <= 3 and (size >= 1).all() and (shape >= 1).all()) or len(raw) != shape.prod():
         return f"an input of size {brief(row['input'])} has no map of shape {brief(row['shape'])} with {len(raw)} cells"
     finite = np.isfinite(raw)
@@ -164,6 +164,8 @@ def fault_of(row: Row) -> str:  # noqa: PLR0911 - a return for each column
         return "raw holds what is not between -1 and 1"
     if not 0 < row["raw_scale"] <= np.finfo(np.float32).max:
         return f"raw_scale is {row['raw_scale']}"
+    if len(places) and not (len(places) == shape.sum() and np.isfinite(places).all()):
+        return f"positions is {brief(places)}"
     starts, ends = (extent[::2], extent[1::2]) if len(extent) else (0 * size, 0 * size + 1)
     if len(starts) == len(ends) == len(size):
         pixel = (ends - starts) / size

@@ -162,6 +162,23 @@ def test_a_table_is_read_back_as_the_explanations_that_were_written(tmp_path, ti
     assert [row for row in content(tmp_path / name) if "error" in "".join(map(str, row))]
 
 
+@pytest.mark.parametrize("name", [*TABLES, "bundle"])
+def test_a_table_keeps_where_the_cells_are_drawn(tmp_path, tiny, name):
+    """On 17 pixels, cells in the middle of their strides are not spread evenly."""
+    files = write_pictures(tmp_path / "in", 1)
+    wide = transforms.Compose([transforms.Resize((17, 17)), transforms.ToTensor()])
+    model = replace(tiny, preprocess=wide)
+    (written,) = camkit.explain_many(model, files, "0")
+    assert written.placement.positions
+    even = camkit.explain(model, files[0], "0", spread="even")
+    assert np.abs(even.heatmap - written.heatmap).max() > 0.05
+    out = {"bundle": tmp_path / name} if name == "bundle" else {"table": tmp_path / name}
+    list(run_folder(model, [tmp_path / "in"], None, layers=["0"], **out))
+    (found,) = camkit.scale.read(tmp_path / name)
+    assert found.placement == written.placement
+    assert np.abs(found.heatmap - written.heatmap).max() < 2e-3
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_keeps_how_maps_are_smoothed(tmp_path, tiny, name):
     write_pictures(tmp_path / "in", 2)
