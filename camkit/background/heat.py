@@ -278,7 +278,8 @@ class CheckHeat:
         return {
             **vars(measures),
             "grid": list(grid),
-            "extent": explanation.extent,
+            "extent": explanation.placement.extent,
+            "positions": explanation.placement.positions,
             "size": list(region.shape),
             "cells": packed(np.maximum(explanation.raw, 0)),
             "within": packed(within),
@@ -374,14 +375,18 @@ class Energy(NamedTuple):
     headroom: float
 
 
+def placement_of(row: Row) -> Placement:
+    """Return where the cells of a row's map lie on the model's input."""
+    return Placement(*(tuple(map(tuple, row[part])) for part in ("extent", "positions")))
+
+
 def compare_maps(items: Sequence[Item], heat: Mapping[str, Row]) -> dict[str, Energy]:
-    """Compare each map with the regions of all pictures whose map has the same grid, size and extent."""
+    """Compare each map with the regions of all pictures whose map has the same grid, size and placement."""
     by_geometry: dict[tuple[Any, Any, Placement], list[str]] = defaultdict(list)
     for item in items:
         row = heat.get(item.name, {})
         if "cells" in row:
-            placement = Placement(tuple(map(tuple, row["extent"])))
-            by_geometry[tuple(row["grid"]), tuple(row["size"]), placement].append(item.name)
+            by_geometry[tuple(row["grid"]), tuple(row["size"]), placement_of(row)].append(item.name)
     compared: dict[str, Energy] = {}
     for (grid, size, placement), names in by_geometry.items():
         maps, within = (

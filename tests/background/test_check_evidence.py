@@ -402,3 +402,23 @@ def test_the_heat_is_that_of_the_default_method(tmp_path):
     assert shown.energy == pytest.approx(alone.heatmap[region].sum() / alone.heatmap.sum(), abs=1e-5)
     assert json.loads((tmp_path / "report" / "report.json").read_text())["method"] == "gradcam-sharpened"
     assert result.sanity.agreement is not None, "the grids of both methods differ, and their maps are compared"
+
+
+def test_the_energy_is_that_of_cells_that_are_not_spread_evenly(tmp_path):
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Conv2d(3, 8, 9, 8, padding=8), nn.ReLU())
+    model = nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)).eval()
+    preprocess = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    pictures = write_crosses(tmp_path)
+    config = {"check": {"pastes": 1, "layer": "0", "method": "gradcam"}}
+
+    result = camkit.check(model, pictures, preprocess=preprocess, labels=["blue", "red"], config=config)
+
+    shown = [row for row in result.images if row.status == "ok"]
+    assert shown
+    for row in shown[:4]:
+        target = int(row.label == "red")
+        alone = camkit.explain(model, pictures / row.name, "0", method="gradcam", preprocess=preprocess, target=target)
+        region = np.asarray(Image.open(tmp_path / "masks" / row.name)) > 0
+        assert alone.placement.positions
+        assert row.energy == pytest.approx(alone.heatmap[region].sum() / alone.heatmap.sum(), abs=2e-3)

@@ -89,6 +89,7 @@ def rows_of(places, objects):
         heat[item.name] = {
             "cells": packed(cells), "within": packed(within), "grid": [6, 6], "size": [18, 18],
             "extent": [[0.0, 1.0], [0.0, 1.0]],
+            "positions": [],
         }  # fmt: skip
     return items, heat
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from camkit.background.data import Item
 from camkit.background.deep import DeepFinding, Material
-from camkit.background.heat import heat_in_cells
+from camkit.background.heat import heat_in_cells, placement_of
 from camkit.kit.store import Row, unpacked
 from camkit.types import Box, Placement
 
@@ -126,7 +126,7 @@ def find_spots(items: Sequence[Item], heat: Mapping[str, Row]) -> list[Spot]:
 def hottest_off_object(row: Row) -> tuple[int, int] | None:
     """Return the hottest place of a map, as row and column; None if a part of the object is in it."""
     grid, size = tuple(row["grid"]), tuple(row["size"])
-    everywhere = _everywhere(size, grid, Placement(tuple(map(tuple, row["extent"]))))
+    everywhere = _everywhere(size, grid, placement_of(row))
     cells, within = (unpacked(row[part]).astype(float) for part in ("cells", "within"))
     heat, object_, frame = (_windows(part, grid) for part in (cells * everywhere, within, everywhere))
     place = int(heat.argmax())
