@@ -377,7 +377,8 @@ class Energy(NamedTuple):
 
 def placement_of(row: Row) -> Placement:
     """Return where the cells of a row's map lie on the model's input."""
-    return Placement(*(tuple(map(tuple, row[part])) for part in ("extent", "positions")))
+    extent, positions = (tuple(map(tuple, row[part])) for part in ("extent", "positions"))
+    return Placement(extent, positions)
 
 
 def compare_maps(items: Sequence[Item], heat: Mapping[str, Row]) -> dict[str, Energy]:
