@@ -441,7 +441,7 @@ class Explainer:
         request = replace(self._request(target, 1), methods=methods)
         _check_count(request, 1)
         rows = self._explain_batch(request, [located(self._prepared(img), self._loaded.preprocess, self._boxes)])
-        return [_existing(row) for row in rows]
+        return [_explanation(row) for row in rows]
 
     def _prepared(self, img: ImageLike) -> Prepared:
         """Prepare one picture; a tensor may have a batch axis."""
@@ -628,7 +628,7 @@ class Explainer:
             rows.reverse()
             while rows:
                 row = rows.pop()
-                yield _existing(row) if on_error == "raise" else row
+                yield _explanation(row) if on_error == "raise" else row
                 del row  # the caller alone holds it
 
     def _passes(self, request: _Request, batches: Iterator[Batch], at_once: int) -> Iterator[list[Any]]:
@@ -909,7 +909,7 @@ def _caused(error: ImageError, cause: Exception) -> ImageError:
     return error
 
 
-def _existing(row: Explanation | Failure) -> Explanation:
+def _explanation(row: Explanation | Failure) -> Explanation:
     """Return an explanation; raise the error of a failure."""
     if isinstance(row, Failure):
         # A copy: an error whose traceback holds frames that hold the error would keep the pictures alive.
