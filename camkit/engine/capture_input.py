@@ -115,6 +115,7 @@ def capture_guided(
     features: list[Features] = []
     for ref, layout in layouts.items():
         maps = features_of(ordinary[ref], layout, resized.extent)
+        # As in the paper, the map is spread evenly over the guided gradients, wherever its cells are drawn.
         to_size = functools.partial(enlarge, size=size, placement=Placement(maps.placement.extent))
         pairs = zip(guided, maps.by_target, strict=True)
         weights = tuple(weigh(maps.activations, GuidedGradients(*pair, to_size)) for pair in pairs)

@@ -74,6 +74,7 @@ def capture_with_pictures(
     maps = [features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items()]
     features: list[Features] = []
     for explained in maps or [Features(image, ())]:
+        # The papers spread a map evenly to mask the picture, wherever its cells are drawn.
         pictures = ChangedPictures(model, image, fixed, options, each_pass, Placement(explained.placement.extent))
         by_target = weigh(explained.activations, pictures).split(1) if fixed else ()
         if len(by_target) != len(fixed):
