@@ -86,7 +86,9 @@ def factorise(
             f"the concepts of one layer are found, but these are several: {', '.join(names)}; name one with "
             f"{advice('target_layer=', '--layer')}"
         )
-    maps = [of_picture.float() for of_picture in kept.maps]
+    maps = kept.maps
+    for place, of_picture in enumerate(maps):
+        maps[place] = of_picture.float()
     strengths, vectors = _factors(maps, concepts, str(explainer.layer))
     image = prepare(pictures[0], loaded.preprocess, explained[0].source, rank).tensor[None].detach()
     image = image.to(device_of(loaded.module), dtype_of(loaded.module))

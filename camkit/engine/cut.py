@@ -151,6 +151,12 @@ class Tape:
                 layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
 
 
+def _shares_memory(output: Tensor, arguments: list[Tensor]) -> bool:
+    """Tell whether a layer returned one of its arguments, or a view of it."""
+    storage = output.untyped_storage().data_ptr()
+    return any(argument.untyped_storage().data_ptr() == storage for argument in arguments)
+
+
 @dataclass(eq=False)
 class _Start:
     """What was known when a call of a layer began: the size of the graph, and the state of each argument."""
@@ -158,17 +164,12 @@ class _Start:
     nodes: int = 0
     arguments: list[tuple[Tensor, State]] = field(default_factory=list)
 
-    def shares_memory_with(self, output: Tensor) -> bool:
-        """Tell whether the layer returned one of its arguments, or a view of it."""
-        storage = output.untyped_storage().data_ptr()
-        return any(argument.untyped_storage().data_ptr() == storage for argument, _ in self.arguments)
-
     def wrote_into(self, output: Tensor) -> bool:
         """Tell whether the layer changed an argument in place that shares memory with its output."""
         return any(state.changed() and shares_memory(tensor, output) for tensor, state in self.arguments)
 
 
-def _save(tape: Tape, ref: LayerRef, start: _Start, output: Any, *, gradients: bool) -> Any:
+def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], output: Any, *, gradients: bool) -> Any:
     """Save a layer's feature maps; return the output that replaces the layer's own, or None to keep it."""
     maps = feature_tensor(output)
     if maps is None:
@@ -188,7 +189,8 @@ def _save(tape: Tape, ref: LayerRef, start: _Start, output: Any, *, gradients: b
         several = tensors_in(output) if not (tape.whole or isinstance(output, Tensor)) else []
         if sum(other.is_floating_point() for other in several) > 1:
             raise EntangledError
-        shared = start.shares_memory_with(tensor)
+        # Lists and dictionaries among the arguments may have lost tensors, or got some.
+        shared = _shares_memory(tensor, [*arguments, *(argument for argument, _ in start.arguments)])
         return _begin(tape, ref, output, path, tensor, shared=shared, wrote=shared and start.wrote_into(tensor))
     own = own_output(tensor, start.nodes)
     tape.layers[ref] = Saved.in_graph(own, tensor.detach().clone())
@@ -242,17 +244,16 @@ def cut(
     for ref, module in layers.items():
         refs.setdefault(module, []).append(ref)
     calls = dict.fromkeys(refs, 0)
-    starts: dict[nn.Module, list[_Start]] = {module: [] for module in refs}  # of the calls that have not ended
+    starts: dict[nn.Module, _Start] = {}
 
     def begin(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if tape.recording:
             given = tensors_in((arguments, keywords) if keywords else arguments)
-            starts[module].append(_Start(nodes_of_graph(), [(tensor, State.of(tensor)) for tensor in given]))
+            starts[module] = _Start(nodes_of_graph(), [(tensor, State.of(tensor)) for tensor in given])
 
-    def end(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any) -> Any:
+    def end(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
         if not tape.recording:
             return None
-        start = starts[module].pop() if starts[module] else _Start()
         calls[module] += 1
         if calls[module] > 1 and LayerRef(refs[module][0].name) in refs[module]:
             name = refs[module][0].name
@@ -263,7 +264,9 @@ def cut(
         wanted = [ref for ref in refs[module] if ref.call in (None, calls[module])]
         if not wanted:
             return None
-        replaced = _save(tape, wanted[0], start, output, gradients=gradients)
+        start = starts.pop(module, _Start())
+        given = tensors_in((arguments, keywords) if keywords else arguments)
+        replaced = _save(tape, wanted[0], start, given, output, gradients=gradients)
         tape.layers.update(dict.fromkeys(wanted, tape.layers[wanted[0]]))
         return replaced
 

@@ -176,7 +176,7 @@ class Method:
         """True if it depends on the model's layers which method weights the maps."""
         return self.automatic or self.sharpens or self.pools
 
-    @property
+    @functools.cached_property
     def fuse(self) -> Fusion:
         """How several layers become one map, unless the caller says how."""
         return "product" if self.stages else "mean"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.errors import ModelError
 from camkit.sentences.cut import Cut, DecoderCut
 
@@ -156,25 +158,32 @@ def attending_by_sdpa(model: nn.Module, *kept: str | None) -> Iterator[None]:
     Threads that share a model share this setting; the last one to leave restores it.
     """
     configs: dict[int, Any] = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
-    used: list[_Replaced] = []
-    try:
+    with undisturbed():
         with _lock:
-            for key, config in configs.items():
-                name = getattr(config, "_attn_implementation_internal", "sdpa")
-                if key not in _replaced and name not in ("sdpa", *kept):
-                    _replaced[key] = _Replaced(config, name)
-                    config._attn_implementation_internal = "sdpa"
-                if key in _replaced:
-                    used.append(_replaced[key])
-                    used[-1].users += 1
-        yield
-    finally:
-        with _lock:
-            for setting in used:
-                setting.users -= 1
-                if not setting.users:
-                    setting.config._attn_implementation_internal = setting.name
-                    del _replaced[id(setting.config)]
+            used = [setting for setting in map(functools.partial(_replace, kept), configs.values()) if setting]
+        try:
+            with interruptible():
+                yield
+        finally:
+            with _lock:
+                for setting in used:
+                    setting.users -= 1
+                    if not setting.users:
+                        setting.config._attn_implementation_internal = setting.name
+                        del _replaced[id(setting.config)]
+
+
+def _replace(kept: Sequence[str | None], config: Any) -> _Replaced | None:
+    """Count one more user of a model's setting, which is replaced for the first one; None if it stays as it is."""
+    name = getattr(config, "_attn_implementation_internal", "sdpa")
+    setting = _replaced.get(id(config))
+    if setting is None and name in ("sdpa", *kept):
+        return None
+    if setting is None:
+        setting = _replaced[id(config)] = _Replaced(config, name)
+        config._attn_implementation_internal = "sdpa"
+    setting.users += 1
+    return setting
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch import Tensor
 from camkit.targets.classes import ClassTarget
 from camkit.targets.names import check_index
 from camkit.targets.outputs import logits_of
-from camkit.targets.probabilities import ScoreReading, logits_behind, shares_of
+from camkit.targets.probabilities import ScoreReading, logits_behind
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
@@ -57,7 +57,7 @@ class LogOddsTarget(Target):
         check_index(self.index, scores.shape[1])
         logits, reading = logits_behind(scores, self.final), ScoreReading.of(scores)
         rows = scores.to(logits.dtype) / (100 if reading.kind == "percentage" else 1)
-        if not self.final and shares_of(scores.detach()) is not None:  # probabilities, by operations of the model's own
+        if not self.final and reading.whole is not None:  # probabilities, by operations of the model's own
             rows = rows.clamp(min=torch.finfo(rows.dtype).tiny).log()
         value, slope = logits[:, self.index], rows[:, self.index]
         if logits.shape[1] > 1 and self.activation not in ("sigmoid", "none") and "Sigmoid" not in self.final:

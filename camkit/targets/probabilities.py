@@ -70,33 +70,36 @@ class ScoreReading:
     Attributes:
         values: the scores (N, K, \*cells), without a graph.
         activation: what ``final_activation`` finds.
-        kind: the kind of number.
+        whole: what the scores of all classes sum to everywhere, 1 or 100, if none is negative; else None.
     """
 
     values: Float[Tensor, "n k *cells"]
     activation: Any
-    kind: ScoreKind
+    whole: int | None
 
     @classmethod
     def of(cls, scores: Float[Tensor, "n k *cells"]) -> ScoreReading:
         """Read class scores: by what computed them, and by their sums over the classes."""
-        values, node = scores.detach(), final_activation(scores)
-        whole = _whole_of(values)
-        if whole == _PERCENT:
-            return cls(values, node, "percentage")
-        if node is not None and node.name().startswith("Log"):
-            return cls(values, node, "log-probability")
-        return cls(values, node, "logit" if node is None and whole is None else "probability")
+        values = scores.detach()
+        return cls(values, final_activation(scores), _whole_of(values))
+
+    @property
+    def kind(self) -> ScoreKind:
+        """The kind of number."""
+        if self.whole == _PERCENT:
+            return "percentage"
+        if self.activation is not None and self.activation.name().startswith("Log"):
+            return "log-probability"
+        return "logit" if self.activation is None and self.whole is None else "probability"
 
     @property
     def probabilities(self) -> Float[Tensor, "n k *cells"] | None:
         """The scores as probabilities if they are probabilities or their logarithms already; else None."""
-        if self.kind == "logit":
+        if self.whole is not None:
+            return self.values.float() / self.whole
+        if self.activation is None:
             return None
-        values = self.values.float()
-        if self.kind == "log-probability":
-            return values.exp()
-        return values / _PERCENT if self.kind == "percentage" else values
+        return self.values.float().exp() if self.kind == "log-probability" else self.values.float()
 
 
 def logits_behind(scores: Float[Tensor, "n k"], final: str = "") -> Float[Tensor, "n k"]:

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -528,6 +528,53 @@ def test_a_batch_norm_before_tokens_is_differentiated_correctly_for_one_image_to
     found = camkit.explain(net, images, "features", target=1, method="hirescam")
     for one, expected in zip(found if count > 1 else [found], raws, strict=True):
         assert np.allclose(one.raw, expected, atol=1e-5)
+
+
+class Passing(nn.Module):
+    """A layer that returns what it is given, in a way that its arguments show only before, or only after the call."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, maps: list[Tensor], depth: int = 0) -> Tensor:
+        if self.how == "takes":
+            return maps.pop()
+        if self.how == "adds":
+            maps.append(maps.pop() * 2)
+            return maps[-1]
+        if depth:
+            raise ValueError
+        with suppress(ValueError):
+            self([maps[0] * 2], 1)
+        return maps[0]
+
+
+class ReadsBoth(nn.Module):
+    """Changes the maps in place after the layer, through the name that they had before it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.stem, self.layer = nn.Conv2d(3, 8, 3, padding=1), Passing(how)
+        self.last, self.fc = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = [self.stem(x)]
+        own = given[0]
+        returned = self.layer(given)
+        (given[0] if self.layer.how == "adds" else own).relu_()
+        return self.fc(self.last(returned).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("method", ["gradcam", "eigencam"])
+@pytest.mark.parametrize("how", ["takes", "adds", "tries"])
+def test_a_layer_that_returns_its_argument_keeps_later_changes(how: str, method: str) -> None:
+    torch.manual_seed(0)
+    model, image = ReadsBoth(how).eval(), torch.rand(3, 16, 16)
+    own = float(model(image[None]).softmax(1)[0, 1].detach())
+    found = camkit.explain(model, image, "layer", method=method, target=1)
+    assert isinstance(found, camkit.Explanation)
+    assert found.probability == pytest.approx(own, abs=1e-6)
 
 
 class Detached(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ctrl_c import CtrlC, nothing_runs
 from PIL import Image
 from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -249,3 +252,25 @@ def test_the_last_thread_that_reads_attention_restores_how_it_is_computed() -> N
     assert model.config.get_text_config()._attn_implementation == "sdpa"
     second.__exit__(None, None, None)
     assert model.config.get_text_config()._attn_implementation == "eager"
+
+
+def test_ctrl_c_at_any_line_leaves_how_attention_is_computed() -> None:
+    model, _ = FAMILIES["llava_next"]()
+    model.set_attn_implementation("eager")
+    came, before = 0, sys.gettrace()
+    for line in itertools.count(1):
+        sys.settrace(CtrlC(line, ("/sentences/heat.py", "contextlib.py")))
+        try:
+            with heat.attending_by_sdpa(model):
+                during = model.config.get_text_config()._attn_implementation
+        except KeyboardInterrupt:
+            came += 1
+        else:
+            break
+        finally:
+            sys.settrace(before)
+        assert model.config.get_text_config()._attn_implementation == "eager", line
+        assert not heat._replaced, line
+        assert nothing_runs(), line
+    assert came > 20
+    assert during == "sdpa"
