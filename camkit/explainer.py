@@ -111,7 +111,6 @@ if TYPE_CHECKING:
 
 Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
 
-
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
 passes costs little."""

@@ -14,6 +14,7 @@ from camkit.engine.passes import quiet_pass
 from camkit.errors import MethodError, TargetError
 from camkit.targets.classes import probabilities
 from camkit.targets.outputs import logits_of
+from camkit.targets.probabilities import ScoreReading
 from camkit.types import Activation, TargetLayer
 
 
@@ -49,4 +50,4 @@ def class_probabilities(
     cells = [1] * len(layer.layout.grid)
     maps = vectors.to(head.activations).reshape(*vectors.shape, *cells).expand(-1, -1, *layer.layout.grid)
     with torch.no_grad():
-        return probabilities(head(maps.clone()), activation)
+        return probabilities(ScoreReading.of(head(maps.clone())), activation)

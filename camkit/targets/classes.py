@@ -27,27 +27,25 @@ FINER_WEIGHT, FINER_NEAREST = 0.6, 3
 TargetFunction: TypeAlias = Callable[[Any], Tensor]
 
 
-def probabilities(
-    logits: Float[Tensor, "n k"], activation: Activation | None, reading: ScoreReading | None = None
-) -> Float[Tensor, "n k"] | None:
+def probabilities(scores: ScoreReading, activation: Activation | None) -> Float[Tensor, "n k"] | None:
     """Return the probabilities of the classes; None if the activation is "none".
 
-    Scores that are probabilities already are returned as they are. ``reading`` is their reading, if it is known.
+    Scores that are probabilities already are returned as they are.
     """
-    function = activation or ("sigmoid" if logits.shape[1] == 1 else "softmax")
+    function = activation or ("sigmoid" if scores.values.shape[1] == 1 else "softmax")
     if function == "none":
         return None
-    given = (reading or ScoreReading.of(logits)).probabilities
+    given = scores.probabilities
     if given is not None:
         return given
-    values = logits.detach().float()
+    values = scores.values.float()
     return values.sigmoid() if function == "sigmoid" else values.softmax(dim=1)
 
 
 def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Activation | None) -> Scores:
     """Return the logit of one class for each image."""
     reading = ScoreReading.of(logits)
-    by_class = probabilities(logits, activation, reading)
+    by_class = probabilities(reading, activation)
     return Scores(
         values=logits.gather(1, indices[:, None])[:, 0],
         indices=tuple(indices.tolist()),
@@ -146,7 +144,7 @@ class AboveTarget(Expands):
 
     def expand(self, output: Any, batch: int) -> list[RankAboveTarget]:
         """Return one target for each rank that some image reaches; at least one."""
-        by_class = probabilities(logits_of(output, batch), "sigmoid")
+        by_class = probabilities(ScoreReading.of(logits_of(output, batch)), "sigmoid")
         assert by_class is not None
         most = int((by_class > self.threshold).sum(1).amax())
         return [RankAboveTarget(rank, self.threshold) for rank in range(1, max(most, 1) + 1)]
