@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, ca
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import (
     autocasting,
@@ -61,7 +61,7 @@ from camkit.images.prepare import Prepared, located, prepare, source_of, stacked
 from camkit.images.references import References
 from camkit.layers.memory import ModelMemory
 from camkit.layers.names import Layers
-from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError
+from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError, Ran
 from camkit.methods import AUTO, Method, find_method, known_method
 from camkit.methods.registry import MethodLike
 from camkit.methods.signed_maps import (
@@ -714,44 +714,64 @@ class Explainer:
         if not all(finite):
             return self._explain_finite(request, batch, finite)
         shown = shown_pictures(batch, inputs)
-        rows: list[list[list[Explanation | Failure]]] = [[[] for _ in request.methods] for _ in batch]
         scores: list[Scores] = []
+        by_method: list[list[list[Explanation | Failure]]] = [[[] for _ in batch] for _ in request.methods]
+        try:
+            for part, ran in self._ran(request, batch, inputs):
+                self._used = ran.layers
+                for asked, of_method in zip(request.methods, by_method, strict=True):
+                    method = ran.method if asked.varies else asked
+                    more = self._explained(part, ran, method, batch, inputs, shown)
+                    for of_picture, of_part in zip(of_method, more, strict=True):
+                        of_picture.extend(of_part)
+                scores += ran.captured.scores
+                del ran  # frees the gradients before the next pass
+        except ImageError as error:
+            return [Failure(item.source, _without_frames(error)) for item in batch]
+        by_picture = itertools.chain.from_iterable(zip(*by_method, strict=True))
+        return [row for rows in by_picture for row in sharing_scale(existing(rows, scores))]
+
+    def _ran(self, request: _Request, batch: Sequence[Prepared], inputs: Tensor) -> Iterator[tuple[_Request, Ran]]:
+        """Run the passes for a batch, each for a part of the targets; of different layers, one after the other.
+
+        Raises:
+            ImageError, ModelError: the model cannot take these pictures, and the reason is known.
+            Exception: as for ``LayerPasses.captured``.
+        """
         parts = _parts(request, apart=self._averages)
         while parts:
             part = parts.pop(0)
             try:
-                ran = self._runs.captured(_of_pictures(part.targets, batch), inputs)
+                yield part, self._runs.captured(_of_pictures(part.targets, batch), inputs)
             except OneTargetError:
                 parts = [*(replace(part, targets=(target,)) for target in part.targets), *parts]
-                continue
             except (RuntimeError, TypeError, ValueError) as error:
                 if is_out_of_memory(error) or isinstance(error, CamkitError):
                     raise
                 sentence = _in_a_sentence(self.model, inputs, error)
                 if sentence is None:
                     raise
-                if isinstance(sentence, ImageError):
-                    return [Failure(item.source, _caused(ImageError(str(sentence)), error)) for item in batch]
                 raise sentence from error
-            self._used = ran.layers
-            captured, layers, ran_for_boxes = ran.captured, ran.layers, ran.for_boxes
-            for number, asked in enumerate(request.methods):
-                method = ran.method if asked.varies else asked
-                maps = signed_maps(captured, method, ran_for_boxes, component=self._takes_component)
-                if self._averages:
-                    maps = self._averaged(maps, method, part, captured, layers, batch, inputs)
-                fuse = self._choices.fuse or method.fuse
-                new = explanations(
-                    maps, captured, batch, shown, layers, fuse, self._choices.smooth, self._loaded.labels
-                )
-                if self._has_inputs:
-                    new = self._compared_without_picture(new, part, captured.scores, batch, inputs)
-                for of_picture, more in zip(rows, new, strict=True):
-                    of_picture[number].extend(more)
-            scores += captured.scores
-            del captured, ran  # frees the gradients before the next pass
-        by_method = (of_method for of_picture in rows for of_method in of_picture)
-        return [row for of_method in by_method for row in sharing_scale(existing(of_method, scores))]
+
+    def _explained(
+        self,
+        request: _Request,
+        ran: Ran,
+        method: Method,
+        batch: Sequence[Prepared],
+        inputs: Tensor,
+        shown: Sequence[Image.Image | Tensor | None],
+    ) -> list[list[Explanation | Failure]]:
+        """Return a row for each target of each picture, from one pass and for one method."""
+        maps = signed_maps(ran.captured, method, ran.for_boxes, component=self._takes_component)
+        if self._averages:
+            maps = self._averaged(maps, method, request, ran, batch, inputs)
+        fuse = self._choices.fuse or method.fuse
+        labels, smooth = self._loaded.labels, self._choices.smooth
+        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, smooth, labels)
+        if not self._has_inputs:
+            return rows
+        return self._compared_without_picture(rows, request, ran.captured.scores, batch, inputs)
 
     def _compared_without_picture(
         self,
@@ -786,8 +806,7 @@ class Explainer:
         maps: list[SignedMaps],
         method: Method,
         request: _Request,
-        captured: Capture,
-        layers: tuple[TargetLayer, ...],
+        ran: Ran,
         batch: Sequence[Prepared],
         inputs: Tensor,
     ) -> list[SignedMaps]:
@@ -798,6 +817,7 @@ class Explainer:
             LayerError: the layer's cells lie elsewhere in a mirrored picture, or camkit chooses another layer for it.
         """
         size = tuple(inputs.shape[2:])
+        captured, refs = ran.captured, [layer.ref for layer in ran.layers]
         check_mirrors(captured.features)
         versions = [maps]
         targets = _of_pictures(request.targets, batch)
@@ -808,16 +828,16 @@ class Explainer:
                 for target, scored in zip(several, captured.scores, strict=True)
             )
             try:
-                ran = self._runs.captured(_of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored))
+                other = self._runs.captured(_of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored))
             except OneTargetError:
-                ran = None
-            if ran is None or [layer.ref for layer in ran.layers] != [layer.ref for layer in layers]:
+                other = None
+            if other is None or [layer.ref for layer in other.layers] != refs:
                 raise LayerError(
-                    f"camkit chose layer {layers[0]} for the picture but another one for a changed version of it; "
+                    f"camkit chose layer {ran.layers[0]} for the picture but another one for a changed version of it; "
                     "name the layer"
                 )
-            of_version = signed_maps(ran.captured, method, component=self._takes_component)  # no boxes
-            placements = [features.placement for features in ran.captured.features]
+            of_version = signed_maps(other.captured, method, component=self._takes_component)  # no boxes
+            placements = [features.placement for features in other.captured.features]
             versions.append([signed.mirrored(placements, size) if mirrored else signed for signed in of_version])
         return [SignedMaps.averaged(of_target) for of_target in zip(*versions, strict=True)]
 
@@ -903,9 +923,11 @@ def _in_a_sentence(module: nn.Module, inputs: Tensor, error: Exception) -> Input
     return None if failure is None else ModelError(failure)
 
 
-def _caused(error: ImageError, cause: Exception) -> ImageError:
-    error.__cause__ = cause
-    return error
+def _without_frames(error: ImageError) -> ImageError:
+    """Return a copy of an error that does not keep the pictures of the frames that it went through alive."""
+    alone = ImageError(str(error))
+    alone.__cause__ = error.__cause__
+    return alone
 
 
 def _explanation(row: Explanation | Failure) -> Explanation:
