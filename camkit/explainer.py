@@ -62,17 +62,10 @@ from camkit.images.references import References
 from camkit.layers.memory import ModelMemory
 from camkit.layers.names import Layers
 from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError, Ran
-from camkit.methods import AUTO, Method, find_method, known_method
+from camkit.methods import AUTO, METHODS, Method, find_method, known_method
 from camkit.methods.registry import MethodLike
-from camkit.methods.signed_maps import (
-    CHANGES,
-    SignedMaps,
-    averages,
-    changed,
-    check_mirrors,
-    signed_maps,
-    takes_component,
-)
+from camkit.methods.runs import SignedMaps, signed_maps
+from camkit.methods.smoothing import CHANGES, averages, changed, check_mirrors, takes_component
 from camkit.models import (
     Labels,
     about_channels,
@@ -178,7 +171,7 @@ def _for_model(choices: _Choices, module: nn.Module) -> Method:
     if choices.target_layer is not None:
         raise LayerError(box.lacks(advice("pass no target_layer", "leave out --layer")))
     if method.automatic:
-        return find_method("occlusion")
+        return METHODS["occlusion"]
     if method.layer or not method.need.pictures:
         raise MethodError(f"method {method.name!r} cannot be used: {box.lacks(WITHOUT)}")
     return method
@@ -716,42 +709,42 @@ class Explainer:
         shown = shown_pictures(batch, inputs)
         scores: list[Scores] = []
         by_method: list[list[list[Explanation | Failure]]] = [[[] for _ in batch] for _ in request.methods]
-        try:
-            for part, ran in self._ran(request, batch, inputs):
-                self._used = ran.layers
-                for asked, of_method in zip(request.methods, by_method, strict=True):
-                    method = ran.method if asked.varies else asked
-                    more = self._explained(part, ran, method, batch, inputs, shown)
-                    for of_picture, of_part in zip(of_method, more, strict=True):
-                        of_picture.extend(of_part)
-                scores += ran.captured.scores
-                del ran  # frees the gradients before the next pass
-        except ImageError as error:
-            return [Failure(item.source, _without_frames(error)) for item in batch]
+        parts = _parts(request, apart=self._averages)
+        while parts:
+            part = parts.pop(0)
+            try:
+                ran = self._ran(part, batch, inputs)
+            except OneTargetError:
+                parts = [*(replace(part, targets=(target,)) for target in part.targets), *parts]
+                continue
+            except ImageError as error:
+                return [Failure(item.source, _without_frames(error)) for item in batch]
+            self._used = ran.layers
+            for asked, of_method in zip(request.methods, by_method, strict=True):
+                more = self._explained(part, ran, ran.method if asked.varies else asked, batch, inputs, shown)
+                for of_picture, of_part in zip(of_method, more, strict=True):
+                    of_picture.extend(of_part)
+            scores += ran.captured.scores
+            del ran  # frees the gradients before the next pass
         by_picture = itertools.chain.from_iterable(zip(*by_method, strict=True))
         return [row for rows in by_picture for row in sharing_scale(existing(rows, scores))]
 
-    def _ran(self, request: _Request, batch: Sequence[Prepared], inputs: Tensor) -> Iterator[tuple[_Request, Ran]]:
-        """Run the passes for a batch, each for a part of the targets; of different layers, one after the other.
+    def _ran(self, request: _Request, batch: Sequence[Prepared], inputs: Tensor) -> Ran:
+        """Run a pass for a batch.
 
         Raises:
             ImageError, ModelError: the model cannot take these pictures, and the reason is known.
             Exception: as for ``LayerPasses.captured``.
         """
-        parts = _parts(request, apart=self._averages)
-        while parts:
-            part = parts.pop(0)
-            try:
-                yield part, self._runs.captured(_of_pictures(part.targets, batch), inputs)
-            except OneTargetError:
-                parts = [*(replace(part, targets=(target,)) for target in part.targets), *parts]
-            except (RuntimeError, TypeError, ValueError) as error:
-                if is_out_of_memory(error) or isinstance(error, CamkitError):
-                    raise
-                sentence = _in_a_sentence(self.model, inputs, error)
-                if sentence is None:
-                    raise
-                raise sentence from error
+        try:
+            return self._runs.captured(_of_pictures(request.targets, batch), inputs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error) or isinstance(error, CamkitError):
+                raise
+            sentence = _in_a_sentence(self.model, inputs, error)
+            if sentence is None:
+                raise
+            raise sentence from error
 
     def _explained(
         self,

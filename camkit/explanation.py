@@ -27,7 +27,8 @@ from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
 from camkit.layers.choose import UNSURE
 from camkit.methods import SHARPENED, WEIGHTED, known_method
-from camkit.methods.signed_maps import CHANGES, SignedMaps
+from camkit.methods.runs import SignedMaps
+from camkit.methods.smoothing import CHANGES
 from camkit.tables import Rows, Tabular, flat
 from camkit.targets.scores import Scores
 from camkit.types import (

@@ -125,7 +125,7 @@ def hooked(
 
 def _detach(hooks: Sequence[tuple[nn.Module, _Hook]]) -> None:
     own = {id(hook) for _, hook in hooks}
-    for module, _ in hooks:
+    for module in {module for module, _ in hooks}:
         _remove(module, lambda _, hook: id(hook) in own)
 
 

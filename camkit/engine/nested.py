@@ -96,20 +96,16 @@ def replaced(value: Any, leaf: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _find(value: Any, path: Keys, found: list[tuple[Keys, Tensor]]) -> None:
-    """Add the tensors in a structure, with the keys that lead to each."""
+def _tensors(value: Any, path: Keys = ()) -> list[tuple[Keys, Tensor]]:
+    """Return the tensors in a structure, with the keys that lead to each."""
+    if isinstance(value, Tensor):
+        return [(path, value)]
+    found: list[tuple[Keys, Tensor]] = []
     for key, item in _items(value) or ():
         if isinstance(item, Tensor):
             found.append(((*path, key), item))
         elif not isinstance(item, _PLAIN):  # most of the arguments of PyTorch's operations are
-            _find(item, (*path, key), found)
-
-
-def _tensors(value: Any) -> list[tuple[Keys, Tensor]]:
-    if isinstance(value, Tensor):
-        return [((), value)]
-    found: list[tuple[Keys, Tensor]] = []
-    _find(value, (), found)
+            found += _tensors(item, (*path, key))
     return found
 
 

@@ -24,10 +24,10 @@ from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
 from camkit.layers.places import are_even
 from camkit.layers.trace import FramesFirstError
-from camkit.methods import ODAM, SHARPENED, Method, find_method
+from camkit.methods import METHODS, ODAM, SHARPENED, Method
 from camkit.methods.registry import FINE
 from camkit.methods.runs import run as run_for
-from camkit.methods.signed_maps import pooled, sharpened
+from camkit.methods.several_layers import pooled, sharpened
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
 from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, Spread, TargetLayer
@@ -152,11 +152,11 @@ class LayerPasses:
             return Ran(captured, layers, self.method)
         if self.method.pools or isinstance(layers, Levels):
             return Ran(pooled(captured, tuple(inputs.shape[2:])), layers, ODAM)
-        for_boxes = find_method("hirescam")  # Grad-CAM weights whole channels, which a detector's boxes share.
+        for_boxes = METHODS["hirescam"]  # Grad-CAM weights whole channels, which a detector's boxes share.
         if self.method.automatic and self.selectors is not None:
             return Ran(captured, layers, self._method_at(layers, inputs), for_boxes)
         if len(layers) != 2:
-            return Ran(captured, layers, find_method("gradcam"), for_boxes)
+            return Ran(captured, layers, METHODS["gradcam"], for_boxes)
         finer, deepest = layers
         reason = f"{deepest.reason}; sharpened by {finer}: {finer.reason}"
         layers = finer, replace(deepest, reason=reason)
@@ -170,11 +170,11 @@ class LayerPasses:
         """
         grids = [layer.layout.grid for layer in layers if layer.layout is not None]
         if all(min(grid[-2:]) < FINE for grid in grids):
-            return find_method("gradcam")
+            return METHODS["gradcam"]
         decision = self._decision_if_any(inputs)
         deepest = None if decision is None else decision.layer
         own = None if deepest is None or deepest.layout is None else deepest.layout.grid
-        return find_method("gradcam" if all(grid == own for grid in grids) else "gradcam-elementwise")
+        return METHODS["gradcam" if all(grid == own for grid in grids) else "gradcam-elementwise"]
 
     def _may_attend(self, targets: tuple[Target, ...], inputs: Tensor) -> bool:
         """Tell whether the layer is camkit's choice and has tokens, and nothing is known against attention methods."""
@@ -186,7 +186,7 @@ class LayerPasses:
     @functools.cached_property
     def _by_attention(self) -> LayerPasses:
         """Runs the same model with the method for attention between all tokens."""
-        method = find_method("chefer")
+        method = METHODS["chefer"]
         return LayerPasses(self._module, self.memory, None, method, self._precision, self._spread, self._progress)
 
     def _captured(self, targets: tuple[Target, ...], inputs: Tensor) -> tuple[Capture, tuple[TargetLayer, ...]]:

@@ -1,10 +1,10 @@
-"""How the model is run for each kind of method: a method runs itself."""
+"""How a method is run: the pass that it needs, its weights, and the signed maps that they sum to."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -17,12 +17,15 @@ from camkit.engine.capture_head import capture_with_head
 from camkit.engine.capture_input import capture_guided, capture_parts
 from camkit.engine.capture_pictures import capture_with_pictures
 from camkit.engine.capture_references import capture_with_references
-from camkit.engine.features import Capture
+from camkit.engine.features import Capture, Features
+from camkit.engine.heatmap import resample, weighted_sum
 from camkit.engine.nested import mapped
 from camkit.errors import MethodError, refusing_other_arguments
 from camkit.methods.registry import Method, Needs
+from camkit.methods.smoothing import component_weights
 from camkit.targets.outputs import describe
-from camkit.targets.scores import Target
+from camkit.targets.scores import Scores, Target
+from camkit.types import Placement
 
 _Plain: TypeAlias = Callable[[nn.Module, Tensor, Sequence[Target], Pass], Capture]
 """A pass after which the method is called."""
@@ -116,3 +119,84 @@ def check_weights(method: Method, weights: Any, activations: Tensor) -> None:
             f"{per_channel} (one per channel: keepdim=True keeps the axes), {expected} (one per cell), or the map "
             f"itself, {(expected[0], *expected[2:])}"
         )
+
+
+@dataclass(frozen=True, eq=False)
+class SignedMaps:
+    """The signed maps of a batch for one target.
+
+    Attributes:
+        method: the name of the method that weighted them.
+        raws: (N, *grid) for each layer.
+        influenced: for each picture, whether the target depends on any of the layers.
+    """
+
+    method: str
+    raws: tuple[Tensor, ...]
+    influenced: Tensor
+
+    def mirrored(self, placements: Sequence[Placement], size: tuple[int, ...]) -> SignedMaps:
+        """Return the maps of mirrored pictures as maps of the pictures themselves.
+
+        If a cell looks at one side of its part of the picture, its mirror image looks at the other side.
+        """
+        raws: list[Tensor] = []
+        for raw, placement in zip(self.raws, placements, strict=True):
+            turned = raw.flip(-1)
+            if placement.positions:
+                places = placement.positions[-1]
+                turned = resample(turned, raw.dim() - 1, tuple(size[-1] - 1 - place for place in places[::-1]), places)
+            raws.append(turned)
+        return replace(self, raws=tuple(raws))
+
+    @classmethod
+    def averaged(cls, versions: Sequence[SignedMaps]) -> SignedMaps:
+        """Return the mean maps over several versions of the pictures."""
+        raws = tuple(torch.stack(raws).mean(0) for raws in zip(*(maps.raws for maps in versions), strict=True))
+        influenced = torch.stack([maps.influenced for maps in versions]).any(0)
+        return cls(versions[0].method, raws, influenced)
+
+
+def signed_maps(
+    captured: Capture, method: Method, for_boxes: Method | None = None, *, component: bool = False
+) -> list[SignedMaps]:
+    """Weight what one pass captured, and return the signed maps of each target.
+
+    Args:
+        captured: the feature maps, gradients and scores of the pass.
+        method: how the maps are weighted.
+        for_boxes: the method for a detector's boxes, if it is another one.
+        component: True to keep the first principal component of each map alone.
+    """
+    methods = [method if scores.boxes is None else for_boxes or method for scores in captured.scores]
+    return [
+        _weighted_sums(captured.features, number, scores, of_target, component=component)
+        for number, (scores, of_target) in enumerate(zip(captured.scores, methods, strict=True))
+    ]
+
+
+def _weighted_sums(
+    features: Sequence[Features], number: int, scores: Scores, method: Method, *, component: bool
+) -> SignedMaps:
+    """Weight and sum the feature maps of each layer for the target with this number."""
+    raws = []
+    for maps in features:
+        weights = _weights_of(method, maps, number)
+        check_weights(method, weights, maps.activations)
+        if component:
+            weights = component_weights(method.name, weights, maps.activations)
+        raws.append(weighted_sum(weights, maps.activations))
+    if method.need.alone:  # nothing tells whether the score depends on the layer
+        influenced = torch.ones(len(scores.values), dtype=torch.bool)
+    else:
+        influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
+        influenced = functools.reduce(torch.logical_or, influences)
+    return SignedMaps(method.name, tuple(raws), influenced)
+
+
+def _weights_of(method: Method, maps: Features, number: int) -> Tensor:
+    """Return a method's weights for a layer's feature maps, for the target with this number."""
+    if method.need.alone:
+        return weigh(method, maps.activations)
+    given = maps.by_target[number]
+    return given if method.need.in_pass else weigh(method, maps.activations, given)

@@ -45,13 +45,13 @@ def probabilities(scores: ScoreReading, activation: Activation | None) -> Float[
 def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Activation | None) -> Scores:
     """Return the logit of one class for each image."""
     reading = ScoreReading.of(logits)
-    by_class = probabilities(reading, activation)
+    by_class, kind = probabilities(reading, activation), reading.kind
     return Scores(
         values=logits.gather(1, indices[:, None])[:, 0],
         indices=tuple(indices.tolist()),
         probabilities=None if by_class is None else tuple(by_class.gather(1, indices[:, None])[:, 0].tolist()),
         classes=logits.shape[1],
-        quantity=reading.kind + ", as the model returns it" * (reading.kind != "logit"),
+        quantity=kind + ", as the model returns it" * (kind != "logit"),
         activation=reading.activation,
     )
 

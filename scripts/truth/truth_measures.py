@@ -22,7 +22,7 @@ from camkit.layers.memory import ModelMemory
 from camkit.layers.passes import LayerPasses
 from camkit.layers.trace import traced
 from camkit.methods import METHODS
-from camkit.methods.signed_maps import signed_maps
+from camkit.methods.runs import signed_maps
 from camkit.models.modules import shuffle_weights
 from camkit.targets.classes import each
 from camkit.types import Spread
