@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from camkit.diagnosis import Diagnosis, diagnose
     from camkit.diagnosis.feature_maps import feature_maps
     from camkit.errors import CamkitError
-    from camkit.explainer import Explainer, explain, explain_many
+    from camkit.explainer import Explainer
     from camkit.explanation import Explanation
     from camkit.mending import MendResult, mend
     from camkit.methods import METHODS, register_method
     from camkit.models import black_box, load_model
     from camkit.sentences import Word, Words, words
+    from camkit.session import explain, explain_many
     from camkit.types import Failure, TargetLayer
 
 __version__ = "0.1.0"
@@ -95,8 +96,8 @@ _HOMES = {
     "check": "background.check",
     "compare": "comparison.compare",
     "diagnose": "diagnosis",
-    "explain": "explainer",
-    "explain_many": "explainer",
+    "explain": "session",
+    "explain_many": "session",
     "factorise": "concepts",
     "feature_maps": "diagnosis.feature_maps",
     "judge": "comparison.judge",

@@ -11,19 +11,17 @@ import copy
 import functools
 import itertools
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
+from dataclasses import dataclass, replace
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
+from camkit.choices import Choices, Config, Targets, for_model, model_of, settings_of
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import (
     autocasting,
@@ -44,8 +42,6 @@ from camkit.errors import (
     MethodError,
     ModelError,
     TargetError,
-    advice,
-    refuse_unknown_options,
 )
 from camkit.explanation import (
     Explanation,
@@ -59,10 +55,10 @@ from camkit.images.ahead import MOST_BYTES, Batch, Reader, Unread, bytes_of_batc
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, source_of, stacked
 from camkit.images.references import References
-from camkit.layers.memory import ModelMemory
+from camkit.layers.memory import SHARED, ModelMemory
 from camkit.layers.names import Layers
 from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError, Ran
-from camkit.methods import AUTO, METHODS, Method, find_method, known_method
+from camkit.methods import Method, find_method, known_method
 from camkit.methods.registry import MethodLike
 from camkit.methods.runs import SignedMaps, signed_maps
 from camkit.methods.smoothing import CHANGES, averages, changed, check_mirrors, takes_component
@@ -71,17 +67,12 @@ from camkit.models import (
     about_channels,
     about_failure,
     as_model,
-    black_box_in,
-    changed_at,
-    check_preprocess,
     device_of,
     dtype_of,
-    pick_device,
     spatial_rank,
     usual_batch_size,
 )
 from camkit.models.inputs import HeldInputs, adapted
-from camkit.models.labels import as_labels
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.classes import of_changed_picture
@@ -99,82 +90,9 @@ from camkit.types import (
     TargetLayer,
 )
 
-if TYPE_CHECKING:
-    from camkit.config.settings import Settings
-
-Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
-
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
 passes costs little."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Choices:
-    """How pictures are explained: what the caller gave, else what the config says, else what is usual.
-
-    Raises:
-        InputError: a choice is unknown, or the method cannot use it.
-    """
-
-    method: Method = AUTO
-    target_layer: Layers | None = None
-    precision: Precision = "fp32"
-    fuse: Fusion | None = None
-    smooth: Smoothing | None = None
-    spread: Spread = "strides"
-    progress: Progress | None = None
-    references: References | ReferencesLike | None = None
-    batch_size: int | None = None
-
-    @classmethod
-    def of(cls, target_layer: Layers | None, given: Mapping[str, Any], settings: Settings | None) -> _Choices:
-        """Merge the options of a call with a config; those that are None were not given."""
-        asked = {**given, "target_layer": target_layer}
-        usual = {} if settings is None else {**dict(settings.explain), "target_layer": settings.explain.layer}
-        names = [field.name for field in fields(cls)]
-        merged = {name: each[name] for each in (usual, asked) for name in names if each.get(name) is not None}
-        method = find_method(merged.pop("method", AUTO))
-        if asked.get("references") is None and not method.need.references:
-            merged.pop("references", None)
-        return cls(method, **merged)
-
-    def __post_init__(self) -> None:
-        for name, kind in (("fuse", Fusion), ("precision", Precision), ("smooth", Smoothing), ("spread", Spread)):
-            value = getattr(self, name)
-            if value not in get_args(kind) and (name, value) not in (("smooth", None), ("fuse", None)):
-                raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
-        if self.target_layer is not None and not self.method.layer:
-            rest = advice("pass no target_layer", "leave out --layer")
-            raise MethodError(f"method {self.method.name!r} reads the whole model and no layer; {rest}")
-        given = self.references is not None and not isinstance(self.references, References)
-        if given and not self.method.need.references:
-            rest = advice("leave out references", "leave out --references")
-            raise MethodError(f"method {self.method.name!r} uses no reference pictures; use 'expected', or {rest}")
-
-
-WITHOUT = "use 'occlusion' or 'rise'"
-"""What to do without layers and gradients."""
-
-
-def _for_model(choices: _Choices, module: nn.Module) -> Method:
-    """Return the method; "auto" is "occlusion" for a black box.
-
-    Raises:
-        LayerError: a layer was named, and the model is a black box.
-        MethodError: the method needs layers or gradients, and the model is a black box.
-    """
-    method = choices.method
-    box = black_box_in(module)
-    if box is None:
-        return method
-    if choices.target_layer is not None:
-        raise LayerError(box.lacks(advice("pass no target_layer", "leave out --layer")))
-    if method.automatic:
-        return METHODS["occlusion"]
-    if method.layer or not method.need.pictures:
-        raise MethodError(f"method {method.name!r} cannot be used: {box.lacks(WITHOUT)}")
-    return method
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,21 +199,21 @@ class Explainer:
     ) -> None:
         given: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth}
         given |= {"spread": spread, "progress": progress, "references": references}
-        settings = None if config is None else _settings(config)
-        choices = _Choices.of(target_layer, given, settings)
-        named = model if settings is None else _configured_model(model, settings, device)
+        settings = None if config is None else settings_of(config)
+        choices = Choices.of(target_layer, given, settings)
+        named = model if settings is None else model_of(model, settings, device)
         loaded = as_model(named, preprocess=preprocess, labels=labels, device=device)
         loaded = replace(loaded, module=adapted(loaded.module, inputs, picture, output))
         self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
 
     @classmethod
-    def _sharing(cls, memory: ModelMemory, boxes: CropBoxes, loaded: LoadedModel, choices: _Choices) -> Explainer:
+    def _sharing(cls, memory: ModelMemory, boxes: CropBoxes, loaded: LoadedModel, choices: Choices) -> Explainer:
         """Return an Explainer that shares what is known about the model and about preprocessings."""
         explainer = cls.__new__(cls)
         explainer._set_up(loaded, memory, boxes, choices)
         return explainer
 
-    def _set_up(self, loaded: LoadedModel, memory: ModelMemory, boxes: CropBoxes, choices: _Choices) -> None:
+    def _set_up(self, loaded: LoadedModel, memory: ModelMemory, boxes: CropBoxes, choices: Choices) -> None:
         self._loaded, self._memory, self._boxes = loaded, memory, boxes
         self._rank = spatial_rank(loaded.module)
         outer = (loaded.module, getattr(loaded.module, "model", None))
@@ -306,7 +224,7 @@ class Explainer:
         references = choices.references
         if not isinstance(references, References):  # else those of the Explainer that this one shares them with
             references = References(references, loaded.preprocess, self._rank)
-        method = _for_model(choices, loaded.module)
+        method = for_model(choices, loaded.module)
         self._choices = choices = replace(choices, method=method, precision=precision, references=references)
         self._averages, self._takes_component = averages(choices.smooth), takes_component(choices.smooth)
         self._runs = LayerPasses(
@@ -424,7 +342,7 @@ class Explainer:
         self, img: ImageLike, target: TargetLike | None, methods: tuple[Method, ...]
     ) -> list[Explanation]:
         """Explain one target of one picture, with each of the methods."""
-        if _are_several_targets(target):
+        if are_several_targets(target):
             raise TargetError(
                 "explainer(img, target) explains one target; use explainer.batch([img], targets) for several"
             )
@@ -488,7 +406,7 @@ class Explainer:
         Raises:
             InputError: something in the call or the picture is wrong.
         """
-        if _are_several_targets(target):
+        if are_several_targets(target):
             raise TargetError("scores_of(img, target) takes one target; call it once for each")
         request = self._request(target, batch_size)
         _check_count(request, 1)
@@ -862,7 +780,9 @@ class Explainer:
             >>> explainer.forget()
         """
         self._memory.start_over()
-        _SHELL.forget(self.model)
+        shared = SHARED.get(self.model)
+        if shared is not None:
+            shared.start_over()
 
     def _current_memory(self) -> ModelMemory:
         if self._memory.refresh():
@@ -870,7 +790,7 @@ class Explainer:
         return self._memory
 
 
-def _are_several_targets(target: object) -> bool:
+def are_several_targets(target: object) -> bool:
     """Tell whether a target is a list, or one that stands for several."""
     return isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor))
 
@@ -929,228 +849,3 @@ def _explanation(row: Explanation | Failure) -> Explanation:
         # A copy: an error whose traceback holds frames that hold the error would keep the pictures alive.
         raise copy.copy(row.error) from row.error.__cause__
     return row
-
-
-Config: TypeAlias = "Settings | Mapping[str, Any] | str | Path"
-"""What ``config`` takes: a file, or its tables as a mapping."""
-
-
-def _settings(config: Config) -> Settings:
-    from camkit.config.settings import as_settings  # noqa: PLC0415 - few calls have a config
-
-    return as_settings(config)
-
-
-def _configured_model(model: Any, settings: Settings, device: Any) -> nn.Module | LoadedModel | ExportedProgram:
-    from camkit.config.model import configured_model  # noqa: PLC0415 - few calls have a config
-
-    return configured_model(model, settings.model, device=device)
-
-
-class Options(TypedDict, total=False):
-    """The options of ``explain`` and ``explain_many``; each is explained at ``Explainer`` and its ``batch``."""
-
-    method: MethodLike | None
-    target: Targets
-    preprocess: Preprocess | None
-    labels: Labels | None
-    device: str | torch.device | None
-    precision: Precision
-    batch_size: int | None
-    fuse: Fusion | None
-    smooth: Smoothing | None
-    spread: Spread | None
-    config: Config | None
-    progress: Progress | None
-    references: ReferencesLike | None
-    inputs: Mapping[str, Any] | None
-    picture: str | None
-    output: str | int | None
-
-
-class _Shell:
-    """What ``explain`` keeps between calls: a memory for each living model, and the last models loaded by name."""
-
-    _MOST_LOADED = 2
-
-    def __init__(self) -> None:
-        self._memories: weakref.WeakKeyDictionary[nn.Module, ModelMemory] = weakref.WeakKeyDictionary()
-        self._loaded: dict[tuple[str, str, str, int], LoadedModel] = {}
-        self._boxes = CropBoxes()
-
-    def explainer(
-        self,
-        function: Callable[..., Any],
-        model: Loadable | None,
-        target_layer: Layers | None,
-        options: Options,
-    ) -> Explainer:
-        """Return an Explainer that shares what earlier calls found out about the model."""
-        refuse_unknown_options(function, options, Options.__annotations__)
-        config = options.get("config")
-        settings = None if config is None else _settings(config)
-        choices = _Choices.of(target_layer, options, settings)
-        loaded = self._load(model, settings, options)
-        inputs, picture, output = options.get("inputs"), options.get("picture"), options.get("output")
-        if (inputs, picture, output) != (None, None, None):
-            loaded = replace(loaded, module=adapted(loaded.module, inputs, picture, output))
-        memory = self._memories.get(loaded.module)
-        if memory is None:
-            memory = self._memories.setdefault(loaded.module, ModelMemory(loaded.module))
-        return Explainer._sharing(memory, self._boxes, loaded, choices)
-
-    def forget(self, model: nn.Module) -> None:
-        """Forget what earlier calls found out about a model."""
-        memory = self._memories.get(model)
-        if memory is not None:
-            memory.start_over()
-
-    def _load(self, model: Loadable | None, settings: Settings | None, options: Options) -> LoadedModel:
-        """Return the model of a call; the last ones that were loaded by name are kept."""
-        device, preprocess, labels = options.get("device"), options.get("preprocess"), options.get("labels")
-        if model is None and settings is not None:
-            model = settings.model.name
-        if isinstance(model, str):
-            name, section = model, "" if settings is None else repr(settings.model)
-            where = str(pick_device(device)) if settings is None else str(device)
-            key = (name, section, where, changed_at(name))
-            if key not in self._loaded:
-                named = name if settings is None else _configured_model(name, settings, device)
-                self._loaded[key] = as_model(named, device=device if settings is None else None)
-                while len(self._loaded) > self._MOST_LOADED:
-                    del self._loaded[next(iter(self._loaded))]
-            model = self._loaded[key]
-        elif settings is not None:
-            model = _configured_model(model, settings, device)
-        memory = self._memories.get(model) if isinstance(model, nn.Module) and device is None else None
-        if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
-            check_preprocess(preprocess)  # the model itself was checked when its memory was made
-            return LoadedModel(model, type(model).__name__, preprocess, as_labels(labels))
-        return as_model(model, preprocess=preprocess, labels=labels, device=device)
-
-
-_SHELL = _Shell()
-
-
-def explain(
-    model: Loadable | None,
-    img: ImageLike | Sequence[ImageLike],
-    target_layer: Layers | None = None,
-    **options: Unpack[Options],
-) -> Explanation | Explanations:
-    """Show which pixels a model used.
-
-    camkit keeps what it finds out about the model while the model lives, so that later calls are quick. An
-    ``Explainer`` does the same, in an object that you hold.
-
-    Args:
-        model: a module, or a name as ``camkit.load_model`` takes it (``resnet50``, ``timm:NAME``, ``hf:NAME``,
-            ``file.py:factory``, ``demo-fair``); None is the config's model. The module comes back exactly as it went
-            in.
-        img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
-            or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
-        target_layer: None (camkit chooses it), a name, a pattern, a type, a module or a TargetLayer; several are fused.
-        **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``smooth``, ``spread``,
-            ``config``, ``progress``, ``references``, ``inputs``, ``picture`` and ``output`` as for ``Explainer``;
-            ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class,
-            a class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
-
-    Returns:
-        One Explanation for one picture and one target; otherwise a list, ``Explanations``, picture by picture, target
-        by target within.
-        A target that stands for several, such as ``camkit.targets.above``, gives a list too.
-
-    Raises:
-        InputError: something in the call or a picture is wrong; see ``camkit.errors`` for the kinds.
-        Exception: whatever the model, ``preprocess`` or a target function raises.
-
-    Examples:
-        >>> import camkit, torch
-        >>> model = camkit.load_model("demo-fair").module
-        >>> camkit.explain(model, torch.zeros(3, 128, 128), target=2).heatmap.shape
-        (128, 128)
-    """
-    images: Sequence[ImageLike] = img if isinstance(img, (list, tuple)) else [cast("ImageLike", img)]
-    target = options.get("target")
-    explainer = _SHELL.explainer(explain, model, target_layer, options)
-    explained = explainer.batch(images, target)
-    several = _are_several_targets(target) or explainer._are_several_images(img)
-    return explained if several else explained[0]
-
-
-@overload
-def explain_many(
-    model: Loadable | None,
-    images: Iterable[ImageLike],
-    target_layer: Layers | None = None,
-    *,
-    on_error: Literal["raise"] = "raise",
-    draft: bool = False,
-    on_pass: Callable[[], None] | None = None,
-    **options: Unpack[Options],
-) -> Iterator[Explanation]: ...
-
-
-@overload
-def explain_many(
-    model: Loadable | None,
-    images: Iterable[ImageLike],
-    target_layer: Layers | None = None,
-    *,
-    on_error: Literal["yield"],
-    draft: bool = False,
-    on_pass: Callable[[], None] | None = None,
-    **options: Unpack[Options],
-) -> Iterator[Explanation | Failure]: ...
-
-
-def explain_many(
-    model: Loadable | None,
-    images: Iterable[ImageLike],
-    target_layer: Layers | None = None,
-    *,
-    on_error: Literal["raise", "yield"] = "raise",
-    draft: bool = False,
-    on_pass: Callable[[], None] | None = None,
-    **options: Unpack[Options],
-) -> Iterator[Explanation | Failure]:
-    """Explain any number of pictures as a stream: memory holds a few batches, and reading overlaps with computing.
-
-    Args:
-        model, target_layer, **options: as for ``explain``.
-        images: any iterable of what ``explain`` takes; it is read only as fast as the results are taken.
-        on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure`` there and
-            go on.
-        draft: read large JPEG files at a half, a quarter or an eighth of their size, at least twice what the model's
-            preprocessing keeps. This is faster and changes the maps a little; see the guide on large folders.
-        on_pass: called before the rows of each pass through the model, and before the row of a picture that cannot be
-            read. A caller that starts again where a pass began gets the same passes, and so the same digits.
-
-    Returns:
-        An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
-        returned; the pictures are read as it advances.
-
-    Raises:
-        InputError: as ``explain``.
-    """
-    explainer = _SHELL.explainer(explain_many, model, target_layer, options)
-    return explainer._checked_stream(images, options.get("target"), None, on_error, draft=draft, on_pass=on_pass)
-
-
-def explain_many_or_later(
-    model: LoadedModel,
-    images: Iterable[ImageLike],
-    target_layer: Layers | None = None,
-    *,
-    draft: bool = False,
-    on_pass: Callable[[], None] | None = None,
-    **options: Unpack[Options],
-) -> Iterator[Explanation | Failure | Later]:
-    """Explain pictures as ``explain_many(..., on_error="yield")`` does, but leave large photos to the caller's threads.
-
-    A ``Later`` comes in the place of a large photo. A thread that calls it reads and explains the photo, and can then
-    draw it, so that no photo waits in memory for another thread. Each of these threads uses ``cores_of_a_pass()``.
-    """
-    explainer = _SHELL.explainer(explain_many, model, target_layer, options)
-    more = {"draft": draft, "on_pass": on_pass, "large_later": True}
-    return explainer._checked_stream(images, options.get("target"), None, "yield", **more)

@@ -26,7 +26,6 @@ from camkit.config.settings import Settings
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.errors import CamkitError, InputError, advice
-from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
@@ -37,6 +36,7 @@ from camkit.layers.memory import ModelMemory
 from camkit.methods import MethodLike, find_method
 from camkit.models import black_box_in, device_of, dtype_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
+from camkit.session import explain_many
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.boxes import Detections
 from camkit.targets.outputs import detections_of

@@ -208,6 +208,10 @@ class ModelMemory:
         self._placed.clear()
 
 
+SHARED: weakref.WeakKeyDictionary[nn.Module, ModelMemory] = weakref.WeakKeyDictionary()
+"""The memory of each living model that ``explain`` was called with: later calls share it."""
+
+
 def _is_the_users(target: Target) -> bool:
     """Tell whether a target may read any output; camkit's own read the model's main scores."""
     return isinstance(target, FunctionTarget) or not type(target).__module__.startswith("camkit.")

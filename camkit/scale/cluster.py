@@ -26,9 +26,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from camkit.choices import Options
 from camkit.engine.allocator import reuse_large_blocks
 from camkit.errors import CamkitError, ImageError, InputError, ModelError, RunError, as_error, brief
-from camkit.explainer import Options, explain_many
 from camkit.explanation import Explanation
 from camkit.images.read import open_picture
 from camkit.kit.fingerprint import Fingerprint, differences, digest, fingerprint
@@ -37,6 +37,7 @@ from camkit.models import as_model, black_box_in, device_of, load_model, usual_b
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.scale.schema import row_of, row_of_failure
 from camkit.scale.table import arrow_schema, arrow_table
+from camkit.session import explain_many
 from camkit.types import Failure, Progress
 
 if TYPE_CHECKING:

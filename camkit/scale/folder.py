@@ -21,7 +21,7 @@ from camkit.drawing.pixels import bytes_of
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, RunError
-from camkit.explainer import Later, explain_many, explain_many_or_later
+from camkit.explainer import Later
 from camkit.explanation import Explanation
 from camkit.images.listing import FoundPicture, Pictures
 from camkit.images.video import is_video
@@ -35,6 +35,7 @@ from camkit.scale.naming import DrawingFiles, write_drawing
 from camkit.scale.schema import row_of, row_of_failure
 from camkit.scale.table import Table
 from camkit.scale.video import FRAMES_PER_PASS, WrittenVideo, draw
+from camkit.session import explain_many, explain_many_or_later
 from camkit.types import Failure
 
 _WRITERS = max(2, min(4, os.cpu_count() or 1))

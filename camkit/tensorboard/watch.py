@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from camkit.choices import Options
 from camkit.diagnosis.feature_maps import feature_maps
 from camkit.diagnosis.layer_statistics import channel_axis, last_gradient, leaves
 from camkit.diagnosis.reductions import RELUS, TensorSummary, summarize
@@ -30,7 +31,6 @@ from camkit.engine.guard import eagerly
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.errors import CamkitError, InputError, OutputError
-from camkit.explainer import Options, explain
 from camkit.explanation import Explanation
 from camkit.hooks import Recording, record
 from camkit.hooks.parameters import parameter_gradients
@@ -40,6 +40,7 @@ from camkit.methods import SHARPENED, MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.labels import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
+from camkit.session import explain
 from camkit.targets import TargetLike, as_targets
 from camkit.tensorboard.events import Tile, add_histogram, add_picture, contact_sheet, naming_the_folder, opened
 from camkit.types import ImageLike, Pixels, Preprocess

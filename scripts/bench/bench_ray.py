@@ -29,11 +29,11 @@ from ray.cluster_utils import Cluster as LocalCluster
 from torchvision.models import resnet50
 from torchvision.transforms._presets import ImageClassification
 
-from camkit.explainer import explain_many
 from camkit.images.listing import Pictures
 from camkit.kit.fingerprint import fingerprint
 from camkit.models.loaded import LoadedModel
 from camkit.scale.cluster import Cluster, Pool
+from camkit.session import explain_many
 
 SIDE = 227
 MEMORY = 200 * 2**20

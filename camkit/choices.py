@@ -1,0 +1,133 @@
+"""How pictures are explained: the options of a call, merged with those of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, get_args
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from camkit.errors import InputError, LayerError, MethodError, advice
+from camkit.images.references import References
+from camkit.layers.names import Layers
+from camkit.methods import AUTO, METHODS, Method, find_method
+from camkit.methods.registry import MethodLike
+from camkit.models import Labels, black_box_in
+from camkit.models.loaded import LoadedModel
+from camkit.targets import TargetLike
+from camkit.types import Fusion, Precision, Preprocess, Progress, ReferencesLike, Smoothing, Spread
+
+if TYPE_CHECKING:
+    from camkit.config.settings import Settings
+
+Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
+
+Config: TypeAlias = "Settings | Mapping[str, Any] | str | Path"
+"""What ``config`` takes: a file, or its tables as a mapping."""
+
+
+def settings_of(config: Config) -> Settings:
+    """Return the settings of a config."""
+    from camkit.config.settings import as_settings  # noqa: PLC0415 - few calls have a config
+
+    return as_settings(config)
+
+
+def model_of(model: Any, settings: Settings, device: Any) -> nn.Module | LoadedModel | ExportedProgram:
+    """Return the model that a config names, or a model that is given by name as the config says how to load it."""
+    from camkit.config.model import configured_model  # noqa: PLC0415 - few calls have a config
+
+    return configured_model(model, settings.model, device=device)
+
+
+class Options(TypedDict, total=False):
+    """The options of ``explain`` and ``explain_many``; each is explained at ``Explainer`` and its ``batch``."""
+
+    method: MethodLike | None
+    target: Targets
+    preprocess: Preprocess | None
+    labels: Labels | None
+    device: str | torch.device | None
+    precision: Precision
+    batch_size: int | None
+    fuse: Fusion | None
+    smooth: Smoothing | None
+    spread: Spread | None
+    config: Config | None
+    progress: Progress | None
+    references: ReferencesLike | None
+    inputs: Mapping[str, Any] | None
+    picture: str | None
+    output: str | int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """How pictures are explained: what the caller gave, else what the config says, else what is usual.
+
+    Raises:
+        InputError: a choice is unknown, or the method cannot use it.
+    """
+
+    method: Method = AUTO
+    target_layer: Layers | None = None
+    precision: Precision = "fp32"
+    fuse: Fusion | None = None
+    smooth: Smoothing | None = None
+    spread: Spread = "strides"
+    progress: Progress | None = None
+    references: References | ReferencesLike | None = None
+    batch_size: int | None = None
+
+    @classmethod
+    def of(cls, target_layer: Layers | None, given: Mapping[str, Any], settings: Settings | None) -> Choices:
+        """Merge the options of a call with a config; those that are None were not given."""
+        asked = {**given, "target_layer": target_layer}
+        usual = {} if settings is None else {**dict(settings.explain), "target_layer": settings.explain.layer}
+        names = [field.name for field in fields(cls)]
+        merged = {name: each[name] for each in (usual, asked) for name in names if each.get(name) is not None}
+        method = find_method(merged.pop("method", AUTO))
+        if asked.get("references") is None and not method.need.references:
+            merged.pop("references", None)
+        return cls(method, **merged)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("fuse", Fusion), ("precision", Precision), ("smooth", Smoothing), ("spread", Spread)):
+            value = getattr(self, name)
+            if value not in get_args(kind) and (name, value) not in (("smooth", None), ("fuse", None)):
+                raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+        if self.target_layer is not None and not self.method.layer:
+            rest = advice("pass no target_layer", "leave out --layer")
+            raise MethodError(f"method {self.method.name!r} reads the whole model and no layer; {rest}")
+        given = self.references is not None and not isinstance(self.references, References)
+        if given and not self.method.need.references:
+            rest = advice("leave out references", "leave out --references")
+            raise MethodError(f"method {self.method.name!r} uses no reference pictures; use 'expected', or {rest}")
+
+
+WITHOUT = "use 'occlusion' or 'rise'"
+"""What to do without layers and gradients."""
+
+
+def for_model(choices: Choices, module: nn.Module) -> Method:
+    """Return the method; "auto" is "occlusion" for a black box.
+
+    Raises:
+        LayerError: a layer was named, and the model is a black box.
+        MethodError: the method needs layers or gradients, and the model is a black box.
+    """
+    method = choices.method
+    box = black_box_in(module)
+    if box is None:
+        return method
+    if choices.target_layer is not None:
+        raise LayerError(box.lacks(advice("pass no target_layer", "leave out --layer")))
+    if method.automatic:
+        return METHODS["occlusion"]
+    if method.layer or not method.need.pictures:
+        raise MethodError(f"method {method.name!r} cannot be used: {box.lacks(WITHOUT)}")
+    return method
