@@ -627,7 +627,7 @@ class Explainer:
         shown = shown_pictures(batch, inputs)
         scores: list[Scores] = []
         by_method: list[list[list[Explanation | Failure]]] = [[[] for _ in batch] for _ in request.methods]
-        parts = _parts(request, apart=self._averages)
+        parts = _parts(request, apart=self._averages or self._has_inputs)
         while parts:
             part = parts.pop(0)
             try:
@@ -694,11 +694,9 @@ class Explainer:
     ) -> list[list[Explanation | Failure]]:
         """Add to each explanation what the other inputs give with a picture of one colour, the picture's mean."""
         plain = inputs.mean(tuple(range(2, inputs.dim())), keepdim=True).expand_as(inputs).contiguous()
-        targets = _of_pictures(request.targets, batch)
-        several = targets * len(scores) if len(targets) == 1 else targets
         fixed = [
             None if scored.boxes is not None else of_changed_picture(target, scored, mirrored=False)
-            for target, scored in zip(several, scores, strict=True)
+            for target, scored in _with_targets(request, batch, scores)
         ]
         precision, record = self._choices.precision, self._current_memory().record
         with quiet_pass(self.model, inputs.device, precision, record), interruptible():
@@ -731,13 +729,9 @@ class Explainer:
         captured, refs = ran.captured, [layer.ref for layer in ran.layers]
         check_mirrors(captured.features)
         versions = [maps]
-        targets = _of_pictures(request.targets, batch)
-        several = targets * len(captured.scores) if len(targets) == 1 else targets
+        scored = _with_targets(request, batch, captured.scores)
         for mirrored, factor in CHANGES:
-            again = tuple(
-                of_changed_picture(target, scored, mirrored=mirrored)
-                for target, scored in zip(several, captured.scores, strict=True)
-            )
+            again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in scored)
             try:
                 other = self._runs.captured(_of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored))
             except OneTargetError:
@@ -819,6 +813,14 @@ def _of_pictures(targets: Sequence[Target], batch: Sequence[Prepared]) -> tuple[
     size = tuple(batch[0].tensor.shape[1:])
     chosen = [target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets]
     return tuple(target.on_inputs(to_inputs, size) if isinstance(target, OnPicture) else target for target in chosen)
+
+
+def _with_targets(
+    request: _Request, batch: Sequence[Prepared], scores: Sequence[Scores]
+) -> list[tuple[Target, Scores]]:
+    """Return the scores of a pass, each with its target; a target that stands for several is alone in its pass."""
+    targets = _of_pictures(request.targets, batch)
+    return list(zip(targets * len(scores) if len(targets) == 1 else targets, scores, strict=True))
 
 
 def _finite(inputs: Tensor) -> list[bool]:
