@@ -898,7 +898,9 @@ def test_a_model_with_several_inputs_is_explained_with_the_others_held_fixed():
         assert any("Without the picture, the other inputs give" in said for said in row.caption().remarks)
     assert "without_picture" not in camkit.explain("demo-fair", torch.rand(3, 128, 128)).to_dict()
 
-    beside_others = camkit.explain(net, image, inputs=others, picture="pixel_values", target=[targets.above(0.0), 1])
+    beside_others = camkit.explain(
+        net, image, inputs=others, picture="pixel_values", target=[camkit.targets.above(0.0), 1]
+    )
     scores = net(depth, others["extra"], plain[None])[0].tolist()
     assert [row.without_picture for row in beside_others] == pytest.approx(
         [scores[row.target] for row in beside_others], abs=1e-6
