@@ -58,7 +58,7 @@ def words(
         raise InputError("name at least one picture or folder")
     from camkit.images.files import check_folder, csv_line, write_file
     from camkit.images.listing import Pictures
-    from camkit.scale.naming import drawing_names
+    from camkit.kit.picture_names import drawing_names
     from camkit.sentences.folder import COLUMNS, explain_files, explain_together, rows_of
     from camkit.sentences.loading import load
 
