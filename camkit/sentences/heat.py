@@ -237,8 +237,3 @@ class _Recorder(TorchFunctionMode):
             places = torch.arange(self._length, device=keys.device)
             scores = scores.masked_fill(places > places[self._wanted, None], -torch.inf)
         self.layers.append(scores.softmax(-1).mean(0))
-
-
-def combined(attention: Float[Tensor, "w n"], expected: Float[Tensor, "w n"]) -> Float[Tensor, "w n"]:
-    """Return the rows of attention times the positive part of expected gradients."""
-    return attention * expected.clamp(min=0)

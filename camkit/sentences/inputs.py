@@ -16,10 +16,17 @@ from camkit.errors import InputError, ModelError, brief
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """The tokens that a model starts from and the sentence (T,), and the places of the sentence's tokens in it."""
+    """A sentence after what the model starts from: the prompt, or for an encoder-decoder what the decoder starts from.
+
+    Attributes:
+        ids: the tokens.
+        places: the places of the sentence's tokens among them.
+        kind: the kind of the sentence's tokens, for models whose arguments say for each token what it is.
+    """
 
     ids: Int[Tensor, " t"]
     places: list[int]
+    kind: int = 0
 
 
 class Inputs:
@@ -168,20 +175,14 @@ class Inputs:
         found = [getattr(config, name, None) for config in configs for name in ("eos_token_id", "sep_token_id")]
         return {each for value in found for each in (value if isinstance(value, list) else [value]) if each is not None}
 
-    def with_text(self, inputs: Mapping[str, Any], text: Int[Tensor, " t"], kind: int = 0) -> dict[str, Any]:
-        """Return the arguments for the prompt and a sentence after it.
-
-        Args:
-            inputs: the arguments for the prompt.
-            text: the prompt and the sentence; for an encoder-decoder what the decoder starts from, and the sentence.
-            kind: the kind of the sentence's tokens, for models whose arguments say for each token what it is.
-        """
-        arguments = dict(inputs)
+    def with_text(self, inputs: Mapping[str, Any], text: Text) -> dict[str, Any]:
+        """Return the arguments for a sentence after the prompt, from those for the prompt."""
+        arguments, ids = dict(inputs), text.ids
         if self.is_encoder_decoder:
-            return {**arguments, "decoder_input_ids": text[None], "use_cache": False}
+            return {**arguments, "decoder_input_ids": ids[None], "use_cache": False}
         old = arguments["input_ids"].shape[1] if "input_ids" in arguments else 0
         for name, value in inputs.items():
             if name != "input_ids" and old and value.shape[:2] == (1, old):
-                more = value.new_full((1, max(len(text) - old, 0)), 1 if name == "attention_mask" else kind)
-                arguments[name] = torch.cat([value, more], 1)[:, : len(text)]
-        return {**arguments, "input_ids": text[None], "use_cache": False}
+                more = value.new_full((1, max(len(ids) - old, 0)), 1 if name == "attention_mask" else text.kind)
+                arguments[name] = torch.cat([value, more], 1)[:, : len(ids)]
+        return {**arguments, "input_ids": ids[None], "use_cache": False}

@@ -33,12 +33,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camkit.sentences.cut import DecoderCut
-from camkit.sentences.heat import attention_rows, combined, expected_gradients
-from camkit.sentences.inputs import Inputs
-from camkit.sentences.reading import Known, Reading, read_sentence
-from camkit.sentences.scores import log_probabilities
+from camkit.sentences.reading import Reader, Reading, log_probabilities
 from camkit.sentences.sentence import Span
-from camkit.sentences.tam import activation_maps, filtered
+from camkit.sentences.tam import filtered
+from camkit.sentences.word_methods import attention, expected, token_activation
 from scripts.words.train_words import examples, right
 from scripts.words.word_model import Architecture, architecture_of, load
 from scripts.words.word_scenes import COLOURS, IN_PICTURE, SHAPES, SIDE, Cause, Scene, SceneWord, draw
@@ -72,29 +70,24 @@ def main() -> None:
         parser.error("pass --model")
     model, processor = load(given.model)
     kind = architecture_of(model)
-    inputs = Inputs(model, processor, kind.prompt)
+    reader = Reader(model, processor, kind.prompt)
     references = [Image.fromarray(draw((REFERENCE_SEED, number)).picture) for number in range(REFERENCES)]
     rows: list[dict[str, Any]] = []
     asked = correct = 0
-    looks: Known = {}
     for number in range(given.first, given.first + given.scenes):
         scene, start = draw((SEED, number)), time.monotonic()
         picture = Image.fromarray(scene.picture)
-        made, others = (
-            read_sentence(model, inputs, picture, scene.sentence, each, 40, looks) for each in (None, references)
-        )
+        made, others = (reader.read(picture, scene.sentence, each, 40) for each in (None, references))
         known = words_known(others)
         asked, correct = asked + 1, correct + all(known)
-        redrawn = read_sentence(model, inputs, picture, scene.sentence, altered(scene, number), 40, looks).others
+        redrawn = reader.read(picture, scene.sentence, altered(scene, number), 40).others
         rows += list(judged(number, scene, made, others, redrawn, known, is_quick=given.quick))
         given.out.write_text(json.dumps({"asked": asked, "right": correct, "rows": rows}))
         print(f"{number}: {time.monotonic() - start:.0f} s, {correct} of {asked} right", flush=True)
     misread: list[dict[str, Any]] = []
     for number in wrong_scenes(kind, model, processor, given.misread):
         scene = draw((MISREAD_SEED, number))
-        read = functools.partial(
-            read_sentence, model, inputs, Image.fromarray(scene.picture), references=references, most=40, known=looks
-        )
+        read = functools.partial(reader.read, Image.fromarray(scene.picture), references=references, most=40)
         misread += ({"scene": number, **each} for each in misread_words(scene, read))
         found = {"asked": asked, "right": correct, "rows": rows, "searched": given.misread, "misread": misread}
         given.out.write_text(json.dumps(found))
@@ -156,9 +149,7 @@ def misread_words(scene: Scene, read: Callable[..., Reading]) -> Iterator[dict[s
             sentence = max(readings, key=lambda each: float(readings[each].own[place]))
             reading = readings[sentence]
         said = sentence.split()[place]
-        score = functools.partial(reading.score, chosen=[reading.spans[place]])
-        (expected,) = expected_gradients(reading.cut, reading.tokens, score, reading.needs[place : place + 1])
-        heat = enlarged(reading.places.drawn(expected))
+        heat = enlarged(reading.places.drawn(expected(reading, [place])[0]))
         toys = {name: mask for name, mask in (("own", word.truth), ("other", word.rival)) if mask is not None}
         masks = [next(number for number, mask in enumerate(scene.masks) if mask is toy) for toy in toys.values()]
         without = read(given=sentence, references=[Image.fromarray(scene.without(number)) for number in masks])
@@ -222,22 +213,21 @@ def maps_of(made: Reading | None, others: Reading, places: list[int]) -> Maps:
 
     TAM needs logits at the picture's tokens.
     """
-    tokens, spans = others.cut.tokens, [others.spans[place] for place in places]
-    rows = [[others.text.places[token] - 1 for token in span.tokens] for span in spans]
-    attention = attention_rows(others.cut, rows)
+    tokens, spans = others.cut.tokens, others.spans_of(places)
+    rows = attention(others, places)
     gradient = gradients(others, spans)
     count, side = len(spans), len(others.places.rows)
     random = torch.rand(count, side * side, generator=torch.Generator().manual_seed(len(spans)))
     place = torch.linspace(-1, 1, side)
     blob = (-(place[:, None] ** 2) - place**2).exp().flatten().expand(count, -1)
-    of_tokens = {"expected gradients": expected_of(others, places)}
+    of_tokens = {"expected gradients": expected(others, places)}
     if made is not None:
-        of_tokens["expected gradients, camkit's pictures"] = expected_of(made, places)
+        of_tokens["expected gradients, camkit's pictures"] = expected(made, places)
     of_tokens |= {
-        "attention row": attention,
-        "attention row, weighted by gradients": weighted_attention(others, spans, rows),
+        "attention row": rows,
+        "attention row, weighted by gradients": weighted_attention(others, spans),
         **{
-            name.replace("expected", "attention row x expected"): combined(attention, each)
+            name.replace("expected", "attention row x expected"): rows * each.clamp(min=0)
             for name, each in of_tokens.items()
         },
         "length of the gradient": gradient.norm(dim=-1),
@@ -247,15 +237,9 @@ def maps_of(made: Reading | None, others: Reading, places: list[int]) -> Maps:
         of_tokens["windows replaced and kept (slow)"] = windows(others, spans)
     cells = {name: each @ others.places.shares.T for name, each in of_tokens.items()}
     if isinstance(others.cut, DecoderCut) and others.cut.entry == "inputs_embeds":
-        activated = activation_maps(others.cut, others.text, spans) @ others.places.shares.T
+        activated = token_activation(others, places) @ others.places.shares.T
         cells["TAM"] = torch.stack([filtered(each.reshape(side, side)).flatten() for each in activated])
     return cells | {"random": random, "centred blob": blob}
-
-
-def expected_of(reading: Reading, places: Sequence[int]) -> Tensor:
-    """Return the expected gradients of some of the words at the picture's tokens (W, n)."""
-    score = functools.partial(reading.score, chosen=[reading.spans[place] for place in places])
-    return expected_gradients(reading.cut, reading.tokens, score, reading.needs[list(places)])
 
 
 def gradients(reading: Reading, spans: Sequence[Span]) -> Tensor:
@@ -266,7 +250,7 @@ def gradients(reading: Reading, spans: Sequence[Span]) -> Tensor:
     return torch.stack([torch.autograd.grad(each, point, retain_graph=True)[0][0] for each in scores])
 
 
-def weighted_attention(reading: Reading, spans: Sequence[Span], rows: Sequence[Sequence[int]]) -> Tensor:
+def weighted_attention(reading: Reading, spans: Sequence[Span]) -> Tensor:
     """Return each word's rows of attention times the positive part of their gradients, mean over layers and heads."""
     cut = reading.cut
     assert isinstance(cut, DecoderCut)
@@ -281,10 +265,11 @@ def weighted_attention(reading: Reading, spans: Sequence[Span], rows: Sequence[S
             scores = log_probabilities(logits, reading.text, spans)[0]
         layers = output.attentions if cut.entry == "inputs_embeds" else output.cross_attentions
         maps = []
-        for score, places in zip(scores, rows, strict=True):
+        for score, span in zip(scores, spans, strict=True):
+            places = [reading.text.places[token] - 1 for token in span.tokens]
             slopes = torch.autograd.grad(score, layers, retain_graph=True)
             parts = [
-                (layer * slope).clamp(min=0)[0, :, list(places)].mean((0, 1))
+                (layer * slope).clamp(min=0)[0, :, places].mean((0, 1))
                 for layer, slope in zip(layers, slopes, strict=True)
             ]
             maps.append(torch.stack(parts).mean(0)[cut.positions].detach())
