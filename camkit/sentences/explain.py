@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from camkit.engine.guard import guarded
 from camkit.engine.interrupts import interruptible
 from camkit.errors import InputError
 from camkit.explanation import Explanation, LayerMaps
 from camkit.images.prepare import source_of
-from camkit.sentences.heat import frozen
 from camkit.sentences.reading import Reader, Reading
 from camkit.sentences.references import read
 from camkit.sentences.result import Words
@@ -60,7 +60,7 @@ def explain(
     sources = [source_of(each, number) for number, each in enumerate(images, start=1)]
     shown = [read(each, source) for each, source in zip(images, sources, strict=True)]
     before, after = shown[:picture], shown[picture + 1 :]
-    with guarded(reader.model), frozen(reader.model), interruptible():
+    with guarded(reader.model), _frozen(reader.model), interruptible():
         reading = reader.read(
             shown[picture], settings.words, references, settings.max_new_tokens, before=before, after=after
         )
@@ -79,6 +79,19 @@ def explain(
         written=settings.words is None,
         beside=tuple(sources),
     )
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Ask for no gradients of the weights, so that a pass keeps nothing for them."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
 def _words(reading: Reading, explained: Mapping[int, Explanation]) -> Iterator[Word]:

@@ -60,13 +60,13 @@ class Reading:
         """How much more probable each word is than with the references, as logarithms, in nats."""
         return self.own - self.others.mean(0)
 
-    def spans_of(self, words: Sequence[int]) -> list[Span]:
-        """Return the words with these numbers."""
-        return [self.spans[number] for number in words]
+    def predicting(self, word: int) -> list[int]:
+        """Return the positions of the text from which a word's tokens are predicted."""
+        return [self.text.places[token] - 1 for token in self.spans[word].tokens]
 
-    def score(self, tokens: Float[Tensor, "m n c"], words: Sequence[Span]) -> Float[Tensor, "m w"]:
+    def score(self, tokens: Float[Tensor, "m n c"], words: Sequence[int]) -> Float[Tensor, "m w"]:
         """Return the log-probabilities of words for M versions of the picture's tokens."""
-        return _scores(self.cut, self.text, words, tokens)
+        return _scores(self.cut, self.text, [self.spans[word] for word in words], tokens)
 
     def tokens_of(self, picture: Image.Image) -> Float[Tensor, "n c"]:
         """Return another picture's tokens in the place of this one's."""

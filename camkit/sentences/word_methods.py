@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,33 +19,8 @@ TokenMaps: TypeAlias = Callable[[Reading, Sequence[int]], Float[Tensor, "w n"]]
 """``maps(reading, words)`` returns the heat of words, named by their numbers, at each of the picture's tokens."""
 
 
-def expected(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n"]:
-    """Return the expected gradients of words between the references' tokens and the picture's."""
-    score = functools.partial(reading.score, words=reading.spans_of(words))
-    return expected_gradients(reading.cut, reading.tokens, score, reading.needs[list(words)])
-
-
-def attention(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n"]:
-    """Return how much the tokens that predict each word attend to the picture's.
-
-    Raises:
-        ModelError: the words do not attend to the picture's tokens, or not through an attention that camkit can read.
-    """
-    rows = [[reading.text.places[token] - 1 for token in span.tokens] for span in reading.spans_of(words)]
-    return attention_rows(reading.cut, rows)
-
-
 def _attention_expected(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n"]:
-    return attention(reading, words) * expected(reading, words).clamp(min=0)
-
-
-def token_activation(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n"]:
-    """Return the token activation maps of words, before the filter.
-
-    Raises:
-        ModelError: the picture's tokens are not among the text's, so they have no logits.
-    """
-    return activation_maps(reading.cut, reading.text, reading.spans_of(words))
+    return attention_rows(reading, words) * expected_gradients(reading, words).clamp(min=0)
 
 
 def _unchanged(heat: Float[Tensor, "h w"]) -> Float[Tensor, "h w"]:
@@ -90,10 +64,10 @@ _OF_LOGITS = "Logit at the picture's token, less what earlier words explain"
 WORD_METHODS = {
     method.name: method
     for method in (
-        WordMethod("expected", expected, METHODS["expected"].unit, compares=True),
-        WordMethod("attention", attention, _OF_ATTENTION),
+        WordMethod("expected", expected_gradients, METHODS["expected"].unit, compares=True),
+        WordMethod("attention", attention_rows, _OF_ATTENTION),
         WordMethod("attention-expected", _attention_expected, f"{_OF_ATTENTION} times expected gradients"),
-        WordMethod("tam", token_activation, _OF_LOGITS, finish=filtered),
+        WordMethod("tam", activation_maps, _OF_LOGITS, finish=filtered),
     )
 }
 """Every method for words by its name."""

@@ -47,11 +47,12 @@ from camkit.background.regions.annotations import ObjectAnnotation
 from camkit.background.render import object_region
 from camkit.errors import ModelError
 from camkit.sentences.explain import explanation_of
+from camkit.sentences.heat import attention_rows, expected_gradients
 from camkit.sentences.loading import load
 from camkit.sentences.reading import Reader, Reading
 from camkit.sentences.references import read
-from camkit.sentences.tam import filtered
-from camkit.sentences.word_methods import WORD_METHODS, attention, expected, token_activation
+from camkit.sentences.tam import activation_maps, filtered
+from camkit.sentences.word_methods import WORD_METHODS
 from scripts.words.word_model import PROMPT
 from scripts.words.word_scenes import Mask, draw
 
@@ -200,13 +201,13 @@ def object_words(words: Sequence[str], classes: Mapping[str, Any]) -> dict[int, 
 
 def heat_of(reading: Reading, numbers: list[int]) -> dict[str, dict[int, Heat]]:
     """Return each method's heat of some words on the picture's pixels; the slow expected gradients are made once."""
-    of_tokens = expected(reading, numbers)
+    of_tokens = expected_gradients(reading, numbers)
     raw = {"expected": [reading.places.drawn(each) for each in of_tokens]}
     try:
-        rows = attention(reading, numbers)
+        rows = attention_rows(reading, numbers)
         raw["attention"] = [reading.places.drawn(each) for each in rows]
         raw["attention-expected"] = [reading.places.drawn(each) for each in rows * of_tokens.clamp(min=0)]
-        raw["tam"] = [filtered(reading.places.drawn(each)) for each in token_activation(reading, numbers)]
+        raw["tam"] = [filtered(reading.places.drawn(each)) for each in activation_maps(reading, numbers)]
     except ModelError as error:  # a family without rows of attention, or without logits at the picture
         print(error)
     height, width = raw["expected"][0].shape
@@ -255,7 +256,7 @@ def curves(reading: Reading, regions: NDArray[np.intp], heat: Heat, number: int,
     for name, masks in (("insertion", shown), ("deletion", [~mask for mask in shown])):
         versions = [Image.fromarray(np.where(mask[..., None], pixels, 0).astype(np.uint8)) for mask in masks]
         tokens = [reading.tokens_of(each) for each in versions]
-        likely = [float(reading.score(each[None], [reading.spans[number]]).exp()) for each in tokens]
+        likely = [float(reading.score(each[None], [number]).exp()) for each in tokens]
         found[name] = float(np.trapezoid(likely, areas))
     return found
 
