@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,32 +84,28 @@ def words_of_files(
         model, beside = load(model, device)
         processor = beside if processor is None else processor
     reader = Reader(model, processor, prompt)
-    found = (_together if together else _one_by_one)(reader, files, references, asked)
-    return _written(files, found, out)
+    explained = (_together if together else _one_by_one)(reader, [file.path for file in files], references, asked)
+    return _written(files, explained, out)
 
 
 def _one_by_one(
-    reader: Reader, files: Sequence[FoundPicture], references: ReferencesLike | None, settings: WordSettings
+    reader: Reader, paths: list[Path], references: ReferencesLike | None, settings: WordSettings
 ) -> Iterator[Words | Failure]:
-    """Yield the words about each picture, or why there are none."""
-    pool = _readable(files, MOST + 1) if references is None and len(files) > 1 else []
-    for file in files:
-        others: ReferencesLike | None = [path for path in pool if path != file.path][:MOST] or references
+    pool = _readable(paths, MOST + 1) if references is None and len(paths) > 1 else []
+    for path in paths:
+        others: ReferencesLike | None = [other for other in pool if other != path][:MOST] or references
         try:
-            yield explain(reader, file.path, others, settings)
+            yield explain(reader, path, others, settings)
         except InputError as error:  # other pictures may be readable, or have the word
-            if len(files) == 1:
+            if len(paths) == 1:
                 raise
-            yield Failure(str(file.path), error)
+            yield Failure(str(path), error)
 
 
 def _together(
-    reader: Reader, files: Sequence[FoundPicture], references: ReferencesLike | None, settings: WordSettings
+    reader: Reader, paths: list[Path], references: ReferencesLike | None, settings: WordSettings
 ) -> Iterator[Words]:
-    """Yield the words about pictures in one prompt, once for each picture."""
-    paths = [file.path for file in files]
-    for number in range(len(files)):
-        yield explain(reader, paths, references, settings, number)
+    return (explain(reader, paths, references, settings, number) for number in range(len(paths)))
 
 
 def _written(
@@ -136,16 +133,13 @@ def _rows(words: Words) -> Iterator[bytes]:
         yield csv_line(map(as_cell, (words.source, str(number), word.text, *numbers, word.verdict)))
 
 
-def _readable(files: Sequence[FoundPicture], most: int) -> list[Path]:
+def _readable(paths: list[Path], most: int) -> list[Path]:
     """Return some readable pictures at equal distances."""
-    chosen = files[:: max(len(files) // most, 1)]
     found: list[Path] = []
-    for file in chosen:
+    for path in paths[:: max(len(paths) // most, 1)]:
         if len(found) == most:
             break
-        try:
-            read(file.path, str(file.path))
-        except ImageError:
-            continue
-        found.append(file.path)
+        with suppress(ImageError):
+            read(path, str(path))
+            found.append(path)
     return found

@@ -63,8 +63,8 @@ class Inputs:
 
     def _full(self, prompt: str | None, count: int) -> str | None:
         """Return the prompt with the places of the pictures, as the model's chat template or processor writes it."""
-        mark = self._mark()
-        if prompt is not None and mark is not None and mark in prompt:
+        mark = str(getattr(self._processor, "image_token", None) or "")  # what stands for a picture in a prompt
+        if mark and prompt is not None and mark in prompt:
             if prompt.count(mark) != count:
                 raise InputError(
                     f"the prompt has {prompt.count(mark)} x {mark}, the place of a picture, and the number of pictures "
@@ -77,16 +77,11 @@ class Inputs:
             messages = [{"role": "user", "content": parts}]
             return str(self._processor.apply_chat_template(messages, add_generation_prompt=True))
         # BLIP-2 puts the picture's tokens before the prompt by itself.
-        if mark is None or self.is_encoder_decoder or hasattr(self._processor, "num_query_tokens"):
+        if not mark or self.is_encoder_decoder or hasattr(self._processor, "num_query_tokens"):
             if count > 1:
                 raise ModelError(f"{type(self._model).__name__} takes one picture in a prompt, not {count}; pass one")
             return prompt
         return f"{mark * count}{'' if prompt is None else prompt}"
-
-    def _mark(self) -> str | None:
-        """Return what stands for a picture in a prompt."""
-        mark = getattr(self._processor, "image_token", None)
-        return None if mark is None else str(mark)
 
     def of(self, picture: Image.Image, *, cast: bool = True) -> dict[str, Any]:
         """Return the arguments for a picture and the prompt, in the precision of the model unless ``cast`` is False.
@@ -126,7 +121,7 @@ class Inputs:
     def given(self, inputs: Mapping[str, Any], sentence: str) -> Text:
         """Return a given sentence after what the model starts from."""
         written, first = self._generated(inputs, 1)
-        forced = self._forced()
+        forced = getattr(self._model.generation_config, "forced_bos_token_id", None)  # what the model writes first
         start = written[: first + (forced is not None and written[first : first + 1] == [forced])]
         ids = self.tokenizer(sentence, add_special_tokens=False)["input_ids"]
         return Text(self._tensor([*start, *ids]), list(range(len(start), len(start) + len(ids))))
@@ -161,10 +156,6 @@ class Inputs:
                 "as processor=... the one that belongs to the model"
             )
         return prompt + ids, len(prompt)
-
-    def _forced(self) -> int | None:
-        """Return the token that the model always writes first, if there is one."""
-        return getattr(self._model.generation_config, "forced_bos_token_id", None)
 
     def _tensor(self, ids: list[int]) -> Int[Tensor, " t"]:
         return torch.tensor(ids, device=next(self._model.parameters()).device)
