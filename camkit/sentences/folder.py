@@ -20,13 +20,13 @@ from camkit.sentences.loading import load
 from camkit.sentences.reading import Reader
 from camkit.sentences.references import read
 from camkit.sentences.result import Words
+from camkit.sentences.word import NUMBERS
 from camkit.types import Failure, ReferencesLike
 
 TABLE = "words.csv"
 """The file with a row for each word of all pictures."""
 
-_NUMBERS = ("probability", "needs_picture", "spread", "above_grey", "above_none")
-_COLUMNS = ("picture", "number", "word", *_NUMBERS, "verdict")
+_COLUMNS = ("picture", "number", "word", *NUMBERS, "verdict")
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ def _written(
 
 def _rows(words: Words) -> Iterator[bytes]:
     for number, word in enumerate(words):
-        numbers = [f"{getattr(word, name):.6g}" for name in _NUMBERS]
+        numbers = [f"{getattr(word, name):.6g}" for name in NUMBERS]
         yield csv_line(map(as_cell, (words.source, str(number), word.text, *numbers, word.verdict)))
 
 

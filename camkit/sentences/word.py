@@ -12,6 +12,8 @@ PREDICTABLE = 0.5
 """A word that is at least this probable with every reference picture is one that the earlier words dictate."""
 NEEDS_NO_PICTURE = math.log(2)
 """Nats: a word needs the picture if it is less than half as probable with other pictures."""
+NUMBERS = ("probability", "needs_picture", "spread", "above_grey", "above_none")
+"""The attributes of a word that are measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +65,10 @@ class Word:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the word as JSON values; non-finite numbers become None."""
-        numbers = ("probability", "needs_picture", "spread", "above_grey", "above_none")
         return {
             "text": self.text,
             "tokens": [self.tokens.start, self.tokens.stop],
-            **{name: finite_or_none(getattr(self, name)) for name in numbers},
+            **{name: finite_or_none(getattr(self, name)) for name in NUMBERS},
             "is_punctuation": self.is_punctuation,
             "is_dictated": self.is_dictated,
             "needs_no_picture": self.needs_no_picture,
