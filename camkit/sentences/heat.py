@@ -110,8 +110,7 @@ def attention_rows(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n
     cut, rows = reading.cut, [reading.predicting(word) for word in words]
     wanted = sorted({place for places in rows for place in places})
     layers: list[Tensor] = []
-    own_text = "decoder_input_ids" not in cut.inputs or getattr(cut, "entry", "") == "encoder_hidden_states"
-    if isinstance(cut, DecoderCut) and own_text:
+    if isinstance(cut, DecoderCut) and ("decoder_input_ids" not in cut.inputs or cut.entry == "encoder_hidden_states"):
         with torch.no_grad(), attending_by_sdpa(cut.decoder), _Recorder(wanted, cut.entering.shape[1]) as recorder:
             cut.output(cut.tokens[None])
         layers = [attended[:, cut.positions] for attended in recorder.layers]
