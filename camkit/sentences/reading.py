@@ -68,10 +68,6 @@ class Reading:
         """Return the log-probabilities of words for M versions of the picture's tokens."""
         return _scores(self.cut, self.text, [self.spans[word] for word in words], tokens)
 
-    def tokens_of(self, picture: Image.Image) -> Float[Tensor, "n c"]:
-        """Return another picture's tokens in the place of this one's."""
-        return self.cut.tokens_of(self.inputs.with_text(self.inputs.of(picture), self.text))
-
 
 class Reader:
     """Lets a model read pictures with one prompt, and keeps where its tokens look in pictures of one size.
@@ -122,13 +118,7 @@ class Reader:
         text = _in_order(self.model, inputs, prepared, text)
         mine = inputs.with_text(prepared, text)
         grey = inputs.with_text(inputs.of(Image.new("RGB", picture.size, (128, 128, 128))), text)
-
-        def locate(cut: Cut) -> Places | None:
-            of_cut = cut.name, len(cut.tokens), picture.size
-            if of_cut not in self._looks:
-                self._looks[of_cut] = places_of(cut, inputs, picture)
-            return self._looks[of_cut]
-
+        locate = functools.partial(self._places, inputs, picture)
         cut, places = find_cut(self.model, mine, grey, inputs.with_text(prepared, _shorter(text)), locate)
         others, pictures = reference_pictures(references, picture)
         with torch.no_grad():
@@ -149,6 +139,12 @@ class Reader:
                 grey=score(cut.tokens_of(grey)[None])[0],
                 hidden=score(cut.tokens[None], attend=False)[0],
             )
+
+    def _places(self, inputs: Inputs, picture: Image.Image, cut: Cut) -> Places | None:
+        of_cut = cut.name, len(cut.tokens), picture.size
+        if of_cut not in self._looks:
+            self._looks[of_cut] = places_of(cut, inputs, picture)
+        return self._looks[of_cut]
 
 
 def _in_order(model: nn.Module, inputs: Inputs, prepared: dict[str, Any], text: Text) -> Text:

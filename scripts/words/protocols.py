@@ -255,7 +255,8 @@ def curves(reading: Reading, regions: NDArray[np.intp], heat: Heat, number: int,
     found = {}
     for name, masks in (("insertion", shown), ("deletion", [~mask for mask in shown])):
         versions = [Image.fromarray(np.where(mask[..., None], pixels, 0).astype(np.uint8)) for mask in masks]
-        tokens = [reading.tokens_of(each) for each in versions]
+        arguments = [reading.inputs.with_text(reading.inputs.of(each), reading.text) for each in versions]
+        tokens = [reading.cut.tokens_of(each) for each in arguments]
         likely = [float(reading.score(each[None], [number]).exp()) for each in tokens]
         found[name] = float(np.trapezoid(likely, areas))
     return found
