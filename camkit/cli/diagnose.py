@@ -100,7 +100,8 @@ def features(
         raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
     from camkit.diagnosis.feature_maps import feature_maps
     from camkit.images.files import check_folder, names_file, refuse_address, refuse_input, refuse_other_file
-    from camkit.scale.naming import free_file, picture_name, slug, write_drawing
+    from camkit.kit.picture_names import picture_name
+    from camkit.scale.naming import free_file, slug, write_drawing
 
     refuse_address(str(picture))
     refuse_input(out, [picture] if names_file(out) else [])

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from camkit.cli.options import DATA, GENERAL, METHOD, MODEL, OUTPUT, RUN, TARGET
 from camkit.cli.terminal import TALK, emit, fail, say
-from camkit.errors import CamkitError, InputError, as_cell, printable
+from camkit.errors import printable
 
 if TYPE_CHECKING:
     from camkit.sentences import Words
@@ -54,43 +54,34 @@ def words(
         quiet: Print only errors.
     """
     TALK.set(quiet=quiet)
-    if not pictures:
-        raise InputError("name at least one picture or folder")
-    from camkit.images.files import check_folder, csv_line, write_file
-    from camkit.images.listing import Pictures
-    from camkit.scale.naming import drawing_names
-    from camkit.sentences.folder import COLUMNS, explain_files, explain_together, rows_of
-    from camkit.sentences.loading import load
+    from camkit.sentences.folder import TABLE, words_of_files
+    from camkit.types import Failure
 
-    files = list(Pictures(pictures, skip=out))
-    missing = next((file.path for file in files if not file.path.exists()), None)
-    if missing is not None:
-        raise InputError(f"{missing} does not exist; name pictures or folders")
-    check_folder(out)
-    loaded, processor = load(model, device)
-    options = {"processor": processor, "words": sentence, "method": method, "max_new_tokens": max_new_tokens}
-    names = drawing_names({file.path: file.place for file in files})
-    failed, table = 0, [csv_line(COLUMNS)]
-    explained = (explain_together if together else explain_files)(
-        loaded, files, references, prompt=prompt, only=word, **options
-    )
-    for file, found in explained:
-        if isinstance(found, CamkitError):
-            if len(files) == 1:
-                raise found
+    explained = failed = 0
+    for found in words_of_files(
+        model,
+        pictures,
+        out,
+        prompt,
+        device=device,
+        references=references,
+        together=together,
+        words=sentence,
+        method=method,
+        max_new_tokens=max_new_tokens,
+        only=word,
+    ):
+        if isinstance(found, Failure):
             failed += 1
-            fail(f"{file.path}: {found}")
+            fail(f"{found.source}: {found.error}")
             continue
-        written = [found.save(out / f"{names[file.path]}.words{suffix}") for suffix in (".html", ".png", ".json")]
-        table += [csv_line(map(as_cell, map(str, row))) for row in rows_of(file, found)]
+        explained += 1
         if json:
-            emit(dumps(found.to_dict(), allow_nan=False))
+            emit(dumps(found.words.to_dict(), allow_nan=False))
         elif not quiet:
-            _print(found, written)
-    if len(files) > 1:
-        write_file(out / "words.csv", b"".join(table))
-        file_of_all = printable(str(out / "words.csv"))
-        say(f"{len(files) - failed} pictures explained, {failed} failed; {file_of_all} has all words")
+            _print(found.words, found.files)
+    if explained + failed > 1:
+        say(f"{explained} pictures explained, {failed} failed; {printable(str(out / TABLE))} has all words")
     return 2 if failed else 0
 
 

@@ -13,12 +13,15 @@ from typing import Any
 from torch import nn
 
 from camkit.errors import refusing_exit
-from camkit.sentences.explain import DEFAULT, METHODS, Method, explain
+from camkit.sentences.explain import WordSettings, explain
+from camkit.sentences.folder import words_of_files
+from camkit.sentences.reading import Reader
 from camkit.sentences.result import Words
 from camkit.sentences.word import Word
+from camkit.sentences.word_methods import DEFAULT, WORD_METHODS
 from camkit.types import ImageLike, ReferencesLike
 
-__all__ = ["METHODS", "Method", "Word", "Words", "words"]
+__all__ = ["WORD_METHODS", "Word", "Words", "words", "words_of_files"]
 
 
 @refusing_exit()
@@ -64,16 +67,5 @@ def words(
         >>> found = camkit.words(model, "dog.jpg", "What is on the picture?", references="photos/")  # doctest: +SKIP
         >>> [(word.text, word.needs_picture) for word in found]  # doctest: +SKIP
     """
-    return explain(
-        model,
-        image,
-        prompt,
-        processor=processor,
-        words=words,
-        references=references,
-        method=method,
-        max_new_tokens=max_new_tokens,
-        only=only,
-        known={},
-        picture=picture,
-    )
+    settings = WordSettings(words, method, max_new_tokens, only)
+    return explain(Reader(model, processor, prompt), image, references, settings, picture)

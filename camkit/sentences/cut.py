@@ -13,18 +13,19 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from camkit.engine.attach import hooked
+from camkit.engine.nested import mapped, with_tensor
 from camkit.errors import ModelError
 
 Entry: TypeAlias = Literal["inputs_embeds", "encoder_hidden_states"]
 ENTRIES: tuple[Entry, ...] = ("inputs_embeds", "encoder_hidden_states")
-ArgumentPath: TypeAlias = tuple[str, int | None]
+ArgumentPath: TypeAlias = tuple[str] | tuple[str, int]
 """An argument by its name, and the number of a tensor in it if it is a list."""
 
 
@@ -45,7 +46,11 @@ class Cut(abc.ABC):
     model: nn.Module = field(repr=False)
     inputs: Mapping[str, Any] = field(repr=False)
     tokens: Float[Tensor, "n c"] = field(repr=False)
-    name: ClassVar[str]
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """What is cut."""
 
     @abc.abstractmethod
     def logits(
@@ -106,8 +111,8 @@ class DecoderCut(Cut):
     more: Mapping[ArgumentPath, Int[Tensor, " n"]]
 
     @property
-    def name(self) -> str:  # type: ignore[override]
-        """What is cut."""
+    def name(self) -> str:
+        """The decoder and the argument."""
         return f"{type(self.decoder).__name__}: {self.entry}"
 
     @property
@@ -133,15 +138,15 @@ class DecoderCut(Cut):
         """Run the decoder for M versions of the picture's tokens; ``more`` are further arguments."""
         count = len(tokens)
         arguments = {name: repeated(value, count) for name, value in self.arguments.items()}
-        widths = [self.entering.shape[-1], *(values_at(self.arguments, path).shape[-1] for path in self.more)]
+        widths = [self.entering.shape[-1], *(_at(self.arguments, path).shape[-1] for path in self.more)]
         first, *others = tokens.split(widths, -1)
         entering = self.entering.detach().expand(count, -1, -1)
         arguments[self.entry] = entering.index_copy(1, self.positions, first.to(entering.dtype))
         for (path, rows), part in zip(self.more.items(), others, strict=True):
-            old = values_at(self.arguments, path)
+            old = _at(self.arguments, path)
             every = old.detach().reshape(1, -1, old.shape[-1]).expand(count, -1, -1)
             new = every.index_copy(1, rows, part.to(old.dtype))
-            _put(arguments, path, new.flatten(0, 1) if old.dim() == 2 else new)
+            arguments = with_tensor(arguments, path, new.flatten(0, 1) if old.dim() == 2 else new)
         if not attend:
             arguments |= self._hidden(count)
         return self.decoder(**{**arguments, **more})
@@ -190,8 +195,8 @@ class OutputCut(Cut):
     number: int
 
     @property
-    def name(self) -> str:  # type: ignore[override]
-        """What is cut; 'x#2' is the second call of x."""
+    def name(self) -> str:
+        """The module; 'x#2' is the second call of x."""
         return self.path if not self.number else f"{self.path}#{self.number + 1}"
 
     def logits(
@@ -212,7 +217,7 @@ class OutputCut(Cut):
         def swap(output: Any) -> Any:
             old = tensor_of(output)
             assert old is not None
-            return _exchanged(output, old, new.to(old.dtype))
+            return mapped(output, lambda value: new.to(old.dtype) if value is old else value)
 
         with self._at_call(swap):
             return self.model(**inputs).logits[:, -self.kept(keep) :].float()  # type: ignore[no-any-return]
@@ -274,7 +279,7 @@ def decoder_cut(
         return None
     more: dict[ArgumentPath, Tensor] = {}
     for path in _paths(arguments):
-        mine, others = values_at(arguments, path), values_at(changed, path)
+        mine, others = _at(arguments, path), _at(changed, path)
         if path[0] == entry or not isinstance(others, Tensor) or torch.equal(mine, others):
             continue
         if not mine.is_floating_point() or mine.shape != others.shape or mine.dim() not in (2, 3):
@@ -303,12 +308,12 @@ def tensor_of(output: Any) -> Tensor | None:
     return next((part for part in fitting if part.shape[0] == 1), None)
 
 
-def values_at(arguments: Mapping[str, Any], path: ArgumentPath) -> Any:
+def _at(arguments: Mapping[str, Any], path: ArgumentPath) -> Any:
     """Return an argument, or a tensor of the list that it is; None if there is none."""
     value = arguments.get(path[0])
-    if path[1] is None:
-        return value
-    return value[path[1]] if isinstance(value, (list, tuple)) and path[1] < len(value) else None
+    for number in path[1:]:
+        value = value[number] if isinstance(value, (list, tuple)) and number < len(value) else None
+    return value
 
 
 def repeated(value: Any, count: int) -> Any:
@@ -327,19 +332,9 @@ def repeated(value: Any, count: int) -> Any:
 def _paths(arguments: Mapping[str, Any]) -> Iterator[ArgumentPath]:
     for name, value in arguments.items():
         if isinstance(value, Tensor):
-            yield name, None
+            yield (name,)
         elif isinstance(value, (list, tuple)):
             yield from ((name, number) for number, each in enumerate(value) if isinstance(each, Tensor))
-
-
-def _put(arguments: dict[str, Any], path: ArgumentPath, value: Tensor) -> None:
-    name, number = path
-    if number is None:
-        arguments[name] = value
-    else:
-        several = list(arguments[name])
-        several[number] = value
-        arguments[name] = type(arguments[name])(several)
 
 
 def _tokens(
@@ -347,7 +342,7 @@ def _tokens(
 ) -> Float[Tensor, "n c"]:
     parts = [
         arguments[entry][0, positions],
-        *(values_at(arguments, path).flatten(0, -2)[rows] for path, rows in more.items()),
+        *(_at(arguments, path).flatten(0, -2)[rows] for path, rows in more.items()),
     ]
     return torch.cat([part.to(parts[0].dtype) for part in parts], -1)
 
@@ -358,13 +353,3 @@ def _without(mask: Any, positions: Tensor) -> Any:
         return mask
     hidden = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
     return mask.clone().index_fill_(-1, positions, hidden)
-
-
-def _exchanged(output: Any, old: Tensor, new: Tensor) -> Any:
-    """Return a module's output with another tensor in one place."""
-    if isinstance(output, Tensor):
-        return new
-    if isinstance(output, Mapping):
-        rest = {name: new if value is old else value for name, value in output.items()}
-        return type(output)(**rest)
-    return type(output)(new if value is old else value for value in output)

@@ -2,54 +2,53 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Literal, TypeAlias, cast, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import cast
 
+import numpy as np
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor, nn
 
 from camkit.engine.guard import guarded
 from camkit.engine.interrupts import interruptible
-from camkit.errors import InputError, MethodError, ModelError, did_you_mean
+from camkit.errors import InputError
+from camkit.explanation import Explanation, LayerMaps
 from camkit.images.prepare import source_of
-from camkit.sentences.heat import attention_rows, combined, expected_gradients, frozen
-from camkit.sentences.inputs import Inputs
-from camkit.sentences.loading import processor_of
-from camkit.sentences.reading import Known, Reading, read_sentence
+from camkit.sentences.reading import Reader, Reading
 from camkit.sentences.references import read
 from camkit.sentences.result import Words
-from camkit.sentences.sentence import Span
-from camkit.sentences.tam import activation_maps, filtered
-from camkit.sentences.word import PREDICTABLE, Word, explanation_of
-from camkit.types import ImageLike, ReferenceScores, ReferencesLike
+from camkit.sentences.sentence import numbers_of
+from camkit.sentences.word import PREDICTABLE, Word
+from camkit.sentences.word_methods import DEFAULT, WordMethod, find_word_method
+from camkit.types import ImageLike, Placement, ReferenceScores, ReferencesLike, Status
 
-Method: TypeAlias = Literal["expected", "attention", "attention-expected", "tam"]
-METHODS: tuple[str, ...] = get_args(Method)
-DEFAULT: Method = "expected"
+
+class WordSettings:
+    """Which words are explained, and how; ``camkit.words`` describes the arguments.
+
+    Raises:
+        MethodError: there is no such method.
+        InputError: the model may write no token.
+    """
+
+    def __init__(
+        self, words: str | None = None, method: str = DEFAULT, max_new_tokens: int = 64, only: str | None = None
+    ) -> None:
+        self.method = find_word_method(method)
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+        self.words, self.max_new_tokens, self.only = words, max_new_tokens, only
 
 
 def explain(
-    model: nn.Module,
+    reader: Reader,
     image: ImageLike | Sequence[ImageLike],
-    prompt: str | None,
-    *,
-    processor: Any,
-    words: str | None,
     references: ReferencesLike | None,
-    method: str,
-    max_new_tokens: int,
-    only: str | None,
-    known: Known,
+    settings: WordSettings,
     picture: int = 0,
 ) -> Words:
-    """Explain the words about a picture, as ``words``; ``known`` has what was measured for earlier pictures."""
-    if method not in METHODS:
-        raise MethodError(f"{method!r} is not a method for words; use one of {', '.join(METHODS)}")
-    if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    """Explain the words that a model writes about a picture, as ``words``."""
     images: list[ImageLike] = list(image) if isinstance(image, (list, tuple)) else [cast("ImageLike", image)]
     if not images:
         raise InputError("there is no picture; pass one or more")
@@ -60,93 +59,93 @@ def explain(
         )
     sources = [source_of(each, number) for number, each in enumerate(images, start=1)]
     shown = [read(each, source) for each, source in zip(images, sources, strict=True)]
-    processor = _processor_of(model) if processor is None else processor
-    with guarded(model), frozen(model), interruptible():
-        inputs = Inputs(model, processor, prompt, shown[:picture], shown[picture + 1 :])
-        reading = read_sentence(model, inputs, shown[picture], words, references, max_new_tokens, known)
-        wanted = _wanted(reading.spans, only, reading.decoded)
-        heat = _heat(reading, wanted, method)
-    found = _result(reading, heat, shown[picture], method, sources[picture], inputs.prompt, written=words is None)
-    return replace(found, beside=tuple(sources[:picture] + sources[picture + 1 :]))
+    before, after = shown[:picture], shown[picture + 1 :]
+    with guarded(reader.model), _frozen(reader.model), interruptible():
+        reading = reader.read(
+            shown[picture], settings.words, references, settings.max_new_tokens, before=before, after=after
+        )
+        texts = [span.text for span in reading.spans]
+        wanted = range(len(texts)) if settings.only is None else numbers_of(settings.only, texts, reading.sentence)
+        heat = settings.method.heat(reading, wanted)
+    source = sources.pop(picture)
+    explained = {word: explanation_of(reading, word, each, settings.method, source) for word, each in heat.items()}
+    return Words(
+        reading.sentence,
+        tuple(_words(reading, explained)),
+        reading.picture,
+        source,
+        reading.inputs.prompt,
+        reading.pictures,
+        written=settings.words is None,
+        beside=tuple(sources),
+    )
 
 
-def _wanted(found: Sequence[Span], only: str | None, sentence: str) -> list[int]:
-    """Return the numbers of the words whose heat is drawn."""
-    chosen = [number for number, span in enumerate(found) if only is None or span.text.lower() == only.lower()]
-    if not chosen:
-        hint = did_you_mean(only or "", [span.text for span in found])
-        raise InputError(f"the sentence {sentence.strip()!r} has no word {only!r}{hint}")
-    return chosen
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Ask for no gradients of the weights, so that a pass keeps nothing for them."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
-def _heat(reading: Reading, wanted: Sequence[int], method: str) -> dict[int, Float[Tensor, "h w"]]:
-    """Return the heat of the chosen words on the picture's grid."""
-    chosen = [reading.spans[number] for number in wanted]
-    if method == "tam":
-        activated = activation_maps(reading.cut, reading.text, chosen)
-        return {number: filtered(reading.places.drawn(each)) for number, each in zip(wanted, activated, strict=True)}
-    maps: Tensor | None = None
-    if method != "attention":
-        score = functools.partial(reading.score, chosen=chosen)
-        maps = expected_gradients(reading.cut, reading.tokens, score, reading.needs[list(wanted)])
-    if method != "expected":
-        rows = [[reading.text.places[token] - 1 for token in span.tokens] for span in chosen]
-        attention = attention_rows(reading.cut, rows)
-        maps = attention if maps is None else combined(attention, maps)
-    assert maps is not None
-    return {number: reading.places.drawn(each) for number, each in zip(wanted, maps, strict=True)}
-
-
-def _result(
-    reading: Reading,
-    heat: dict[int, Tensor],
-    picture: Image.Image,
-    method: str,
-    source: str,
-    prompt: str | None,
-    *,
-    written: bool,
-) -> Words:
+def _words(reading: Reading, explained: Mapping[int, Explanation]) -> Iterator[Word]:
     mean, spread = reading.others.mean(0), reading.others.std(0, correction=0)
     likely = reading.others.exp().amin(0) >= PREDICTABLE
-    made = []
     for number, span in enumerate(reading.spans):
         own = float(reading.own[number])
-        compared = ReferenceScores(reading.pictures, "log-probability", own, float(mean[number]))
-        explained = None
-        if number in heat:
-            explained = explanation_of(
-                span.text,
-                heat[number],
-                own,
-                compared if method == "expected" else None,
-                picture,
-                reading.places,
-                layer=reading.cut.name,
-                method=method,
-                source=source,
-            )
-        made.append(
-            Word(
-                text=span.text,
-                tokens=span.tokens,
-                probability=float(reading.own[number].exp()),
-                needs_picture=own - float(mean[number]),
-                spread=float(spread[number]),
-                above_grey=own - float(reading.grey[number]),
-                above_none=own - float(reading.hidden[number]),
-                is_punctuation=span.is_punctuation,
-                is_dictated=bool(likely[number]) and not span.is_punctuation,
-                explanation=explained,
-            )
+        yield Word(
+            text=span.text,
+            tokens=span.tokens,
+            probability=float(reading.own[number].exp()),
+            needs_picture=own - float(mean[number]),
+            spread=float(spread[number]),
+            above_grey=own - float(reading.grey[number]),
+            above_none=own - float(reading.hidden[number]),
+            is_punctuation=span.is_punctuation,
+            is_dictated=bool(likely[number]) and not span.is_punctuation,
+            explanation=explained.get(number),
         )
-    return Words(reading.decoded.strip(), tuple(made), picture, source, prompt, reading.pictures, written)
 
 
-def _processor_of(model: Any) -> Any:
-    """Return the processor of the folder that a model was loaded from."""
-    name = getattr(model, "name_or_path", "")
-    try:
-        return processor_of(name)
-    except Exception as error:
-        raise ModelError(f"no processor found beside the model ({name or 'no folder'}); pass processor=...") from error
+def explanation_of(
+    reading: Reading, word: int, heat: Float[Tensor, "h w"], method: WordMethod, source: str
+) -> Explanation:
+    """Return the heat of a word as an Explanation, drawn on the part of the picture that the model sees."""
+    raw = heat.detach().float().cpu()
+    box = reading.places.box
+    size = max(round(box.bottom - box.top), 1), max(round(box.right - box.left), 1)
+    axes = zip((reading.places.rows, reading.places.columns), size, strict=True)
+    placement = Placement(positions=tuple(tuple(share * side - 0.5 for share in axis) for axis, side in axes))
+    cells = np.asarray(raw.numpy())
+    status: Status = "ok"
+    if not np.isfinite(cells).all():
+        status = "non_finite"
+    elif not cells.any():
+        status = "no_influence"
+    elif cells.max() <= 0:
+        status = "no_positive_evidence"
+    own, mean = float(reading.own[word]), float(reading.others.mean(0)[word])
+    return Explanation(
+        maps=LayerMaps((raw,), (placement,), "mean", size),
+        raw=cells,
+        target=None,
+        label=reading.spans[word].text,
+        score=own,
+        probability=float(np.exp(own)),
+        layer=reading.cut.name,
+        layer_reason="the picture enters the decoder here",
+        method=method.name,
+        status=status,
+        box=box,
+        shown=reading.picture,
+        source=source,
+        quantity="log-probability",
+        references=ReferenceScores(reading.pictures, "log-probability", own, mean) if method.compares else None,
+        unit=method.unit,
+    )

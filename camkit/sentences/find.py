@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -32,15 +31,6 @@ _MOST_TRIED = 6
 Locate: TypeAlias = Callable[[Cut], Places | None]
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """The arguments of three passes: the picture, another picture, and the picture with a shorter text."""
-
-    mine: Mapping[str, Any]
-    other: Mapping[str, Any]
-    shorter: Mapping[str, Any]
-
-
 def find_cut(
     model: nn.Module, mine: Mapping[str, Any], other: Mapping[str, Any], shorter: Mapping[str, Any], locate: Locate
 ) -> tuple[Cut, Places]:
@@ -56,10 +46,9 @@ def find_cut(
     Raises:
         ModelError: there is no such cut.
     """
-    passes = _Pass(mine, other, shorter)
     wanted = _logits(model, mine)
     blind = None
-    for cut in _decoder_cuts(model, passes):
+    for cut in _decoder_cuts(model, mine, other):
         if not _gives(cut, cut.tokens, wanted):
             continue
         places = locate(cut)
@@ -69,7 +58,7 @@ def find_cut(
     found = []
     changed = _logits(model, other)
     moved = _apart(wanted, changed)
-    for order, cut in itertools.islice(_output_cuts(model, passes), _MOST_TRIED):
+    for order, cut in itertools.islice(_output_cuts(model, mine, other, shorter), _MOST_TRIED):
         places = locate(cut)
         if places is not None and _gives(cut, cut.tokens_of(other), changed, moved / 4):
             found.append((places.without, -order, cut, places))
@@ -129,23 +118,17 @@ def _gives(cut: Cut, tokens: Tensor, wanted: Tensor, limit: float = _IN_HALF) ->
     return _agree(cut.model, found, wanted, limit)
 
 
-def _decoder_cuts(model: nn.Module, passes: _Pass) -> Iterator[Cut]:
+def _decoder_cuts(model: nn.Module, mine: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Cut]:
     """Yield the calls that get the picture as ``inputs_embeds`` or ``encoder_hidden_states``."""
-    with torch.no_grad(), _entries(model, passes.mine) as calls:
-        model(**passes.mine)
-        mine = list(calls)
-    with torch.no_grad(), _entries(model, passes.other) as calls:
-        model(**passes.other)
-        others = list(calls)
-    for (decoder, entry, arguments), (same, _, changed) in zip(mine, others, strict=False):
-        cut = decoder_cut(model, passes.mine, decoder, entry, arguments, changed) if decoder is same else None
+    calls, others = (_entries(model, inputs) for inputs in (mine, other))
+    for (decoder, entry, arguments), (same, _, changed) in zip(calls, others, strict=False):
+        cut = decoder_cut(model, mine, decoder, entry, arguments, changed) if decoder is same else None
         if cut is not None:
             yield cut
 
 
-@contextmanager
-def _entries(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[list[tuple[nn.Module, Entry, dict[str, Any]]]]:
-    """Record the calls of modules that take one of the two arguments, with a place for each token of the text."""
+def _entries(model: nn.Module, inputs: Mapping[str, Any]) -> list[tuple[nn.Module, Entry, dict[str, Any]]]:
+    """Return the calls of a pass that take one of the two arguments, with a place for each token of the text."""
     calls: list[tuple[nn.Module, Entry, dict[str, Any]]] = []
     lengths = {inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs}
 
@@ -158,33 +141,35 @@ def _entries(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[list[tuple
         if isinstance(text, Tensor) and text.shape[1] in lengths and (entry == "inputs_embeds" or len(lengths) == 1):
             calls.append((module, entry, dict(arguments)))
 
-    with hooked(before=[(module, record) for module in model.modules()]):
-        yield calls
+    with hooked(before=[(module, record) for module in model.modules()]), torch.no_grad():
+        model(**inputs)
+    return calls
 
 
-def _output_cuts(model: nn.Module, passes: _Pass) -> Iterator[tuple[int, Cut]]:
+def _output_cuts(
+    model: nn.Module, mine: Mapping[str, Any], other: Mapping[str, Any], shorter: Mapping[str, Any]
+) -> Iterator[tuple[int, Cut]]:
     """Yield the outputs that depend on the picture and not on the text, with the number of the call.
 
     Of nested calls the outermost one counts. Those in the fewest others come first: a decoder's layers make thousands
     of such outputs of the encoder's.
     """
-    mine, other, shorter = (_traced(model, inputs) for inputs in (passes.mine, passes.other, passes.shorter))
+    calls, others, shorter_calls = (_traced(model, inputs) for inputs in (mine, other, shorter))
     fits = {
         call
-        for call, made in mine.items()
+        for call, made in calls.items()
         if made.sums is not None
-        and call in other
-        and made.sums != other[call].sums
-        and call in shorter
-        and made.sums == shorter[call].sums
+        and call in others
+        and call in shorter_calls
+        and others[call].sums != made.sums == shorter_calls[call].sums
     }
     outer = [
-        (number, call) for number, (call, made) in enumerate(mine.items()) if call in fits and not made.around & fits
+        (number, call) for number, (call, made) in enumerate(calls.items()) if call in fits and not made.around & fits
     ]
     names = {module: name for name, module in model.named_modules()}
-    for number, call in sorted(outer, key=lambda each: (len(mine[each[1]].around), -each[0])):
-        cut = OutputCut(model, passes.mine, torch.zeros(0, 0), call[0], names[call[0]], call[1])
-        yield number, replace(cut, tokens=cut.caught(passes.mine))
+    for number, call in sorted(outer, key=lambda each: (len(calls[each[1]].around), -each[0])):
+        cut = OutputCut(model, mine, torch.zeros(0, 0), call[0], names[call[0]], call[1])
+        yield number, replace(cut, tokens=cut.caught(mine))
 
 
 _CallId: TypeAlias = tuple[nn.Module, int]

@@ -16,10 +16,17 @@ from camkit.errors import InputError, ModelError, brief
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """The tokens that a model starts from and the sentence (T,), and the places of the sentence's tokens in it."""
+    """A sentence after what the model starts from: the prompt, or for an encoder-decoder what the decoder starts from.
+
+    Attributes:
+        ids: the tokens.
+        places: the places of the sentence's tokens among them.
+        kind: the kind of the sentence's tokens, for models whose arguments say for each token what it is.
+    """
 
     ids: Int[Tensor, " t"]
     places: list[int]
+    kind: int = 0
 
 
 class Inputs:
@@ -56,8 +63,8 @@ class Inputs:
 
     def _full(self, prompt: str | None, count: int) -> str | None:
         """Return the prompt with the places of the pictures, as the model's chat template or processor writes it."""
-        mark = self._mark()
-        if prompt is not None and mark is not None and mark in prompt:
+        mark = str(getattr(self._processor, "image_token", None) or "")  # what stands for a picture in a prompt
+        if mark and prompt is not None and mark in prompt:
             if prompt.count(mark) != count:
                 raise InputError(
                     f"the prompt has {prompt.count(mark)} x {mark}, the place of a picture, and the number of pictures "
@@ -70,16 +77,11 @@ class Inputs:
             messages = [{"role": "user", "content": parts}]
             return str(self._processor.apply_chat_template(messages, add_generation_prompt=True))
         # BLIP-2 puts the picture's tokens before the prompt by itself.
-        if mark is None or self.is_encoder_decoder or hasattr(self._processor, "num_query_tokens"):
+        if not mark or self.is_encoder_decoder or hasattr(self._processor, "num_query_tokens"):
             if count > 1:
                 raise ModelError(f"{type(self._model).__name__} takes one picture in a prompt, not {count}; pass one")
             return prompt
         return f"{mark * count}{'' if prompt is None else prompt}"
-
-    def _mark(self) -> str | None:
-        """Return what stands for a picture in a prompt."""
-        mark = getattr(self._processor, "image_token", None)
-        return None if mark is None else str(mark)
 
     def of(self, picture: Image.Image, *, cast: bool = True) -> dict[str, Any]:
         """Return the arguments for a picture and the prompt, in the precision of the model unless ``cast`` is False.
@@ -119,7 +121,7 @@ class Inputs:
     def given(self, inputs: Mapping[str, Any], sentence: str) -> Text:
         """Return a given sentence after what the model starts from."""
         written, first = self._generated(inputs, 1)
-        forced = self._forced()
+        forced = getattr(self._model.generation_config, "forced_bos_token_id", None)  # what the model writes first
         start = written[: first + (forced is not None and written[first : first + 1] == [forced])]
         ids = self.tokenizer(sentence, add_special_tokens=False)["input_ids"]
         return Text(self._tensor([*start, *ids]), list(range(len(start), len(start) + len(ids))))
@@ -155,10 +157,6 @@ class Inputs:
             )
         return prompt + ids, len(prompt)
 
-    def _forced(self) -> int | None:
-        """Return the token that the model always writes first, if there is one."""
-        return getattr(self._model.generation_config, "forced_bos_token_id", None)
-
     def _tensor(self, ids: list[int]) -> Int[Tensor, " t"]:
         return torch.tensor(ids, device=next(self._model.parameters()).device)
 
@@ -168,20 +166,14 @@ class Inputs:
         found = [getattr(config, name, None) for config in configs for name in ("eos_token_id", "sep_token_id")]
         return {each for value in found for each in (value if isinstance(value, list) else [value]) if each is not None}
 
-    def with_text(self, inputs: Mapping[str, Any], text: Int[Tensor, " t"], kind: int = 0) -> dict[str, Any]:
-        """Return the arguments for the prompt and a sentence after it.
-
-        Args:
-            inputs: the arguments for the prompt.
-            text: the prompt and the sentence; for an encoder-decoder what the decoder starts from, and the sentence.
-            kind: the kind of the sentence's tokens, for models whose arguments say for each token what it is.
-        """
-        arguments = dict(inputs)
+    def with_text(self, inputs: Mapping[str, Any], text: Text) -> dict[str, Any]:
+        """Return the arguments for a sentence after the prompt, from those for the prompt."""
+        arguments, ids = dict(inputs), text.ids
         if self.is_encoder_decoder:
-            return {**arguments, "decoder_input_ids": text[None], "use_cache": False}
+            return {**arguments, "decoder_input_ids": ids[None], "use_cache": False}
         old = arguments["input_ids"].shape[1] if "input_ids" in arguments else 0
         for name, value in inputs.items():
             if name != "input_ids" and old and value.shape[:2] == (1, old):
-                more = value.new_full((1, max(len(text) - old, 0)), 1 if name == "attention_mask" else kind)
-                arguments[name] = torch.cat([value, more], 1)[:, : len(text)]
-        return {**arguments, "input_ids": text[None], "use_cache": False}
+                more = value.new_full((1, max(len(ids) - old, 0)), 1 if name == "attention_mask" else text.kind)
+                arguments[name] = torch.cat([value, more], 1)[:, : len(ids)]
+        return {**arguments, "input_ids": ids[None], "use_cache": False}

@@ -37,6 +37,19 @@ def processor_of(name: str) -> Any:
     return ProcessorPair(AutoImageProcessor.from_pretrained(name), AutoTokenizer.from_pretrained(name))
 
 
+def processor_beside(model: Any) -> Any:
+    """Return the processor of the folder that a model was loaded from.
+
+    Raises:
+        ModelError: there is none.
+    """
+    name = getattr(model, "name_or_path", "")
+    try:
+        return processor_of(name)
+    except Exception as error:
+        raise ModelError(f"no processor found beside the model ({name or 'no folder'}); pass processor=...") from error
+
+
 def load(name: str, device: str | None = None) -> tuple[nn.Module, Any]:
     """Return a model and its processor, ``hf:NAME`` or a folder; code that comes with a model is not run.
 

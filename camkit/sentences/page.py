@@ -18,14 +18,10 @@ _FULL = 6.0
 def render(words: Sequence[Word], facts: Mapping[str, object]) -> str:
     """Return the page of the words and the sentence's facts. It loads nothing and runs no script."""
     shown = [_word(number, word) for number, word in enumerate(words)]
-    first = next((each["number"] for each in shown if each["heat"] and each["strong"]), None)
-    first = next((each["number"] for each in shown if each["heat"]), None) if first is None else first
-    unneeded = [word.text for word in words if word.verdict.startswith("does not need")]
-    return (
-        templates("camkit.sentences")
-        .get_template("words.html")
-        .render(found=facts, words=shown, first=first, unneeded=unneeded, version=VERSION, full=_FULL)
-    )
+    drawn = [number for number, each in enumerate(shown) if each["heat"]]
+    first = min(drawn, key=lambda number: not shown[number]["strong"], default=None)
+    page = templates("camkit.sentences").get_template("words.html")
+    return page.render(found=facts, words=shown, first=first, version=VERSION)
 
 
 def _word(number: int, word: Word) -> dict[str, object]:
@@ -39,7 +35,8 @@ def _word(number: int, word: Word) -> dict[str, object]:
         "text": word.text,
         "word": word,
         "shade": 0 if word.is_punctuation else round(100 * share),
-        "strong": word.verdict == "needs the picture",
+        "strong": not word.needs_no_picture and word.needs_picture > 0,
+        "unneeded": word.needs_no_picture and not word.is_punctuation,
         "heat": None if drawn is None else as_address(drawn, "webp"),
         "alt": f"{'the picture without heat, for' if word.needs_no_picture else 'heat of'} the word {word.text}",
         "note": "" if word.explanation is None or word.explanation.status == "ok" else "Nothing speaks for this word.",

@@ -20,8 +20,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from camkit.sentences.attending import attending_by_sdpa
 from camkit.sentences.cut import Cut
-from camkit.sentences.heat import attending_by_sdpa
 from camkit.sentences.inputs import Inputs
 from camkit.types import Box
 

@@ -10,9 +10,9 @@ from typing import Any, overload
 
 from PIL import Image
 
-from camkit.errors import InputError, did_you_mean
 from camkit.explanation import Explanations
 from camkit.images.files import write_file
+from camkit.sentences.sentence import numbers_of
 from camkit.sentences.word import Word
 from camkit.tables import Rows, Tabular, flat
 from camkit.types import Pixels
@@ -61,11 +61,7 @@ class Words(Tabular, Sequence[Word]):
         Raises:
             InputError: the sentence has no such word.
         """
-        found = [word for word in self.words if word.text.lower() == text.lower()]
-        if not found:
-            hint = did_you_mean(text, dict.fromkeys(word.text for word in self.words))
-            raise InputError(f"the sentence {self.sentence!r} has no word {text!r}{hint}")
-        return found
+        return [self.words[number] for number in numbers_of(text, [word.text for word in self.words], self.sentence)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the picture as JSON values."""

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from camkit.errors import InputError, did_you_mean
+
 _PARTS = re.compile(r"\w+(?:['\u2019\-]\w+)*|[^\w\s]+")
 """A word with its apostrophes and hyphens, or punctuation."""
 
@@ -42,6 +44,18 @@ def spans(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Sp
         if inside:
             words.append(Span(match[0], range(inside[0], inside[-1] + 1)))
     return words
+
+
+def numbers_of(text: str, words: Sequence[str], sentence: str) -> list[int]:
+    """Return the numbers of the words of a sentence that have a text, in upper or lower case.
+
+    Raises:
+        InputError: the sentence has no such word.
+    """
+    found = [number for number, word in enumerate(words) if word.lower() == text.lower()]
+    if not found:
+        raise InputError(f"the sentence {sentence!r} has no word {text!r}{did_you_mean(text, words)}")
+    return found
 
 
 def _first_letter(text: str, start: int, end: int) -> int:

@@ -14,21 +14,21 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from camkit.errors import ModelError
-from camkit.sentences.cut import Cut, DecoderCut
-from camkit.sentences.inputs import Text
-from camkit.sentences.sentence import Span
+from camkit.sentences.cut import DecoderCut
+from camkit.sentences.reading import Reading
 
 _SIDE = 3
 """Width of the filter's window, in cells; as in the paper's code."""
 
 
 @torch.no_grad()
-def activation_maps(cut: Cut, text: Text, words: Sequence[Span]) -> Float[Tensor, "w n"]:
+def activation_maps(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n"]:
     """Return each word's map on the picture's tokens, before the filter: the mean over the word's tokens.
 
     Raises:
         ModelError: the picture's tokens are not among the text's, so they have no logits.
     """
+    cut, text = reading.cut, reading.text
     if not isinstance(cut, DecoderCut) or cut.entry != "inputs_embeds" or cut.entering.shape[1] != len(text.ids):
         raise ModelError(
             f"{type(cut.model).__name__} has no logits at the picture's tokens, which method='tam' needs; "
@@ -36,7 +36,9 @@ def activation_maps(cut: Cut, text: Text, words: Sequence[Span]) -> Float[Tensor
         )
     columns, ids = text.ids.unique(return_inverse=True)  # a vocabulary has 100,000 columns and more
     logits = cut.logits(cut.tokens[None])[0][:, columns].clamp(min=0)
-    maps = [[_own(logits, ids, cut.positions, text.places[token]) for token in word.tokens] for word in words]
+    maps = [
+        [_own(logits, ids, cut.positions, text.places[token]) for token in reading.spans[word].tokens] for word in words
+    ]
     return torch.stack([torch.stack(parts).mean(0) for parts in maps])
 
 

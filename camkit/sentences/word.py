@@ -6,26 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float
-from PIL import Image
-from torch import Tensor
-
-from camkit.explanation import Explanation, LayerMaps, finite_or_none
-from camkit.sentences.places import Places
-from camkit.types import Placement, ReferenceScores, Status
+from camkit.explanation import Explanation, finite_or_none
 
 PREDICTABLE = 0.5
 """A word that is at least this probable with every reference picture is one that the earlier words dictate."""
 NEEDS_NO_PICTURE = math.log(2)
 """Nats: a word needs the picture if it is less than half as probable with other pictures."""
-
-_UNITS = {
-    "attention": "Share of attention",
-    "attention-expected": "Share of attention times expected gradients",
-    "tam": "Logit at the picture's token, less what earlier words explain",
-}
-"""What the values of a map are, for the methods that only words have."""
+NUMBERS = ("probability", "needs_picture", "spread", "above_grey", "above_none")
+"""The attributes of a word that are measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,61 +65,13 @@ class Word:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the word as JSON values; non-finite numbers become None."""
-        numbers = ("probability", "needs_picture", "spread", "above_grey", "above_none")
         return {
             "text": self.text,
             "tokens": [self.tokens.start, self.tokens.stop],
-            **{name: finite_or_none(getattr(self, name)) for name in numbers},
+            **{name: finite_or_none(getattr(self, name)) for name in NUMBERS},
             "is_punctuation": self.is_punctuation,
             "is_dictated": self.is_dictated,
             "needs_no_picture": self.needs_no_picture,
             "verdict": self.verdict,
             "explanation": None if self.explanation is None else self.explanation.to_dict(),
         }
-
-
-def explanation_of(
-    text: str,
-    heat: Float[Tensor, "h w"],
-    log_probability: float,
-    compared: ReferenceScores | None,
-    picture: Image.Image,
-    places: Places,
-    *,
-    layer: str,
-    method: str,
-    source: str,
-) -> Explanation:
-    """Return the heat of a word as an Explanation, drawn on the part of the picture that the model sees."""
-    raw = heat.detach().float().cpu()
-    box = places.box
-    size = max(round(box.bottom - box.top), 1), max(round(box.right - box.left), 1)
-    axes = zip((places.rows, places.columns), size, strict=True)
-    placement = Placement(positions=tuple(tuple(share * side - 0.5 for share in axis) for axis, side in axes))
-    maps = LayerMaps((raw,), (placement,), "mean", size)
-    cells = np.asarray(raw.numpy())
-    status: Status = "ok"
-    if not np.isfinite(cells).all():
-        status = "non_finite"
-    elif not cells.any():
-        status = "no_influence"
-    elif cells.max() <= 0:
-        status = "no_positive_evidence"
-    return Explanation(
-        maps=maps,
-        raw=cells,
-        target=None,
-        label=text,
-        score=log_probability,
-        probability=float(np.exp(log_probability)),
-        layer=layer,
-        layer_reason="the picture enters the decoder here",
-        method=method,
-        status=status,
-        box=box,
-        shown=picture,
-        source=source,
-        quantity="log-probability",
-        references=compared,
-        unit=_UNITS.get(method),
-    )

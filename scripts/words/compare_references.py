@@ -18,8 +18,7 @@ import torch
 from PIL import Image
 
 from camkit.images.references import smooth_noise
-from camkit.sentences.inputs import Inputs
-from camkit.sentences.reading import Known, read_sentence
+from camkit.sentences.reading import Reader
 from camkit.sentences.references import made_pictures
 from scripts.words.judge_words import SEED, auroc, words_known
 from scripts.words.word_model import architecture_of, load
@@ -58,16 +57,13 @@ def _pictures(values: torch.Tensor) -> list[Image.Image]:
 def judged(folder: Path, scenes: int) -> list[str]:
     """Return the cells of one model's column."""
     model, processor = load(folder)
-    inputs = Inputs(model, processor, architecture_of(model).prompt)
-    looks: Known = {}
+    reader = Reader(model, processor, architecture_of(model).prompt)
     needed: list[bool] = []
     needs: list[list[float]] = []
     for number in range(scenes):
         scene = draw((SEED, number))
         picture = Image.fromarray(scene.picture)
-        readings = [
-            read_sentence(model, inputs, picture, scene.sentence, list(each), 40, looks) for each in kinds().values()
-        ]
+        readings = [reader.read(picture, scene.sentence, list(each), 40) for each in kinds().values()]
         known = words_known(readings[0])
         places = [place for place, word in enumerate(scene.words) if known[place] and word.text not in ",."]
         needed += [scene.words[place].cause in IN_PICTURE for place in places]

@@ -33,11 +33,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camkit.sentences.cut import DecoderCut
-from camkit.sentences.heat import attention_rows, combined, expected_gradients
-from camkit.sentences.inputs import Inputs
-from camkit.sentences.reading import Known, Reading, read_sentence
-from camkit.sentences.scores import log_probabilities
-from camkit.sentences.sentence import Span
+from camkit.sentences.heat import attention_rows, expected_gradients
+from camkit.sentences.reading import Reader, Reading, log_probabilities
 from camkit.sentences.tam import activation_maps, filtered
 from scripts.words.train_words import examples, right
 from scripts.words.word_model import Architecture, architecture_of, load
@@ -72,29 +69,24 @@ def main() -> None:
         parser.error("pass --model")
     model, processor = load(given.model)
     kind = architecture_of(model)
-    inputs = Inputs(model, processor, kind.prompt)
+    reader = Reader(model, processor, kind.prompt)
     references = [Image.fromarray(draw((REFERENCE_SEED, number)).picture) for number in range(REFERENCES)]
     rows: list[dict[str, Any]] = []
     asked = correct = 0
-    looks: Known = {}
     for number in range(given.first, given.first + given.scenes):
         scene, start = draw((SEED, number)), time.monotonic()
         picture = Image.fromarray(scene.picture)
-        made, others = (
-            read_sentence(model, inputs, picture, scene.sentence, each, 40, looks) for each in (None, references)
-        )
+        made, others = (reader.read(picture, scene.sentence, each, 40) for each in (None, references))
         known = words_known(others)
         asked, correct = asked + 1, correct + all(known)
-        redrawn = read_sentence(model, inputs, picture, scene.sentence, altered(scene, number), 40, looks).others
+        redrawn = reader.read(picture, scene.sentence, altered(scene, number), 40).others
         rows += list(judged(number, scene, made, others, redrawn, known, is_quick=given.quick))
         given.out.write_text(json.dumps({"asked": asked, "right": correct, "rows": rows}))
         print(f"{number}: {time.monotonic() - start:.0f} s, {correct} of {asked} right", flush=True)
     misread: list[dict[str, Any]] = []
     for number in wrong_scenes(kind, model, processor, given.misread):
         scene = draw((MISREAD_SEED, number))
-        read = functools.partial(
-            read_sentence, model, inputs, Image.fromarray(scene.picture), references=references, most=40, known=looks
-        )
+        read = functools.partial(reader.read, Image.fromarray(scene.picture), references=references, most=40)
         misread += ({"scene": number, **each} for each in misread_words(scene, read))
         found = {"asked": asked, "right": correct, "rows": rows, "searched": given.misread, "misread": misread}
         given.out.write_text(json.dumps(found))
@@ -156,9 +148,7 @@ def misread_words(scene: Scene, read: Callable[..., Reading]) -> Iterator[dict[s
             sentence = max(readings, key=lambda each: float(readings[each].own[place]))
             reading = readings[sentence]
         said = sentence.split()[place]
-        score = functools.partial(reading.score, chosen=[reading.spans[place]])
-        (expected,) = expected_gradients(reading.cut, reading.tokens, score, reading.needs[place : place + 1])
-        heat = enlarged(reading.places.drawn(expected))
+        heat = enlarged(reading.places.drawn(expected_gradients(reading, [place])[0]))
         toys = {name: mask for name, mask in (("own", word.truth), ("other", word.rival)) if mask is not None}
         masks = [next(number for number, mask in enumerate(scene.masks) if mask is toy) for toy in toys.values()]
         without = read(given=sentence, references=[Image.fromarray(scene.without(number)) for number in masks])
@@ -195,9 +185,8 @@ def judged(
         for place, word in enumerate(scene.words)
         if word.truth is not None and word.cause in IN_PICTURE and known[place]
     ]
-    spans = [others.spans[place] for place in places]
     maps = maps_of(None if is_quick else made, others, places) if places else {}
-    caused = {name: causal(others, spans, each) for name, each in maps.items()}
+    caused = {name: causal(others, places, each) for name, each in maps.items()}
     for place, word in enumerate(scene.words):
         if not known[place]:
             continue
@@ -222,51 +211,44 @@ def maps_of(made: Reading | None, others: Reading, places: list[int]) -> Maps:
 
     TAM needs logits at the picture's tokens.
     """
-    tokens, spans = others.cut.tokens, [others.spans[place] for place in places]
-    rows = [[others.text.places[token] - 1 for token in span.tokens] for span in spans]
-    attention = attention_rows(others.cut, rows)
-    gradient = gradients(others, spans)
-    count, side = len(spans), len(others.places.rows)
-    random = torch.rand(count, side * side, generator=torch.Generator().manual_seed(len(spans)))
+    tokens = others.cut.tokens
+    rows = attention_rows(others, places)
+    gradient = gradients(others, places)
+    count, side = len(places), len(others.places.rows)
+    random = torch.rand(count, side * side, generator=torch.Generator().manual_seed(len(places)))
     place = torch.linspace(-1, 1, side)
     blob = (-(place[:, None] ** 2) - place**2).exp().flatten().expand(count, -1)
-    of_tokens = {"expected gradients": expected_of(others, places)}
+    of_tokens = {"expected gradients": expected_gradients(others, places)}
     if made is not None:
-        of_tokens["expected gradients, camkit's pictures"] = expected_of(made, places)
+        of_tokens["expected gradients, camkit's pictures"] = expected_gradients(made, places)
     of_tokens |= {
-        "attention row": attention,
-        "attention row, weighted by gradients": weighted_attention(others, spans, rows),
+        "attention row": rows,
+        "attention row, weighted by gradients": weighted_attention(others, places),
         **{
-            name.replace("expected", "attention row x expected"): combined(attention, each)
+            name.replace("expected", "attention row x expected"): rows * each.clamp(min=0)
             for name, each in of_tokens.items()
         },
         "length of the gradient": gradient.norm(dim=-1),
         "gradient x activation": (gradient * tokens).sum(-1),
     }
     if made is not None:
-        of_tokens["windows replaced and kept (slow)"] = windows(others, spans)
+        of_tokens["windows replaced and kept (slow)"] = windows(others, places)
     cells = {name: each @ others.places.shares.T for name, each in of_tokens.items()}
     if isinstance(others.cut, DecoderCut) and others.cut.entry == "inputs_embeds":
-        activated = activation_maps(others.cut, others.text, spans) @ others.places.shares.T
+        activated = activation_maps(others, places) @ others.places.shares.T
         cells["TAM"] = torch.stack([filtered(each.reshape(side, side)).flatten() for each in activated])
     return cells | {"random": random, "centred blob": blob}
 
 
-def expected_of(reading: Reading, places: Sequence[int]) -> Tensor:
-    """Return the expected gradients of some of the words at the picture's tokens (W, n)."""
-    score = functools.partial(reading.score, chosen=[reading.spans[place] for place in places])
-    return expected_gradients(reading.cut, reading.tokens, score, reading.needs[list(places)])
-
-
-def gradients(reading: Reading, spans: Sequence[Span]) -> Tensor:
+def gradients(reading: Reading, words: Sequence[int]) -> Tensor:
     """Return the gradient of each word's log-probability at the picture's tokens (W, n, C)."""
     point = reading.cut.tokens[None].detach().requires_grad_()
     with torch.enable_grad():
-        scores = reading.score(point, spans)[0]
+        scores = reading.score(point, words)[0]
     return torch.stack([torch.autograd.grad(each, point, retain_graph=True)[0][0] for each in scores])
 
 
-def weighted_attention(reading: Reading, spans: Sequence[Span], rows: Sequence[Sequence[int]]) -> Tensor:
+def weighted_attention(reading: Reading, words: Sequence[int]) -> Tensor:
     """Return each word's rows of attention times the positive part of their gradients, mean over layers and heads."""
     cut = reading.cut
     assert isinstance(cut, DecoderCut)
@@ -278,13 +260,13 @@ def weighted_attention(reading: Reading, spans: Sequence[Span], rows: Sequence[S
         with torch.enable_grad():
             output = cut.output(point, output_attentions=True)
             logits = output.logits if "logits" in output else model.get_output_embeddings()(output[0])
-            scores = log_probabilities(logits, reading.text, spans)[0]
+            scores = log_probabilities(logits, reading.text, [reading.spans[word] for word in words])[0]
         layers = output.attentions if cut.entry == "inputs_embeds" else output.cross_attentions
         maps = []
-        for score, places in zip(scores, rows, strict=True):
+        for score, word in zip(scores, words, strict=True):
             slopes = torch.autograd.grad(score, layers, retain_graph=True)
             parts = [
-                (layer * slope).clamp(min=0)[0, :, list(places)].mean((0, 1))
+                (layer * slope).clamp(min=0)[0, :, reading.predicting(word)].mean((0, 1))
                 for layer, slope in zip(layers, slopes, strict=True)
             ]
             maps.append(torch.stack(parts).mean(0)[cut.positions].detach())
@@ -294,7 +276,7 @@ def weighted_attention(reading: Reading, spans: Sequence[Span], rows: Sequence[S
 
 
 @torch.no_grad()
-def windows(reading: Reading, spans: Sequence[Span], references: int = 2) -> Tensor:
+def windows(reading: Reading, words: Sequence[int], references: int = 2) -> Tensor:
     """Return how much each word loses if a window comes from references, plus what it gains if only it is kept."""
     tokens, side = reading.cut.tokens, len(reading.places.rows)
     starts = [*range(0, side - WINDOW, STEP), side - WINDOW]
@@ -302,30 +284,30 @@ def windows(reading: Reading, spans: Sequence[Span], references: int = 2) -> Ten
     for number, (row, column) in enumerate((row, column) for row in starts for column in starts):
         masks[number, row : row + WINDOW, column : column + WINDOW] = 1
     flat = (masks.flatten(1) @ reading.places.shares)[..., None]  # a class token is never replaced
-    total = torch.zeros(len(flat), len(spans))
+    total = torch.zeros(len(flat), len(words))
     for reference in reading.tokens[:references]:
         replaced = tokens + flat * (reference - tokens)
         kept = reference + flat * (tokens - reference)
         for versions, sign in ((replaced, -1), (kept, 1)):
-            total += sign * torch.cat([reading.score(part, spans) for part in versions.split(8)])
+            total += sign * torch.cat([reading.score(part, words) for part in versions.split(8)])
     cover = flat[..., 0]
     return (cover.T @ total / cover.sum(0).clamp(min=1)[:, None]).T
 
 
 @torch.no_grad()
-def causal(reading: Reading, spans: Sequence[Span], maps: Tensor, references: int = 2) -> list[dict[str, float]]:
+def causal(reading: Reading, words: Sequence[int], maps: Tensor, references: int = 2) -> list[dict[str, float]]:
     """Return for each word how probable it stays if its hottest cells are deleted, and if only they are kept."""
     tokens, count = reading.cut.tokens, maps.shape[1]
     ranks = maps.argsort(1, descending=True).argsort(1)
     hot = torch.stack([(ranks < round(share * count)).float() for share in SHARES], 1)  # (W, S, g)
     hot = hot @ reading.places.shares > 0  # (W, S, n); a class token is neither deleted nor kept
     rows = []
-    for number, span in enumerate(spans):
-        own = reading.score(tokens[None], [span]).exp().item()
+    for number, word in enumerate(words):
+        own = reading.score(tokens[None], [word]).exp().item()
         found = {}
         for name, keep in (("deleted", ~hot[number]), ("kept", hot[number])):
             versions = [torch.where(keep[..., None], tokens, other) for other in reading.tokens[:references]]
-            found[name] = float(reading.score(torch.cat(versions), [span]).exp().mean()) / own
+            found[name] = float(reading.score(torch.cat(versions), [word]).exp().mean()) / own
         rows.append(found)
     return rows
 

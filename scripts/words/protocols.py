@@ -25,7 +25,6 @@ EAGLE, superpixels are made by k-means over colour and place, in as many steps a
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import re
@@ -47,13 +46,13 @@ from torch import Tensor
 from camkit.background.regions.annotations import ObjectAnnotation
 from camkit.background.render import object_region
 from camkit.errors import ModelError
-from camkit.sentences.heat import attention_rows, combined, expected_gradients
-from camkit.sentences.inputs import Inputs
+from camkit.sentences.explain import explanation_of
+from camkit.sentences.heat import attention_rows, expected_gradients
 from camkit.sentences.loading import load
-from camkit.sentences.reading import Known, Reading, read_sentence
+from camkit.sentences.reading import Reader, Reading
 from camkit.sentences.references import read
 from camkit.sentences.tam import activation_maps, filtered
-from camkit.sentences.word import explanation_of
+from camkit.sentences.word_methods import WORD_METHODS
 from scripts.words.word_model import PROMPT
 from scripts.words.word_scenes import Mask, draw
 
@@ -69,7 +68,7 @@ FUNCTION = re.compile(
     r"a|an|the|this|that|these|those|some|any|no|every|each|all|both|and|or|but|there|can|could|may|might|will|would|"
     r"should|must|he|she|it|they|his|her|its|their|which|who|what|where|when"
 )
-METHODS = ("expected", "attention", "attention-expected", "tam", "random", "centre")
+METHODS = (*WORD_METHODS, "random", "centre")
 Heat = NDArray[np.float32]
 
 
@@ -101,13 +100,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if given.coco is None:
             write_scenes(Path(folder), given.pictures)
-        inputs = Inputs(model, processor, given.prompt)
-        known: Known = {}
+        reader = Reader(model, processor, given.prompt)
         for example in list(examples(given.coco or Path(folder)))[: given.pictures]:
             sentence = example.caption if given.captions else None
             picture = read(example.file, str(example.file))
-            reading = read_sentence(model, inputs, picture, sentence, given.references, given.max_new_tokens, known)
-            used += judge(example, picture, reading, inputs, given.steps, rows)
+            reading = reader.read(picture, sentence, given.references, given.max_new_tokens)
+            used += judge(example, reading, given.steps, rows)
     print(f"{used} object words in {given.pictures} pictures\n\n{table(rows)}")
 
 
@@ -162,14 +160,14 @@ def write_scenes(folder: Path, count: int) -> None:
     (folder / "captions_scenes.json").write_text(json.dumps({"images": images, "annotations": captions}))
 
 
-def judge(example: Example, picture: Image.Image, reading: Reading, inputs: Inputs, steps: int, rows: Any) -> int:
+def judge(example: Example, reading: Reading, steps: int, rows: Any) -> int:
     """Add the measures of a sentence's words to the rows, and return the number of its object words."""
     objects = object_words([span.text.lower() for span in reading.spans], example.masks)
     function = [number for number, span in enumerate(reading.spans) if FUNCTION.fullmatch(span.text.lower())]
     if not objects:
         return 0
-    regions = superpixels(np.asarray(picture))
-    for method, maps in heat_of(reading, picture, [*objects, *function]).items():
+    regions = superpixels(np.asarray(reading.picture))
+    for method, maps in heat_of(reading, [*objects, *function]).items():
         top = max((each.max() for each in maps.values()), default=0) or 1
         limits = []
         for number, name in objects.items():
@@ -183,7 +181,7 @@ def judge(example: Example, picture: Image.Image, reading: Reading, inputs: Inpu
             where = np.unravel_index(int(heat.argmax()), heat.shape)
             found["outline"].append(float(mask[where]) if heat.any() else 0.0)
             found["box"].append(float(example.boxes[name][where]) if heat.any() else 0.0)
-            for name_of_curve, area in curves(reading, inputs, picture, regions, heat, number, steps).items():
+            for name_of_curve, area in curves(reading, regions, heat, number, steps).items():
                 found[name_of_curve].append(area)
         rows[method]["func"] += [float((maps[number] / top <= np.mean(limits)).mean()) for number in function]
     return len(objects)
@@ -201,34 +199,29 @@ def object_words(words: Sequence[str], classes: Mapping[str, Any]) -> dict[int, 
     return found
 
 
-def heat_of(reading: Reading, picture: Image.Image, numbers: list[int]) -> dict[str, dict[int, Heat]]:
-    """Return each method's heat of some words on the picture's pixels."""
-    spans = [reading.spans[number] for number in numbers]
-    score = functools.partial(reading.score, chosen=spans)
-    expected = expected_gradients(reading.cut, reading.tokens, score, reading.needs[numbers])
-    raw = {"expected": [reading.places.drawn(each) for each in expected]}
+def heat_of(reading: Reading, numbers: list[int]) -> dict[str, dict[int, Heat]]:
+    """Return each method's heat of some words on the picture's pixels; the slow expected gradients are made once."""
+    of_tokens = expected_gradients(reading, numbers)
+    raw = {"expected": [reading.places.drawn(each) for each in of_tokens]}
     try:
-        rows = attention_rows(reading.cut, [[reading.text.places[at] - 1 for at in span.tokens] for span in spans])
+        rows = attention_rows(reading, numbers)
         raw["attention"] = [reading.places.drawn(each) for each in rows]
-        raw["attention-expected"] = [reading.places.drawn(each) for each in combined(rows, expected)]
-        activated = activation_maps(reading.cut, reading.text, spans)
-        raw["tam"] = [filtered(reading.places.drawn(each)) for each in activated]
+        raw["attention-expected"] = [reading.places.drawn(each) for each in rows * of_tokens.clamp(min=0)]
+        raw["tam"] = [filtered(reading.places.drawn(each)) for each in activation_maps(reading, numbers)]
     except ModelError as error:  # a family without rows of attention, or without logits at the picture
         print(error)
     height, width = raw["expected"][0].shape
-    generator = torch.Generator().manual_seed(len(spans))
+    generator = torch.Generator().manual_seed(len(numbers))
     down, across = (torch.linspace(-1, 1, count) for count in (height, width))
-    raw["random"] = [torch.rand(height, width, generator=generator) for _ in spans]
-    raw["centre"] = [(-(down[:, None] ** 2) - across**2).exp() for _ in spans]
-    return {name: {number: enlarged(each, reading, picture) for number, each in zip(numbers, maps, strict=True)}
+    raw["random"] = [torch.rand(height, width, generator=generator) for _ in numbers]
+    raw["centre"] = [(-(down[:, None] ** 2) - across**2).exp() for _ in numbers]
+    return {name: {number: enlarged(each, reading) for number, each in zip(numbers, maps, strict=True)}
             for name, maps in raw.items()}  # fmt: skip
 
 
-def enlarged(raw: Tensor, reading: Reading, picture: Image.Image) -> Heat:
+def enlarged(raw: Tensor, reading: Reading) -> Heat:
     """Return the positive part of a map in its own units, on the picture's pixels."""
-    drawn = explanation_of(
-        "", raw, 0.0, None, picture, reading.places, layer="", method="expected", source=""
-    ).heatmap_on_picture()
+    drawn = explanation_of(reading, 0, raw, WORD_METHODS["expected"], source="").heatmap_on_picture()
     return np.asarray(drawn * max(float(raw.max()), 0), np.float32)
 
 
@@ -251,27 +244,20 @@ def superpixels(pixels: NDArray[np.uint8]) -> NDArray[np.intp]:
 
 
 @torch.no_grad()
-def curves(
-    reading: Reading,
-    inputs: Inputs,
-    picture: Image.Image,
-    regions: NDArray[np.intp],
-    heat: Heat,
-    number: int,
-    steps: int,
-) -> dict[str, float]:
+def curves(reading: Reading, regions: NDArray[np.intp], heat: Heat, number: int, steps: int) -> dict[str, float]:
     """Return the areas under a word's probability while the hottest regions are shown on black, and blacked out."""
     counts = np.bincount(regions.ravel())
     order = np.argsort(-(np.bincount(regions.ravel(), heat.ravel()) / np.maximum(counts, 1)), kind="stable")
     rank = np.argsort(order)[regions]
     parts = np.linspace(0, len(counts), steps + 1)
     shown = [rank < part for part in parts]
-    pixels, areas = np.asarray(picture), [float(mask.mean()) for mask in shown]
+    pixels, areas = np.asarray(reading.picture), [float(mask.mean()) for mask in shown]
     found = {}
     for name, masks in (("insertion", shown), ("deletion", [~mask for mask in shown])):
         versions = [Image.fromarray(np.where(mask[..., None], pixels, 0).astype(np.uint8)) for mask in masks]
-        tokens = [reading.cut.tokens_of(inputs.with_text(inputs.of(each), reading.text.ids)) for each in versions]
-        likely = [float(reading.score(each[None], [reading.spans[number]]).exp()) for each in tokens]
+        arguments = [reading.inputs.with_text(reading.inputs.of(each), reading.text) for each in versions]
+        tokens = [reading.cut.tokens_of(each) for each in arguments]
+        likely = [float(reading.score(each[None], [number]).exp()) for each in tokens]
         found[name] = float(np.trapezoid(likely, areas))
     return found
 

@@ -18,7 +18,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 import camkit
 from camkit.errors import ImageError, InputError, ModelError
-from camkit.sentences import heat
+from camkit.sentences import attending, heat
 from camkit.sentences.loading import load
 from tests.sentences.families import FAMILIES, localised
 
@@ -245,7 +245,7 @@ def test_threads_that_share_a_model_explain_as_one_thread_does(name, method, mee
 def test_the_last_thread_that_reads_attention_restores_how_it_is_computed() -> None:
     model, _ = FAMILIES["llava_next"]()
     model.set_attn_implementation("eager")
-    first, second = heat.attending_by_sdpa(model), heat.attending_by_sdpa(model)
+    first, second = attending.attending_by_sdpa(model), attending.attending_by_sdpa(model)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -259,9 +259,9 @@ def test_ctrl_c_at_any_line_leaves_how_attention_is_computed() -> None:
     model.set_attn_implementation("eager")
     came, before = 0, sys.gettrace()
     for line in itertools.count(1):
-        sys.settrace(CtrlC(line, ("/sentences/heat.py", "contextlib.py")))
+        sys.settrace(CtrlC(line, ("/sentences/attending.py", "contextlib.py")))
         try:
-            with heat.attending_by_sdpa(model):
+            with attending.attending_by_sdpa(model):
                 during = model.config.get_text_config()._attn_implementation
         except KeyboardInterrupt:
             came += 1
@@ -270,7 +270,7 @@ def test_ctrl_c_at_any_line_leaves_how_attention_is_computed() -> None:
         finally:
             sys.settrace(before)
         assert model.config.get_text_config()._attn_implementation == "eager", line
-        assert not heat._replaced, line
+        assert not attending._replaced, line
         assert nothing_runs(), line
     assert came > 20
     assert during == "sdpa"

@@ -17,7 +17,7 @@ from scipy.optimize import minimize_scalar
 import camkit
 from camkit.cli import main
 from camkit.errors import ImageError, InputError, MethodError, ModelError
-from camkit.sentences import heat
+from camkit.sentences import WORD_METHODS, heat, words_of_files
 from camkit.sentences.cut import DecoderCut
 from camkit.sentences.heat import _shares
 from camkit.sentences.loading import load
@@ -380,6 +380,33 @@ def test_pictures_together_share_a_prompt_and_each_gets_a_page(llava, tmp_path, 
     assert first["words"][1]["needs_picture"] != pytest.approx(second["words"][1]["needs_picture"], abs=1e-5)
     assert f"in one prompt with {files[1]}" in (out / "a/p.png.words.html").read_text()
     assert f"in one prompt with {files[0]}" in (out / "b/p.png.words.html").read_text()
+
+
+def test_words_of_files_are_one_call_in_python(llava, tmp_path):
+    """What is wrong with the call is refused before the model is loaded."""
+    model, processor = llava
+    (tmp_path / "photos").mkdir()
+    for number, drawing in enumerate(drawn(2)):
+        drawing.save(tmp_path / f"photos/{number}.png")
+    photos, out = [tmp_path / "photos"], tmp_path / "out"
+    for pictures, options, said in (
+        (photos, {"method": "guess"}, "'guess' is not a method for words; use one of expected, attention,"),
+        (photos, {"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
+        ([], {}, "name at least one picture or folder"),
+        ([tmp_path / "no.png"], {}, "no.png does not exist; name pictures or folders"),
+    ):
+        with pytest.raises(InputError, match=said):
+            words_of_files("hf:nothing", pictures, out, PROMPT, **options)
+    options = {"processor": processor, "words": SENTENCE, "only": "red", "method": "attention"}
+    found = list(words_of_files(model, photos, out, PROMPT, **options))
+    assert [Path(each.words.source).name for each in found] == ["0.png", "1.png"]
+    assert all(file.exists() for each in found for file in each.files)
+    assert len((out / "words.csv").read_text().splitlines()) == 1 + 2 * len(SENTENCE.split())
+
+
+def test_the_page_names_every_method_for_words():
+    page = (Path(__file__).parents[2] / "docs/words.md").read_text("utf-8")
+    assert [name for name in WORD_METHODS if f"\n| `{name}`" not in page] == []
 
 
 def test_a_model_without_some_of_its_weights_is_refused(llava, tmp_path):
