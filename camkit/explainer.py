@@ -411,7 +411,7 @@ class Explainer:
         request = self._request(target, batch_size)
         _check_count(request, 1)
         memory = self._current_memory()
-        prepared = self._prepared(img)
+        prepared = located(self._prepared(img), self._loaded.preprocess, self._boxes)
         picture = prepared.tensor.detach().to(*memory.record.placement)
         if not all(_finite(picture[None])):
             raise ImageError(f"{prepared.source} holds NaN or infinite values where the model would see it")

@@ -189,8 +189,8 @@ class Explanation:
         detection: for a detector, the explained box, in pixels of ``picture``.
         placement: where the cells of ``raw`` lie on the model's input; ``positions`` has the same in pixels.
         quantity: what ``score`` is, as a phrase such as "logit".
-        together: the maps of all targets that were explained for the picture, which share one scale when they are
-            drawn; empty if there is one target.
+        together: the maps of all targets that were explained for the picture at this layer and with this method, which
+            share one scale when they are drawn; empty if there is one.
         reduction: how many times the sides of the picture's file are longer than those of ``picture``, if a JPEG was
             read at a reduced size (``draft``).
         references: for a method that compares the picture with reference pictures, these and their mean score;
@@ -727,11 +727,14 @@ _Row = TypeVar("_Row", "Explanation", "Explanation | Failure")
 
 
 def sharing_scale(rows: Sequence[_Row]) -> list[_Row]:
-    """Return the rows of one picture, in which each explanation knows the maps of all."""
-    together = tuple(row.maps for row in rows if isinstance(row, Explanation))
-    if len(together) < 2:
-        return list(rows)
-    return [replace(row, together=together) if isinstance(row, Explanation) else row for row in rows]
+    """Return the rows of one picture, in which each explanation knows the maps of all that have its units."""
+    explained = [row for row in rows if isinstance(row, Explanation)]
+    units = {row._units for row in explained}
+    together = {each: tuple(row.maps for row in explained if row._units == each) for each in units}
+    return [
+        replace(row, together=maps) if isinstance(row, Explanation) and len(maps := together[row._units]) > 1 else row
+        for row in rows
+    ]
 
 
 def explanations(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
@@ -31,7 +31,7 @@ class _Shell:
     _MOST_LOADED = 2
 
     def __init__(self) -> None:
-        self._loaded: dict[tuple[str, str, str, int], LoadedModel] = {}
+        self._loaded: dict[tuple[Hashable, ...], LoadedModel] = {}
         self._boxes = CropBoxes()
 
     def explainer(
@@ -63,7 +63,8 @@ class _Shell:
         if isinstance(model, str):
             name, section = model, "" if settings is None else repr(settings.model)
             where = str(pick_device(device)) if settings is None else str(device)
-            key = (name, section, where, changed_at(name))
+            files = (name,) if settings is None else (name, settings.model.weights, settings.model.labels)
+            key = (name, section, where, tuple(map(changed_at, files)))
             if key not in self._loaded:
                 named = name if settings is None else model_of(name, settings, device)
                 self._loaded[key] = as_model(named, device=device if settings is None else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Iterable, Sequence
@@ -230,10 +231,18 @@ def _demo_model(request: Request) -> LoadedModel:
     return LoadedModel(module, request.name, scene_preprocess, tuple(SCENE_LABELS), weights.note)
 
 
-def changed_at(name: str) -> int:
-    """Return when the Python file behind ``file.py:factory`` last changed, in nanoseconds; 0 for other names."""
-    file = Path(name.rpartition(":")[0])
-    return file.stat().st_mtime_ns if file.suffix == ".py" and is_file(file) else 0
+def changed_at(name: str | Path | None) -> tuple[int, ...]:
+    """Return when the file, or each file of the folder, behind a model's name last changed, in nanoseconds.
+
+    The name of a file of weights or labels will do, too. Empty for other names, and for None.
+    """
+    named = str(name or "").removeprefix("hf:")
+    factory = Path(named.rpartition(":")[0])
+    path = factory if factory.suffix == ".py" else Path(named)
+    with contextlib.suppress(OSError):  # loading the model says what is wrong
+        files = sorted(path.iterdir()) if named and path.is_dir() else [path]
+        return tuple(file.stat().st_mtime_ns for file in files if file.is_file())
+    return ()
 
 
 def as_model(

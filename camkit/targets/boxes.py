@@ -210,7 +210,7 @@ class BoxAtTarget(OnPicture):
 
     def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> BoxAtTarget:  # noqa: ARG002
         """Return the target with its point in pixels of the inputs."""
-        return replace(self, points=tuple(to_input(*self.point) for to_input in to_inputs))
+        return self if self.points else replace(self, points=tuple(to_input(*self.point) for to_input in to_inputs))
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image."""

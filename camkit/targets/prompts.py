@@ -37,6 +37,8 @@ class MaskTarget(OnPicture):
 
     def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> MaskTarget:  # noqa: ARG002
         """Return the target with its points in pixels of the inputs."""
+        if self.on_input:
+            return self
         return replace(self, on_input=tuple(tuple(to_input(*point) for point in self.points) for to_input in to_inputs))
 
     def __call__(self, output: Any, batch: int) -> Scores:
@@ -50,7 +52,7 @@ class MaskTarget(OnPicture):
                 f"the model returned {describe(output)}; points and boxes are for networks such as SAM, which "
                 "segment the object there"
             )
-        given = torch.tensor(self.on_input or (self.points,) * batch, dtype=torch.float32)  # (N, points, 2)
+        given = torch.tensor(self.on_input or (self.points,), dtype=torch.float32).expand(batch, -1, -1)
         given = given.to(tree_leaves(output["image_embeddings"])[0].device)
         is_point = len(self.points) == 1
         prompts = {"input_points": given[:, None]} if is_point else {"input_boxes": given.flatten(1)[:, None]}

@@ -38,7 +38,7 @@ class RegionTarget(OnPicture):
 
     def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> RegionTarget:
         """Return the target with its region as shares of the inputs."""
-        if self.region is None:
+        if self.region is None or self.parts:
             return self
         left, top, right, bottom = self.region
         height, width = size[-2:]
@@ -56,7 +56,7 @@ class RegionTarget(OnPicture):
         """
         numbers = _numbers_of(output, batch)
         what = "output" if depth_of(output) is None else "depth"
-        cells = torch.stack([_inside(numbers[place], part) for place, part in enumerate(self.parts or (None,) * batch)])
+        cells = torch.stack([_inside(numbers[0], part) for part in self.parts or (None,)]).expand_as(numbers)
         cells = cells.flip(-1) if self.mirrored else cells
         if not bool(cells.flatten(1).any(1).all()):
             raise TargetError("the region lies outside the part of the picture that the model sees")

@@ -147,4 +147,8 @@ class OnPicture(Target):
 
     @abstractmethod
     def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> Target:
-        """Return the target for a batch of inputs of this size; ``to_inputs`` has a function for each picture."""
+        """Return the target for a batch of inputs of this size; ``to_inputs`` has a function for each picture.
+
+        A target that has its places on the inputs already is returned as it is. If it has one, it is for changed
+        versions of one picture.
+        """

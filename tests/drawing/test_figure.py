@@ -495,6 +495,26 @@ def test_maps_of_another_layer_do_not_count():
     assert second.colour_scale([first, second]).maps == 1
 
 
+def test_targets_of_one_picture_at_different_layers_have_scales_of_their_own():
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.one, self.first, self.second = (nn.Conv2d(3, 4, 3, 2), nn.Conv2d(3, 4, 3, 2), nn.Conv2d(4, 4, 3, 2))
+            self.heads = nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)])
+
+        def forward(self, picture: Tensor) -> Tensor:
+            maps = self.one(picture).relu(), self.second(self.first(picture).relu()).relu()
+            return torch.cat([head(each.mean((2, 3))) for head, each in zip(self.heads, maps, strict=True)], 1)
+
+    for method in ("gradcam", "refinecam"):
+        rows = camkit.explain(Branches().eval(), torch.rand(3, 33, 33), target=[0, 1], method=method)
+        assert rows[0].layer != rows[1].layer
+        for row in rows:
+            assert row.colour_scale().limits == row.maps.maxima
+            row.overlay()  # the layers of RefineCAM are not as many
+
+
 def test_fused_layers_share_a_scale_layer_by_layer():
     photo = noise(32, 32)
     net = nn.Sequential(nn.AvgPool2d(2), nn.ReLU(), nn.AvgPool2d(2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())

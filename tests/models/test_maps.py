@@ -19,6 +19,7 @@ from camkit import targets
 from camkit.cli import main
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, ModelError, TargetError
+from camkit.metrics import Evaluator
 from camkit.models import load_model
 
 PLANE = scene_paths()["plane-sky"]
@@ -238,6 +239,37 @@ def test_a_region_follows_a_mirrored_picture():
 
     assert plain.values.tolist() == [6.0]
     assert mirrored(depth.flip(-1), 1).values.tolist() == [6.0]
+
+
+class Depth(nn.Module):
+    """Returns the depth of each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.maps, self.depth = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 1, 1)
+
+    def forward(self, picture: Tensor) -> dict[str, Tensor]:
+        return {"predicted_depth": self.depth(self.maps(picture).relu())[:, 0]}
+
+
+def test_a_region_of_a_photo_is_the_same_place_for_maps_and_their_measures():
+    def smaller(picture: Image.Image) -> Tensor:
+        return torch.from_numpy(np.array(picture.convert("RGB").resize((32, 24)))).permute(2, 0, 1) / 255
+
+    net, photo = Depth().eval(), Image.open(PLANE).convert("RGB").resize((160, 96))
+    explainer = camkit.Explainer(net, "maps", method="gradcam", preprocess=smaller)
+    target = targets.region(90, 40, 150, 90)
+    row = explainer(photo, target)
+
+    inside = net(smaller(photo)[None])["predicted_depth"][0].detach()[5:11, 9:15]  # cells of ten by eight pixels
+    scores = explainer.scores_of(photo, target)
+    assert row.score == pytest.approx(float(inside.mean()), rel=1e-4)
+    assert scores.confidence == pytest.approx(row.score, rel=1e-5)
+    changed = scores(torch.stack([scores.picture, scores.picture.flip(-1), scores.picture]))
+    assert changed.tolist()[::2] == pytest.approx([row.score] * 2, rel=1e-4)
+    again = Evaluator(explainer, photo, target).heat(row).made_anew(scores.picture[None])
+    assert np.allclose(again[0].numpy(), row.heatmap, atol=1e-5)
 
 
 def test_depth_in_a_shell(saved, tmp_path, capsys):
