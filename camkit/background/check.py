@@ -35,7 +35,7 @@ from camkit.background.result import CheckResult, CheckRun, Inconclusive, Report
 from camkit.background.rule import Judgement, judge, worst_first
 from camkit.background.sanity import Sanity, check_sanity
 from camkit.config.model import configured_model
-from camkit.config.settings import Settings, as_settings
+from camkit.config.settings import CheckSection, Settings, as_settings
 from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, RunError, advice, refuse_unknown_options, refusing_exit
 from camkit.images.files import set_aside
@@ -131,19 +131,9 @@ def check(
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
     _check_paths(out=out, baseline=baseline, **options)
-    settings = options["config"] = as_settings(options.get("config"))
-    folder = settings.run.out if out is None else Path(out)
-    plan = plan_check(model, data, skip=folder, **options)
-    earlier = settings.run.baseline if baseline is None else Path(baseline)
-    return finish_check(
-        plan,
-        folder,
-        baseline=earlier,
-        fail_on_worse=settings.run.fail_on_worse if fail_on_worse is None else fail_on_worse,
-        resume=resume or settings.run.resume,
-        progress=progress or _silent,
-        inconclusive=inconclusive or settings.run.inconclusive,
-    )
+    run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
+    options["config"] = as_settings(options.get("config")).with_options(run={**run, "resume": resume or None})
+    return finish_check(plan_check(model, data, **options), progress=progress or _silent)
 
 
 def _check_paths(**paths: Any) -> None:
@@ -166,16 +156,15 @@ def _silent(stage: Stage, done: int, of: int) -> None:
 def plan_check(
     model: Loadable | None = None,
     data: str | Path | None = None,
-    *,
-    skip: Path | None = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
-    """Read everything that a check needs, without computing anything. The arguments are those of ``check``.
-
-    camkit looks for no pictures in the folder ``skip``, such as the one for the reports.
-    """
+    """Read everything that a check needs, without computing anything. The arguments are those of ``check``."""
     refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
-    settings = as_settings(options.get("config"))
+    settings = as_settings(options.get("config")).with_options(
+        data={"path": data, "regions": options.get("regions")},
+        limits={"strict": options.get("strict")},
+        run={"quick": options.get("quick") or None},
+    )
     loaded = as_model(
         configured_model(model, settings.model), preprocess=options.get("preprocess"), labels=options.get("labels")
     )
@@ -184,18 +173,17 @@ def plan_check(
             "the preprocessing of this model is not known; pass "
             + advice("preprocess=...", "--size, --mean and --std, or let the factory return it with the module")
         )
-    settings = _merged(settings, options, device_of(loaded.module))
-    folder = settings.data.path if data is None else Path(data)
-    if folder is None or data == "":
+    settings = settings.model_copy(update={"check": _feasible(settings, device_of(loaded.module))})
+    if settings.data.path is None or data == "":
         raise InputError(
             "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
         )
     table = _class_map(options.get("class_map"), settings)
     dataset = read_data(
-        folder,
+        settings.data.path,
         regions=settings.data.regions,
         group=settings.data.group,
-        skip=skip,
+        skip=settings.run.out,
         class_map=table,
         also={name: settings.also_allowed(name) for name in settings.classes},
     )
@@ -206,26 +194,22 @@ def plan_check(
     return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date(), detects=detects)
 
 
-def _merged(settings: Settings, options: PlanOptions, device: torch.device) -> Settings:
-    """Return the settings with those that the call names.
+def _feasible(settings: Settings, device: torch.device) -> CheckSection:
+    """Return how the check is run on a device.
 
     A quick check takes a smaller sample, but no smaller than the limits need. A precision that is slow on the device is
     replaced, with a warning.
     """
-    check, limits, data = settings.check, settings.limits, settings.data
+    check = settings.check
     precision, note = usable_precision(check.precision, device)
     if note:
         warnings.warn(note, stacklevel=3)
     check = check.model_copy(update={"precision": precision})
-    if options.get("quick") or settings.run.quick:
-        most = max(QUICK["per_class"], limits.least_pictures + SPARE_PICTURES)
-        fewer = {"per_class": min(check.per_class, most), "pastes": min(check.pastes, QUICK["pastes"])}
-        check = check.model_copy(update=fewer)
-    if (strict := options.get("strict")) is not None:
-        limits = limits.model_copy(update={"strict": strict})
-    if (regions := options.get("regions")) is not None:
-        data = data.model_copy(update={"regions": Path(regions)})
-    return settings.model_copy(update={"check": check, "limits": limits, "data": data})
+    if not settings.run.quick:
+        return check
+    most = max(QUICK["per_class"], settings.limits.least_pictures + SPARE_PICTURES)
+    fewer = {"per_class": min(check.per_class, most), "pastes": min(check.pastes, QUICK["pastes"])}
+    return check.model_copy(update=fewer)
 
 
 def _refuse_unknown_classes(settings: Settings, data: Dataset) -> None:
@@ -245,30 +229,27 @@ def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings)
 
 def finish_check(
     plan: Plan,
-    out: Path | None,
     *,
-    baseline: Path | None = None,
-    fail_on_worse: bool = False,
-    resume: bool = False,
     progress: CheckProgress = _silent,
-    inconclusive: Inconclusive = "fail",
     command: str = "",
     rows_of: Mapping[str, RowsOf] | None = None,
 ) -> CheckResult:
-    """Run a planned check, and write its reports. The arguments and errors are those of ``check``.
+    """Run a planned check, and write its reports. The errors are those of ``check``.
 
     ``command`` is the command as it was typed, for the report. ``rows_of`` computes the rows of each kind; None
     computes them in this process.
     """
+    settings = plan.settings.run
+    out, baseline = settings.out, settings.baseline
     started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
     hashes, heat, experiment = plan.fingerprint(), CheckHeat(plan), Experiment(plan)
     earlier = None
     if baseline is not None:
-        earlier = read_baseline(_baseline_of_resumed(baseline, out) if resume else baseline)
+        earlier = read_baseline(_baseline_of_resumed(baseline, out) if settings.resume else baseline)
         _refuse_other_run(heat, earlier, hashes, baseline)
     journal = None if out is None else out / JOURNAL
     made_with = {"version of camkit": wording.VERSION, **hashes, CODE: digest_of_code(plan.model)}
-    with Journal(journal, made_with, resume=resume) as rows:
+    with Journal(journal, made_with, resume=settings.resume) as rows:
         if rows.damaged:
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
         heat.check_same_answers(rows)
@@ -277,13 +258,13 @@ def finish_check(
         computed = rows_of or {HEAT: heat.rows, EDITS: experiment.rows}
         result = _run(experiment, rows, progress, computed)
         ran = CheckRun(started, time.perf_counter() - clock, command)
-        result = replace(result, hashes=hashes, inconclusive=inconclusive, run=ran)
+        result = replace(result, hashes=hashes, inconclusive=settings.inconclusive, run=ran)
         if earlier is not None:
             check_heat(earlier, result.layer, result.grids)
             contents = {item.name: plan.files.of(item.path) for item in plan.data.items}
             change = compare(earlier, result.images, contents, plan.settings.check.seed, plan.settings.limits.worse)
             result = replace(
-                result, change=change, fail_on_worse=fail_on_worse, warnings=(*result.warnings, *change.worse)
+                result, change=change, fail_on_worse=settings.fail_on_worse, warnings=(*result.warnings, *change.worse)
             )
         if out is not None and journal is not None:
             result = replace(result, report=out / words.PAGE)

@@ -182,34 +182,26 @@ def check(
     settings = settings_of(common.config, data, pictures, check=experiment, limits=limits, run=run)
     if settings.data.path is not None:
         refuse_address(str(settings.data.path))
-    out, resume, tensorboard = settings.run.out or Path("camkit-check"), settings.run.resume, settings.run.tensorboard
+    out = settings.run.out or Path("camkit-check")
+    settings = settings.with_options(run={"out": out})
     check_folder(out)
     for name in REPORTS:
         refuse_input(out / name, [settings.data.regions, settings.data.class_map, *source.files()])
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(actors_of(ray))
-        plan = plan_check(source.load(), config=settings, skip=out)
+        plan = plan_check(source.load(), config=settings)
         console = printer()
         if not TALK.quiet:
             console.print(check_console.data_summary(plan))
             console.print(check_console.power_notice(plan))
             workers = 1 if pool is None else pool.actors
-            seconds = estimate_seconds(plan, count_finished(out / JOURNAL) if resume else None, workers)
+            seconds = estimate_seconds(plan, count_finished(out / JOURNAL) if settings.run.resume else None, workers)
             console.print(check_console.cost_notice(plan, seconds))
-        events = stack.enter_context(events_into(tensorboard))
+        events = stack.enter_context(events_into(settings.run.tensorboard))
         rows_of = None if pool is None else spread(plan, source.on_cluster(pool, plan.model).map)
         with stages() as progress:
-            result = finish_check(
-                plan,
-                out,
-                baseline=settings.run.baseline,
-                fail_on_worse=settings.run.fail_on_worse,
-                resume=resume,
-                progress=progress,
-                inconclusive=settings.run.inconclusive,
-                command=shlex.join(["camkit", *sys.argv[1:]]),
-                rows_of=rows_of,
-            )
+            command = shlex.join(["camkit", *sys.argv[1:]])
+            result = finish_check(plan, progress=progress, command=command, rows_of=rows_of)
         if not TALK.quiet:
             table = check_console.table(result)
             wide(table, console).print(table)
@@ -230,18 +222,13 @@ def settings_of(config: Path | None, data: Path | None, pictures: DataOptions, *
     Raises:
         InputError: the config or an option is wrong.
     """
-    from camkit.config.settings import Settings, read_config, settings_from
+    from camkit.config.settings import as_settings
 
-    settings = Settings() if config is None else read_config(config)
     options = {name: given if isinstance(given, dict) else vars(given) for name, given in tables.items()}
     options["data"] = {"path": data, **vars(pictures)}
-    given = {name: {key: value for key, value in table.items() if value is not None} for name, table in options.items()}
-    typed = settings_from(given, named=lambda setting: f"--{setting.rpartition('.')[2].replace('_', '-')}")
-    changed = {
-        name: getattr(settings, name).model_copy(update={key: getattr(getattr(typed, name), key) for key in table})
-        for name, table in given.items()
-    }
-    return settings.model_copy(update=changed)
+    return as_settings(config).with_options(
+        named=lambda setting: f"--{setting.rpartition('.')[2].replace('_', '-')}", **options
+    )
 
 
 @checks.command
