@@ -5,6 +5,7 @@ Notation for each image: h >= 0 is the class map at the size of the input, M is 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional
 
 from camkit.background.answers import NO_ANSWER, Answer, answers_of
 from camkit.background.data import Item
@@ -24,7 +24,7 @@ from camkit.background.edits import outer_ring
 from camkit.background.journal import HEAT, Journal, how_to_start_again
 from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region, picture_size
-from camkit.engine.heatmap import enlarge, upsample
+from camkit.engine.heatmap import enlarge
 from camkit.errors import CamkitError, InputError
 from camkit.explanation import Explanation
 from camkit.images.crop import CropBoxes, check_crop
@@ -35,7 +35,7 @@ from camkit.images.regions import preprocess_region
 from camkit.kit.store import Row, packed, unpacked
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.scores import OfPictures, Scores, Target
-from camkit.types import Box, Failure, Placement
+from camkit.types import EVEN, Box, Failure, Placement
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class HeatMeasures:
     """How one map fits one region, without regard to the other maps.
 
     Attributes:
-        ceiling: the energy that a perfect map would have: the region averaged to the map's grid and upsampled again.
+        ceiling: the energy that a perfect map would have: the region averaged to the map's cells and upsampled again.
         hit: the share of the hottest pixels that lie within POINTING_TOLERANCE pixels of the region: 1 or 0 unless
             several tie.
         rank: for a region of n pixels, the share of the n hottest pixels that lies in the region (relevance rank
@@ -59,7 +59,11 @@ class HeatMeasures:
 
 
 def measure(
-    heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"], view: Bool[Tensor, "h w"], grid: tuple[int, int]
+    heat: Float[Tensor, "h w"],
+    region: Bool[Tensor, "h w"],
+    view: Bool[Tensor, "h w"],
+    grid: tuple[int, int],
+    placement: Placement = EVEN,
 ) -> HeatMeasures:
     """Measure one map against one region. The map must have some heat and the region some pixels.
 
@@ -68,10 +72,11 @@ def measure(
         region: the object's pixels.
         view: the pixels that show the picture and not padding.
         grid: rows and columns of the map before upsampling.
+        placement: where its cells lie on the input.
     """
     near = dilated(region, POINTING_TOLERANCE)
     return HeatMeasures(
-        ceiling=ceiling(region, grid),
+        ceiling=ceiling(region, grid, placement),
         hit=float(near[heat == heat.max()].double().mean()),
         rank=_rank_accuracy(heat, region),
         area=int(region.sum()) / max(1, int(view.sum())),
@@ -87,11 +92,29 @@ def _rank_accuracy(heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]) -> f
     return (int(region[hotter].sum()) + places * float(region[tied].double().mean())) / pixels
 
 
-def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int]) -> float:
-    """Return the energy of the best map that the grid allows: the region averaged to the grid and upsampled."""
-    cells = functional.adaptive_avg_pool2d(region.float()[None], grid)
-    best = upsample(cells, region.shape)[0].double()
+def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int], placement: Placement = EVEN) -> float:
+    """Return the energy of the best map that the cells allow: the region averaged to the cells and upsampled."""
+    cells = region.double()
+    for axis, places in enumerate(placement.centres(grid, tuple(region.shape))):
+        cells = _averaged(cells, axis, places)
+    best = enlarge(cells[None].float(), region.shape, placement)[0].double()
     return float(best[region].sum() / best.sum())
+
+
+def _averaged(pixels: Float[Tensor, "h w"], axis: int, places: Sequence[float]) -> Float[Tensor, "h2 w2"]:
+    """Average along an axis the pixels of each cell, which reach to the middle between it and the next one."""
+    side = pixels.shape[axis]
+    middles = [round((place + following + 1) / 2, _EDGE_DECIMALS) for place, following in itertools.pairwise(places)]
+    means = []
+    for begin, end in itertools.pairwise((0.0, *middles, float(side))):
+        first = min(max(0, math.floor(begin)), side - 1)
+        last = min(max(first + 1, math.ceil(end)), side)
+        means.append(pixels.narrow(axis, first, last - first).mean(axis))
+    return torch.stack(means, axis)
+
+
+_EDGE_DECIMALS = 6
+"""Decimals of the edges between cells: without rounding, an edge between two pixels might count another pixel."""
 
 
 def heat_in_cells(
@@ -273,13 +296,14 @@ class CheckHeat:
         if explanation.status != "ok" or explanation.heatmap.ndim != 2:
             return {}
         grid = (explanation.raw.shape[0], explanation.raw.shape[1])
-        measures = measure(torch.from_numpy(np.asarray(explanation.heatmap)), region, shades.view, grid)
-        within = heat_in_cells(region, grid, explanation.placement)
+        heat, placement = torch.from_numpy(np.asarray(explanation.heatmap)), explanation.placement
+        measures = measure(heat, region, shades.view, grid, placement)
+        within = heat_in_cells(region, grid, placement)
         return {
             **vars(measures),
             "grid": list(grid),
-            "extent": explanation.placement.extent,
-            "positions": explanation.placement.positions,
+            "extent": placement.extent,
+            "positions": placement.positions,
             "size": list(region.shape),
             "cells": packed(np.maximum(explanation.raw, 0)),
             "within": packed(within),
