@@ -24,9 +24,9 @@ from camkit.background.classes import ClassMap, match_classes, parse_class_map, 
 from camkit.background.data import Dataset, read_data
 from camkit.background.deep import DeepFinding, Material, hints, kinds, shortcuts, spots
 from camkit.background.effects import OVERALL, Measures, measure_all
-from camkit.background.experiment import Answers, Experiment, answers_in
-from camkit.background.heat import CheckHeat
-from camkit.background.journal import EDITS, HEAT, Journal, RowsOf
+from camkit.background.experiment import EDITS, Answers, EditsRow, Experiment
+from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable
+from camkit.background.journal import Journal, RowsOf
 from camkit.background.pictures import ImageRow, image_rows
 from camkit.background.plan import SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
@@ -41,7 +41,6 @@ from camkit.errors import InputError, RunError, advice, refuse_unknown_options, 
 from camkit.images.files import set_aside
 from camkit.kit import wording
 from camkit.kit.fingerprint import CODE, digest_of_code
-from camkit.kit.store import Row
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import Loadable
 from camkit.types import Preprocess
@@ -232,7 +231,7 @@ def finish_check(
     *,
     progress: CheckProgress = _silent,
     command: str = "",
-    rows_of: Mapping[str, RowsOf] | None = None,
+    rows_of: Mapping[str, RowsOf[Any]] | None = None,
 ) -> CheckResult:
     """Run a planned check, and write its reports. The errors are those of ``check``.
 
@@ -255,7 +254,7 @@ def finish_check(
         heat.check_same_answers(rows)
         if out is not None:
             set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
-        computed = rows_of or {HEAT: heat.rows, EDITS: experiment.rows}
+        computed = rows_of or {HEAT.name: heat.rows, EDITS.name: experiment.rows}
         result = _run(experiment, rows, progress, computed)
         ran = CheckRun(started, time.perf_counter() - clock, command)
         result = replace(result, hashes=hashes, inconclusive=settings.inconclusive, run=ran)
@@ -281,8 +280,9 @@ def _refuse_other_run(heat: CheckHeat, earlier: Mapping[str, Any], hashes: Mappi
     """
     check_comparable(earlier, hashes, heat.plan.reported_settings, baseline)
     first = next(heat.rows(heat.plan.data.items[:1]))
-    if "layer" in first:
-        check_heat(earlier, first["layer"], ["x".join(map(str, first["grid"]))] if "grid" in first else [])
+    if isinstance(first, HeatRow):
+        grids = [] if first.in_region is None else ["x".join(map(str, first.in_region.grid))]
+        check_heat(earlier, first.layer, grids)
 
 
 def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
@@ -293,7 +293,7 @@ def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
 
 
 def _run(
-    experiment: Experiment, journal: Journal, progress: CheckProgress, rows_of: Mapping[str, RowsOf]
+    experiment: Experiment, journal: Journal, progress: CheckProgress, rows_of: Mapping[str, RowsOf[Any]]
 ) -> CheckResult:
     """Compute the rows that the journal does not hold, and measure and judge them.
 
@@ -303,14 +303,14 @@ def _run(
         OutputError: the journal cannot be written.
     """
     plan = experiment.plan
-    all_heat = journal.complete(HEAT, plan.data.items, rows_of[HEAT], functools.partial(progress, "heat"))
+    all_heat = journal.complete(HEAT, plan.data.items, rows_of[HEAT.name], functools.partial(progress, "heat"))
     heat = _usable(all_heat)
     progress("sanity", 0, 1)
     sanity = check_sanity(plan, [item for item in plan.data.items if item.name in heat])
     sample = [item for item in plan.sample if item.name in heat]
-    edited = journal.complete(EDITS, sample, rows_of[EDITS], functools.partial(progress, "experiment"))
+    edited = journal.complete(EDITS, sample, rows_of[EDITS.name], functools.partial(progress, "experiment"))
     progress("measures", 0, 1)
-    answers = {name: answers_in(row) for name, row in edited.items()}
+    answers = {name: row.answers for name, row in edited.items()}
     rows = image_rows(plan, heat, answers)
     material = Material(experiment, heat, answers, sanity.mirrored)
     warning = _found(THAT_WARN, material)
@@ -322,24 +322,24 @@ def _run(
         overall=measures[OVERALL],
         judged=judged,
         images=tuple(rows),
-        failures={name: row["error"] for name, row in all_heat.items() if "error" in row},
+        failures={name: row.error for name, row in all_heat.items() if isinstance(row, Unusable)},
         untested=_untested(plan, edited),
         plan=plan,
         sanity=sanity,
-        method=first["method"],
-        layer=first["layer"],
-        layer_reason=first["layer_reason"],
-        warnings=_warnings(plan, all_heat, answers, measures[OVERALL].room),
+        method=first.method,
+        layer=first.layer,
+        layer_reason=first.layer_reason,
+        warnings=_warnings(plan, heat, answers, measures[OVERALL].room),
         findings={**explaining, **warning},
         reports=Reports(rendered, REPORTS[BASELINE_FILE]),
     )
 
 
-def _untested(plan: Plan, edited: Mapping[str, Row]) -> dict[str, str]:
+def _untested(plan: Plan, edited: Mapping[str, EditsRow]) -> dict[str, str]:
     """Return the pictures that could not be tested, and why. Pictures that were not drawn are not among them."""
     why = "it has no region of its class"
     bare = {item.name: why for item in plan.data.items if plan.with_regions and not item.objects}
-    return {**bare, **{name: row["why"] for name, row in edited.items() if row.get("why")}}
+    return {**bare, **{name: row.why for name, row in edited.items() if row.why}}
 
 
 def _found(analyses: Mapping[str, Analysis], material: Material) -> dict[str, DeepFinding]:
@@ -362,18 +362,19 @@ def _suspects(judged: Mapping[str, Judgement]) -> list[str]:
     return list(worst_first(with_verdict or classes))
 
 
-def _usable(heat: Mapping[str, Row]) -> dict[str, Row]:
+def _usable(heat: Mapping[str, HeatRow | Unusable]) -> dict[str, HeatRow]:
     """Return the rows of the pictures that the model answered.
 
     Raises:
         InputError, RunError: there is no such row.
     """
-    usable = {name: row for name, row in heat.items() if "error" not in row}
+    usable = {name: row for name, row in heat.items() if isinstance(row, HeatRow)}
     if usable:
         return usable
-    if heat and all(row.get("broken") for row in heat.values()):
-        raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(heat))}")
-    why = next((row["error"] for row in heat.values()), "there are none")
+    unusable = [row for row in heat.values() if isinstance(row, Unusable)]
+    if unusable and all(row.broken for row in unusable):
+        raise RunError(f"the model answers NaN or infinity to every picture, such as {unusable[0].name}")
+    why = unusable[0].error if unusable else "there are none"
     raise InputError(f"no picture could be used: {why}")
 
 
@@ -405,10 +406,10 @@ def _judge(
 
 
 def _warnings(
-    plan: Plan, heat: Mapping[str, Row], answers: Mapping[str, Answers], headroom: float | None
+    plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, Answers], headroom: float | None
 ) -> tuple[str, ...]:
     """Return what the reader should know about the data and the config."""
-    answered = [(item.label, heat[item.name]["answer"]) for item in plan.data.items if "answer" in heat[item.name]]
+    answered = [(item.label, heat[item.name].answer.output) for item in plan.data.items if item.name in heat]
     question = question_order(
         [label for label, _ in answered], [answer for _, answer in answered], plan.matched.indices, plan.model.labels
     )
@@ -417,7 +418,7 @@ def _warnings(
         f"the waiver for class {waiver.name!r} expired on {waiver.expires} and no longer holds"
         for waiver in plan.settings.expired(plan.today)
     ]
-    cropped = sum(bool(row.get("cropped")) for row in heat.values())
+    cropped = sum(row.cropped for row in heat.values())
     if cropped:
         warnings.append(f"in {cropped} pictures the object lies outside the part that the model sees")
     named = [answer.output for of_picture in answers.values() for answer in of_picture.values()]

@@ -13,9 +13,8 @@ import numpy as np
 from camkit.background.data import Item
 from camkit.background.edits import Arm, Edit
 from camkit.background.experiment import Answers
-from camkit.background.heat import Energy, compare_maps
+from camkit.background.heat import Energy, HeatRow, compare_maps
 from camkit.background.plan import Plan
-from camkit.kit.store import Row
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class ImageRow:
         return self.energy is not None and self.shuffled is not None and self.ceiling is not None
 
 
-def image_rows(plan: Plan, heat: Mapping[str, Row], answers: Mapping[str, Answers]) -> list[ImageRow]:
+def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, Answers]) -> list[ImageRow]:
     """Join what was measured on each picture.
 
     Args:
@@ -86,7 +85,7 @@ def image_rows(plan: Plan, heat: Mapping[str, Row], answers: Mapping[str, Answer
 
 
 def _image_row(
-    plan: Plan, items: Mapping[str, Item], item: Item, heat: Row, energy: Energy | None, answers: Answers
+    plan: Plan, items: Mapping[str, Item], item: Item, heat: HeatRow, energy: Energy | None, answers: Answers
 ) -> ImageRow:
     outputs = plan.matched.indices[item.label]
     right = {edit: answer.output in outputs for edit, answer in answers.items()}
@@ -105,15 +104,14 @@ def _image_row(
         name=item.name,
         label=item.label,
         group=item.group,
-        right=heat["answer"] in outputs,
-        answer=plan.name_of(heat["answer"]),
-        probability=heat["probability"],
-        status=heat["status"],
+        right=heat.answer.output in outputs,
+        answer=plan.name_of(heat.answer.output),
+        probability=heat.answer.share,
+        status=heat.status,
         energy=energy.own if energy else None,
         shuffled=energy.shuffled if energy and comparable else None,
         room=energy.headroom if energy and comparable else None,
-        grid=tuple(heat["grid"]) if "grid" in heat else None,
-        **{measure: heat.get(measure) for measure in ("ceiling", "hit", "rank", "area")},
+        **({} if heat.in_region is None else {"grid": heat.in_region.grid, **vars(heat.in_region.measures)}),
         same={fill: same[fill] for fill in fills},
         other={fill: other[fill] for fill in fills},
         pasted=pasted,
