@@ -70,7 +70,7 @@ class MendResult:
 
         With few groups of pictures, the ends of the interval are NaN.
         """
-        before = {row.name: vars(row) for row in self.before.images}
+        before = {row.name: row for row in self.before.images}
         pairs = [(row, before[row.name]) for row in self.after.images if row.name in before]
         return gap_change(pairs, self.before.plan.settings.check.seed)
 
@@ -221,9 +221,9 @@ def _gap_of(result: CheckResult) -> float | None:
 
 def _worst_pair_of(result: CheckResult) -> Pair | None:
     shown = [
-        ((row.label, background), named == row.label)
+        ((row.label, pasted.background), pasted.named == row.label)
         for row in result.images
         for of_fill in row.pasted.values()
-        for background, _, named in of_fill
+        for pasted in of_fill
     ]
     return worst_pair([pair for pair, _ in shown], [right for _, right in shown])
