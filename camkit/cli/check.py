@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,7 +30,6 @@ from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
 from camkit.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from camkit.background.check import Stage
     from camkit.config.settings import Settings
 
 checks = App(
@@ -284,21 +282,21 @@ def init(
 
 
 def demo_check(out: Path) -> int:
-    """Check both demo networks. The exit code is 0 whatever the verdicts are."""
+    """Check both demo networks on the same scenes. The exit code is 0 whatever the verdicts are."""
+    from camkit.background.check import check as run_check
     from camkit.background.report import console as check_console
     from camkit.cli.bars import stages
-    from camkit.demo.checked import run
+    from camkit.demo.scenes import labelled_scenes
     from camkit.images.files import check_folder
+    from camkit.models import DEMO_MODELS
 
     check_folder(out)
-    with contextlib.ExitStack() as bars:
-
-        def progress(name: str) -> Callable[[Stage, int, int], None]:
-            bars.close()
-            say(f"checking {name}")
-            return bars.enter_context(stages())
-
-        results = run(out, progress)
-    for result in results.values():
+    pictures, few_pastes = labelled_scenes(), {"check": {"pastes": 1}}  # to save time
+    results = []
+    for name in DEMO_MODELS:
+        say(f"checking {name}")
+        with stages() as progress:
+            results.append(run_check(name, pictures, out=out / name, config=few_pastes, progress=progress))
+    for result in results:
         printer().print(check_console.verdict(result))
     return 0
