@@ -425,15 +425,6 @@ def _class_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
     return {name: count / len(tested) for name, count in Counter(row.label for row in tested).items()}
 
 
-class _Pair(NamedTuple):
-    """An object of another class on a class's background; ``attracted`` if the model named that class."""
-
-    picture: str
-    group: str
-    background_group: str
-    attracted: bool
-
-
 def _attractions(
     rows: Sequence[ImageRow], limit: float, seed: int, resamples: int
 ) -> dict[str, dict[str, MeasuredEffect]]:
@@ -443,14 +434,13 @@ def _attractions(
     """
     attractions: dict[str, dict[str, MeasuredEffect]] = defaultdict(dict)
     for key, fills in _with_all(sorted({fill for row in rows for fill in row.pasted})).items():
-        pairs_on: dict[str, list[_Pair]] = defaultdict(list)
+        pairs_on: dict[str, list[tuple[ImageRow, Pasted]]] = defaultdict(list)  # objects of other classes
         involving, named_elsewhere = Counter[str](), Counter[str]()  # pairs whose object or background is of the class
         total = 0
         shown = ((row, pasted) for row in rows for fill in fills for pasted in row.pasted.get(fill, ()))
         for row, pasted in shown:
             if pasted.background != row.label:
-                attracted = pasted.named == pasted.background
-                pairs_on[pasted.background].append(_Pair(row.name, row.group, pasted.group, attracted))
+                pairs_on[pasted.background].append((row, pasted))
             total += 1
             involving.update({pasted.background, row.label})
             named_elsewhere.update({pasted.named} - {pasted.background, row.label})
@@ -464,18 +454,24 @@ def _attractions(
 
 
 def _attraction(
-    name: str, pairs: Sequence[_Pair], rate_elsewhere: float, lenders: int, limit: float, seed: int, resamples: int
+    name: str,
+    pairs: Sequence[tuple[ImageRow, Pasted]],
+    rate_elsewhere: float,
+    lenders: int,
+    limit: float,
+    seed: int,
+    resamples: int,
 ) -> MeasuredEffect:
     """Test the attraction of one class, over the groups of the objects and over those of its backgrounds.
 
     ``lenders`` is the effective number of groups of the class's own pictures, which lend the backgrounds.
     """
-    terms = np.array([(float(pair.attracted), rate_elsewhere, 1.0) for pair in pairs])
-    objects, backgrounds = [pair.group for pair in pairs], [pair.background_group for pair in pairs]
+    terms = np.array([(float(pasted.named == name), rate_elsewhere, 1.0) for _, pasted in pairs])
+    objects, backgrounds = [row.group for row, _ in pairs], [pasted.group for _, pasted in pairs]
     sums = bootstrap_sums(terms, group_numbers(objects), [seed, _seed_of(name)], resamples)
     attracted = terms[:, 0]
     shown = _Shown(attracted - attracted.mean(), objects, backgrounds, min(len(set(backgrounds)), lenders))
-    return replace(_measured_effect(sums, terms, objects, limit, shown), pictures=len({pair.picture for pair in pairs}))
+    return replace(_measured_effect(sums, terms, objects, limit, shown), pictures=len({row.name for row, _ in pairs}))
 
 
 _ADDED_SEED = 1

@@ -21,7 +21,7 @@ from camkit.background.answers import Answer
 from camkit.background.cues import COMPRESSION
 from camkit.background.data import Item
 from camkit.background.edits import Backgrounds, Edit, Edits, PreparedPicture, cue_edits, region_edits, ring_edits
-from camkit.background.journal import Kind, PictureRow
+from camkit.background.journal import PictureRow, RowKind
 from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region, widened_boxes
 from camkit.engine.passes import passes_at_once
@@ -51,7 +51,7 @@ class EditsRow(PictureRow):
     why: str = ""
 
 
-EDITS = Kind("edits", TypeAdapter(EditsRow))
+EDITS = RowKind("edits", TypeAdapter(EditsRow))
 """The rows of the experiment."""
 
 

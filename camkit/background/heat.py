@@ -23,7 +23,7 @@ from torch import Tensor
 from camkit.background.answers import NO_ANSWER, Answer, answers_of
 from camkit.background.data import Item
 from camkit.background.edits import outer_ring
-from camkit.background.journal import Journal, Kind, PictureRow, how_to_start_again
+from camkit.background.journal import Journal, PictureRow, RowKind, how_to_start_again
 from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region, picture_size
 from camkit.engine.heatmap import enlarge
@@ -178,6 +178,7 @@ _Floats: TypeAlias = Annotated[
     PlainValidator(functools.partial(unpacked, kind="<f4")),
     PlainSerializer(functools.partial(packed, kind="<f4")),
 ]
+"""Values in float32, as in the file, so that a resumed check gives the same report."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +249,7 @@ class Unusable(PictureRow):
     broken: bool = False
 
 
-HEAT: Kind[HeatRow | Unusable] = Kind("heat", TypeAdapter(HeatRow | Unusable))
+HEAT: RowKind[HeatRow | Unusable] = RowKind("heat", TypeAdapter(HeatRow | Unusable))
 """The rows of the heat pass."""
 
 _PATCH = 8

@@ -30,7 +30,7 @@ RowsOf: TypeAlias = Callable[[Sequence[Item]], Iterator[R]]
 
 
 @dataclass(frozen=True)
-class Kind(Generic[R]):
+class RowKind(Generic[R]):
     """A kind of rows: its name, and how its records become JSON and back."""
 
     name: str
@@ -66,12 +66,12 @@ class Journal:
         """The number of damaged lines in the file; their rows are missing."""
         return self._store.damaged
 
-    def finished(self, kind: Kind[R], items: Sequence[Item]) -> dict[str, R]:
+    def finished(self, kind: RowKind[R], items: Sequence[Item]) -> dict[str, R]:
         """Return the rows of one kind that an earlier run finished, by name, in the order of their pictures."""
         rows = {item.name: self._finished.get((kind.name, item.name)) for item in items}
         return {name: kind.records.validate_python(row) for name, row in rows.items() if row is not None}
 
-    def append(self, kind: Kind[R], row: R) -> None:
+    def append(self, kind: RowKind[R], row: R) -> None:
         """Write a row to disk.
 
         Raises:
@@ -80,7 +80,7 @@ class Journal:
         self._store.append([{"kind": kind.name, **kind.records.dump_python(row, mode="json")}])
 
     def complete(
-        self, kind: Kind[R], items: Sequence[Item], rows_of: RowsOf[R], progress: Callable[[int, int], None]
+        self, kind: RowKind[R], items: Sequence[Item], rows_of: RowsOf[R], progress: Callable[[int, int], None]
     ) -> dict[str, R]:
         """Compute the rows that are missing, keep each when it is finished, and return all.
 
