@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from camkit.background.pictures import ImageRow
+from camkit.background.pictures import IMAGES, ImageRow
 from camkit.background.plan import WORSE
 from camkit.errors import InputError, refuse_pipe
 from camkit.kit.fingerprint import digest
@@ -189,7 +190,7 @@ def compare(
         seed: seeds the bootstrap, which resamples groups of pairs.
         limit: how much worse a measure may be.
     """
-    before = {image["sha256"]: image for image in baseline["images"]}
+    before = {image["sha256"]: IMAGES.validate_python(image) for image in baseline["images"]}
     pairs = [(row, before[contents[row.name]]) for row in rows if contents[row.name] in before]
     return Change(
         len(pairs),
@@ -197,25 +198,25 @@ def compare(
         _skill_change(pairs, seed),
         _accuracy_change(pairs, seed),
         _pair_change(pairs, seed, limit),
-        tuple(Flip(row.name, old["answer"], row.answer) for row, old in pairs if old["right"] and not row.right),
-        sum(row.right and not old["right"] for row, old in pairs),
+        tuple(Flip(row.name, old.answer, row.answer) for row, old in pairs if old.right and not row.right),
+        sum(row.right and not old.right for row, old in pairs),
         limit,
     )
 
 
-_Pairs = Sequence[tuple[ImageRow, Mapping[str, Any]]]
-"""Each picture of this run with its entry in the earlier report."""
+_Pairs = Sequence[tuple[ImageRow, ImageRow]]
+"""The row of each picture in this run, and in the earlier one."""
 
 
 def gap_change(pairs: _Pairs, seed: int) -> Estimate | None:
     """Return the mean change of the gap over fills and pictures; None if no picture was pasted in both runs."""
-    both = [(row, old) for row, old in pairs if row.same and old["same"]]
-    changes = [_mean_gap(row.same, row.other) - _mean_gap(old["same"], old["other"]) for row, old in both]
+    both = [(row, old) for row, old in pairs if row.same and old.same]
+    changes = [_mean_gap(row) - _mean_gap(old) for row, old in both]
     return _mean_change(changes, [row.group for row, _ in both], [seed, 1])[0] if changes else None
 
 
 def _accuracy_change(pairs: _Pairs, seed: int) -> Estimate | None:
-    changes = [float(row.right) - float(old["right"]) for row, old in pairs]
+    changes = [float(row.right) - float(old.right) for row, old in pairs]
     return _mean_change(changes, [row.group for row, _ in pairs], [seed, 3])[0] if changes else None
 
 
@@ -233,7 +234,7 @@ def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
     """Return the class and background whose accuracy fell most; None if no pair has enough groups."""
     found: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
     for row, old in pairs:
-        now, before = _by_background(row.pasted, row.label), _by_background(old["pasted"], row.label)
+        now, before = _by_background(row), _by_background(old)
         for background in now.keys() & before.keys():
             found[row.label, background].append((now[background], before[background], row.group))
     enough = {pair: of for pair, of in sorted(found.items()) if len({group for *_, group in of}) >= MIN_GROUPS}
@@ -251,34 +252,26 @@ def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
     return min(changes, key=lambda change: (change.p, change.change.value))
 
 
-def _by_background(pasted: Mapping[str, Sequence[Sequence[str]]], label: str) -> dict[str, float]:
+def _by_background(row: ImageRow) -> dict[str, float]:
     """Return the share of right answers on the backgrounds of each class."""
     right: dict[str, list[bool]] = defaultdict(list)
-    for of_fill in pasted.values():
-        for background, _, named in of_fill:
-            right[background].append(named == label)
+    for pasted in itertools.chain.from_iterable(row.pasted.values()):
+        right[pasted.background].append(pasted.named == row.label)
     return {background: float(np.mean(of)) for background, of in right.items()}
 
 
-def _mean_gap(same: Mapping[str, float], other: Mapping[str, float]) -> float:
-    return float(np.mean([same[fill] - other[fill] for fill in same]))
+def _mean_gap(row: ImageRow) -> float:
+    return float(np.mean([row.same[fill] - row.other[fill] for fill in row.same]))
 
 
 def _skill_change(pairs: _Pairs, seed: int) -> Estimate | None:
-    both = [
-        (row, old) for row, old in pairs if row.skilled and old["shuffled"] is not None and old["energy"] is not None
-    ]
-    if not both:
+    skills = [(row.group, *own, *earlier) for row, old in pairs if (own := row.skill) and (earlier := old.skill)]
+    if not skills:
         return None
-    parts = np.array([(*_skill_parts(vars(row)), *_skill_parts(old)) for row, old in both])
-    groups = group_numbers([row.group for row, _ in both])
+    parts = np.array([parts for _, *parts in skills])
+    groups = group_numbers([group for group, *_ in skills])
     sums = bootstrap_sums(parts, groups, [seed, 2])
     with np.errstate(divide="ignore", invalid="ignore"):
         draws = sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3]
         now, before = parts[:, 0].sum() / parts[:, 1].sum(), parts[:, 2].sum() / parts[:, 3].sum()
     return interval(draws, float(now - before), int(groups.max()) + 1)
-
-
-def _skill_parts(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the numerator and the denominator of the skill: how far the map and a perfect map beat a shuffled one."""
-    return row["energy"] - row["shuffled"], row["ceiling"] - row["shuffled"]

@@ -24,9 +24,9 @@ from camkit.background.classes import ClassMap, match_classes, parse_class_map, 
 from camkit.background.data import Dataset, read_data
 from camkit.background.deep import DeepFinding, Material, hints, kinds, shortcuts, spots
 from camkit.background.effects import OVERALL, Measures, measure_all
-from camkit.background.experiment import Answers, Experiment, answers_in
-from camkit.background.heat import CheckHeat
-from camkit.background.journal import EDITS, HEAT, Journal, RowsOf
+from camkit.background.experiment import EDITS, Answers, EditsRow, Experiment
+from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable
+from camkit.background.journal import Journal, RowsOf
 from camkit.background.pictures import ImageRow, image_rows
 from camkit.background.plan import SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
@@ -35,13 +35,12 @@ from camkit.background.result import CheckResult, CheckRun, Inconclusive, Report
 from camkit.background.rule import Judgement, judge, worst_first
 from camkit.background.sanity import Sanity, check_sanity
 from camkit.config.model import configured_model
-from camkit.config.settings import Settings, as_settings
+from camkit.config.settings import CheckSection, Settings, as_settings
 from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, RunError, advice, refuse_unknown_options, refusing_exit
 from camkit.images.files import set_aside
 from camkit.kit import wording
 from camkit.kit.fingerprint import CODE, digest_of_code
-from camkit.kit.store import Row
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import Loadable
 from camkit.types import Preprocess
@@ -131,19 +130,9 @@ def check(
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
     _check_paths(out=out, baseline=baseline, **options)
-    settings = options["config"] = as_settings(options.get("config"))
-    folder = settings.run.out if out is None else Path(out)
-    plan = plan_check(model, data, skip=folder, **options)
-    earlier = settings.run.baseline if baseline is None else Path(baseline)
-    return finish_check(
-        plan,
-        folder,
-        baseline=earlier,
-        fail_on_worse=settings.run.fail_on_worse if fail_on_worse is None else fail_on_worse,
-        resume=resume or settings.run.resume,
-        progress=progress or _silent,
-        inconclusive=inconclusive or settings.run.inconclusive,
-    )
+    run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
+    options["config"] = as_settings(options.get("config")).with_options(run={**run, "resume": resume or None})
+    return finish_check(plan_check(model, data, **options), progress=progress or _silent)
 
 
 def _check_paths(**paths: Any) -> None:
@@ -166,16 +155,15 @@ def _silent(stage: Stage, done: int, of: int) -> None:
 def plan_check(
     model: Loadable | None = None,
     data: str | Path | None = None,
-    *,
-    skip: Path | None = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
-    """Read everything that a check needs, without computing anything. The arguments are those of ``check``.
-
-    camkit looks for no pictures in the folder ``skip``, such as the one for the reports.
-    """
+    """Read everything that a check needs, without computing anything. The arguments are those of ``check``."""
     refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
-    settings = as_settings(options.get("config"))
+    settings = as_settings(options.get("config")).with_options(
+        data={"path": data, "regions": options.get("regions")},
+        limits={"strict": options.get("strict")},
+        run={"quick": options.get("quick") or None},
+    )
     loaded = as_model(
         configured_model(model, settings.model), preprocess=options.get("preprocess"), labels=options.get("labels")
     )
@@ -184,18 +172,17 @@ def plan_check(
             "the preprocessing of this model is not known; pass "
             + advice("preprocess=...", "--size, --mean and --std, or let the factory return it with the module")
         )
-    settings = _merged(settings, options, device_of(loaded.module))
-    folder = settings.data.path if data is None else Path(data)
-    if folder is None or data == "":
+    settings = settings.model_copy(update={"check": _feasible(settings, device_of(loaded.module))})
+    if settings.data.path is None or data == "":
         raise InputError(
             "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
         )
     table = _class_map(options.get("class_map"), settings)
     dataset = read_data(
-        folder,
+        settings.data.path,
         regions=settings.data.regions,
         group=settings.data.group,
-        skip=skip,
+        skip=settings.run.out,
         class_map=table,
         also={name: settings.also_allowed(name) for name in settings.classes},
     )
@@ -206,26 +193,22 @@ def plan_check(
     return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date(), detects=detects)
 
 
-def _merged(settings: Settings, options: PlanOptions, device: torch.device) -> Settings:
-    """Return the settings with those that the call names.
+def _feasible(settings: Settings, device: torch.device) -> CheckSection:
+    """Return how the check is run on a device.
 
     A quick check takes a smaller sample, but no smaller than the limits need. A precision that is slow on the device is
     replaced, with a warning.
     """
-    check, limits, data = settings.check, settings.limits, settings.data
+    check = settings.check
     precision, note = usable_precision(check.precision, device)
     if note:
         warnings.warn(note, stacklevel=3)
     check = check.model_copy(update={"precision": precision})
-    if options.get("quick") or settings.run.quick:
-        most = max(QUICK["per_class"], limits.least_pictures + SPARE_PICTURES)
-        fewer = {"per_class": min(check.per_class, most), "pastes": min(check.pastes, QUICK["pastes"])}
-        check = check.model_copy(update=fewer)
-    if (strict := options.get("strict")) is not None:
-        limits = limits.model_copy(update={"strict": strict})
-    if (regions := options.get("regions")) is not None:
-        data = data.model_copy(update={"regions": Path(regions)})
-    return settings.model_copy(update={"check": check, "limits": limits, "data": data})
+    if not settings.run.quick:
+        return check
+    most = max(QUICK["per_class"], settings.limits.least_pictures + SPARE_PICTURES)
+    fewer = {"per_class": min(check.per_class, most), "pastes": min(check.pastes, QUICK["pastes"])}
+    return check.model_copy(update=fewer)
 
 
 def _refuse_unknown_classes(settings: Settings, data: Dataset) -> None:
@@ -245,45 +228,42 @@ def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings)
 
 def finish_check(
     plan: Plan,
-    out: Path | None,
     *,
-    baseline: Path | None = None,
-    fail_on_worse: bool = False,
-    resume: bool = False,
     progress: CheckProgress = _silent,
-    inconclusive: Inconclusive = "fail",
     command: str = "",
-    rows_of: Mapping[str, RowsOf] | None = None,
+    rows_of: Mapping[str, RowsOf[Any]] | None = None,
 ) -> CheckResult:
-    """Run a planned check, and write its reports. The arguments and errors are those of ``check``.
+    """Run a planned check, and write its reports. The errors are those of ``check``.
 
     ``command`` is the command as it was typed, for the report. ``rows_of`` computes the rows of each kind; None
     computes them in this process.
     """
+    settings = plan.settings.run
+    out, baseline = settings.out, settings.baseline
     started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
     hashes, heat, experiment = plan.fingerprint(), CheckHeat(plan), Experiment(plan)
     earlier = None
     if baseline is not None:
-        earlier = read_baseline(_baseline_of_resumed(baseline, out) if resume else baseline)
+        earlier = read_baseline(_baseline_of_resumed(baseline, out) if settings.resume else baseline)
         _refuse_other_run(heat, earlier, hashes, baseline)
     journal = None if out is None else out / JOURNAL
     made_with = {"version of camkit": wording.VERSION, **hashes, CODE: digest_of_code(plan.model)}
-    with Journal(journal, made_with, resume=resume) as rows:
+    with Journal(journal, made_with, resume=settings.resume) as rows:
         if rows.damaged:
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
         heat.check_same_answers(rows)
         if out is not None:
             set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
-        computed = rows_of or {HEAT: heat.rows, EDITS: experiment.rows}
+        computed = rows_of or {HEAT.name: heat.rows, EDITS.name: experiment.rows}
         result = _run(experiment, rows, progress, computed)
         ran = CheckRun(started, time.perf_counter() - clock, command)
-        result = replace(result, hashes=hashes, inconclusive=inconclusive, run=ran)
+        result = replace(result, hashes=hashes, inconclusive=settings.inconclusive, run=ran)
         if earlier is not None:
             check_heat(earlier, result.layer, result.grids)
             contents = {item.name: plan.files.of(item.path) for item in plan.data.items}
             change = compare(earlier, result.images, contents, plan.settings.check.seed, plan.settings.limits.worse)
             result = replace(
-                result, change=change, fail_on_worse=fail_on_worse, warnings=(*result.warnings, *change.worse)
+                result, change=change, fail_on_worse=settings.fail_on_worse, warnings=(*result.warnings, *change.worse)
             )
         if out is not None and journal is not None:
             result = replace(result, report=out / words.PAGE)
@@ -300,8 +280,9 @@ def _refuse_other_run(heat: CheckHeat, earlier: Mapping[str, Any], hashes: Mappi
     """
     check_comparable(earlier, hashes, heat.plan.reported_settings, baseline)
     first = next(heat.rows(heat.plan.data.items[:1]))
-    if "layer" in first:
-        check_heat(earlier, first["layer"], ["x".join(map(str, first["grid"]))] if "grid" in first else [])
+    if isinstance(first, HeatRow):
+        grids = [] if first.in_region is None else ["x".join(map(str, first.in_region.grid))]
+        check_heat(earlier, first.layer, grids)
 
 
 def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
@@ -312,7 +293,7 @@ def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
 
 
 def _run(
-    experiment: Experiment, journal: Journal, progress: CheckProgress, rows_of: Mapping[str, RowsOf]
+    experiment: Experiment, journal: Journal, progress: CheckProgress, rows_of: Mapping[str, RowsOf[Any]]
 ) -> CheckResult:
     """Compute the rows that the journal does not hold, and measure and judge them.
 
@@ -322,14 +303,14 @@ def _run(
         OutputError: the journal cannot be written.
     """
     plan = experiment.plan
-    all_heat = journal.complete(HEAT, plan.data.items, rows_of[HEAT], functools.partial(progress, "heat"))
+    all_heat = journal.complete(HEAT, plan.data.items, rows_of[HEAT.name], functools.partial(progress, "heat"))
     heat = _usable(all_heat)
     progress("sanity", 0, 1)
     sanity = check_sanity(plan, [item for item in plan.data.items if item.name in heat])
     sample = [item for item in plan.sample if item.name in heat]
-    edited = journal.complete(EDITS, sample, rows_of[EDITS], functools.partial(progress, "experiment"))
+    edited = journal.complete(EDITS, sample, rows_of[EDITS.name], functools.partial(progress, "experiment"))
     progress("measures", 0, 1)
-    answers = {name: answers_in(row) for name, row in edited.items()}
+    answers = {name: row.answers for name, row in edited.items()}
     rows = image_rows(plan, heat, answers)
     material = Material(experiment, heat, answers, sanity.mirrored)
     warning = _found(THAT_WARN, material)
@@ -341,24 +322,24 @@ def _run(
         overall=measures[OVERALL],
         judged=judged,
         images=tuple(rows),
-        failures={name: row["error"] for name, row in all_heat.items() if "error" in row},
+        failures={name: row.error for name, row in all_heat.items() if isinstance(row, Unusable)},
         untested=_untested(plan, edited),
         plan=plan,
         sanity=sanity,
-        method=first["method"],
-        layer=first["layer"],
-        layer_reason=first["layer_reason"],
-        warnings=_warnings(plan, all_heat, answers, measures[OVERALL].room),
+        method=first.method,
+        layer=first.layer,
+        layer_reason=first.layer_reason,
+        warnings=_warnings(plan, heat, answers, measures[OVERALL].room),
         findings={**explaining, **warning},
         reports=Reports(rendered, REPORTS[BASELINE_FILE]),
     )
 
 
-def _untested(plan: Plan, edited: Mapping[str, Row]) -> dict[str, str]:
+def _untested(plan: Plan, edited: Mapping[str, EditsRow]) -> dict[str, str]:
     """Return the pictures that could not be tested, and why. Pictures that were not drawn are not among them."""
     why = "it has no region of its class"
     bare = {item.name: why for item in plan.data.items if plan.with_regions and not item.objects}
-    return {**bare, **{name: row["why"] for name, row in edited.items() if row.get("why")}}
+    return {**bare, **{name: row.why for name, row in edited.items() if row.why}}
 
 
 def _found(analyses: Mapping[str, Analysis], material: Material) -> dict[str, DeepFinding]:
@@ -381,18 +362,19 @@ def _suspects(judged: Mapping[str, Judgement]) -> list[str]:
     return list(worst_first(with_verdict or classes))
 
 
-def _usable(heat: Mapping[str, Row]) -> dict[str, Row]:
+def _usable(heat: Mapping[str, HeatRow | Unusable]) -> dict[str, HeatRow]:
     """Return the rows of the pictures that the model answered.
 
     Raises:
         InputError, RunError: there is no such row.
     """
-    usable = {name: row for name, row in heat.items() if "error" not in row}
+    usable = {name: row for name, row in heat.items() if isinstance(row, HeatRow)}
     if usable:
         return usable
-    if heat and all(row.get("broken") for row in heat.values()):
-        raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(heat))}")
-    why = next((row["error"] for row in heat.values()), "there are none")
+    unusable = [row for row in heat.values() if isinstance(row, Unusable)]
+    if unusable and all(row.broken for row in unusable):
+        raise RunError(f"the model answers NaN or infinity to every picture, such as {unusable[0].name}")
+    why = unusable[0].error if unusable else "there are none"
     raise InputError(f"no picture could be used: {why}")
 
 
@@ -424,10 +406,10 @@ def _judge(
 
 
 def _warnings(
-    plan: Plan, heat: Mapping[str, Row], answers: Mapping[str, Answers], headroom: float | None
+    plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, Answers], headroom: float | None
 ) -> tuple[str, ...]:
     """Return what the reader should know about the data and the config."""
-    answered = [(item.label, heat[item.name]["answer"]) for item in plan.data.items if "answer" in heat[item.name]]
+    answered = [(item.label, heat[item.name].answer.output) for item in plan.data.items if item.name in heat]
     question = question_order(
         [label for label, _ in answered], [answer for _, answer in answered], plan.matched.indices, plan.model.labels
     )
@@ -436,7 +418,7 @@ def _warnings(
         f"the waiver for class {waiver.name!r} expired on {waiver.expires} and no longer holds"
         for waiver in plan.settings.expired(plan.today)
     ]
-    cropped = sum(bool(row.get("cropped")) for row in heat.values())
+    cropped = sum(row.cropped for row in heat.values())
     if cropped:
         warnings.append(f"in {cropped} pictures the object lies outside the part that the model sees")
     named = [answer.output for of_picture in answers.values() for answer in of_picture.values()]

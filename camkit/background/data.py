@@ -156,7 +156,7 @@ def _read_data(
     # Beside a table, subfolders need not belong to the data.
     if not sources and (unread := find_unread(root, of_classes, deep=root == data)) is not None:
         raise InputError(f"{unread}, or move such files away to check without regions")
-    labelled = _label_pictures(data, sources, group, skip, only)
+    labelled = _label_pictures(data, sources, group, skip, only, of_classes)
     if not labelled.items:
         raise InputError(
             f"{data} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
@@ -304,7 +304,12 @@ class _Labelled:
 
 
 def _label_pictures(
-    data: Path, sources: Sequence[Annotations], group: str | None, skip: Path | None, only: Collection[str] | None
+    data: Path,
+    sources: Sequence[Annotations],
+    group: str | None,
+    skip: Path | None,
+    only: Collection[str] | None,
+    of_classes: Collection[str],
 ) -> _Labelled:
     """Find the pictures and their labels: by table, by folder or by largest object."""
     if data.is_file():
@@ -319,11 +324,10 @@ def _label_pictures(
         for folder in sorted(data.iterdir())
         if folder.is_dir() and folder.name[0] != "." and (skip is None or not _is_same(folder, skip))
     ]
-    classes = _class_folders(data, only or ())
     by_class = {
         folder.name: _pictures_in(folder)
         for folder in folders
-        if folder.name in classes or folder.name.lower() not in _REGION_FOLDERS
+        if folder.name in of_classes or folder.name.lower() not in _REGION_FOLDERS
     }
     with_pictures = [name for name, files in by_class.items() if files]
     has_categories = any(

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from camkit.background.heat import NO_HEAT
-from camkit.background.pictures import ImageRow
+from camkit.background.pictures import ImageRow, Pasted
 from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import (
     MIN_GROUPS,
@@ -425,15 +425,6 @@ def _class_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
     return {name: count / len(tested) for name, count in Counter(row.label for row in tested).items()}
 
 
-class _Pair(NamedTuple):
-    """An object of another class on a class's background; ``attracted`` if the model named that class."""
-
-    picture: str
-    group: str
-    background_group: str
-    attracted: bool
-
-
 def _attractions(
     rows: Sequence[ImageRow], limit: float, seed: int, resamples: int
 ) -> dict[str, dict[str, MeasuredEffect]]:
@@ -443,16 +434,16 @@ def _attractions(
     """
     attractions: dict[str, dict[str, MeasuredEffect]] = defaultdict(dict)
     for key, fills in _with_all(sorted({fill for row in rows for fill in row.pasted})).items():
-        pairs_on: dict[str, list[_Pair]] = defaultdict(list)
+        pairs_on: dict[str, list[tuple[ImageRow, Pasted]]] = defaultdict(list)  # objects of other classes
         involving, named_elsewhere = Counter[str](), Counter[str]()  # pairs whose object or background is of the class
         total = 0
-        shown = ((row, pair) for row in rows for fill in fills for pair in row.pasted.get(fill, ()))
-        for row, (background, background_group, answer) in shown:
-            if background != row.label:
-                pairs_on[background].append(_Pair(row.name, row.group, background_group, answer == background))
+        shown = ((row, pasted) for row in rows for fill in fills for pasted in row.pasted.get(fill, ()))
+        for row, pasted in shown:
+            if pasted.background != row.label:
+                pairs_on[pasted.background].append((row, pasted))
             total += 1
-            involving.update({background, row.label})
-            named_elsewhere.update({answer} - {background, row.label})
+            involving.update({pasted.background, row.label})
+            named_elsewhere.update({pasted.named} - {pasted.background, row.label})
         for name, pairs in pairs_on.items():
             elsewhere = total - involving[name]
             if elsewhere:
@@ -463,18 +454,24 @@ def _attractions(
 
 
 def _attraction(
-    name: str, pairs: Sequence[_Pair], rate_elsewhere: float, lenders: int, limit: float, seed: int, resamples: int
+    name: str,
+    pairs: Sequence[tuple[ImageRow, Pasted]],
+    rate_elsewhere: float,
+    lenders: int,
+    limit: float,
+    seed: int,
+    resamples: int,
 ) -> MeasuredEffect:
     """Test the attraction of one class, over the groups of the objects and over those of its backgrounds.
 
     ``lenders`` is the effective number of groups of the class's own pictures, which lend the backgrounds.
     """
-    terms = np.array([(float(pair.attracted), rate_elsewhere, 1.0) for pair in pairs])
-    objects, backgrounds = [pair.group for pair in pairs], [pair.background_group for pair in pairs]
+    terms = np.array([(float(pasted.named == name), rate_elsewhere, 1.0) for _, pasted in pairs])
+    objects, backgrounds = [row.group for row, _ in pairs], [pasted.group for _, pasted in pairs]
     sums = bootstrap_sums(terms, group_numbers(objects), [seed, _seed_of(name)], resamples)
     attracted = terms[:, 0]
     shown = _Shown(attracted - attracted.mean(), objects, backgrounds, min(len(set(backgrounds)), lenders))
-    return replace(_measured_effect(sums, terms, objects, limit, shown), pictures=len({pair.picture for pair in pairs}))
+    return replace(_measured_effect(sums, terms, objects, limit, shown), pictures=len({row.name for row, _ in pairs}))
 
 
 _ADDED_SEED = 1
@@ -510,13 +507,13 @@ def _shown(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Shown | None:
     """
     answers: dict[tuple[str, bool], list[tuple[float, float, str, str]]] = defaultdict(list)
     for row in rows:
-        of_fills = [pasted for fill in fills if _has_both(row, pasted := row.pasted.get(fill, ()))]
-        for pasted in of_fills:
-            own = sum(background == row.label for background, _, _ in pasted)
-            for background, group, answer in pasted:
-                same = background == row.label
-                weight = (1 / own if same else -1 / (len(pasted) - own)) / len(of_fills)
-                answers[row.label, same].append((float(answer == row.label), weight, row.group, group))
+        of_fills = [of_fill for fill in fills if 0 < _on_own(row, of_fill := row.pasted.get(fill, ())) < len(of_fill)]
+        for of_fill in of_fills:
+            own = _on_own(row, of_fill)
+            for pasted in of_fill:
+                same = pasted.background == row.label
+                weight = (1 / own if same else -1 / (len(of_fill) - own)) / len(of_fills)
+                answers[row.label, same].append((float(pasted.named == row.label), weight, row.group, pasted.group))
     if not answers:
         return None
     residuals: list[float] = []
@@ -535,9 +532,9 @@ def _shown(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Shown | None:
     )
 
 
-def _has_both(row: ImageRow, pasted: Sequence[tuple[str, str, str]]) -> bool:
-    """Return whether an object was shown on backgrounds of its own class and of others."""
-    return 0 < sum(background == row.label for background, _, _ in pasted) < len(pasted)
+def _on_own(row: ImageRow, shown: Sequence[Pasted]) -> int:
+    """Return on how many backgrounds of its own class an object was shown."""
+    return sum(pasted.background == row.label for pasted in shown)
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
@@ -556,7 +553,7 @@ def _measure(
         return Measures(name, 0, 0, Estimate(math.nan, math.nan, math.nan, 0), 0.0, effects=effects)
     right = sum(row.right for row in rows)
     low, high = wilson(right, len(rows))
-    skilled = [row for row in rows if row.skilled]
+    skilled = [row for row in rows if row.skill is not None]
     return Measures(
         name=name,
         pictures=len(rows),
@@ -627,12 +624,7 @@ def _terms(
         ]
     for cue in sorted(CUE_NAMES):
         terms[cue, WHOLE_PICTURE] = [_pair(row.same_cue.get(cue), row.other_cue.get(cue)) for row in rows]
-    terms["skill", ""] = [
-        (row.energy - row.shuffled, row.ceiling - row.shuffled, 1.0)
-        if row.energy is not None and row.shuffled is not None and row.ceiling is not None
-        else _NOTHING
-        for row in rows
-    ]
+    terms["skill", ""] = [_NOTHING if (skill := row.skill) is None else (*skill, 1.0) for row in rows]
     return {key: np.array(columns).reshape(-1, 3) for key, columns in terms.items()}
 
 

@@ -8,11 +8,12 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Annotated, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Shaped
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,7 +21,7 @@ from camkit.background.answers import Answer
 from camkit.background.cues import COMPRESSION
 from camkit.background.data import Item
 from camkit.background.edits import Backgrounds, Edit, Edits, PreparedPicture, cue_edits, region_edits, ring_edits
-from camkit.background.journal import EDITS
+from camkit.background.journal import PictureRow, RowKind
 from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region, widened_boxes
 from camkit.engine.passes import passes_at_once
@@ -31,9 +32,27 @@ from camkit.images.prepare import prepare
 from camkit.images.read import LOSSLESS, jpeg_quality, open_picture
 from camkit.images.regions import preprocess_region
 from camkit.kit.statistics import MIN_GROUPS
-from camkit.kit.store import Row
 
 Answers: TypeAlias = dict[Edit, Answer]
+
+
+@dataclass(frozen=True, eq=False)
+class EditsRow(PictureRow):
+    """The model's answers to the edits of a picture.
+
+    ``why`` says why the picture was not shown on backgrounds of both kinds; it is "" if it was.
+    """
+
+    answers: Annotated[
+        Answers,
+        PlainValidator(lambda rows: {Edit(*row[:3]): Answer(*row[3:]) for row in rows}),
+        PlainSerializer(lambda answers: [[*edit, *answer] for edit, answer in answers.items()]),
+    ]
+    why: str = ""
+
+
+EDITS = RowKind("edits", TypeAdapter(EditsRow))
+"""The rows of the experiment."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +317,7 @@ class Experiment:
         batches = (list(pictures[start : start + size]) for start in range(0, len(pictures), size))
         return [answer for batch in batches for answer in self.plan.answer(torch.stack(batch), [item] * len(batch))]
 
-    def rows(self, items: Sequence[Item]) -> Iterator[Row]:
+    def rows(self, items: Sequence[Item]) -> Iterator[EditsRow]:
         """Show the edits of some pictures of the sample to the model, and yield a row of answers for each picture.
 
         Threads make the edits. The model sees the edits of several pictures in full batches.
@@ -326,10 +345,8 @@ class Experiment:
                     yield self._row(edited.item, answers.pop(edited.item))
         yield from (self._row(item, {}) for item, count in expected.items() if not count)
 
-    def _row(self, item: Item, answers: Answers) -> Row:
-        row = {"kind": EDITS, "name": item.name, "answers": [[*edit, *answer] for edit, answer in answers.items()]}
-        why = self.why_untested(item, answers)
-        return {**row, "why": why} if why else row
+    def _row(self, item: Item, answers: Answers) -> EditsRow:
+        return EditsRow(item.name, answers, self.why_untested(item, answers))
 
     def _make(self, item: Item) -> dict[Edit, Float[Tensor, "c h w"]]:
         return {edit: make() for edit, make in self.edits(item, self.plan.settings.check.pastes).items()}
@@ -370,14 +387,6 @@ class _Shown(NamedTuple):
     item: Item
     edit: Edit
     tensor: Float[Tensor, "c h w"]
-
-
-def answers_in(row: Row) -> Answers:
-    """Return the answers in a row of the experiment."""
-    return {
-        Edit(arm, fill, lender): Answer(output, share, margin)
-        for arm, fill, lender, output, share, margin in row["answers"]
-    }
 
 
 def coarse(region: Shaped[Tensor, "h w"]) -> Float[Tensor, "r c"]:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from scipy import stats
 
 from camkit.background.data import Item
-from camkit.background.experiment import Experiment
-from camkit.background.heat import CheckHeat
-from camkit.background.journal import EDITS, HEAT
+from camkit.background.experiment import EDITS, Experiment
+from camkit.background.heat import HEAT, CheckHeat
 from camkit.background.plan import Plan
 from camkit.background.sanity import SANITY_PICTURES
 from camkit.background.showcase import OFFENDERS
@@ -114,9 +113,9 @@ def estimate_seconds(plan: Plan, done: Mapping[str, int] | None = None, workers:
     per_edited = _seconds(lambda: list(experiment.rows(edited))) / max(1, len(edited))
     return (
         first_pass
-        + per_map * (len(items) - done.get(HEAT, 0)) / workers
+        + per_map * (len(items) - done.get(HEAT.name, 0)) / workers
         + per_map * min(_FURTHER_MAPS, len(items))
-        + per_edited * (len(sample) - done.get(EDITS, 0)) / workers
+        + per_edited * (len(sample) - done.get(EDITS.name, 0)) / workers
     )
 
 

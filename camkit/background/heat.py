@@ -5,26 +5,28 @@ Notation for each image: h >= 0 is the class map at the size of the input, M is 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 from torch import Tensor
-from torch.nn import functional
 
 from camkit.background.answers import NO_ANSWER, Answer, answers_of
 from camkit.background.data import Item
 from camkit.background.edits import outer_ring
-from camkit.background.journal import HEAT, Journal, how_to_start_again
+from camkit.background.journal import Journal, PictureRow, RowKind, how_to_start_again
 from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region, picture_size
-from camkit.engine.heatmap import enlarge, upsample
+from camkit.engine.heatmap import enlarge
 from camkit.errors import CamkitError, InputError
 from camkit.explanation import Explanation
 from camkit.images.crop import CropBoxes, check_crop
@@ -32,10 +34,10 @@ from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
 from camkit.images.regions import preprocess_region
-from camkit.kit.store import Row, packed, unpacked
+from camkit.kit.store import packed, unpacked
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.scores import OfPictures, Scores, Target
-from camkit.types import Box, Failure, Placement
+from camkit.types import EVEN, Box, Failure, Placement
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class HeatMeasures:
     """How one map fits one region, without regard to the other maps.
 
     Attributes:
-        ceiling: the energy that a perfect map would have: the region averaged to the map's grid and upsampled again.
+        ceiling: the energy that a perfect map would have: the region averaged to the map's cells and upsampled again.
         hit: the share of the hottest pixels that lie within POINTING_TOLERANCE pixels of the region: 1 or 0 unless
             several tie.
         rank: for a region of n pixels, the share of the n hottest pixels that lies in the region (relevance rank
@@ -59,7 +61,11 @@ class HeatMeasures:
 
 
 def measure(
-    heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"], view: Bool[Tensor, "h w"], grid: tuple[int, int]
+    heat: Float[Tensor, "h w"],
+    region: Bool[Tensor, "h w"],
+    view: Bool[Tensor, "h w"],
+    grid: tuple[int, int],
+    placement: Placement = EVEN,
 ) -> HeatMeasures:
     """Measure one map against one region. The map must have some heat and the region some pixels.
 
@@ -68,10 +74,11 @@ def measure(
         region: the object's pixels.
         view: the pixels that show the picture and not padding.
         grid: rows and columns of the map before upsampling.
+        placement: where its cells lie on the input.
     """
     near = dilated(region, POINTING_TOLERANCE)
     return HeatMeasures(
-        ceiling=ceiling(region, grid),
+        ceiling=ceiling(region, grid, placement),
         hit=float(near[heat == heat.max()].double().mean()),
         rank=_rank_accuracy(heat, region),
         area=int(region.sum()) / max(1, int(view.sum())),
@@ -87,11 +94,29 @@ def _rank_accuracy(heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]) -> f
     return (int(region[hotter].sum()) + places * float(region[tied].double().mean())) / pixels
 
 
-def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int]) -> float:
-    """Return the energy of the best map that the grid allows: the region averaged to the grid and upsampled."""
-    cells = functional.adaptive_avg_pool2d(region.float()[None], grid)
-    best = upsample(cells, region.shape)[0].double()
+def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int], placement: Placement = EVEN) -> float:
+    """Return the energy of the best map that the cells allow: the region averaged to the cells and upsampled."""
+    cells = region.double()
+    for axis, places in enumerate(placement.centres(grid, tuple(region.shape))):
+        cells = _averaged(cells, axis, places)
+    best = enlarge(cells[None].float(), region.shape, placement)[0].double()
     return float(best[region].sum() / best.sum())
+
+
+def _averaged(pixels: Float[Tensor, "h w"], axis: int, places: Sequence[float]) -> Float[Tensor, "h2 w2"]:
+    """Average along an axis the pixels of each cell, which reach to the middle between it and the next one."""
+    side = pixels.shape[axis]
+    middles = [round((place + following + 1) / 2, _EDGE_DECIMALS) for place, following in itertools.pairwise(places)]
+    means = []
+    for begin, end in itertools.pairwise((0.0, *middles, float(side))):
+        first = min(max(0, math.floor(begin)), side - 1)
+        last = min(max(first + 1, math.ceil(end)), side)
+        means.append(pixels.narrow(axis, first, last - first).mean(axis))
+    return torch.stack(means, axis)
+
+
+_EDGE_DECIMALS = 6
+"""Decimals of the edges between cells: without rounding, an edge between two pixels might count another pixel."""
 
 
 def heat_in_cells(
@@ -148,6 +173,85 @@ def headroom(within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray,
 NO_HEAT = "no_heat"
 """The status of a picture that was not explained, because the model is a black box or a detector."""
 
+_Floats: TypeAlias = Annotated[
+    Float[np.ndarray, " n"],
+    PlainValidator(functools.partial(unpacked, kind="<f4")),
+    PlainSerializer(functools.partial(packed, kind="<f4")),
+]
+"""Values in float32, as in the file, so that a resumed check gives the same report."""
+
+
+@dataclass(frozen=True, eq=False)
+class MapInRegion:
+    """A map and the region of its picture's objects.
+
+    Attributes:
+        measures: how the map fits the region.
+        grid: rows and columns of the map.
+        size: rows and columns of the model's input.
+        placement: where the cells lie on the input.
+        cells: the positive part of the map.
+        within: the weights of the region that ``heat_in_cells`` returns.
+    """
+
+    measures: HeatMeasures
+    grid: tuple[int, int]
+    size: tuple[int, int]
+    placement: Placement
+    cells: _Floats
+    within: _Floats
+
+
+@dataclass(frozen=True, eq=False)
+class HeatInRing:
+    """Where the heat of a picture without regions lies.
+
+    Attributes:
+        share: how much of the heat lies in the outer ring.
+        area: the ring's share of the picture.
+        hottest: row and column of the map's hottest cell.
+        patch: the picture's brightness (0..1) behind that cell.
+    """
+
+    share: float
+    area: float
+    hottest: tuple[int, int]
+    patch: _Floats
+
+
+@dataclass(frozen=True, eq=False)
+class HeatRow(PictureRow):
+    """What the model answers to a picture, and where its heat lies.
+
+    Attributes:
+        answer: the model's answer.
+        status, method, layer, layer_reason: as in the picture's ``Explanation``.
+        cropped: whether the objects lie outside the part of the picture that the model sees.
+        in_region: the map and its region; None if there is no map or no region.
+        in_ring: where the heat lies; None if there is no map, or if the data has regions.
+    """
+
+    answer: Answer
+    status: str
+    method: str
+    layer: str
+    layer_reason: str
+    cropped: bool = False
+    in_region: MapInRegion | None = None
+    in_ring: HeatInRing | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Unusable(PictureRow):
+    """A picture that cannot be used, and why; ``broken`` if the model answers NaN or infinity."""
+
+    error: str
+    broken: bool = False
+
+
+HEAT: RowKind[HeatRow | Unusable] = RowKind("heat", TypeAdapter(HeatRow | Unusable))
+"""The rows of the heat pass."""
+
 _PATCH = 8
 """Rows and columns to which the pixels behind a cell are resized before they are compared."""
 
@@ -181,22 +285,27 @@ class CheckHeat:
         Raises:
             InputError: the model answers differently, or another layer is explained.
         """
-        finished = journal.rows(HEAT, self.plan.data.items)
-        answered = [item for item in self.plan.data.items if "margin" in finished.get(item.name, {})]
+        items = self.plan.data.items
+        answered = [row for row in journal.finished(HEAT, items).values() if isinstance(row, HeatRow)]
         repeated = answered[:: max(1, len(answered) // _REPEATED)][:_REPEATED]
-        rows = [(finished[item.name], row) for item, row in zip(repeated, self.rows(repeated), strict=True)]
-        largest = max((abs(before["margin"]) for before, _ in rows), default=0.0)
+        by_name = {item.name: item for item in items}
+        again = self.rows([by_name[row.name] for row in repeated])
+        largest = max((abs(row.answer.margin) for row in repeated), default=0.0)
         is_fp32 = self.plan.settings.check.precision == "fp32"
         tolerance = largest * (_ROUNDING_FP32 if is_fp32 else _ROUNDING_AUTOCAST)
-        for before, now in rows:
-            same_margin = abs(now.get("margin", math.inf) - before["margin"]) <= tolerance
-            if not same_margin or now["layer"] != before["layer"]:
+        for before, now in zip(repeated, again, strict=True):
+            same_model = (
+                isinstance(now, HeatRow)
+                and abs(now.answer.margin - before.answer.margin) <= tolerance
+                and now.layer == before.layer
+            )
+            if not same_model:
                 raise InputError(
-                    f"the interrupted run cannot be resumed: for {before['name']} the model now answers differently, "
+                    f"the interrupted run cannot be resumed: for {before.name} the model now answers differently, "
                     "so its code or its preprocessing has changed; " + how_to_start_again()
                 )
 
-    def rows(self, items: Sequence[Item]) -> Iterator[Row]:
+    def rows(self, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
         """Explain pictures, compare each map with its region, and yield a row for each picture, in order."""
         if not self.plan.draws_heat:
             yield from self._rows_without_heat(items)
@@ -206,55 +315,47 @@ class CheckHeat:
         for number, (item, explanation) in enumerate(zip(items, explanations, strict=True), start=1):
             yield self._row(item, explanation, target.answers.get(number))
 
-    def _rows_without_heat(self, items: Sequence[Item]) -> Iterator[Row]:
+    def _rows_without_heat(self, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
         """Ask the model about pictures, and yield a row for each, in order."""
-        kind = "detector" if self.plan.detects else "black box"
-        layer: Row = {"layer": "no layer", "layer_reason": f"no heat: the model is a {kind}"}
-        without_heat: Row = {"status": NO_HEAT, "method": "none", **layer}
+        why = f"no heat: the model is a {'detector' if self.plan.detects else 'black box'}"
         for start in range(0, len(items), self.plan.batch_size):
-            rows: dict[Item, Row] = {}
-            cropped: dict[Item, Row] = {}
+            rows: dict[Item, HeatRow | Unusable] = {}
+            cropped: set[Item] = set()
             by_shape: dict[tuple[int, ...], dict[Item, Tensor]] = defaultdict(dict)
             part = items[start : start + self.plan.batch_size]
             for item in part:
                 try:
                     tensor = prepare(item.path, self.plan.preprocess, item.name).tensor
                     if self.plan.detects and not len(self.plan.wanted(item)):
-                        cropped[item] = {"cropped": True}
+                        cropped.add(item)
                     by_shape[tuple(tensor.shape)][item] = tensor
                 except CamkitError as error:
-                    rows[item] = _row_of_error(item, error)
+                    rows[item] = _unusable(item, error)
             for inputs in by_shape.values():
                 answers = self.plan.answer(torch.stack(list(inputs.values())), list(inputs))
-                rows |= {item: _answered(item, answer) for item, answer in zip(inputs, answers, strict=True)}
-            for item in part:
-                yield rows[item] if "error" in rows[item] else rows[item] | without_heat | cropped.get(item, {})
+                for item, answer in zip(inputs, answers, strict=True):
+                    row = HeatRow(item.name, answer, NO_HEAT, "none", "no layer", why, item in cropped)
+                    rows[item] = _broken(item) if answer.output == NO_ANSWER else row
+            yield from (rows[item] for item in part)
 
-    def _row(self, item: Item, explanation: Explanation | Failure, answer: Answer | None) -> Row:
+    def _row(self, item: Item, explanation: Explanation | Failure, answer: Answer | None) -> HeatRow | Unusable:
         try:
             if isinstance(explanation, Failure):
                 raise explanation.error
-            row = _answered(item, answer)
-            if "error" in row:
-                return row
-            row |= {
-                "status": explanation.status,
-                "method": explanation.method,
-                "layer": explanation.layer,
-                "layer_reason": explanation.layer_reason,
-            }
+            if answer is None or answer.output == NO_ANSWER:
+                return _broken(item)
+            about = (explanation.status, explanation.method, explanation.layer, explanation.layer_reason)
+            row = HeatRow(item.name, answer, *about)
             if item.objects:
-                return row | self._region_measures(item, explanation)
+                return self._compared(row, item, explanation)
             if self.plan.with_regions:
                 return row
-            return row | _ring_measures(explanation, self.plan.settings.check.ring)
+            return replace(row, in_ring=_in_ring(explanation, self.plan.settings.check.ring))
         except CamkitError as error:
-            return _row_of_error(item, error)
+            return _unusable(item, error)
 
-    def _region_measures(self, item: Item, explanation: Explanation) -> Row:
-        """Compare a map with its picture's region.
-
-        Without measures if the map is empty or the object was cropped away.
+    def _compared(self, row: HeatRow, item: Item, explanation: Explanation) -> HeatRow:
+        """Compare a map with its picture's region, unless the map is empty or the object was cropped away.
 
         Raises:
             CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.
@@ -269,53 +370,47 @@ class CheckHeat:
         shades = plan.shades.of(size)
         region = preprocess_region(original_region, plan.preprocess, shades) > 0.5
         if not bool(region.any()):
-            return {"cropped": True}
+            return replace(row, cropped=True)
         if explanation.status != "ok" or explanation.heatmap.ndim != 2:
-            return {}
+            return row
         grid = (explanation.raw.shape[0], explanation.raw.shape[1])
-        measures = measure(torch.from_numpy(np.asarray(explanation.heatmap)), region, shades.view, grid)
-        within = heat_in_cells(region, grid, explanation.placement)
-        return {
-            **vars(measures),
-            "grid": list(grid),
-            "extent": explanation.placement.extent,
-            "positions": explanation.placement.positions,
-            "size": list(region.shape),
-            "cells": packed(np.maximum(explanation.raw, 0)),
-            "within": packed(within),
-        }
+        heat, placement = torch.from_numpy(np.asarray(explanation.heatmap)), explanation.placement
+        in_region = MapInRegion(
+            measures=measure(heat, region, shades.view, grid, placement),
+            grid=grid,
+            size=(region.shape[0], region.shape[1]),
+            placement=placement,
+            cells=np.maximum(explanation.raw, 0).ravel().astype(np.float32),
+            within=heat_in_cells(region, grid, placement).astype(np.float32),
+        )
+        return replace(row, in_region=in_region)
 
 
-def _answered(item: Item, answer: Answer | None) -> Row:
-    """Return the row of a picture with the model's answer."""
-    row: Row = {"kind": HEAT, "name": item.name}
-    if answer is None or answer.output == NO_ANSWER:
-        return row | {"error": f"{item.name}: the model's output holds NaN or infinity", "broken": True}
-    return row | {"answer": answer.output, "probability": answer.share, "margin": answer.margin}
+def _broken(item: Item) -> Unusable:
+    return Unusable(item.name, f"{item.name}: the model's output holds NaN or infinity", broken=True)
 
 
-def _row_of_error(item: Item, error: CamkitError) -> Row:
-    """Return the row of a picture that cannot be used."""
+def _unusable(item: Item, error: CamkitError) -> Unusable:
     text = str(error).replace(str(item.path), item.name)  # the report must not depend on where the data lies
-    return {"kind": HEAT, "name": item.name, "error": text if item.name in text else f"{item.name}: {text}"}
+    return Unusable(item.name, text if item.name in text else f"{item.name}: {text}")
 
 
-def _ring_measures(explanation: Explanation, share: float) -> Row:
-    """Return how much heat lies in the outer ring, and the pixels behind the hottest cell: for data without regions.
+def _in_ring(explanation: Explanation, share: float) -> HeatInRing | None:
+    """Return where the heat of a picture without regions lies; None if there is no map.
 
     ``share`` is the width of the ring as a share of each side.
     """
     if explanation.status != "ok" or explanation.heatmap.ndim != 2 or explanation.picture is None:
-        return {}
+        return None
     heatmap = explanation.heatmap
     outer = outer_ring((heatmap.shape[0], heatmap.shape[1]), share).numpy()
-    row, column = np.unravel_index(int(explanation.raw.argmax()), explanation.raw.shape)
-    return {
-        "ring": float(heatmap[outer].sum() / heatmap.sum()),
-        "ring_area": float(outer.mean()),
-        "hottest": [int(row), int(column)],
-        "patch": packed(_patch_behind(explanation, int(row), int(column))),
-    }
+    row, column = map(int, np.unravel_index(int(explanation.raw.argmax()), explanation.raw.shape))
+    return HeatInRing(
+        share=float(heatmap[outer].sum() / heatmap.sum()),
+        area=float(outer.mean()),
+        hottest=(row, column),
+        patch=_patch_behind(explanation, row, column).astype(np.float32),
+    )
 
 
 def _patch_behind(explanation: Explanation, row: int, column: int) -> Float[np.ndarray, " pixels"]:
@@ -375,26 +470,18 @@ class Energy(NamedTuple):
     headroom: float
 
 
-def placement_of(row: Row) -> Placement:
-    """Return where the cells of a row's map lie on the model's input."""
-    extent, positions = (tuple(map(tuple, row[part])) for part in ("extent", "positions"))
-    return Placement(extent, positions)
-
-
-def compare_maps(items: Sequence[Item], heat: Mapping[str, Row]) -> dict[str, Energy]:
+def compare_maps(items: Sequence[Item], heat: Mapping[str, HeatRow]) -> dict[str, Energy]:
     """Compare each map with the regions of all pictures whose map has the same grid, size and placement."""
-    by_geometry: dict[tuple[Any, Any, Placement], list[str]] = defaultdict(list)
+    by_geometry: dict[tuple[tuple[int, int], tuple[int, int], Placement], dict[str, MapInRegion]] = defaultdict(dict)
     for item in items:
-        row = heat.get(item.name, {})
-        if "cells" in row:
-            by_geometry[tuple(row["grid"]), tuple(row["size"]), placement_of(row)].append(item.name)
+        if item.name in heat and (own := heat[item.name].in_region):
+            by_geometry[own.grid, own.size, own.placement][item.name] = own
     compared: dict[str, Energy] = {}
-    for (grid, size, placement), names in by_geometry.items():
-        maps, within = (
-            np.stack([unpacked(heat[name][part]).astype(float) for name in names]) for part in ("cells", "within")
-        )
+    for (grid, size, placement), of_pictures in by_geometry.items():
+        maps = np.stack([own.cells for own in of_pictures.values()]).astype(float)
+        within = np.stack([own.within for own in of_pictures.values()]).astype(float)
         everywhere = heat_in_cells(torch.ones(size, dtype=torch.bool), grid, placement)
-        own, shuffled = energies(maps, within, everywhere)
-        columns = zip(own.tolist(), shuffled.tolist(), headroom(within, everywhere).tolist(), strict=True)
-        compared |= {name: Energy(*values) for name, values in zip(names, columns, strict=True)}
+        energy, shuffled = energies(maps, within, everywhere)
+        columns = zip(energy.tolist(), shuffled.tolist(), headroom(within, everywhere).tolist(), strict=True)
+        compared |= {name: Energy(*values) for name, values in zip(of_pictures, columns, strict=True)}
     return compared

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
+
+from pydantic import TypeAdapter
 
 from camkit.background.data import Item
 from camkit.errors import advice
 from camkit.kit.fingerprint import Fingerprint
 from camkit.kit.store import Row, Store, rows_of
 
-RowsOf: TypeAlias = Callable[[Sequence[Item]], Iterator[Row]]
+
+@dataclass(frozen=True, eq=False)
+class PictureRow:
+    """What one part of a check found out about a picture, by the picture's name."""
+
+    name: str
+
+
+R = TypeVar("R", bound=PictureRow)
+
+RowsOf: TypeAlias = Callable[[Sequence[Item]], Iterator[R]]
 """Computes the rows of some pictures, and yields each when it is finished."""
 
-HEAT, EDITS = "heat", "edits"
-"""The kinds of rows: the result of the heat pass for a picture, and the model's answers to a picture's edits."""
+
+@dataclass(frozen=True)
+class RowKind(Generic[R]):
+    """A kind of rows: its name, and how its records become JSON and back."""
+
+    name: str
+    records: TypeAdapter[R]
 
 
 def how_to_start_again() -> str:
@@ -28,7 +46,7 @@ def how_to_start_again() -> str:
 
 
 class Journal:
-    """The rows of a check, by kind and name: each has a "kind" and a "name".
+    """The rows of a check, by kind and name.
 
     Args:
         path: the file; None keeps the rows in memory only.
@@ -41,48 +59,43 @@ class Journal:
 
     def __init__(self, path: Path | None, made_with: Fingerprint, *, resume: bool) -> None:
         self._store = Store(path, made_with, resume=resume, instead=how_to_start_again())
-        self._rows: dict[str, dict[str, Row]] = {}
-        self._keep(self._store.rows())
+        self._finished: dict[tuple[str, str], Row] = {(row["kind"], row["name"]): row for row in self._store.rows()}
 
     @property
     def damaged(self) -> int:
         """The number of damaged lines in the file; their rows are missing."""
         return self._store.damaged
 
-    def _keep(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            self._rows.setdefault(row["kind"], {})[row["name"]] = row
+    def finished(self, kind: RowKind[R], items: Sequence[Item]) -> dict[str, R]:
+        """Return the rows of one kind that an earlier run finished, by name, in the order of their pictures."""
+        rows = {item.name: self._finished.get((kind.name, item.name)) for item in items}
+        return {name: kind.records.validate_python(row) for name, row in rows.items() if row is not None}
 
-    def rows(self, kind: str, items: Sequence[Item]) -> dict[str, Row]:
-        """Return the finished rows of one kind, by name, in the order of their pictures."""
-        rows = self._rows.get(kind, {})
-        return {item.name: rows[item.name] for item in items if item.name in rows}
-
-    def append(self, rows: Sequence[Row]) -> None:
-        """Add rows, and write them to disk.
+    def append(self, kind: RowKind[R], row: R) -> None:
+        """Write a row to disk.
 
         Raises:
             OutputError: the file cannot be written, for example because the disk is full; earlier rows are kept.
         """
-        self._store.append(rows)
-        self._keep(rows)
+        self._store.append([{"kind": kind.name, **kind.records.dump_python(row, mode="json")}])
 
     def complete(
-        self, kind: str, items: Sequence[Item], rows_of: RowsOf, progress: Callable[[int, int], None]
-    ) -> Mapping[str, Row]:
+        self, kind: RowKind[R], items: Sequence[Item], rows_of: RowsOf[R], progress: Callable[[int, int], None]
+    ) -> dict[str, R]:
         """Compute the rows that are missing, keep each when it is finished, and return all.
 
         Raises:
             OutputError: as ``append``.
         """
-        finished = self.rows(kind, items)
-        todo = [item for item in items if item.name not in finished]
-        progress(len(finished), len(items))
+        rows = self.finished(kind, items)
+        todo = [item for item in items if item.name not in rows]
+        progress(len(rows), len(items))
         if todo:
-            for count, row in enumerate(rows_of(todo), start=len(finished) + 1):
-                self.append([row])
-                progress(count, len(items))
-        return self.rows(kind, items)
+            for row in rows_of(todo):
+                self.append(kind, row)
+                rows[row.name] = row
+                progress(len(rows), len(items))
+        return {item.name: rows[item.name] for item in items if item.name in rows}
 
     def __enter__(self) -> Journal:
         """Return the journal itself."""

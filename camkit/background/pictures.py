@@ -6,16 +6,24 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from camkit.background.data import Item
 from camkit.background.edits import Arm, Edit
 from camkit.background.experiment import Answers
-from camkit.background.heat import Energy, compare_maps
+from camkit.background.heat import Energy, HeatRow, compare_maps
 from camkit.background.plan import Plan
-from camkit.kit.store import Row
+
+
+class Pasted(NamedTuple):
+    """An answer to the object on another background: the background's class and group, and the class that is named."""
+
+    background: str
+    group: str
+    named: str
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,7 @@ class ImageRow:
         hit, rank, area: as in ``heat.HeatMeasures``.
         grid: rows and columns of the map.
         same, other: by fill, the share of right answers on backgrounds of its own class, and of other classes.
-        pasted: by fill, for each background that the object was shown on: the background's class and group, and the
-            class that the model named.
+        pasted: by fill, the answers to the object on each background that it was shown on.
         removed, named: by fill, whether the answer was right with the object removed, and the class named then.
         same_cue, other_cue: by statistic of the whole picture, whether the answer was right with the value of a picture
             of its own class, and of another class.
@@ -56,19 +63,25 @@ class ImageRow:
     grid: tuple[int, ...] | None = None
     same: Mapping[str, float] = field(default_factory=dict)
     other: Mapping[str, float] = field(default_factory=dict)
-    pasted: Mapping[str, Sequence[tuple[str, str, str]]] = field(default_factory=dict)
+    pasted: Mapping[str, Sequence[Pasted]] = field(default_factory=dict)
     removed: Mapping[str, bool] = field(default_factory=dict)
     named: Mapping[str, str] = field(default_factory=dict)
     same_cue: Mapping[str, bool] = field(default_factory=dict)
     other_cue: Mapping[str, bool] = field(default_factory=dict)
 
     @property
-    def skilled(self) -> bool:
-        """Whether the map could be compared with its region and with other maps."""
-        return self.energy is not None and self.shuffled is not None and self.ceiling is not None
+    def skill(self) -> tuple[float, float] | None:
+        """How far the map and a perfect map beat the maps of other pictures; None if they could not be compared."""
+        if self.energy is None or self.shuffled is None or self.ceiling is None:
+            return None
+        return self.energy - self.shuffled, self.ceiling - self.shuffled
 
 
-def image_rows(plan: Plan, heat: Mapping[str, Row], answers: Mapping[str, Answers]) -> list[ImageRow]:
+IMAGES = TypeAdapter(ImageRow)
+"""How the row of a picture becomes JSON, and is read from it."""
+
+
+def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, Answers]) -> list[ImageRow]:
     """Join what was measured on each picture.
 
     Args:
@@ -86,7 +99,7 @@ def image_rows(plan: Plan, heat: Mapping[str, Row], answers: Mapping[str, Answer
 
 
 def _image_row(
-    plan: Plan, items: Mapping[str, Item], item: Item, heat: Row, energy: Energy | None, answers: Answers
+    plan: Plan, items: Mapping[str, Item], item: Item, heat: HeatRow, energy: Energy | None, answers: Answers
 ) -> ImageRow:
     outputs = plan.matched.indices[item.label]
     right = {edit: answer.output in outputs for edit, answer in answers.items()}
@@ -95,25 +108,22 @@ def _image_row(
     counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
     same, other = (_shares({edit: right[edit] for edit in counted}, arm) for arm in ("same", "other"))
     fills = sorted(same.keys() & other.keys())
-    pasted = {
-        fill: tuple((behind.label, behind.group, named[edit]) for edit, behind in counted.items() if edit.fill == fill)
-        for fill in fills
-    }
+    answered = {edit: Pasted(behind.label, behind.group, named[edit]) for edit, behind in counted.items()}
+    pasted = {fill: tuple(answer for edit, answer in answered.items() if edit.fill == fill) for fill in fills}
     comparable = energy is not None and math.isfinite(energy.shuffled)
 
     return ImageRow(
         name=item.name,
         label=item.label,
         group=item.group,
-        right=heat["answer"] in outputs,
-        answer=plan.name_of(heat["answer"]),
-        probability=heat["probability"],
-        status=heat["status"],
+        right=heat.answer.output in outputs,
+        answer=plan.name_of(heat.answer.output),
+        probability=heat.answer.share,
+        status=heat.status,
         energy=energy.own if energy else None,
         shuffled=energy.shuffled if energy and comparable else None,
         room=energy.headroom if energy and comparable else None,
-        grid=tuple(heat["grid"]) if "grid" in heat else None,
-        **{measure: heat.get(measure) for measure in ("ceiling", "hit", "rank", "area")},
+        **({} if heat.in_region is None else {"grid": heat.in_region.grid, **vars(heat.in_region.measures)}),
         same={fill: same[fill] for fill in fills},
         other={fill: other[fill] for fill in fills},
         pasted=pasted,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from camkit.background.edits import RING
-from camkit.background.effects import OVERALL, Effect, EffectName, MeasuredEffect
+from camkit.background.effects import CUE_NAMES, OVERALL, Effect, EffectName, MeasuredEffect
 from camkit.kit.statistics import MIN_GROUPS
 from camkit.kit.wording import counted
 
@@ -156,8 +156,7 @@ def noun(effect: Effect) -> str:
 
 def _reads(effect: Effect) -> str:
     """Return what a model with this effect reads."""
-    is_cue = effect.name not in ("gap", "attraction", "sufficiency")
-    return f"the {effect.name} of the whole picture" if is_cue else "the background"
+    return f"the {effect.name} of the whole picture" if effect.name in CUE_NAMES else "the background"
 
 
 def _fills(effect: Effect) -> str:

@@ -239,7 +239,7 @@ class Showcase:
         if edit.fill == BLUR:
             return ""
         if edit.arm == "removed":
-            return "middle removed" if edit.fill == RING else "object removed"
+            return self._plan.removed
         if edit.arm in ("same", "other"):
             on = "with a ring of class" if edit.fill == RING else "on a background of class"
             return f"{on} {self._items[edit.lender].label}"

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from camkit.background.data import Item
-from camkit.background.experiment import Experiment
-from camkit.background.heat import CheckHeat
-from camkit.background.journal import EDITS, HEAT, RowsOf
+from camkit.background.experiment import EDITS, Experiment
+from camkit.background.heat import HEAT, CheckHeat
+from camkit.background.journal import PictureRow, RowsOf
 from camkit.background.plan import Plan
-from camkit.kit.store import Row
 from camkit.models.loaded import LoadedModel
 
-SpreadPieces: TypeAlias = Callable[[Callable[[LoadedModel], Any], Sequence[str], int], Iterator[list[Row]]]
+SpreadPieces: TypeAlias = Callable[[Callable[[LoadedModel], Any], Sequence[str], int], Iterator[list[Any]]]
 """Lets other processes compute the rows of pieces.
 
 It gets what makes, from such a process's model, the function from names to rows; the names of the pictures; and how
@@ -23,18 +22,18 @@ many of them fill a pass. It yields the rows of each piece when they are finishe
 """
 
 
-def spread(plan: Plan, spread_pieces: SpreadPieces) -> Mapping[str, RowsOf]:
+def spread(plan: Plan, spread_pieces: SpreadPieces) -> Mapping[str, RowsOf[Any]]:
     """Return, for each kind of rows, a function that lets other processes compute them."""
     parts = {part.name: getattr(plan, part.name) for part in dataclasses.fields(plan) if part.name != "model"}
     with_model = functools.partial(Plan, **parts)
 
-    def rows(kind: str, items: Sequence[Item]) -> Iterator[Row]:
-        per_pass = plan.batch_size if kind == HEAT else max(1, plan.batch_size // plan.most_edits)
+    def rows(kind: str, items: Sequence[Item]) -> Iterator[Any]:
+        per_pass = plan.batch_size if kind == HEAT.name else max(1, plan.batch_size // plan.most_edits)
         names = [item.name for item in items]
         for of_piece in spread_pieces(functools.partial(_Worker, kind, with_model), names, per_pass):
             yield from of_piece
 
-    return {kind: functools.partial(rows, kind) for kind in (HEAT, EDITS)}
+    return {kind: functools.partial(rows, kind) for kind in (HEAT.name, EDITS.name)}
 
 
 class _Worker:
@@ -45,8 +44,8 @@ class _Worker:
         self._items = {item.name: item for item in plan.data.items}
         heat = CheckHeat(plan)
         list(heat.rows(plan.data.items[:1]))  # all of them choose the layer by the same picture
-        self._rows_of = heat.rows if kind == HEAT else Experiment(plan).rows
+        self._rows_of = heat.rows if kind == HEAT.name else Experiment(plan).rows
 
-    def __call__(self, names: Sequence[str]) -> list[Row]:
+    def __call__(self, names: Sequence[str]) -> list[PictureRow]:
         """Return the rows of pictures, in their order."""
         return list(self._rows_of([self._items[name] for name in names]))

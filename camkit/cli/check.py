@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,7 +30,6 @@ from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
 from camkit.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from camkit.background.check import Stage
     from camkit.config.settings import Settings
 
 checks = App(
@@ -182,34 +180,26 @@ def check(
     settings = settings_of(common.config, data, pictures, check=experiment, limits=limits, run=run)
     if settings.data.path is not None:
         refuse_address(str(settings.data.path))
-    out, resume, tensorboard = settings.run.out or Path("camkit-check"), settings.run.resume, settings.run.tensorboard
+    out = settings.run.out or Path("camkit-check")
+    settings = settings.with_options(run={"out": out})
     check_folder(out)
     for name in REPORTS:
         refuse_input(out / name, [settings.data.regions, settings.data.class_map, *source.files()])
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(actors_of(ray))
-        plan = plan_check(source.load(), config=settings, skip=out)
+        plan = plan_check(source.load(), config=settings)
         console = printer()
         if not TALK.quiet:
             console.print(check_console.data_summary(plan))
             console.print(check_console.power_notice(plan))
             workers = 1 if pool is None else pool.actors
-            seconds = estimate_seconds(plan, count_finished(out / JOURNAL) if resume else None, workers)
+            seconds = estimate_seconds(plan, count_finished(out / JOURNAL) if settings.run.resume else None, workers)
             console.print(check_console.cost_notice(plan, seconds))
-        events = stack.enter_context(events_into(tensorboard))
+        events = stack.enter_context(events_into(settings.run.tensorboard))
         rows_of = None if pool is None else spread(plan, source.on_cluster(pool, plan.model).map)
         with stages() as progress:
-            result = finish_check(
-                plan,
-                out,
-                baseline=settings.run.baseline,
-                fail_on_worse=settings.run.fail_on_worse,
-                resume=resume,
-                progress=progress,
-                inconclusive=settings.run.inconclusive,
-                command=shlex.join(["camkit", *sys.argv[1:]]),
-                rows_of=rows_of,
-            )
+            command = shlex.join(["camkit", *sys.argv[1:]])
+            result = finish_check(plan, progress=progress, command=command, rows_of=rows_of)
         if not TALK.quiet:
             table = check_console.table(result)
             wide(table, console).print(table)
@@ -230,18 +220,13 @@ def settings_of(config: Path | None, data: Path | None, pictures: DataOptions, *
     Raises:
         InputError: the config or an option is wrong.
     """
-    from camkit.config.settings import Settings, read_config, settings_from
+    from camkit.config.settings import as_settings
 
-    settings = Settings() if config is None else read_config(config)
     options = {name: given if isinstance(given, dict) else vars(given) for name, given in tables.items()}
     options["data"] = {"path": data, **vars(pictures)}
-    given = {name: {key: value for key, value in table.items() if value is not None} for name, table in options.items()}
-    typed = settings_from(given, named=lambda setting: f"--{setting.rpartition('.')[2].replace('_', '-')}")
-    changed = {
-        name: getattr(settings, name).model_copy(update={key: getattr(getattr(typed, name), key) for key in table})
-        for name, table in given.items()
-    }
-    return settings.model_copy(update=changed)
+    return as_settings(config).with_options(
+        named=lambda setting: f"--{setting.rpartition('.')[2].replace('_', '-')}", **options
+    )
 
 
 @checks.command
@@ -297,21 +282,21 @@ def init(
 
 
 def demo_check(out: Path) -> int:
-    """Check both demo networks. The exit code is 0 whatever the verdicts are."""
+    """Check both demo networks on the same scenes. The exit code is 0 whatever the verdicts are."""
+    from camkit.background.check import check as run_check
     from camkit.background.report import console as check_console
     from camkit.cli.bars import stages
-    from camkit.demo.checked import run
+    from camkit.demo.scenes import labelled_scenes
     from camkit.images.files import check_folder
+    from camkit.models import DEMO_MODELS
 
     check_folder(out)
-    with contextlib.ExitStack() as bars:
-
-        def progress(name: str) -> Callable[[Stage, int, int], None]:
-            bars.close()
-            say(f"checking {name}")
-            return bars.enter_context(stages())
-
-        results = run(out, progress)
-    for result in results.values():
+    pictures, few_pastes = labelled_scenes(), {"check": {"pastes": 1}}  # to save time
+    results = []
+    for name in DEMO_MODELS:
+        say(f"checking {name}")
+        with stages() as progress:
+            results.append(run_check(name, pictures, out=out / name, config=few_pastes, progress=progress))
+    for result in results:
         printer().print(check_console.verdict(result))
     return 0

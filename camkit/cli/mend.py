@@ -57,9 +57,9 @@ def mend(
     if target.exists() and not overwrite:
         raise InputError(f"{target} exists already; name another place, or pass --overwrite")
     check_folder(target.parent)
-    settings = settings_of(common.config, data, pictures, check=experiment)
+    settings = settings_of(common.config, data, pictures, check=experiment, run={"out": export})
     refuse_input(target, [settings.data.regions, settings.data.class_map, *source.files()])
-    plan = plan_check(source.load(), config=settings, skip=export)
+    plan = plan_check(source.load(), config=settings)
     with stages() as progress:
         if export is not None:
             count = export_composites(plan, export, progress)

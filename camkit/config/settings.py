@@ -234,6 +234,24 @@ class Settings(_Section):
     classes: dict[str, ClassSection] = Field(default_factory=dict)
     waivers: list[Waiver] = Field(default_factory=list)
 
+    def with_options(self, *, named: Callable[[str], str] = repr, **tables: Mapping[str, Any]) -> Settings:
+        """Return the settings with those that a call or a command sets, by table; None leaves a setting as it is.
+
+        ``named`` is what an error calls a setting, such as "check.seed".
+
+        Raises:
+            InputError: a value is invalid.
+        """
+        given = {
+            name: {key: value for key, value in table.items() if value is not None} for name, table in tables.items()
+        }
+        valid = settings_from(given, named=named)
+        changed = {
+            name: getattr(self, name).model_copy(update={key: getattr(getattr(valid, name), key) for key in table})
+            for name, table in given.items()
+        }
+        return self.model_copy(update=changed)
+
     def relative_to(self, folder: Path) -> Settings:
         """Return the settings with every path as seen from a folder, as a config in that folder gives it."""
         return _with_paths(self, Path(), lambda path: _seen_from(folder, path))

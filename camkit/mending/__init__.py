@@ -26,6 +26,7 @@ from camkit.background.check import PlanOptions, finish_check, plan_check
 from camkit.background.data import Item
 from camkit.background.plan import Plan, make_plan
 from camkit.background.result import CheckResult
+from camkit.config.settings import RunSection
 from camkit.errors import InputError, refuse_unknown_options, refusing_exit
 from camkit.images.files import write_file
 from camkit.kit.statistics import Estimate
@@ -69,7 +70,7 @@ class MendResult:
 
         With few groups of pictures, the ends of the interval are NaN.
         """
-        before = {row.name: vars(row) for row in self.before.images}
+        before = {row.name: row for row in self.before.images}
         pairs = [(row, before[row.name]) for row in self.after.images if row.name in before]
         return gap_change(pairs, self.before.plan.settings.check.seed)
 
@@ -154,7 +155,7 @@ def mended(plan: Plan, progress: MendProgress) -> MendResult:
     """Mend the model of a planned check. The errors are those of ``mend``."""
     to_mend, to_prove = halves(plan)
     linear = find_last_linear(plan)
-    before = finish_check(to_prove, None, progress=_named("before", progress))
+    before = finish_check(to_prove, progress=_named("before", progress))
     pasted = composites(to_mend, lambda done, of: progress("pasting", done, of))
     examples = inputs_of(to_mend, linear, pasted)
     progress("training", 0, 1)
@@ -163,7 +164,7 @@ def mended(plan: Plan, progress: MendProgress) -> MendResult:
     linear.write(module, fit(examples, strength))
     progress("training", 1, 1)
     of_mended = replace(to_prove, model=replace(plan.model, module=module))
-    after = finish_check(of_mended, None, progress=_named("after", progress))
+    after = finish_check(of_mended, progress=_named("after", progress))
     names = tuple(item.name for item in to_mend.data.items)
     return MendResult(module, linear.name, before, after, names, strength)
 
@@ -207,10 +208,10 @@ def halves(plan: Plan) -> tuple[Plan, Plan]:
 
 
 def _with_items(plan: Plan, items: Sequence[Item]) -> Plan:
-    """Return the plan for some of the pictures, without the search for shortcuts, which changes no measure."""
+    """Return the plan for some of the pictures, without reports and shortcuts, which change no measure."""
     data = replace(plan.data, items=tuple(items))
-    check = plan.settings.check.model_copy(update={"shortcuts": 0})
-    return make_plan(plan.model, data, plan.matched, plan.settings.model_copy(update={"check": check}), plan.today)
+    settings = plan.settings.with_options(check={"shortcuts": 0}).model_copy(update={"run": RunSection()})
+    return make_plan(plan.model, data, plan.matched, settings, plan.today)
 
 
 def _gap_of(result: CheckResult) -> float | None:
@@ -220,9 +221,9 @@ def _gap_of(result: CheckResult) -> float | None:
 
 def _worst_pair_of(result: CheckResult) -> Pair | None:
     shown = [
-        ((row.label, background), named == row.label)
+        ((row.label, pasted.background), pasted.named == row.label)
         for row in result.images
         for of_fill in row.pasted.values()
-        for background, _, named in of_fill
+        for pasted in of_fill
     ]
     return worst_pair([pair for pair, _ in shown], [right for _, right in shown])

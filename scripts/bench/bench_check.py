@@ -100,7 +100,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = write_scenes(Path(folder), options.pictures)
-        plan = plan_check(seeded(options.model), data, config={"check": {"pastes": 1}})
+        config = {"check": {"pastes": 1}, "run": {"out": Path(folder) / "out"}}
+        plan = plan_check(seeded(options.model), data, config=config)
         explainer, ratios = CheckHeat(plan), []
         for number in range(options.rounds + 1):
             plain = timed(lambda: classify(plan))
@@ -111,8 +112,7 @@ def main() -> None:
         low, middle, high = statistics.quantiles(ratios, n=4)
         print(f"the heat takes {middle:.2f} x plain inference ({low:.2f} to {high:.2f})")
         estimated = estimate_seconds(plan)
-        out = Path(folder) / "out"
-        seconds = timed(lambda: finish_check(plan, out, progress=silent))
+        seconds = timed(lambda: finish_check(plan, progress=silent))
         ratio = estimated / seconds
         print(f"the estimate for the check was {estimated:.0f} s; the run took {seconds:.0f} s ({ratio:.2f})")
 

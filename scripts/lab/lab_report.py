@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from camkit.background.effects import OVERALL, measure_all
-from camkit.background.pictures import ImageRow
+from camkit.background.pictures import IMAGES
 from camkit.background.report.json import plain
 from camkit.background.rule import judge
 from camkit.config.settings import LimitsSection
@@ -101,7 +101,7 @@ def judge_again(row: Row, limits: LimitsSection) -> Row:
     """Return a model's row with the verdict of today's rule on its pictures; a row without them keeps its verdict."""
     if "images" not in row:
         return row
-    measures = measure_all([ImageRow(**image) for image in row["images"]], limits, 0, (), row["classes"])
+    measures = measure_all([IMAGES.validate_python(image) for image in row["images"]], limits, 0, (), row["classes"])
     judged = judge(measures, limits, exempt={}, waived={}, heat_problems=row["sanity"]["problems"])
     overall, *classes = (
         json.loads(json.dumps({"name": name, **plain(measures[name])})) for name in (OVERALL, *row["classes"])

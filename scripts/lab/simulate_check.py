@@ -30,7 +30,7 @@ from scipy import stats
 from camkit.background.data import Item
 from camkit.background.effects import OVERALL, Effect, measure_all
 from camkit.background.experiment import LITTLE_MORE, draw_partners
-from camkit.background.pictures import ImageRow
+from camkit.background.pictures import ImageRow, Pasted
 from camkit.background.rule import Judgement, judge
 from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import group_numbers
@@ -249,7 +249,7 @@ def _row(
         other={fill: float((answers[edits][~same] == own).mean()) for fill, (answers, _) in by_fill.items()},
         pasted={
             fill: tuple(
-                (design.items[behind].label, design.items[behind].group, _label(answer))
+                Pasted(design.items[behind].label, design.items[behind].group, _label(answer))
                 for behind, answer in zip(design.backgrounds[edits].tolist(), answers[edits].tolist(), strict=True)
             )
             for fill, (answers, _) in by_fill.items()

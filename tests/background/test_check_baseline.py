@@ -12,7 +12,7 @@ import torch
 
 import camkit
 from camkit.background.baseline import Change, Flip, check_comparable, compare
-from camkit.background.pictures import ImageRow
+from camkit.background.pictures import ImageRow, Pasted
 from camkit.background.report import html, junit
 from camkit.cli import main
 from camkit.demo.scenes import write_scenes
@@ -29,7 +29,10 @@ def rows(*, right: float, on: dict[str, float]) -> list[ImageRow]:
     made = []
     for number in range(COUNT):
         shares = {background: float(number < share * COUNT) for background, share in on.items()}
-        pasted = (("a", "g", "a"), *((name, "g", "a" if value else name) for name, value in shares.items()))
+        pasted = (
+            Pasted("a", "g", "a"),
+            *(Pasted(name, "g", "a" if value else name) for name, value in shares.items()),
+        )
         other = float(np.mean(list(shares.values())))
         made.append(
             ImageRow(

@@ -23,6 +23,7 @@ from results import assert_is_a_result
 import camkit
 from camkit.background.baseline import checksum
 from camkit.background.check import plan_check
+from camkit.background.heat import HEAT, Unusable
 from camkit.background.journal import Journal
 from camkit.background.report import REPORTS
 from camkit.cli import main
@@ -424,7 +425,7 @@ def test_real_photographs_with_few_pictures_per_class_are_inconclusive(test_data
 def test_two_checks_cannot_write_into_one_folder(scenes, tmp_path):
     with Journal(tmp_path / "unfinished.jsonl", {"data": "of the first"}, resume=False) as first:
         second = run(scenes, "--model", "demo-biased", "--out", tmp_path)
-        first.append([{"kind": "heat", "name": "cat"}])
+        first.append(HEAT, Unusable("cat", "the file is damaged"))
 
     assert second.returncode == 2, second.stderr
     assert "another run is writing" in second.stderr
@@ -832,7 +833,7 @@ def test_a_damaged_row_is_computed_again_and_said(scenes, tmp_path):
     resume()
     expected = (tmp_path / "out" / "report.json").read_bytes()
     lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
-    lines[3] = lines[3].replace('"probability": 0.', '"probability": 0.1', 1)
+    lines[3] = lines[3].replace('"answer": [', '"answer": [1', 1)
     journal.write_text("".join(lines))
 
     with pytest.warns(UserWarning, match=r"damaged lines in .*unfinished\.jsonl: 1; their rows are computed again"):

@@ -235,6 +235,17 @@ def test_a_mapping_is_validated_like_a_file() -> None:
         settings_from({"check": {"sead": 4}}, "config")
 
 
+def test_options_replace_settings_and_none_leaves_them() -> None:
+    settings = settings_from({"limits": {"gap": 0.3, "strict": True}, "run": {"quick": True}})
+
+    changed = settings.with_options(limits={"gap": None, "strict": False}, run={"out": "reports"})
+
+    assert (changed.limits.gap, changed.limits.strict) == (0.3, False)
+    assert (changed.run.quick, changed.run.out) == (True, Path("reports"))
+    with pytest.raises(InputError, match=r"'limits\.gap' is 2: "):
+        settings.with_options(limits={"gap": 2})
+
+
 # The config to start from
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import camkit
 from camkit.background.answers import NO_ANSWER, NOTHING_FOUND, answer_of_boxes
 from camkit.background.check import plan_check
-from camkit.background.experiment import Experiment, answers_in
+from camkit.background.experiment import Experiment
 from camkit.background.showcase import Showcase
 from camkit.cli import main
 from camkit.errors import InputError
@@ -207,7 +207,7 @@ def test_answers_to_edits_are_what_a_slow_count_on_the_drawn_rectangles_says(fol
     assert len(plan.sample) == 2 * PER_CLASS
     experiment = Experiment(plan)
     items = plan.sample[::6]
-    rows = {row["name"]: answers_in(row) for row in experiment.rows(items)}
+    rows = {row.name: row.answers for row in experiment.rows(items)}
     rights = {arm: [] for arm in ("same", "other", "removed")}
     for item in items:
         with Image.open(item.path) as picture:

@@ -12,14 +12,27 @@ from torchvision.transforms import v2
 
 import camkit
 from camkit.background import edits
+from camkit.background.answers import Answer
 from camkit.background.check import plan_check
 from camkit.background.data import Item
 from camkit.background.edits import BLUR
 from camkit.background.experiment import MOST_CANDIDATES, Experiment, draw_partners
-from camkit.background.heat import ceiling, energies, headroom, heat_in_cells, measure
+from camkit.background.heat import (
+    HEAT,
+    HeatInRing,
+    HeatMeasures,
+    HeatRow,
+    MapInRegion,
+    Unusable,
+    ceiling,
+    energies,
+    headroom,
+    heat_in_cells,
+    measure,
+)
 from camkit.background.regions.annotations import ObjectAnnotation
 from camkit.background.render import widened_boxes
-from camkit.engine.heatmap import to_heatmap
+from camkit.engine.heatmap import to_heatmap, upsample
 from camkit.types import Box, Placement
 
 
@@ -70,6 +83,39 @@ def test_a_7x7_grid_limits_the_energy_of_small_objects(side, expected):
         ceilings.append(ceiling(region, (7, 7)))
 
     assert np.mean(ceilings) == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.parametrize(("size", "grid"), [((224, 224), (7, 7)), ((13, 40), (5, 7)), ((5, 6), (9, 6))])
+def test_cells_that_are_spread_evenly_have_the_averages_of_pytorchs_pooling(size, grid):
+    region = disc(size, (size[0] / 2, size[1] / 3), min(size) / 3)
+
+    best = upsample(functional.adaptive_avg_pool2d(region.float()[None], grid), size)[0].double()
+    assert ceiling(region, grid) == float(best[region].sum() / best.sum())
+
+
+def test_the_ceiling_is_that_of_the_cells_where_they_lie():
+    """Four cells with a stride of 8 do not fill 40 pixels; the object is what the second one in each direction sees."""
+    strides = Placement(positions=((3.5, 11.5, 19.5, 27.5),) * 2)
+    region = torch.zeros(40, 40, dtype=torch.bool)
+    region[8:16, 8:16] = True
+
+    within, everywhere = (heat_in_cells(part, (4, 4), strides) for part in (region, torch.ones_like(region)))
+    assert ceiling(region, (4, 4), strides) == pytest.approx(within[5] / everywhere[5])
+
+
+def test_rows_of_the_heat_are_read_as_they_were_written():
+    values = np.random.default_rng(0).random(4).astype(np.float32)
+    places = Placement(((0.0, 0.8), (0.0, 1.0)), ((1.5, 3.25), (1.0, 5.0)))
+    own = MapInRegion(HeatMeasures(0.5, 1.0, 0.25, 0.1), (2, 2), (5, 6), places, values, values[::-1])
+    ring = HeatInRing(0.1, 0.5, (1, 0), values)
+    answer = Answer(3, 0.1 + 0.2, -1e-9)
+    for row in (
+        HeatRow("a", answer, "ok", "gradcam", "features", "the last", in_region=own),
+        HeatRow("b", answer, "ok", "gradcam", "features", "the last", cropped=True, in_ring=ring),
+        Unusable("c", "the file is damaged", broken=True),
+    ):
+        written = json.loads(json.dumps(HEAT.records.dump_python(row, mode="json")))
+        assert repr(HEAT.records.validate_python(written)) == repr(row)
 
 
 def test_pointing_and_rank_of_a_map_with_one_maximum():

@@ -10,22 +10,24 @@ from torch import nn
 from torchvision.transforms import v2
 
 import camkit
+from camkit.background.answers import Answer
 from camkit.background.data import Item
 from camkit.background.deep.hints import hints
+from camkit.background.heat import HeatInRing, HeatRow
 from camkit.background.sanity import MirrorTest, compare_mirrored
 from camkit.demo.scenes import write_scenes
-from camkit.kit.store import packed
 
-GREY = packed(np.full(192, 0.5))
+GREY = np.full(192, 0.5)
 
 
 def rows_of(count, **more):
-    row = {"ring": 0.3, "ring_area": 0.5, "hottest": [3, 3], "patch": GREY}
     items = [Item(f"cat/{number}.png", Path("cat.png"), "cat", f"cat/{number}.png") for number in range(count)]
     noise = np.random.default_rng(0)
     rows = {}
     for number, item in enumerate(items):
-        rows[item.name] = {**row, "hottest": [number % 7, number % 5], "patch": packed(noise.random(192)), **more}
+        random = {"share": 0.3, "area": 0.5, "hottest": (number % 7, number % 5), "patch": noise.random(192)}
+        ring = HeatInRing(**{**random, **more})
+        rows[item.name] = HeatRow(item.name, Answer(0, 1.0, 1.0), "ok", "gradcam", "layer", "", in_ring=ring)
     return items, rows
 
 
@@ -34,21 +36,21 @@ def test_evenly_spread_heat_gives_no_hint():
 
 
 def test_heat_in_the_ring_gives_a_hint():
-    (hint,) = hints(*rows_of(40, ring=0.8), None, 0)
+    (hint,) = hints(*rows_of(40, share=0.8), None, 0)
 
     assert "80% of the heat lies in the outer ring, which is 50%" in hint
 
 
 def test_the_same_hottest_cell_gives_a_hint_only_with_the_same_pixels():
-    (hint,) = hints(*rows_of(40, hottest=[0, 6], patch=GREY), None, 0)
+    (hint,) = hints(*rows_of(40, hottest=(0, 6), patch=GREY), None, 0)
 
     assert "cat: in 40 of 40 pictures" in hint
     assert "row 1, column 7" in hint
-    assert hints(*rows_of(40, hottest=[0, 6]), None, 0) == []
+    assert hints(*rows_of(40, hottest=(0, 6)), None, 0) == []
 
 
 def test_few_pictures_give_no_hint():
-    assert hints(*rows_of(9, ring=0.9, hottest=[0, 0], patch=GREY), None, 0) == []
+    assert hints(*rows_of(9, share=0.9, hottest=(0, 0), patch=GREY), None, 0) == []
 
 
 def test_maps_give_a_hint_only_if_they_do_not_follow_mirrored_pictures():

@@ -11,9 +11,11 @@ from PIL import Image
 from torch import nn
 
 import camkit
+from camkit.background.answers import Answer
 from camkit.background.data import Item
 from camkit.background.deep.spots import find_spots
-from camkit.kit.store import packed
+from camkit.background.heat import HeatMeasures, HeatRow, MapInRegion
+from camkit.types import EVEN
 
 SIDE, PER_CLASS = 48, 20
 
@@ -86,11 +88,8 @@ def rows_of(places, objects):
     for item, place, object_ in zip(items, places.values(), objects, strict=True):
         cells, within = np.zeros(36), np.zeros(36)
         cells[place], within[object_] = 1.0, 9.0
-        heat[item.name] = {
-            "cells": packed(cells), "within": packed(within), "grid": [6, 6], "size": [18, 18],
-            "extent": [[0.0, 1.0], [0.0, 1.0]],
-            "positions": [],
-        }  # fmt: skip
+        own = MapInRegion(HeatMeasures(1.0, 1.0, 1.0, 0.1), (6, 6), (18, 18), EVEN, cells, within)
+        heat[item.name] = HeatRow(item.name, Answer(0, 1.0, 1.0), "ok", "gradcam", "layer", "", in_region=own)
     return items, heat
 
 

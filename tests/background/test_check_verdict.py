@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from camkit.background.effects import OVERALL, measure_all
-from camkit.background.pictures import ImageRow
+from camkit.background.pictures import ImageRow, Pasted
 from camkit.background.reasons import Reason
 from camkit.background.rule import judge, worst_first
 from camkit.config.settings import LimitsSection
@@ -112,8 +112,8 @@ def marked(classes, attraction):
         backgrounds = [others[int(rng.integers(len(others)))] for _ in range(2)]
         named = ["wolf" if one == "wolf" and rng.random() < attraction else row.label for one in backgrounds]
         whose = [f"{one}/{int(rng.integers(50))}" for one in backgrounds]
-        own = (row.label, f"{row.label}/{int(rng.integers(50))}", row.label)
-        pasted = [own, *zip(backgrounds, whose, named, strict=True)]
+        own = Pasted(row.label, f"{row.label}/{int(rng.integers(50))}", row.label)
+        pasted = [own, *map(Pasted, backgrounds, whose, named)]
         share = np.mean([one == row.label for one in named])
         rows.append(
             replace(row, other=dict.fromkeys(row.same, float(share)), pasted=dict.fromkeys(row.same, tuple(pasted)))
@@ -147,7 +147,7 @@ def on_one_picture(rows, label):
     """Return the same rows, with a single picture of a class as all of its backgrounds."""
 
     def moved(pair):
-        return (pair[0], f"{label}/0", pair[2]) if pair[0] == label else pair
+        return pair._replace(group=f"{label}/0") if pair.background == label else pair
 
     return [replace(row, pasted={fill: tuple(map(moved, pairs)) for fill, pairs in row.pasted.items()}) for row in rows]
 
@@ -164,7 +164,11 @@ def test_a_gap_from_a_single_background_fails_nothing():
     rows = []
     for row in clean():
         named = ["none", row.label]  # wrong on the one background, right on all others
-        pasted = ((row.label, row.group, row.label), ("ship", "ship/0", named[0]), ("ship", f"{row.name}s", named[1]))
+        pasted = (
+            Pasted(row.label, row.group, row.label),
+            Pasted("ship", "ship/0", named[0]),
+            Pasted("ship", f"{row.name}s", named[1]),
+        )
         rows.append(replace(row, other=dict.fromkeys(row.same, 0.5), pasted=dict.fromkeys(row.same, pasted)))
 
     found = judged(rows)
@@ -179,7 +183,10 @@ def test_a_waived_class_does_not_fail_another_by_its_objects():
     for number, row in enumerate(two):
         named = "dog" if row.label == "cat" else row.label  # cats on dogs' backgrounds are named dog
         other = "dog" if row.label == "cat" else "cat"
-        pasted = ((row.label, f"{row.label}/{number % 50}x", row.label), (other, f"{other}/{number % 50}x", named))
+        pasted = (
+            Pasted(row.label, f"{row.label}/{number % 50}x", row.label),
+            Pasted(other, f"{other}/{number % 50}x", named),
+        )
         share = float(named == row.label)
         rows.append(replace(row, other=dict.fromkeys(row.same, share), pasted=dict.fromkeys(row.same, pasted)))
 
@@ -211,7 +218,7 @@ def test_an_untested_attraction_does_not_pass():
         replace(
             row,
             pasted={
-                fill: tuple(pair for pair in pairs if pair[0] != "wolf" or row.name[-6:] == "/1.png")
+                fill: tuple(pair for pair in pairs if pair.background != "wolf" or row.name[-6:] == "/1.png")
                 for fill, pairs in row.pasted.items()
             },
         )

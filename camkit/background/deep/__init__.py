@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from camkit.background.experiment import Answers, Experiment
+from camkit.background.heat import HeatRow
 from camkit.background.plan import Plan
 from camkit.background.reasons import Reason
 from camkit.background.sanity import MirrorTest
-from camkit.kit.store import Row
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Material:
 
     Attributes:
         experiment: the pictures and the model, to show it further edits.
-        heat: the journal's heat row of each usable picture, by name.
+        heat: what the heat says of each usable picture, by name.
         answers: the answers to each picture's edits, by name.
         mirrored: whether the maps follow mirrored pictures; None if that is not known.
         suspects: the classes that the model may recognise by their backgrounds, the largest effect first. They follow
@@ -27,7 +27,7 @@ class Material:
     """
 
     experiment: Experiment
-    heat: Mapping[str, Row]
+    heat: Mapping[str, HeatRow]
     answers: Mapping[str, Answers]
     mirrored: MirrorTest | None = None
     suspects: Sequence[str] = ()

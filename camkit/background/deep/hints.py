@@ -15,10 +15,10 @@ import numpy as np
 from camkit.background.data import Item
 from camkit.background.deep import DeepFinding, Material
 from camkit.background.effects import OVERALL
+from camkit.background.heat import HeatInRing, HeatRow
 from camkit.background.reasons import Reason
 from camkit.background.sanity import MirrorTest
 from camkit.kit.statistics import bootstrap_sums, group_numbers, interval
-from camkit.kit.store import Row, unpacked
 
 MIN_PICTURES = 10
 """Pictures that a hint needs."""
@@ -54,9 +54,9 @@ def find(material: Material) -> Hints | None:
     return Hints(tuple(hints(plan.data.items, material.heat, material.mirrored, plan.settings.check.seed)))
 
 
-def hints(items: Sequence[Item], rows: Mapping[str, Row], mirrored: MirrorTest | None, seed: int) -> list[str]:
+def hints(items: Sequence[Item], rows: Mapping[str, HeatRow], mirrored: MirrorTest | None, seed: int) -> list[str]:
     """Return the hints that the heat gives, as sentences."""
-    pairs = [(item, rows[item.name]) for item in items if "ring" in rows.get(item.name, {})]
+    pairs = [(item, ring) for item in items if item.name in rows and (ring := rows[item.name].in_ring) is not None]
     sentences = [*_ring_hints(pairs, seed), *_watermark_hints(pairs)]
     if mirrored is not None and mirrored.stayed > mirrored.followed:
         sentences.append(
@@ -66,11 +66,11 @@ def hints(items: Sequence[Item], rows: Mapping[str, Row], mirrored: MirrorTest |
     return sentences
 
 
-def _ring_hints(pairs: Sequence[tuple[Item, Row]], seed: int) -> list[str]:
+def _ring_hints(pairs: Sequence[tuple[Item, HeatInRing]], seed: int) -> list[str]:
     """Compare the ring's share of the heat with its share of the picture."""
     if len(pairs) < MIN_PICTURES:
         return []
-    columns = np.array([(row["ring"] - row["ring_area"], row["ring"], row["ring_area"]) for _, row in pairs])
+    columns = np.array([(ring.share - ring.area, ring.share, ring.area) for _, ring in pairs])
     draws = bootstrap_sums(columns, group_numbers([item.group for item, _ in pairs]), [seed, 3])[:, 0] / len(pairs)
     groups = len({item.group for item, _ in pairs})
     if not interval(draws, float(columns[:, 0].mean()), groups).low > 0:
@@ -79,20 +79,20 @@ def _ring_hints(pairs: Sequence[tuple[Item, Row]], seed: int) -> list[str]:
     return [f"a hint: {heat:.0%} of the heat lies in the outer ring, which is {area:.0%} of the picture"]
 
 
-def _watermark_hints(pairs: Sequence[tuple[Item, Row]]) -> list[str]:
+def _watermark_hints(pairs: Sequence[tuple[Item, HeatInRing]]) -> list[str]:
     """Find classes with the same hottest cell, and the same pixels behind it, in many pictures."""
-    by_class: dict[str, list[Row]] = defaultdict(list)
-    for item, row in pairs:
-        by_class[item.label].append(row)
+    by_class: dict[str, list[HeatInRing]] = defaultdict(list)
+    for item, ring in pairs:
+        by_class[item.label].append(ring)
     sentences = []
-    for label, rows in sorted(by_class.items()):
-        cell, count = Counter(tuple(row["hottest"]) for row in rows).most_common(1)[0]
-        if count < MIN_PICTURES or count < SAME_CELL * len(rows):
+    for label, rings in sorted(by_class.items()):
+        cell, count = Counter(ring.hottest for ring in rings).most_common(1)[0]
+        if count < MIN_PICTURES or count < SAME_CELL * len(rings):
             continue
-        patches = np.stack([unpacked(row["patch"]) for row in rows if tuple(row["hottest"]) == cell])
+        patches = np.stack([ring.patch for ring in rings if ring.hottest == cell])
         if float(np.abs(patches - patches.mean(0)).mean()) <= ALIKE:
             sentences.append(
-                f"a hint: {label}: in {count} of {len(rows)} pictures the hottest cell is the same (row {cell[0] + 1}, "
-                f"column {cell[1] + 1} of the map) and shows the same pixels, as a watermark would"
+                f"a hint: {label}: in {count} of {len(rings)} pictures the hottest cell is the same "
+                f"(row {cell[0] + 1}, column {cell[1] + 1} of the map) and shows the same pixels, as a watermark would"
             )
     return sentences

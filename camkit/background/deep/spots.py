@@ -23,8 +23,7 @@ from torch.nn import functional
 
 from camkit.background.data import Item
 from camkit.background.deep import DeepFinding, Material
-from camkit.background.heat import heat_in_cells, placement_of
-from camkit.kit.store import Row, unpacked
+from camkit.background.heat import HeatRow, MapInRegion, heat_in_cells
 from camkit.types import Box, Placement
 
 Side: TypeAlias = Literal["left", "middle", "right"]
@@ -99,20 +98,21 @@ class Spots(DeepFinding):
 
 def find(material: Material) -> Spots | None:
     """Find the hot spots of each class; None without regions, or without maps."""
-    if not any("cells" in row for row in material.heat.values()):
+    if not any(row.in_region for row in material.heat.values()):
         return None
     return Spots(tuple(find_spots(material.plan.data.items, material.heat)))
 
 
-def find_spots(items: Sequence[Item], heat: Mapping[str, Row]) -> list[Spot]:
+def find_spots(items: Sequence[Item], heat: Mapping[str, HeatRow]) -> list[Spot]:
     """Return the most significant hot spot of each class that has one, the most significant first.
 
     One picture of each group counts, because pictures of a group may show the same place.
     """
-    one_of_each = {item.group: item for item in reversed(items) if "cells" in heat.get(item.name, {})}
+    maps = {item: own for item in items if item.name in heat and (own := heat[item.name].in_region) is not None}
+    one_of_each = {item.group: item for item in reversed(maps)}
     by_class: dict[str, dict[str, tuple[int, int] | None]] = defaultdict(dict)
     for item in reversed(one_of_each.values()):
-        by_class[item.label][item.name] = hottest_off_object(heat[item.name])
+        by_class[item.label][item.name] = hottest_off_object(maps[item])
     tests = len(by_class) * _PLACES * len(_MIRROR)
     spots = []
     for label, places in sorted(by_class.items()):
@@ -123,12 +123,11 @@ def find_spots(items: Sequence[Item], heat: Mapping[str, Row]) -> list[Spot]:
     return sorted(spots, key=lambda spot: spot.p)
 
 
-def hottest_off_object(row: Row) -> tuple[int, int] | None:
+def hottest_off_object(own: MapInRegion) -> tuple[int, int] | None:
     """Return the hottest place of a map, as row and column; None if a part of the object is in it."""
-    grid, size = tuple(row["grid"]), tuple(row["size"])
-    everywhere = _everywhere(size, grid, placement_of(row))
-    cells, within = (unpacked(row[part]).astype(float) for part in ("cells", "within"))
-    heat, object_, frame = (_windows(part, grid) for part in (cells * everywhere, within, everywhere))
+    everywhere = _everywhere(own.size, own.grid, own.placement)
+    cells, within = own.cells.astype(float), own.within.astype(float)
+    heat, object_, frame = (_windows(part, own.grid) for part in (cells * everywhere, within, everywhere))
     place = int(heat.argmax())
     if float(object_.flatten()[place]) > _COVERED * float(frame.flatten()[place]):
         return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from camkit.background.baseline import SCHEMA, checksum
 from camkit.background.effects import OVERALL, EffectName, MeasuredEffect, Measures
-from camkit.background.pictures import ImageRow
+from camkit.background.pictures import IMAGES
 from camkit.background.report import words
 from camkit.background.result import CheckResult
 from camkit.background.rule import Judgement
@@ -67,7 +67,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "hot_spots": _found(result, "hot_spots"),
         "kinds": _found(result, "kinds"),
         "change": None if result.change is None else asdict(result.change),
-        "images": [_image(row, hashes[row.name]) for row in result.images],
+        "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
         "caveat": words.CAVEAT,
     }
 
@@ -101,10 +101,6 @@ def _as_dicts(measured: Mapping[Any, MeasuredEffect | None]) -> dict[Any, dict[s
 
 def _found(result: CheckResult, analysis: str) -> Any:
     return result.findings[analysis].as_json() if analysis in result.findings else None
-
-
-def _image(row: ImageRow, content: str) -> dict[str, Any]:
-    return {**asdict(row), "sha256": content}
 
 
 def _rounded(value: Any) -> Any:
