@@ -21,7 +21,8 @@ from camkit.engine.interrupts import undisturbed
 from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.references import KeptReferences
 from camkit.errors import LayerError, advice
-from camkit.layers.choose import Decision, decide
+from camkit.layers.choose import decide
+from camkit.layers.decision import Decision
 from camkit.layers.names import select_layers
 from camkit.layers.operations import OperationWatch
 from camkit.layers.places import are_even, with_places

@@ -18,7 +18,7 @@ from camkit.engine.features import Capture
 from camkit.engine.passes import faster_format, is_overwriting, keeping_overwritten
 from camkit.engine.references import ReferencesFor
 from camkit.errors import LayerError, MethodError
-from camkit.layers.choose import UNSURE, Decision, Levels
+from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import TOKENS, infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
@@ -271,7 +271,7 @@ class LayerPasses:
         decision = self.memory.decision_for(inputs, targets[0])
         if decision.layer is None or decision.layer.ref == layers[-1].ref:
             return captured, layers
-        layers = self._chosen(decision, tuple(inputs.shape[2:]))
+        layers = self._chosen(decision)
         return run(layers), layers
 
     def _known(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...] | None:
@@ -319,28 +319,27 @@ class LayerPasses:
 
         If the model cannot run on a single image, the layouts of named layers are read from their shapes.
         """
-        size = tuple(inputs.shape[2:])
         if not modules:
-            choices = [self._chosen(self._decision(inputs, target), size) for target in targets or (None,)]
+            choices = [self._chosen(self._decision(inputs, target)) for target in targets or (None,)]
             if any([layer.ref for layer in other] != [layer.ref for layer in choices[0]] for other in choices[1:]):
                 raise OneTargetError
             return choices[0]
         decision = self._decision_if_any(inputs)
         if decision is None:
             return tuple(TargetLayer(ref.name, ref.call, None, (), _AS_NAMED + UNSURE, sure=False) for ref in modules)
-        layers = tuple(decision.named(ref, size, _AS_NAMED) for ref in modules)
+        layers = tuple(decision.named(ref, _AS_NAMED) for ref in modules)
         for layer in layers if decision.holds_for == "model" else ():
             self.memory.remember(layer, inputs)
         return layers
 
-    def _chosen(self, decision: Decision, size: tuple[int, ...]) -> tuple[TargetLayer, ...]:
+    def _chosen(self, decision: Decision) -> tuple[TargetLayer, ...]:
         """Return the layers that a decision chose for the method."""
         if self.method.stages:
             return decision.stages()
         if decision.levels and self._adds_levels:
             return decision.levels
         if self.method.need.attention:
-            return (decision.of_tokens(size),)
+            return (decision.of_tokens(),)
         chosen = decision.chosen()
         sharpens = (self.method.automatic and not self._weights_maps) or self.method.sharpens
         return (decision.finer, chosen) if sharpens and decision.finer is not None else (chosen,)

@@ -201,6 +201,20 @@ class Trace:
             calls[call.output].append(call)
         return calls
 
+    def outermost(self, call: TracedCall) -> TracedCall:
+        """Return the call that returned the same output and has the shortest name, preferably one that runs once.
+
+        Modules that return only this output come first: another tensor beside it may already be computed from it.
+        """
+        returning = [other for other in self.by_output[call.output] if other.name]
+        returning = [other for other in returning if other.alone] or returning
+        refs = self.refs
+        return min(returning, key=lambda other: (refs[other].call is not None, other.name.count("."), len(other.name)))
+
+    def ref_of(self, call: TracedCall) -> LayerRef:
+        """Return the name under which a call's output is listed: that of the outermost call."""
+        return self.refs[self.outermost(call)]
+
 
 ScoreFrom: TypeAlias = Literal["best", "mixture", "head"]
 """The score to differentiate: the best class's, a mixture of all outputs, or a mixture of the last layer's inputs."""
@@ -230,9 +244,9 @@ class Followed(NamedTuple):
     received: Tensor | None = None
 
 
-Places: TypeAlias = Callable[[Sequence[Key], Key | None], "Mapping[Key, Followed] | None"]
+Places: TypeAlias = Callable[[Sequence[Key], Key | None], Mapping[Key, Followed]]
 """``places(calls, first)`` tells where the cells of outputs come from, and those that the first convolution received.
-It leaves out outputs that were not computed from the input, and returns None if the model does not run once more."""
+It leaves out outputs that were not computed from the input. If the model does not run once more, no place is known."""
 
 
 @dataclass(frozen=True)
@@ -321,14 +335,14 @@ class LivePass:
             return None if scored is None else mixture(scored)
         return score_of(self.output, scored, self.trace.classes)
 
-    def places(self, calls: Sequence[Key], first: Key | None) -> dict[Key, Followed] | None:
+    def places(self, calls: Sequence[Key], first: Key | None) -> dict[Key, Followed]:
         """Run the model once more, and return where the cells of outputs come from; see ``Places``."""
         switch_off_training(self.model)  # the previous pass may have switched parts of the model to training
         wanted = set(calls) if first is None else {*calls, first}
         try:
             return _followed(self.model, self.leaf.detach().clone(), wanted, first)
         except Exception:  # noqa: BLE001 - a model may raise anything if it counts its passes
-            return None
+            return dict.fromkeys(wanted, Followed({}, certain=False))
 
 
 def _by_cell(values: Tensor, rank: int) -> Iterator[tuple[LayoutKind, Tensor]]:

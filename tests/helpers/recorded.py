@@ -55,7 +55,7 @@ def record(model: nn.Module, image: Tensor) -> Recorded:
             if by_tensor is not None:
                 masks[score] = {number: mask for number, mask in by_tensor.items() if mask is not None}
         moved = [call.key for call in live.trace.calls if call.output is not None and not call.kept]
-        return Recorded(live.trace, masks, live.places(moved, None) or {})
+        return Recorded(live.trace, masks, live.places(moved, None))
 
 
 def load(name: str) -> Recorded:
