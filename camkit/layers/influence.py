@@ -237,7 +237,7 @@ def shared(trace: Trace, branches: Sequence[TracedCall], fit: Sequence[TracedCal
     if not sources:
         return None
     weighted = [call for call in trace.calls if call.weighted]
-    longest = max(len({call.module for call in weighted if call.is_among(path & ~common)}) for path in paths)
+    longest = max(len({call.name for call in weighted if call.is_among(path & ~common)}) for path in paths)
     return max(sources, key=lambda call: call.finished) if longest <= 1 else None
 
 

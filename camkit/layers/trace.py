@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.export.unflatten import InterpreterModule
 from torch.nn import functional
 
@@ -83,8 +82,7 @@ class TracedCall:
     """One call of one module. Each tensor of the pass has a number, and calls refer to tensors by these numbers.
 
     Attributes:
-        module: the number of the module.
-        name: the module's dotted name, "" for the model itself.
+        name: the module's dotted name, the first one if it has several; "" for the model itself.
         number: which of the module's calls this is, starting at 1.
         kind: the name of the module's class.
         started, finished: when the call started and finished, as counts of events.
@@ -104,12 +102,11 @@ class TracedCall:
         moved: True if the values of the picture decided from which places its cells come.
     """
 
-    module: int
     name: str
     number: int
     kind: str
     started: int
-    finished: int = 0
+    finished: int
     arguments: tuple[int, ...] = ()
     output: int | None = None
     shape: tuple[int, ...] = ()
@@ -190,8 +187,8 @@ class Trace:
     @functools.cached_property
     def refs(self) -> Mapping[TracedCall, LayerRef]:
         """How each call is typed: with its number only if its module runs several times."""
-        runs = Counter(call.module for call in self.calls)
-        return {call: LayerRef(call.name, call.number if runs[call.module] > 1 else None) for call in self.calls}
+        runs = Counter(call.name for call in self.calls)
+        return {call: LayerRef(call.name, call.number if runs[call.name] > 1 else None) for call in self.calls}
 
     @functools.cached_property
     def by_output(self) -> Mapping[int | None, Sequence[TracedCall]]:
@@ -390,76 +387,127 @@ def traced(
         yield _trace(model, image.detach().clone().requires_grad_(), target)
 
 
-@dataclass(eq=False)
-class _OpenCall:
-    """What is recorded of a call while the model runs; ``_call`` makes a ``TracedCall`` of it."""
+class _Recording:
+    """Records every call of every module while a model runs: its start and end, its arguments and its output.
 
-    module: nn.Module
-    place: int
-    name: str
-    number: int
-    started: int
-    finished: int = 0
-    arguments: list[Tensor] = field(default_factory=list)
-    output: Tensor | None = None
-    node: Node | None = None
-    alone: bool = True
-    scales: list[Node] = field(default_factory=list)
-    padded: tuple[int, ...] = ()
-    convolution: Convolution | None = None
-    kept: bool = False
-    returned: Returned | None = None
-    moved: bool = False
+    Attributes:
+        image: the input for the model, a copy of the leaf.
+        names: the first name of each module.
+        watch: what the operations of the pass do to the places of cells.
+    """
+
+    def __init__(self, model: nn.Module, leaf: Tensor) -> None:
+        self.image = leaf.clone()
+        self.names = first_name_by_module(modules_by_name(model))
+        self.watch = OperationWatch(self.image)
+        self._leaf, self._model = leaf, model
+        self._graph = GraphRecorder(leaf)
+        self._numbers: dict[int, int] = {}
+        self._tensors: dict[int, Tensor] = {}
+        self._clock = itertools.count()
+        self._runs: Counter[nn.Module] = Counter()
+        self._running: list[tuple[nn.Module, int, int]] = []
+        self._calls: list[TracedCall] = []
+        self._returned: dict[Key, Returned] = {}
+        self._convolved: Tensor | None = None
+        self._hidden: Tensor | None = None
+
+    def begin(self, module: nn.Module) -> None:
+        """Note that a call starts."""
+        self._runs[module] += 1
+        self._running.append((module, self._runs[module], next(self._clock)))
+
+    def end(self, module: nn.Module, arguments: list[Tensor], output: Any) -> None:
+        """Record a call that ends."""
+        while self._running[-1][0] is not module:  # an exception ended these calls
+            self._running.pop()
+        _, number, started = self._running.pop()
+        convolution = _geometry(module, arguments, self._leaf)
+        if convolution is not None and self._convolved is None:
+            self._convolved = arguments[0]
+        maps, resized = feature_tensor(output), resized_input(output)
+        tensor = None if maps is None else maps[1]
+        if tensor is not None and address(tensor) is None:  # inside of torch.func, such as vmap
+            self._hidden, tensor = tensor, None
+        computed = [] if tensor is None else [each for each in tensors_in(output) if each.grad_fn is not None]
+        sizes = {each.shape[2:] for each in computed if each.dim() == self._leaf.dim()}
+        scales = [self._graph.number(each.grad_fn) for each in computed] if len(sizes) > 1 else []
+        call = TracedCall(
+            name=self.names[module],
+            number=number,
+            kind=type(module).__name__,
+            started=started,
+            finished=next(self._clock),
+            arguments=tuple(map(self._number, arguments)),
+            output=None if tensor is None else self._number(tensor),
+            shape=() if tensor is None else tuple(tensor.shape),
+            operation=None if tensor is None else self._graph.number(tensor.grad_fn),
+            alone=tensor is None or len(computed) == 1,
+            scales=tuple(scale for scale in scales if scale is not None),
+            padded=() if resized is None else resized[0],
+            passes=isinstance(module, _PASSING),
+            weighted=any(parameter is not None for parameter in module._parameters.values()),
+            classes=_classes(module),
+            convolution=convolution,
+            kept=self.watch.kept,
+            moved=tensor is not None and self.watch.is_moved(tensor),
+        )
+        self._calls.append(call)
+        self._returned[call.key] = Returned.of(output)
+
+    def _number(self, tensor: Tensor) -> int:
+        number = self._numbers.setdefault(id(tensor), len(self._numbers))
+        self._tensors[number] = tensor  # while it is kept, no other tensor has its id
+        return number
+
+    def check(self) -> None:
+        """Refuse a pass whose tensors cannot be read, or whose clip has another order of axes.
+
+        Raises:
+            FramesFirstError: the model reads clips as (N, T, C, H, W).
+            Exception: PyTorch's own error.
+        """
+        if self._hidden is not None and all(call.output is None for call in self._calls):
+            self._hidden.untyped_storage()
+        if self._convolved is not None:
+            _check_frames(self._convolved, self.image)
+
+    def live(self, output: Any, target: Callable[[Any], Tensor] | None) -> LivePass:
+        """Return the finished pass with its trace."""
+        scored, detects = scored_tensor(output), target is None and detections_in(output)
+        maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
+        end = scored if target is None else target(output)
+        end = scores_of_boxes(output) if detects else end
+        calls = [
+            call
+            if call.output is None
+            else replace(call, operation_after=self._graph.number(self._tensors[call.output].grad_fn))
+            for call in self._calls
+        ]
+        number_of_end = None if end is None else self._graph.number(end.grad_fn)
+        graph = self._graph.graph()
+        trace = Trace(
+            size=tuple(self._leaf.shape[2:]),
+            calls=tuple(calls),
+            graph=graph,
+            detects=detects,
+            scored=scored is not None,
+            maps=maps,
+            reads=frozenset(self.watch.reads),
+            end=number_of_end,
+            hides=self.watch.detached or graph.has_own_gradients,
+        )
+        return LivePass(self._model, self._leaf, output, trace, self._tensors, self._returned, target)
 
 
 def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | None) -> LivePass:
-    """Run the model and record every call of every module: its start and end, its arguments and its output."""
-    first_names = first_name_by_module(modules_by_name(model))
-    places = {module: place for place, module in enumerate(first_names)}
-    running: list[_OpenCall] = []
-    finished: list[_OpenCall] = []
-    convolved: list[Tensor] = []
-    hidden: list[Tensor] = []
-    counts = dict.fromkeys(places, 0)
-    clock = itertools.count()
-    image = leaf.clone()
-    watch = OperationWatch(image)
-
-    def begin(module: nn.Module) -> None:
-        counts[module] += 1
-        running.append(_OpenCall(module, places[module], first_names[module], counts[module], next(clock)))
-
-    def end(module: nn.Module, arguments: list[Tensor], output: Any) -> None:
-        while running[-1].module is not module:  # an exception ended these calls
-            running.pop()
-        call = running.pop()
-        call.finished, call.kept, call.arguments = next(clock), watch.kept, arguments
-        call.convolution, call.returned = _geometry(module, arguments, leaf), Returned.of(output)
-        if isinstance(module, CONVOLUTIONS) and arguments:
-            convolved.append(arguments[0])
-        maps, resized = feature_tensor(output), resized_input(output)
-        if maps is not None and address(maps[1]) is None:  # inside of torch.func, such as vmap
-            hidden.append(maps[1])
-            maps = None
-        call.padded = () if resized is None else resized[0]
-        if maps is not None:
-            call.output, call.node, call.moved = maps[1], maps[1].grad_fn, watch.is_moved(maps[1])
-            computed = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
-            call.alone = len(computed) == 1
-            if len({tensor.shape[2:] for tensor in computed if tensor.dim() == leaf.dim()}) > 1:
-                call.scales = [tensor.grad_fn for tensor in computed if tensor.grad_fn is not None]
-        finished.append(call)
-
-    with starts(places, begin), forward_hooks(dict.fromkeys(places, end)), watch, MethodWatch(watch), interruptible():
-        output = model(image)
-    if hidden and all(call.output is None for call in finished):
-        hidden[0].untyped_storage()  # raises PyTorch's own error
-    if convolved:
-        _check_frames(convolved[0], image)
-    live = _live(model, leaf, finished, output, frozenset(watch.reads), target)
-    hides = watch.detached or live.trace.graph.has_own_gradients
-    live.trace = replace(live.trace, hides=hides)
-    return live
+    """Run the model and record its calls."""
+    recording = _Recording(model, leaf)
+    watch, ends = recording.watch, dict.fromkeys(recording.names, recording.end)
+    with starts(ends, recording.begin), forward_hooks(ends), watch, MethodWatch(watch), interruptible():
+        output = model(recording.image)
+    recording.check()
+    return recording.live(output, target)
 
 
 def _check_frames(convolution: Tensor, clip: Tensor) -> None:
@@ -490,69 +538,16 @@ def _likeness(first: Tensor, second: Tensor) -> float:
     return float((parts[0] * parts[1]).mean())
 
 
-def _live(
-    model: nn.Module,
-    leaf: Tensor,
-    finished: list[_OpenCall],
-    output: Any,
-    reads: frozenset[str],
-    target: Callable[[Any], Tensor] | None,
-) -> LivePass:
-    """Number the tensors and operations of a finished pass, and build its trace."""
-    recorder = GraphRecorder(leaf)
-    numbers: dict[int, int] = {}
-    tensors: dict[int, Tensor] = {}
-
-    def number(tensor: Tensor) -> int:
-        assigned = numbers.setdefault(id(tensor), len(numbers))
-        tensors[assigned] = tensor
-        return assigned
-
-    calls = tuple(_call(call, number, recorder) for call in finished)
-    scored = scored_tensor(output)
-    maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
-    size = tuple(leaf.shape[2:])
-    end = scored if target is None else target(output)
-    detects = target is None and detections_in(output)
-    end = scores_of_boxes(output) if detects else end
-    number_of_end = None if end is None else recorder.number(end.grad_fn)
-    trace = Trace(size, calls, recorder.graph(), detects, scored is not None, maps, reads, number_of_end)
-    returned = {(call.name, call.number): call.returned for call in finished if call.returned is not None}
-    return LivePass(model, leaf, output, trace, tensors, returned, target)
-
-
 _LINEAR = (nn.Linear, *CONVOLUTIONS, InterpreterModule)
 """The types of modules that may score classes; an exported program has its own type for all modules."""
 
 
-def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecorder) -> TracedCall:
-    """Return the record of a finished call; ``number`` gives its tensors their numbers."""
-    module, output = call.module, call.output
+def _classes(module: nn.Module) -> int | None:
+    """Return how many classes a linear layer or a 1 x 1 convolution scores; None for any other module."""
     weight = getattr(module, "weight", None) if isinstance(module, _LINEAR) else None
-    is_matrix = isinstance(weight, Tensor) and weight.dim() > 1 and weight.shape[2:].numel() == 1
-    classes = weight.shape[0] if isinstance(weight, Tensor) and is_matrix else None
-    return TracedCall(
-        module=call.place,
-        name=call.name,
-        number=call.number,
-        kind=type(module).__name__,
-        started=call.started,
-        finished=call.finished,
-        arguments=tuple(map(number, call.arguments)),
-        output=None if output is None else number(output),
-        shape=() if output is None else tuple(output.shape),
-        operation=recorder.number(call.node),
-        operation_after=None if output is None else recorder.number(output.grad_fn),
-        alone=call.alone,
-        scales=tuple(scale for node in call.scales if (scale := recorder.number(node)) is not None),
-        padded=call.padded,
-        passes=isinstance(module, _PASSING),
-        weighted=any(parameter is not None for parameter in module._parameters.values()),
-        classes=classes,
-        convolution=call.convolution,
-        kept=call.kept,
-        moved=call.moved,
-    )
+    if not isinstance(weight, Tensor) or weight.dim() < 2 or weight.shape[2:].numel() > 1:
+        return None
+    return weight.shape[0]
 
 
 def _geometry(module: nn.Module, arguments: list[Tensor], picture: Tensor) -> Convolution | None:
