@@ -88,7 +88,7 @@ class _Measurement:
 
     def measure(self, outputs: Sequence[int]) -> None:
         """Measure outputs; the mask of an output that the score is not computed from is None."""
-        masks = self.gradients(self.score, outputs) or {}
+        masks = self.gradients(self.score, outputs)
         self.masks.update({number: masks.get(number) for number in outputs})
 
     def measure_some(self) -> None:
@@ -139,8 +139,7 @@ class _Measurement:
 
     def _spreads(self, number: int, layout: Layout) -> bool:
         """Tell whether other scores depend on more cells than the one that the best score comes from."""
-        mask = (self.gradients("mixture", [number]) or {}).get(number)
-        return _active_cells(mask, layout) >= _LEAST_CELLS
+        return _active_cells(self.gradients("mixture", [number]).get(number), layout) >= _LEAST_CELLS
 
 
 def measure_influence(

@@ -33,7 +33,7 @@ from camkit.layers.graph import Graph, GraphRecorder, set_of
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.layers.operations import MethodWatch, OperationWatch
 from camkit.layers.positions import Follower, address
-from camkit.targets.outputs import main_tensor, rivals
+from camkit.layers.scores import detections_in, mixture, score_of, scored_tensor, scores_of_boxes
 from camkit.targets.probabilities import final_activation, passing_through
 from camkit.types import LayerRef, LayoutKind
 
@@ -216,9 +216,9 @@ class Trace:
 ScoreFrom: TypeAlias = Literal["best", "mixture", "head"]
 """The score to differentiate: the best class's, a mixture of all outputs, or a mixture of the last layer's inputs."""
 
-Gradients: TypeAlias = Callable[[ScoreFrom, Sequence[int]], "Mapping[int, Bool[Tensor, '*shape'] | None] | None"]
-"""``gradients(score, tensors)`` returns masks of where each tensor's gradient is not zero; None if there is no such
-score."""
+Gradients: TypeAlias = Callable[[ScoreFrom, Sequence[int]], Mapping[int, Bool[Tensor, "*shape"] | None]]
+"""``gradients(score, tensors)`` returns masks of where each tensor's gradient is not zero. It leaves out tensors that
+have no gradient, and all if there is no such score."""
 
 
 class FramesFirstError(ModelError):
@@ -272,65 +272,60 @@ def _versions(value: Any) -> tuple[int, ...]:
 class LivePass:
     """A pass whose tensors are kept: the model's output, and the arguments and output of each call.
 
-    If the decision is made for one target, ``target`` returns its score.
+    ``end`` is the tensor of the score: all class scores, or those of all boxes. If the decision is made for one target,
+    ``target`` returns its score, which is ``end`` then.
     """
 
     model: nn.Module
     leaf: Tensor
     output: Any
+    end: Tensor | None
     trace: Trace
-    tensors: dict[int, Tensor] = field(default_factory=dict)
-    returned: dict[Key, Returned] = field(default_factory=dict)
-    target: Callable[[Any], Tensor] | None = None
+    tensors: dict[int, Tensor]
+    returned: dict[Key, Returned]
+    target: Callable[[Any], Tensor] | None
     _scores: dict[ScoreFrom, Tensor | None] = field(default_factory=dict)
 
-    def gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
+    def gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None]:
         """Differentiate a score, as described at ``Gradients``."""
         found = self._gradients(score, tensors)
-        if found is None:
-            return None
         return {number: None if gradient is None else gradient.bool() for number, gradient in found.items()}
 
     def of_best_box(self, tensor: int) -> Tensor | None:
         """Return the gradient of the best box's score at a tensor; None without boxes, or if it is not computed."""
-        scores = scores_of_boxes(self.output) if self.trace.detects else None
-        start = self.tensors[tensor]
+        scores, start = self.end if self.trace.detects else None, self.tensors[tensor]
         if scores is None or not scores.numel() or not scores.requires_grad or not start.requires_grad:
             return None
         return torch.autograd.grad(scores.max(), [start], retain_graph=True, allow_unused=True)[0]
 
     def products(self, tensor: int) -> Tensor | None:
         """Return a tensor times the gradient of the best score at it; None if the score does not depend on it."""
-        gradient = (self._gradients("best", [tensor]) or {}).get(tensor)
+        gradient = self._gradients("best", [tensor]).get(tensor)
         return None if gradient is None else self.tensors[tensor].detach() * gradient
 
-    def _gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
+    def _gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None]:
         if score not in self._scores:
             self._scores[score] = self._score(score)
         value = self._scores[score]
-        if value is None or not value.requires_grad:
-            return None
         usable = [number for number in tensors if self.tensors[number].requires_grad]
-        if not usable:
+        if value is None or not value.requires_grad or not usable:
             return {}
-        ends = [self.tensors[number] for number in usable]
-        scored = None if self.target is not None else scored_tensor(self.output)
+        places = [self.tensors[number] for number in usable]
+        scored = None if self.target is not None else self.end
         with passing_through(None if scored is None else final_activation(scored)):
-            gradients = torch.autograd.grad(value, ends, retain_graph=True, allow_unused=True)
+            gradients = torch.autograd.grad(value, places, retain_graph=True, allow_unused=True)
         return dict(zip(usable, gradients, strict=True))
 
     def _score(self, score: ScoreFrom) -> Tensor | None:
-        if self.target is not None and score == "best":
-            return self.target(self.output)
         if self.target is not None:
             graded = [mixture(tensor) for tensor in tensors_in(self.output) if tensor.requires_grad]
-            return torch.stack(graded).sum() if graded and score == "mixture" else None
+            mixed = torch.stack(graded).sum() if graded and score == "mixture" else None
+            return self.end if score == "best" else mixed
         if score == "head":
             return _head_input(self.trace, self.tensors)
-        scored = scored_tensor(self.output)
-        if scored is None or score == "mixture":
-            return None if scored is None else mixture(scored)
-        return score_of(self.output, scored, self.trace.classes)
+        if self.end is None or score == "mixture":
+            return None if self.end is None else mixture(self.end)
+        return score_of(self.output, self.end, self.trace.classes)
 
     def places(self, calls: Sequence[Key], first: Key | None) -> dict[Key, Followed]:
         """Run the model once more, and return where the cells of outputs come from; see ``Places``."""
@@ -476,8 +471,7 @@ class _Recording:
         """Return the finished pass with its trace."""
         scored, detects = scored_tensor(output), target is None and detections_in(output)
         maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
-        end = scored if target is None else target(output)
-        end = scores_of_boxes(output) if detects else end
+        end = scores_of_boxes(output) if detects else scored if target is None else target(output)
         calls = [
             call
             if call.output is None
@@ -497,7 +491,7 @@ class _Recording:
             end=number_of_end,
             hides=self.watch.detached or graph.has_own_gradients,
         )
-        return LivePass(self._model, self._leaf, output, trace, self._tensors, self._returned, target)
+        return LivePass(self._model, self._leaf, output, end, trace, self._tensors, self._returned, target)
 
 
 def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | None) -> LivePass:
@@ -599,52 +593,6 @@ def _followed(model: nn.Module, image: Tensor, wanted: set[Key], first: Key | No
     with torch.no_grad(), undisturbed(), Follower(image) as follower, forward_hooks(ends), interruptible():
         model(image)
     return found
-
-
-def detections_in(output: Any) -> bool:
-    """Tell whether a model returned boxes: a list with one dictionary per image."""
-    boxes = output[0] if isinstance(output, tuple) and output else output
-    return isinstance(boxes, list) and bool(boxes) and all(isinstance(item, dict) and "boxes" in item for item in boxes)
-
-
-def scores_of_boxes(output: Any) -> Tensor | None:
-    """Return the logits, or else the scores, of the first picture's boxes; the tensor may be empty."""
-    found = (output[0] if isinstance(output, tuple) else output)[0]
-    scores = found.get("logits", found.get("scores"))
-    return scores if isinstance(scores, Tensor) else None
-
-
-def scored_tensor(output: Any) -> Tensor | None:
-    """Return the tensor that holds an output's scores, else its first tensor; None if none has a gradient.
-
-    If several tensors could hold the scores, they are concatenated. In a pass without gradients, tensors need none.
-    """
-
-    def counts(value: Any) -> bool:
-        has_graph = isinstance(value, Tensor) and (value.requires_grad or not torch.is_grad_enabled())
-        return has_graph and value.is_floating_point() and value.numel() > 0
-
-    several = list(filter(counts, rivals(output)))
-    if len(several) > 1:
-        return torch.cat([tensor.float().flatten(1) for tensor in several], dim=1)
-    return next(filter(counts, (main_tensor(output), *tensors_in(output))), None)
-
-
-def score_of(output: Any, scored: Tensor, classes: int | None) -> Tensor:
-    """Return a classifier's largest logit; for maps of scores, the sum of each cell's largest score.
-
-    For features, if there are no ``classes``, it is a mixture of all values. The caller's own target is not used, since
-    it may work for one batch only.
-    """
-    if classes is None or len(rivals(output)) > 1:
-        return mixture(scored)
-    return scored.max(1).values.sum() if scored.dim() > 1 else scored.max()
-
-
-def mixture(features: Tensor) -> Tensor:
-    """Return a fixed random projection of features."""
-    directions = torch.arange(1, features.numel() + 1, device=features.device, dtype=torch.float32).mul(12.9898)
-    return (features.float().flatten() * directions.sin()).sum()
 
 
 def _head_input(trace: Trace, tensors: Mapping[int, Tensor]) -> Tensor | None:
