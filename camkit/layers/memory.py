@@ -25,7 +25,7 @@ from camkit.layers.choose import decide
 from camkit.layers.decision import Decision
 from camkit.layers.names import select_layers
 from camkit.layers.operations import OperationWatch
-from camkit.layers.places import are_even, with_places
+from camkit.layers.places import with_places
 from camkit.targets.classes import FunctionTarget
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, Precision, Spread, TargetLayer
@@ -132,8 +132,8 @@ class ModelMemory:
 
     def placed(self, layer: TargetLayer, image: Float[Tensor, "1 c *size"], spread: Spread) -> Layout | None:
         """Return a layer's layout with the places of its cells, unless these are spread evenly."""
-        if layer.layout is None or are_even(layer.layout, tuple(image.shape[2:]), spread):
-            return layer.layout
+        if layer.layout is None:
+            return None
         key = kind_of(image), layer.ref, layer.layout, spread
         if key not in self._placed:
             model = self.model

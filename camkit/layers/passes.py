@@ -22,7 +22,6 @@ from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import TOKENS, infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
-from camkit.layers.places import are_even
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import ODAM, SHARPENED, Method, find_method
 from camkit.methods.registry import FINE
@@ -190,19 +189,19 @@ class LayerPasses:
         return LayerPasses(self._module, self.memory, None, method, self._precision, self._spread, self._progress)
 
     def _captured(self, targets: tuple[Target, ...], inputs: Tensor) -> tuple[Capture, tuple[TargetLayer, ...]]:
-        modules = self.named()
         if self.method.finer:
             targets = tuple(map(EachFiner, targets))
-        method, kind = self.method, kind_of(inputs)
-        if method.need.attention and kind in self.memory.without_attention:
-            raise NoAttentionError(method.name)
+        method = self.method
         if inputs.dim() == _CLIP and not method.layer:
             self._decision_if_any(inputs[:1])  # refuses clips whose second axis is time; it would pass for channels
         run = functools.partial(self._run, targets, inputs)
         if method.layer:
-            return self._captured_at_layers(modules, inputs, targets, run)
+            return self._captured_at_layers(self.named(), inputs, targets, run)
         if not method.need.attention:
             return run(()), (WHOLE_MODEL,)
+        kind = kind_of(inputs)
+        if kind in self.memory.without_attention:
+            raise NoAttentionError(method.name)
         try:
             # The layer says how the tokens form a grid.
             captured, (tokens,) = self._captured_at_layers({}, inputs, (), run)
@@ -308,7 +307,7 @@ class LayerPasses:
         layers = tuple(replace(layer, layout=layout, size=size) for layer, layout in both)
         for layer in layers:
             self.memory.remember(layer, inputs)
-        if all(layer.layout is None or are_even(layer.layout, size, self._spread) for layer in layers):
+        if all(self.memory.placed(layer, inputs[:1], self._spread) is layer.layout for layer in layers):
             return captured, layers
         return run(layers), layers
 
@@ -376,13 +375,17 @@ class LayerPasses:
         read_layout: Any = infer_layout,
     ) -> Capture:
         module, memory = self._module, self.memory
-        modules = self.named() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
-        method = self.method
+        refs, method = tuple(layer.ref for layer in layers), self.method
+        modules = memory.selected(refs) if refs else {}
         in_a_pass = at_once(inputs.device) if method.need.one_by_one else len(inputs)
         apart = memory.keeps_pictures_apart(inputs, in_a_pass, modules)
         if not apart and len(inputs) > 1:
             raise OneByOneError
-        layouts = {layer.ref: memory.placed(layer, inputs[:1], self._spread) for layer in layers if layer.size}
+        layouts = {
+            ref: memory.placed(layer, inputs[:1], self._spread)
+            for ref, layer in zip(refs, layers, strict=True)
+            if layer.size
+        }
         batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if method.need.pictures else inputs
         options = Pass(
             modules,
