@@ -78,7 +78,7 @@ class ModelMemory:
         self._apart: dict[tuple[LayerRef, ...], tuple[int, bool]] = {}
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
-        self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
+        self._named: OrderedDict[tuple[InputKind, LayerRef], TargetLayer] = OrderedDict()
         self._placed: OrderedDict[tuple[InputKind, LayerRef, Layout, Spread], Layout] = OrderedDict()
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
@@ -86,6 +86,12 @@ class ModelMemory:
     def model(self) -> nn.Module | None:
         """The model; None after it was deleted."""
         return self._model()
+
+    @property
+    def _living(self) -> nn.Module:
+        model = self._model()
+        assert model is not None
+        return model
 
     def refresh(self) -> bool:
         """Forget everything if the model's structure has changed, and return whether it has."""
@@ -104,9 +110,7 @@ class ModelMemory:
         selectors = tuple(item.ref if isinstance(item, TargetLayer) else item for item in selectors)
         modules = self._selected.get(selectors)
         if modules is None:
-            model = self.model
-            assert model is not None
-            modules = weakref.WeakValueDictionary(select_layers(model, cast("Any", selectors)))
+            modules = weakref.WeakValueDictionary(select_layers(self._living, cast("Any", selectors)))
             if LayerRef("") in modules:
                 raise LayerError(
                     "the whole model is not a layer; name one of its submodules, or "
@@ -136,11 +140,7 @@ class ModelMemory:
             return None
         key = kind_of(image), layer.ref, layer.layout, spread
         if key not in self._placed:
-            model = self.model
-            assert model is not None
-            self._placed[key] = with_places(model, image, layer, spread, self.record)
-            while len(self._placed) > _MOST_SIZES:
-                self._placed.popitem(last=False)
+            _keep(self._placed, key, with_places(self._living, image, layer, spread, self.record))
         return self._placed[key]
 
     def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
@@ -152,14 +152,10 @@ class ModelMemory:
         is_kept = target is None or identity is not None
         if is_kept and self._still_holds(key):
             return self._decisions[key][0]
-        model = self.model
-        assert model is not None
-        decision = decide(model, image, self.record, target=target)
+        decision = decide(self._living, image, self.record, target=target)
         if is_kept and decision.lasting and decision.holds_for != "picture":
             marks = WeightMarks(self.record.modules()) if decision.holds_for == "weights" else None
-            self._decisions[key] = decision, marks
-            while len(self._decisions) > _MOST_SIZES:
-                self._decisions.popitem(last=False)
+            _keep(self._decisions, key, (decision, marks))
         return decision
 
     def has_decided(self, image: Float[Tensor, "n c *size"]) -> bool:
@@ -186,9 +182,7 @@ class ModelMemory:
         refs, count = tuple(layers), min(at_once, 3)  # what holds for three holds for more
         tried, apart = self._apart.get(refs, (1, True))
         if apart and tried < count:
-            model = self.model
-            assert model is not None
-            apart = keeps_pictures_apart(model, inputs[:1], layers, self.record, at_once)
+            apart = keeps_pictures_apart(self._living, inputs[:1], layers, self.record, at_once)
             self._apart[refs] = count, apart
         return apart
 
@@ -198,15 +192,20 @@ class ModelMemory:
 
     def remember(self, layer: TargetLayer, image: Float[Tensor, "n c *size"]) -> None:
         """Remember a layer that the caller named, for inputs like this image."""
-        if len(self._named) >= _MOST_SIZES:
-            self._named.clear()
-        self._named[kind_of(image), layer.ref] = layer
+        _keep(self._named, (kind_of(image), layer.ref), layer)
 
     def forget(self) -> None:
         """Forget all decisions, after a pass showed that they no longer hold."""
         self._decisions.clear()
         self._named.clear()
         self._placed.clear()
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Hashable, value: object) -> None:
+    """Keep a value, and drop the oldest if there are too many."""
+    kept[key] = value
+    if len(kept) > _MOST_SIZES:
+        kept.popitem(last=False)
 
 
 def _is_the_users(target: Target) -> bool:
