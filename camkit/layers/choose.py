@@ -130,11 +130,13 @@ def choose(stages: Stages) -> Decision:
     deepest = best = _deepest(stages, stages.wide(fit) or fit)
     if deepest is None or best is None:
         return replace(decision, holds_for=_holds_for(stages, weak=False))
-    weak: list[TracedCall] = []
+    weak: list[TracedCall] = []  # layers that carry too little beside others
     if carries(deepest).is_small:
         fit = stages.everywhere.usable if carries(deepest).is_weak else fit
         best, weak = _deepest_carrying(stages, fit, deepest)
     wide = [call for call in stages.wide(fit) if call.name]
+    # Other branches may end in the same grid. Without those that carry too little, a layer before all may stand for
+    # them; if there is none, the caller must say which branch counts.
     ends = twins(trace, readings, best, wide)
     branches = [call for call in ends if call is best or not carries(call).is_negligible_beside(carries(best))]
     weak += [call for call in ends if call not in branches]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping
 from types import FunctionType, MappingProxyType
 from typing import Any, TypeAlias, cast
 
@@ -14,17 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.attach import forward_hooks, starts
 from camkit.engine.batches import keeps_pictures_apart
 from camkit.engine.guard import is_in_use
-from camkit.engine.interrupts import undisturbed
 from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.references import KeptReferences
 from camkit.errors import LayerError, advice
 from camkit.layers.choose import decide
 from camkit.layers.decision import Decision
 from camkit.layers.names import select_layers
-from camkit.layers.operations import OperationWatch
 from camkit.layers.places import with_places
 from camkit.targets.classes import FunctionTarget
 from camkit.targets.scores import Target
@@ -238,29 +234,3 @@ def _identity(target: Target) -> Hashable:
 def kind_of(image: Float[Tensor, "n c *size"]) -> InputKind:
     """Return the properties of an input that a decision depends on."""
     return tuple(image.shape[1:]), image.dtype, torch.get_default_dtype()
-
-
-@contextmanager
-def watching_places(model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor) -> Iterator[dict[nn.Module, bool]]:
-    """Record for each module that runs in the block whether all operations before its end leave cells in their places.
-
-    So a layer of an ordinary convolutional network needs no extra passes that locate its cells. Nothing is recorded if
-    the model looks at the values of the batch to choose its way, since one picture alone may take another way.
-    """
-    watch = OperationWatch(inputs)
-    kept: dict[nn.Module, bool] = {}
-
-    def begin(_: nn.Module) -> None:
-        watch.kept = True
-        watch.reads.clear()  # camkit's own tests of a batch read values, too
-
-    def end(module: nn.Module, _: list[Tensor], __: object) -> None:
-        kept[module] = kept.get(module, True) and watch.kept
-
-    def end_model(*_: object) -> None:
-        if "picture" in watch.reads:
-            kept.clear()
-
-    ends: dict[nn.Module, Callable[..., None]] = {**dict.fromkeys(modules, end), model: end_model}
-    with undisturbed(), starts([model], begin), forward_hooks(ends), watch:
-        yield kept

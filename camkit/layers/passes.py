@@ -20,8 +20,9 @@ from camkit.engine.references import ReferencesFor
 from camkit.errors import LayerError, MethodError
 from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import TOKENS, infer_layout, plain_layout
-from camkit.layers.memory import ModelMemory, kind_of, watching_places
+from camkit.layers.memory import ModelMemory, kind_of
 from camkit.layers.names import Layers
+from camkit.layers.operations import watching_places
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import ODAM, SHARPENED, Method, find_method
 from camkit.methods.registry import FINE
@@ -191,28 +192,28 @@ class LayerPasses:
     def _captured(self, targets: tuple[Target, ...], inputs: Tensor) -> tuple[Capture, tuple[TargetLayer, ...]]:
         if self.method.finer:
             targets = tuple(map(EachFiner, targets))
-        method = self.method
-        if inputs.dim() == _CLIP and not method.layer:
-            self._decision_if_any(inputs[:1])  # refuses clips whose second axis is time; it would pass for channels
         run = functools.partial(self._run, targets, inputs)
-        if method.layer:
+        if self.method.layer:
             return self._captured_at_layers(self.named(), inputs, targets, run)
-        if not method.need.attention:
-            return run(()), (WHOLE_MODEL,)
-        kind = kind_of(inputs)
+        if inputs.dim() == _CLIP:
+            self._decision_if_any(inputs[:1])  # refuses clips whose second axis is time; it would pass for channels
+        return self._captured_of_tokens(inputs, run) if self.method.need.attention else (run(()), (WHOLE_MODEL,))
+
+    def _captured_of_tokens(self, inputs: Tensor, run: _Run) -> tuple[Capture, tuple[TargetLayer, ...]]:
+        """Run the model with a layer that has its tokens, which says how they form a grid."""
+        kind, name = kind_of(inputs), self.method.name
         if kind in self.memory.without_attention:
-            raise NoAttentionError(method.name)
+            raise NoAttentionError(name)
         try:
-            # The layer says how the tokens form a grid.
             captured, (tokens,) = self._captured_at_layers({}, inputs, (), run)
         except LayerError as error:
             raise MethodError(
-                f"{method.name!r} needs tokens that form a grid, and camkit finds none in this model; use "
+                f"{name!r} needs tokens that form a grid, and camkit finds none in this model; use "
                 "'gradcam' or 'hirescam' with a layer that you name"
             ) from error
         (layout,) = captured.layouts
         if (kind, layout) not in self.memory.checked_tokens:
-            check_cells(self._module, inputs[:1], layout, method.name, self.memory.record)
+            check_cells(self._module, inputs[:1], layout, name, self.memory.record)
             self.memory.checked_tokens.add((kind, layout))
         doubt = "" if tokens.sure else UNSURE
         return captured, (replace(WHOLE_MODEL, reason=WHOLE_MODEL.reason + doubt, sure=tokens.sure),)
