@@ -25,7 +25,7 @@ from camkit.errors import InputError, TargetError
 from camkit.images.files import file_name, write_picture
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
-from camkit.layers.choose import UNSURE
+from camkit.layers.decision import UNSURE
 from camkit.methods import SHARPENED, WEIGHTED, known_method
 from camkit.methods.runs import SignedMaps
 from camkit.methods.smoothing import CHANGES

@@ -11,7 +11,7 @@ from camkit.errors import ModelError
 if TYPE_CHECKING:
     import torch
 
-    from camkit.layers.choose import Decision
+    from camkit.layers.decision import Decision
     from camkit.models.loaded import LoadedModel
 
 

@@ -18,8 +18,8 @@ from camkit.errors import printable
 if TYPE_CHECKING:
     from camkit.comparison.judgement import JudgedRow, MethodJudgement
     from camkit.demo.poster import DemoResult
-    from camkit.layers.choose import Decision
     from camkit.layers.costs import Costs
+    from camkit.layers.decision import Decision
     from camkit.methods import Method
     from camkit.scale.folder import Written
     from camkit.scale.video import WrittenVideo

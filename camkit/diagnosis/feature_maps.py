@@ -194,12 +194,11 @@ def _only_layer(model: nn.Module, selector: Selector) -> LayerRef:
 
 def _looked_at(model: nn.Module, inputs: Float[Tensor, "1 c *size"], ref: LayerRef) -> TargetLayer:
     """Return a layer that the caller named with what a look at the model tells of it."""
-    size = tuple(inputs.shape[2:])
     try:
         decision = decide(model, inputs)
     except Exception:  # noqa: BLE001 - a model may raise anything that was made for batches of another number
         return TargetLayer(ref.name, ref.call)
-    return decision.named(ref, size, "as named")
+    return decision.named(ref, "as named")
 
 
 def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], layer: TargetLayer) -> Float[np.ndarray, "k h w"]:

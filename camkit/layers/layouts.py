@@ -8,7 +8,7 @@ and the axes along which their places change are the grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -76,9 +76,14 @@ class LayoutReading:
     elsewhere: bool = False
     unsure: bool = False
 
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The sides of the grid; empty if there is none."""
+        return () if self.layout is None else self.layout.grid
 
-LayoutReadings: TypeAlias = tuple[LayoutReading, ...]
-"""One reading for each call of a trace."""
+
+LayoutReadings: TypeAlias = Mapping[TracedCall, LayoutReading]
+"""The reading of each call of a trace, in the trace's order."""
 
 
 def read_layouts(trace: Trace, places: Places) -> LayoutReadings:
@@ -93,33 +98,30 @@ def read_layouts(trace: Trace, places: Places) -> LayoutReadings:
     first = next((call for call in trace.calls if call.convolution is not None), None)
     keys = {call.output: call.key for call in reversed(unknown)}  # several modules may return the same tensor
     followed = places(list(keys.values()), None if first is None else first.key) if unknown else {}
+    received = None if first is None or first.key not in followed else followed[first.key].received
     extent: Extent = ()
     scattered = False  # the pixels that the first convolution gets
-    received = followed[first.key].received if first is not None and followed and first.key in followed else None
     if first is not None and first.convolution is not None and first.convolution.size and received is not None:
         scattered = not _are_in_order(received)
         extent = () if scattered else _input_in(received, first.convolution, first.shape[2:])
     by_output: dict[int | None, LayoutReading] = {None: LayoutReading()}
     grids: set[tuple[int, ...]] = {trace.size}
-    readings: list[LayoutReading] = []
+    readings: dict[TracedCall, LayoutReading] = {}
     for call in trace.calls:
         shown = plain[call]
         if call.output not in by_output:
             if shown is not None:
-                by_output[call.output] = shown
+                reading = shown
             elif trace.graph.is_attention(call.operation, len(call.shape)):
-                by_output[call.output] = LayoutReading()
-            elif followed is None:  # the model does not run a second time
-                by_output[call.output] = LayoutReading(infer_layout(call.shape, 1, trace.size), unsure=True)
+                reading = LayoutReading()
             else:
-                found = followed.get(keys[call.output])
-                by_output[call.output] = _read(call, found, trace.size, extent, grids)
-            layout = by_output[call.output].layout
-            grids |= {layout.grid} if layout is not None else set()
+                reading = _read(call, followed.get(keys[call.output]), trace.size, extent, grids)
+            by_output[call.output] = reading
+            grids.add(reading.grid)
         reading = by_output[call.output]
         unsure = reading.unsure or call.moved or (scattered and shown is None)
-        readings.append(reading if reading.layout is None else replace(reading, unsure=unsure))
-    return tuple(readings)
+        readings[call] = replace(reading, unsure=unsure and reading.layout is not None)
+    return readings
 
 
 def _plain(call: TracedCall, size: tuple[int, ...]) -> LayoutReading | None:

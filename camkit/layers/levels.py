@@ -8,16 +8,60 @@ it depends on the object. Zhao & Chan 2023 (ODAM, arXiv:2304.06354) differentiat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from camkit.layers.trace import Trace, TracedCall
+from camkit.layers.decision import Decision, Levels, layer_at, next_best, rows_of
+from camkit.layers.influence import structural_verdict
+from camkit.layers.layouts import LayoutReadings
+from camkit.layers.share import takes_one_cell
+from camkit.layers.trace import LivePass, Trace, TracedCall
 from camkit.types import Layout
 
 _LEAST_SIDE = 2
 """A grid with fewer cells along an axis is a summary of the picture, such as the gate of squeeze-and-excitation."""
 
 
-def levels_of(trace: Trace, layouts: Mapping[TracedCall, Layout | None]) -> list[TracedCall]:
+def choose_for_boxes(live: LivePass, readings: LayoutReadings) -> Decision:
+    """Choose the layers of a detector: the inputs of its neck, or else the deepest one that every box is computed from.
+
+    A box's score depends on a few cells of one scale, and a picture without detections has no score. So the structure
+    decides: the last grid of each size before the neck, or the last one before the scales branch off, or before regions
+    are cropped from it.
+    """
+    trace, graph = live.trace, live.trace.graph
+    pyramid = next((call for call in reversed(trace.calls) if call.scales), None)
+    common = -1
+    for scale in pyramid.scales if pyramid is not None else ():
+        common &= graph.ancestors(scale)
+    usable: dict[TracedCall, Layout] = {}
+    verdicts: dict[TracedCall, str] = {}
+    for call, reading in readings.items():
+        verdict, is_regional = structural_verdict(call, reading), graph.is_regional(call.operation)
+        beside = is_regional if pyramid is None else not call.is_among(common)
+        verdicts[call] = verdict or ("not every box is computed from it" if beside else "")
+        # The rows of all boxes may happen to form a grid, whose place is not certain then.
+        if not verdict and reading.layout is not None and call.name and not reading.unsure and not is_regional:
+            usable[call] = reading.layout
+    rows = rows_of(trace, readings, verdicts)
+    of_levels = _levels(trace, usable)
+    if of_levels:
+        reason = f"the inputs of the neck, {len(of_levels)} grids that all boxes are computed from"
+        levels = Levels(layer_at(trace, readings, call, reason) for call in of_levels)
+        return Decision(trace.size, rows, levels[-1], any_target=True, levels=levels)
+    last = _last_before_all_boxes(live, usable)
+    first = [calls[0] for calls in trace.by_output.values()]  # an outer module returns it later
+    fit = [call for call in first if call.name and not verdicts[call] and call is not last]
+    fit += [] if last is None else [last]
+    if not fit:
+        return Decision(trace.size, rows)
+    grid = "x".join(map(str, readings[fit[-1]].grid))
+    chosen, *others = [trace.ref_of(call) for call in reversed(fit)]
+    reason = f"the deepest grid, {grid}, that every box is computed from"
+    layer = layer_at(trace, readings, fit[-1], reason, runners_up=next_best(others, chosen))
+    return Decision(trace.size, rows, layer, any_target=True)
+
+
+def _levels(trace: Trace, layouts: Mapping[TracedCall, Layout]) -> list[TracedCall]:
     """Return the inputs of a detector's neck, from the finest grid to the coarsest; empty if it has no neck.
 
     Each is the last layer of its grid before the neck that a path leads from to the scores, past the coarser ones.
@@ -26,9 +70,7 @@ def levels_of(trace: Trace, layouts: Mapping[TracedCall, Layout | None]) -> list
         trace: the trace of a pass, whose ``end`` are the scores of the boxes.
         layouts: the layout of each call's output that can be explained.
     """
-    grids = {
-        call: math.prod(layout.grid) for call, layout in layouts.items() if layout is not None and _is_grid(layout)
-    }
+    grids = {call: math.prod(layout.grid) for call, layout in layouts.items() if min(layout.grid) >= _LEAST_SIDE}
     backbone, necks = _split(trace, grids)
     if not necks or trace.end is None:
         return []
@@ -44,26 +86,20 @@ def levels_of(trace: Trace, layouts: Mapping[TracedCall, Layout | None]) -> list
     return levels if len(levels) > 1 and not beside else []
 
 
-def last_before_all_boxes(
-    trace: Trace, layouts: Mapping[TracedCall, Layout | None], takes_one: Callable[[TracedCall, Layout], bool]
-) -> TracedCall | None:
+def _last_before_all_boxes(live: LivePass, layouts: dict[TracedCall, Layout]) -> TracedCall | None:
     """Return the last layer with a grid that all boxes are computed from, and from nothing else of the picture.
 
-    If each box is computed from one cell of a layer (``takes_one``), as at the end of OWL-ViT, this cell would have all
-    the heat: the layer lies before.
+    If each box is computed from one cell of a layer, as at the end of OWL-ViT, this cell would have all the heat: the
+    layer lies before.
     """
-    for call in reversed(trace.calls):
-        layout = layouts.get(call)
-        if layout is None or trace.end is None or not call.alone or not call.name:
+    trace = live.trace
+    for call, layout in reversed(layouts.items()):
+        if trace.end is None or not call.alone:
             continue
         beside = trace.before_the_score(call) & trace.graph.inputs
-        if not beside and not takes_one(call, layout):
+        if not beside and not takes_one_cell(live, call, layout):
             return call
     return None
-
-
-def _is_grid(layout: Layout) -> bool:
-    return min(layout.grid) >= _LEAST_SIDE
 
 
 def _split(trace: Trace, grids: Mapping[TracedCall, int]) -> tuple[list[TracedCall], list[TracedCall]]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping
 from types import FunctionType, MappingProxyType
 from typing import Any, TypeAlias, cast
 
@@ -14,17 +13,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.attach import forward_hooks, starts
 from camkit.engine.batches import keeps_pictures_apart
 from camkit.engine.guard import is_in_use
-from camkit.engine.interrupts import undisturbed
 from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.references import KeptReferences
 from camkit.errors import LayerError, advice
-from camkit.layers.choose import Decision, decide
+from camkit.layers.choose import decide
+from camkit.layers.decision import Decision
 from camkit.layers.names import select_layers
-from camkit.layers.operations import OperationWatch
-from camkit.layers.places import are_even, with_places
+from camkit.layers.places import with_places
 from camkit.targets.classes import FunctionTarget
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, Precision, Spread, TargetLayer
@@ -77,7 +74,7 @@ class ModelMemory:
         self._apart: dict[tuple[LayerRef, ...], tuple[int, bool]] = {}
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
-        self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
+        self._named: OrderedDict[tuple[InputKind, LayerRef], TargetLayer] = OrderedDict()
         self._placed: OrderedDict[tuple[InputKind, LayerRef, Layout, Spread], Layout] = OrderedDict()
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
@@ -85,6 +82,12 @@ class ModelMemory:
     def model(self) -> nn.Module | None:
         """The model; None after it was deleted."""
         return self._model()
+
+    @property
+    def _living(self) -> nn.Module:
+        model = self._model()
+        assert model is not None
+        return model
 
     def refresh(self) -> bool:
         """Forget everything if the model's structure has changed, and return whether it has."""
@@ -103,9 +106,7 @@ class ModelMemory:
         selectors = tuple(item.ref if isinstance(item, TargetLayer) else item for item in selectors)
         modules = self._selected.get(selectors)
         if modules is None:
-            model = self.model
-            assert model is not None
-            modules = weakref.WeakValueDictionary(select_layers(model, cast("Any", selectors)))
+            modules = weakref.WeakValueDictionary(select_layers(self._living, cast("Any", selectors)))
             if LayerRef("") in modules:
                 raise LayerError(
                     "the whole model is not a layer; name one of its submodules, or "
@@ -131,15 +132,11 @@ class ModelMemory:
 
     def placed(self, layer: TargetLayer, image: Float[Tensor, "1 c *size"], spread: Spread) -> Layout | None:
         """Return a layer's layout with the places of its cells, unless these are spread evenly."""
-        if layer.layout is None or are_even(layer.layout, tuple(image.shape[2:]), spread):
-            return layer.layout
+        if layer.layout is None:
+            return None
         key = kind_of(image), layer.ref, layer.layout, spread
         if key not in self._placed:
-            model = self.model
-            assert model is not None
-            self._placed[key] = with_places(model, image, layer, spread, self.record)
-            while len(self._placed) > _MOST_SIZES:
-                self._placed.popitem(last=False)
+            _keep(self._placed, key, with_places(self._living, image, layer, spread, self.record))
         return self._placed[key]
 
     def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
@@ -151,14 +148,10 @@ class ModelMemory:
         is_kept = target is None or identity is not None
         if is_kept and self._still_holds(key):
             return self._decisions[key][0]
-        model = self.model
-        assert model is not None
-        decision = decide(model, image, self.record, target=target)
+        decision = decide(self._living, image, self.record, target=target)
         if is_kept and decision.lasting and decision.holds_for != "picture":
             marks = WeightMarks(self.record.modules()) if decision.holds_for == "weights" else None
-            self._decisions[key] = decision, marks
-            while len(self._decisions) > _MOST_SIZES:
-                self._decisions.popitem(last=False)
+            _keep(self._decisions, key, (decision, marks))
         return decision
 
     def has_decided(self, image: Float[Tensor, "n c *size"]) -> bool:
@@ -185,9 +178,7 @@ class ModelMemory:
         refs, count = tuple(layers), min(at_once, 3)  # what holds for three holds for more
         tried, apart = self._apart.get(refs, (1, True))
         if apart and tried < count:
-            model = self.model
-            assert model is not None
-            apart = keeps_pictures_apart(model, inputs[:1], layers, self.record, at_once)
+            apart = keeps_pictures_apart(self._living, inputs[:1], layers, self.record, at_once)
             self._apart[refs] = count, apart
         return apart
 
@@ -197,9 +188,7 @@ class ModelMemory:
 
     def remember(self, layer: TargetLayer, image: Float[Tensor, "n c *size"]) -> None:
         """Remember a layer that the caller named, for inputs like this image."""
-        if len(self._named) >= _MOST_SIZES:
-            self._named.clear()
-        self._named[kind_of(image), layer.ref] = layer
+        _keep(self._named, (kind_of(image), layer.ref), layer)
 
     def forget(self) -> None:
         """Forget all decisions, after a pass showed that they no longer hold."""
@@ -210,6 +199,13 @@ class ModelMemory:
 
 SHARED: weakref.WeakKeyDictionary[nn.Module, ModelMemory] = weakref.WeakKeyDictionary()
 """The memory of each living model that ``explain`` was called with: later calls share it."""
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Hashable, value: object) -> None:
+    """Keep a value, and drop the oldest if there are too many."""
+    kept[key] = value
+    if len(kept) > _MOST_SIZES:
+        kept.popitem(last=False)
 
 
 def _is_the_users(target: Target) -> bool:
@@ -242,29 +238,3 @@ def _identity(target: Target) -> Hashable:
 def kind_of(image: Float[Tensor, "n c *size"]) -> InputKind:
     """Return the properties of an input that a decision depends on."""
     return tuple(image.shape[1:]), image.dtype, torch.get_default_dtype()
-
-
-@contextmanager
-def watching_places(model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor) -> Iterator[dict[nn.Module, bool]]:
-    """Record for each module that runs in the block whether all operations before its end leave cells in their places.
-
-    So a layer of an ordinary convolutional network needs no extra passes that locate its cells. Nothing is recorded if
-    the model looks at the values of the batch to choose its way, since one picture alone may take another way.
-    """
-    watch = OperationWatch(inputs)
-    kept: dict[nn.Module, bool] = {}
-
-    def begin(_: nn.Module) -> None:
-        watch.kept = True
-        watch.reads.clear()  # camkit's own tests of a batch read values, too
-
-    def end(module: nn.Module, _: list[Tensor], __: object) -> None:
-        kept[module] = kept.get(module, True) and watch.kept
-
-    def end_model(*_: object) -> None:
-        if "picture" in watch.reads:
-            kept.clear()
-
-    ends: dict[nn.Module, Callable[..., None]] = {**dict.fromkeys(modules, end), model: end_model}
-    with undisturbed(), starts([model], begin), forward_hooks(ends), watch:
-        yield kept

@@ -18,11 +18,11 @@ from camkit.engine.features import Capture
 from camkit.engine.passes import faster_format, is_overwriting, keeping_overwritten
 from camkit.engine.references import ReferencesFor
 from camkit.errors import LayerError, MethodError
-from camkit.layers.choose import UNSURE, Decision, Levels
+from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import TOKENS, infer_layout, plain_layout
-from camkit.layers.memory import ModelMemory, kind_of, watching_places
+from camkit.layers.memory import ModelMemory, kind_of
 from camkit.layers.names import Layers
-from camkit.layers.places import are_even
+from camkit.layers.operations import watching_places
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import METHODS, ODAM, SHARPENED, Method
 from camkit.methods.registry import FINE
@@ -190,30 +190,30 @@ class LayerPasses:
         return LayerPasses(self._module, self.memory, None, method, self._precision, self._spread, self._progress)
 
     def _captured(self, targets: tuple[Target, ...], inputs: Tensor) -> tuple[Capture, tuple[TargetLayer, ...]]:
-        modules = self.named()
         if self.method.finer:
             targets = tuple(map(EachFiner, targets))
-        method, kind = self.method, kind_of(inputs)
-        if method.need.attention and kind in self.memory.without_attention:
-            raise NoAttentionError(method.name)
-        if inputs.dim() == _CLIP and not method.layer:
-            self._decision_if_any(inputs[:1])  # refuses clips whose second axis is time; it would pass for channels
         run = functools.partial(self._run, targets, inputs)
-        if method.layer:
-            return self._captured_at_layers(modules, inputs, targets, run)
-        if not method.need.attention:
-            return run(()), (WHOLE_MODEL,)
+        if self.method.layer:
+            return self._captured_at_layers(self.named(), inputs, targets, run)
+        if inputs.dim() == _CLIP:
+            self._decision_if_any(inputs[:1])  # refuses clips whose second axis is time; it would pass for channels
+        return self._captured_of_tokens(inputs, run) if self.method.need.attention else (run(()), (WHOLE_MODEL,))
+
+    def _captured_of_tokens(self, inputs: Tensor, run: _Run) -> tuple[Capture, tuple[TargetLayer, ...]]:
+        """Run the model with a layer that has its tokens, which says how they form a grid."""
+        kind, name = kind_of(inputs), self.method.name
+        if kind in self.memory.without_attention:
+            raise NoAttentionError(name)
         try:
-            # The layer says how the tokens form a grid.
             captured, (tokens,) = self._captured_at_layers({}, inputs, (), run)
         except LayerError as error:
             raise MethodError(
-                f"{method.name!r} needs tokens that form a grid, and camkit finds none in this model; use "
+                f"{name!r} needs tokens that form a grid, and camkit finds none in this model; use "
                 "'gradcam' or 'hirescam' with a layer that you name"
             ) from error
         (layout,) = captured.layouts
         if (kind, layout) not in self.memory.checked_tokens:
-            check_cells(self._module, inputs[:1], layout, method.name, self.memory.record)
+            check_cells(self._module, inputs[:1], layout, name, self.memory.record)
             self.memory.checked_tokens.add((kind, layout))
         doubt = "" if tokens.sure else UNSURE
         return captured, (replace(WHOLE_MODEL, reason=WHOLE_MODEL.reason + doubt, sure=tokens.sure),)
@@ -271,7 +271,7 @@ class LayerPasses:
         decision = self.memory.decision_for(inputs, targets[0])
         if decision.layer is None or decision.layer.ref == layers[-1].ref:
             return captured, layers
-        layers = self._chosen(decision, tuple(inputs.shape[2:]))
+        layers = self._chosen(decision)
         return run(layers), layers
 
     def _known(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...] | None:
@@ -308,7 +308,7 @@ class LayerPasses:
         layers = tuple(replace(layer, layout=layout, size=size) for layer, layout in both)
         for layer in layers:
             self.memory.remember(layer, inputs)
-        if all(layer.layout is None or are_even(layer.layout, size, self._spread) for layer in layers):
+        if all(self.memory.placed(layer, inputs[:1], self._spread) is layer.layout for layer in layers):
             return captured, layers
         return run(layers), layers
 
@@ -319,28 +319,27 @@ class LayerPasses:
 
         If the model cannot run on a single image, the layouts of named layers are read from their shapes.
         """
-        size = tuple(inputs.shape[2:])
         if not modules:
-            choices = [self._chosen(self._decision(inputs, target), size) for target in targets or (None,)]
+            choices = [self._chosen(self._decision(inputs, target)) for target in targets or (None,)]
             if any([layer.ref for layer in other] != [layer.ref for layer in choices[0]] for other in choices[1:]):
                 raise OneTargetError
             return choices[0]
         decision = self._decision_if_any(inputs)
         if decision is None:
             return tuple(TargetLayer(ref.name, ref.call, None, (), _AS_NAMED + UNSURE, sure=False) for ref in modules)
-        layers = tuple(decision.named(ref, size, _AS_NAMED) for ref in modules)
+        layers = tuple(decision.named(ref, _AS_NAMED) for ref in modules)
         for layer in layers if decision.holds_for == "model" else ():
             self.memory.remember(layer, inputs)
         return layers
 
-    def _chosen(self, decision: Decision, size: tuple[int, ...]) -> tuple[TargetLayer, ...]:
+    def _chosen(self, decision: Decision) -> tuple[TargetLayer, ...]:
         """Return the layers that a decision chose for the method."""
         if self.method.stages:
             return decision.stages()
         if decision.levels and self._adds_levels:
             return decision.levels
         if self.method.need.attention:
-            return (decision.of_tokens(size),)
+            return (decision.of_tokens(),)
         chosen = decision.chosen()
         sharpens = (self.method.automatic and not self._weights_maps) or self.method.sharpens
         return (decision.finer, chosen) if sharpens and decision.finer is not None else (chosen,)
@@ -377,13 +376,17 @@ class LayerPasses:
         read_layout: Any = infer_layout,
     ) -> Capture:
         module, memory = self._module, self.memory
-        modules = self.named() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
-        method = self.method
+        refs, method = tuple(layer.ref for layer in layers), self.method
+        modules = memory.selected(refs) if refs else {}
         in_a_pass = at_once(inputs.device) if method.need.one_by_one else len(inputs)
         apart = memory.keeps_pictures_apart(inputs, in_a_pass, modules)
         if not apart and len(inputs) > 1:
             raise OneByOneError
-        layouts = {layer.ref: memory.placed(layer, inputs[:1], self._spread) for layer in layers if layer.size}
+        layouts = {
+            ref: memory.placed(layer, inputs[:1], self._spread)
+            for ref, layer in zip(refs, layers, strict=True)
+            if layer.size
+        }
         batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if method.need.pictures else inputs
         options = Pass(
             modules,

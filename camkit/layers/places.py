@@ -37,7 +37,7 @@ _WHOLE = 32
 """Networks are trained on sides that are multiples of this, which is a multiple of nearly all strides."""
 
 
-def are_even(layout: Layout, size: tuple[int, ...], spread: Spread) -> bool:
+def _are_even(layout: Layout, size: tuple[int, ...], spread: Spread) -> bool:
     """Tell whether cells are spread evenly. In the middle of their strides they are if these fill the input."""
     if spread == "centres":
         return False
@@ -51,10 +51,13 @@ def with_places(
 ) -> Layout:
     """Return a layer's layout with the places of its cells if they can be followed through the model.
 
-    It runs a pass. For cells in the middle of their strides, it runs another one on a picture of the usual size: the
-    cells' middle is the picture's there, which says how far all lie beside the centres of their kernels.
+    For cells that are not spread evenly it runs a pass. For cells in the middle of their strides, it runs another one
+    on a picture of the usual size: the cells' middle is the picture's there, which says how far all lie beside the
+    centres of their kernels.
     """
     assert layer.layout is not None
+    if _are_even(layer.layout, tuple(image.shape[2:]), spread):
+        return layer.layout
     centred = _centred(model, image, layer, record)
     if spread == "centres" or not centred.positions:
         return centred

@@ -224,20 +224,20 @@ class Follower(TorchDispatchMode):
         if not changes and found and all(address(result) in memory for result in found):
             self._view(func, name, args, kwargs, found)
             return
-        content = any(not tensor.is_floating_point() for tensor, _ in noted)
         followed = [note for tensor, note in noted if _positions_in(note, tensor) is not None]
         attends = name.startswith(_ATTENTION) or (name in _PRODUCTS and len(followed) > 1)
         vague = attends or (bool(followed) and all(note.vague for note in followed))
-        for number, result in enumerate(found):
-            positions = None
-            fewer = bool(noted) and result.numel() < noted[0][0].numel()
-            if number == 0 and content and name in _CHOOSING and fewer and result.is_floating_point():
-                positions = self._nowhere(result)
-            elif number == 0 and not content and result.is_floating_point() and not name.endswith("_backward"):
+        positions = None
+        if found and found[0].is_floating_point():
+            if not all(tensor.is_floating_point() for tensor, _ in noted):
+                chooses = name in _CHOOSING and found[0].numel() < noted[0][0].numel()
+                positions = self._nowhere(found[0]) if chooses else None
+            elif not name.endswith("_backward"):
                 with suppress(Exception):  # a shape or an argument that is not expected here: not known
-                    positions = self._result(name, func, args, kwargs, result)
-            positions = None if positions is None else positions.expand(-1, *result.shape)
-            self._write(result, positions, vague=vague, changed=changes)
+                    positions = self._result(name, func, args, kwargs, found[0])
+            positions = None if positions is None else positions.expand(-1, *found[0].shape)
+        for number, result in enumerate(found):
+            self._write(result, positions if number == 0 else None, vague=vague, changed=changes)
 
     def _keep(self, tensor: Tensor, note: _Note, results: list[Tensor]) -> None:
         """Give the first result the positions of the only operand."""

@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.export.unflatten import InterpreterModule
 from torch.nn import functional
 
@@ -34,7 +33,7 @@ from camkit.layers.graph import Graph, GraphRecorder, set_of
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.layers.operations import MethodWatch, OperationWatch
 from camkit.layers.positions import Follower, address
-from camkit.targets.outputs import main_tensor, rivals
+from camkit.layers.scores import detections_in, mixture, score_of, scored_tensor, scores_of_boxes
 from camkit.targets.probabilities import final_activation, passing_through
 from camkit.types import LayerRef, LayoutKind
 
@@ -83,8 +82,7 @@ class TracedCall:
     """One call of one module. Each tensor of the pass has a number, and calls refer to tensors by these numbers.
 
     Attributes:
-        module: the number of the module.
-        name: the module's dotted name, "" for the model itself.
+        name: the module's dotted name, the first one if it has several; "" for the model itself.
         number: which of the module's calls this is, starting at 1.
         kind: the name of the module's class.
         started, finished: when the call started and finished, as counts of events.
@@ -104,12 +102,11 @@ class TracedCall:
         moved: True if the values of the picture decided from which places its cells come.
     """
 
-    module: int
     name: str
     number: int
     kind: str
     started: int
-    finished: int = 0
+    finished: int
     arguments: tuple[int, ...] = ()
     output: int | None = None
     shape: tuple[int, ...] = ()
@@ -190,8 +187,8 @@ class Trace:
     @functools.cached_property
     def refs(self) -> Mapping[TracedCall, LayerRef]:
         """How each call is typed: with its number only if its module runs several times."""
-        runs = Counter(call.module for call in self.calls)
-        return {call: LayerRef(call.name, call.number if runs[call.module] > 1 else None) for call in self.calls}
+        runs = Counter(call.name for call in self.calls)
+        return {call: LayerRef(call.name, call.number if runs[call.name] > 1 else None) for call in self.calls}
 
     @functools.cached_property
     def by_output(self) -> Mapping[int | None, Sequence[TracedCall]]:
@@ -201,13 +198,27 @@ class Trace:
             calls[call.output].append(call)
         return calls
 
+    def outermost(self, call: TracedCall) -> TracedCall:
+        """Return the call that returned the same output and has the shortest name, preferably one that runs once.
+
+        Modules that return only this output come first: another tensor beside it may already be computed from it.
+        """
+        returning = [other for other in self.by_output[call.output] if other.name]
+        returning = [other for other in returning if other.alone] or returning
+        refs = self.refs
+        return min(returning, key=lambda other: (refs[other].call is not None, other.name.count("."), len(other.name)))
+
+    def ref_of(self, call: TracedCall) -> LayerRef:
+        """Return the name under which a call's output is listed: that of the outermost call."""
+        return self.refs[self.outermost(call)]
+
 
 ScoreFrom: TypeAlias = Literal["best", "mixture", "head"]
 """The score to differentiate: the best class's, a mixture of all outputs, or a mixture of the last layer's inputs."""
 
-Gradients: TypeAlias = Callable[[ScoreFrom, Sequence[int]], "Mapping[int, Bool[Tensor, '*shape'] | None] | None"]
-"""``gradients(score, tensors)`` returns masks of where each tensor's gradient is not zero; None if there is no such
-score."""
+Gradients: TypeAlias = Callable[[ScoreFrom, Sequence[int]], Mapping[int, Bool[Tensor, "*shape"] | None]]
+"""``gradients(score, tensors)`` returns masks of where each tensor's gradient is not zero. It leaves out tensors that
+have no gradient, and all if there is no such score."""
 
 
 class FramesFirstError(ModelError):
@@ -230,9 +241,9 @@ class Followed(NamedTuple):
     received: Tensor | None = None
 
 
-Places: TypeAlias = Callable[[Sequence[Key], Key | None], "Mapping[Key, Followed] | None"]
+Places: TypeAlias = Callable[[Sequence[Key], Key | None], Mapping[Key, Followed]]
 """``places(calls, first)`` tells where the cells of outputs come from, and those that the first convolution received.
-It leaves out outputs that were not computed from the input, and returns None if the model does not run once more."""
+It leaves out outputs that were not computed from the input. If the model does not run once more, no place is known."""
 
 
 @dataclass(frozen=True)
@@ -261,74 +272,69 @@ def _versions(value: Any) -> tuple[int, ...]:
 class LivePass:
     """A pass whose tensors are kept: the model's output, and the arguments and output of each call.
 
-    If the decision is made for one target, ``target`` returns its score.
+    ``end`` is the tensor of the score: all class scores, or those of all boxes. If the decision is made for one target,
+    ``target`` returns its score, which is ``end`` then.
     """
 
     model: nn.Module
     leaf: Tensor
     output: Any
+    end: Tensor | None
     trace: Trace
-    tensors: dict[int, Tensor] = field(default_factory=dict)
-    returned: dict[Key, Returned] = field(default_factory=dict)
-    target: Callable[[Any], Tensor] | None = None
+    tensors: dict[int, Tensor]
+    returned: dict[Key, Returned]
+    target: Callable[[Any], Tensor] | None
     _scores: dict[ScoreFrom, Tensor | None] = field(default_factory=dict)
 
-    def gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
+    def gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None]:
         """Differentiate a score, as described at ``Gradients``."""
         found = self._gradients(score, tensors)
-        if found is None:
-            return None
         return {number: None if gradient is None else gradient.bool() for number, gradient in found.items()}
 
     def of_best_box(self, tensor: int) -> Tensor | None:
         """Return the gradient of the best box's score at a tensor; None without boxes, or if it is not computed."""
-        scores = scores_of_boxes(self.output) if self.trace.detects else None
-        start = self.tensors[tensor]
+        scores, start = self.end if self.trace.detects else None, self.tensors[tensor]
         if scores is None or not scores.numel() or not scores.requires_grad or not start.requires_grad:
             return None
         return torch.autograd.grad(scores.max(), [start], retain_graph=True, allow_unused=True)[0]
 
     def products(self, tensor: int) -> Tensor | None:
         """Return a tensor times the gradient of the best score at it; None if the score does not depend on it."""
-        gradient = (self._gradients("best", [tensor]) or {}).get(tensor)
+        gradient = self._gradients("best", [tensor]).get(tensor)
         return None if gradient is None else self.tensors[tensor].detach() * gradient
 
-    def _gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
+    def _gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None]:
         if score not in self._scores:
             self._scores[score] = self._score(score)
         value = self._scores[score]
-        if value is None or not value.requires_grad:
-            return None
         usable = [number for number in tensors if self.tensors[number].requires_grad]
-        if not usable:
+        if value is None or not value.requires_grad or not usable:
             return {}
-        ends = [self.tensors[number] for number in usable]
-        scored = None if self.target is not None else scored_tensor(self.output)
+        places = [self.tensors[number] for number in usable]
+        scored = None if self.target is not None else self.end
         with passing_through(None if scored is None else final_activation(scored)):
-            gradients = torch.autograd.grad(value, ends, retain_graph=True, allow_unused=True)
+            gradients = torch.autograd.grad(value, places, retain_graph=True, allow_unused=True)
         return dict(zip(usable, gradients, strict=True))
 
     def _score(self, score: ScoreFrom) -> Tensor | None:
-        if self.target is not None and score == "best":
-            return self.target(self.output)
         if self.target is not None:
             graded = [mixture(tensor) for tensor in tensors_in(self.output) if tensor.requires_grad]
-            return torch.stack(graded).sum() if graded and score == "mixture" else None
+            mixed = torch.stack(graded).sum() if graded and score == "mixture" else None
+            return self.end if score == "best" else mixed
         if score == "head":
             return _head_input(self.trace, self.tensors)
-        scored = scored_tensor(self.output)
-        if scored is None or score == "mixture":
-            return None if scored is None else mixture(scored)
-        return score_of(self.output, scored, self.trace.classes)
+        if self.end is None or score == "mixture":
+            return None if self.end is None else mixture(self.end)
+        return score_of(self.output, self.end, self.trace.classes)
 
-    def places(self, calls: Sequence[Key], first: Key | None) -> dict[Key, Followed] | None:
+    def places(self, calls: Sequence[Key], first: Key | None) -> dict[Key, Followed]:
         """Run the model once more, and return where the cells of outputs come from; see ``Places``."""
         switch_off_training(self.model)  # the previous pass may have switched parts of the model to training
         wanted = set(calls) if first is None else {*calls, first}
         try:
             return _followed(self.model, self.leaf.detach().clone(), wanted, first)
         except Exception:  # noqa: BLE001 - a model may raise anything if it counts its passes
-            return None
+            return dict.fromkeys(wanted, Followed({}, certain=False))
 
 
 def _by_cell(values: Tensor, rank: int) -> Iterator[tuple[LayoutKind, Tensor]]:
@@ -376,76 +382,126 @@ def traced(
         yield _trace(model, image.detach().clone().requires_grad_(), target)
 
 
-@dataclass(eq=False)
-class _OpenCall:
-    """What is recorded of a call while the model runs; ``_call`` makes a ``TracedCall`` of it."""
+class _Recording:
+    """Records every call of every module while a model runs: its start and end, its arguments and its output.
 
-    module: nn.Module
-    place: int
-    name: str
-    number: int
-    started: int
-    finished: int = 0
-    arguments: list[Tensor] = field(default_factory=list)
-    output: Tensor | None = None
-    node: Node | None = None
-    alone: bool = True
-    scales: list[Node] = field(default_factory=list)
-    padded: tuple[int, ...] = ()
-    convolution: Convolution | None = None
-    kept: bool = False
-    returned: Returned | None = None
-    moved: bool = False
+    Attributes:
+        image: the input for the model, a copy of the leaf.
+        names: the first name of each module.
+        watch: what the operations of the pass do to the places of cells.
+    """
+
+    def __init__(self, model: nn.Module, leaf: Tensor) -> None:
+        self.image = leaf.clone()
+        self.names = first_name_by_module(modules_by_name(model))
+        self.watch = OperationWatch(self.image)
+        self._leaf, self._model = leaf, model
+        self._graph = GraphRecorder(leaf)
+        self._numbers: dict[int, int] = {}
+        self._tensors: dict[int, Tensor] = {}
+        self._clock = itertools.count()
+        self._runs: Counter[nn.Module] = Counter()
+        self._running: list[tuple[nn.Module, int, int]] = []
+        self._calls: list[TracedCall] = []
+        self._returned: dict[Key, Returned] = {}
+        self._convolved: Tensor | None = None
+        self._hidden: Tensor | None = None
+
+    def begin(self, module: nn.Module) -> None:
+        """Note that a call starts."""
+        self._runs[module] += 1
+        self._running.append((module, self._runs[module], next(self._clock)))
+
+    def end(self, module: nn.Module, arguments: list[Tensor], output: Any) -> None:
+        """Record a call that ends."""
+        while self._running[-1][0] is not module:  # an exception ended these calls
+            self._running.pop()
+        _, number, started = self._running.pop()
+        convolution = _geometry(module, arguments, self._leaf)
+        if convolution is not None and self._convolved is None:
+            self._convolved = arguments[0]
+        maps, resized = feature_tensor(output), resized_input(output)
+        tensor = None if maps is None else maps[1]
+        if tensor is not None and address(tensor) is None:  # inside of torch.func, such as vmap
+            self._hidden, tensor = tensor, None
+        computed = [] if tensor is None else [each for each in tensors_in(output) if each.grad_fn is not None]
+        sizes = {each.shape[2:] for each in computed if each.dim() == self._leaf.dim()}
+        scales = [self._graph.number(each.grad_fn) for each in computed] if len(sizes) > 1 else []
+        call = TracedCall(
+            name=self.names[module],
+            number=number,
+            kind=type(module).__name__,
+            started=started,
+            finished=next(self._clock),
+            arguments=tuple(map(self._number, arguments)),
+            output=None if tensor is None else self._number(tensor),
+            shape=() if tensor is None else tuple(tensor.shape),
+            operation=None if tensor is None else self._graph.number(tensor.grad_fn),
+            alone=tensor is None or len(computed) == 1,
+            scales=tuple(scale for scale in scales if scale is not None),
+            padded=() if resized is None else resized[0],
+            passes=isinstance(module, _PASSING),
+            weighted=any(parameter is not None for parameter in module._parameters.values()),
+            classes=_classes(module),
+            convolution=convolution,
+            kept=self.watch.kept,
+            moved=tensor is not None and self.watch.is_moved(tensor),
+        )
+        self._calls.append(call)
+        self._returned[call.key] = Returned.of(output)
+
+    def _number(self, tensor: Tensor) -> int:
+        number = self._numbers.setdefault(id(tensor), len(self._numbers))
+        self._tensors[number] = tensor  # while it is kept, no other tensor has its id
+        return number
+
+    def check(self) -> None:
+        """Refuse a pass whose tensors cannot be read, or whose clip has another order of axes.
+
+        Raises:
+            FramesFirstError: the model reads clips as (N, T, C, H, W).
+            Exception: PyTorch's own error.
+        """
+        if self._hidden is not None and all(call.output is None for call in self._calls):
+            self._hidden.untyped_storage()
+        if self._convolved is not None:
+            _check_frames(self._convolved, self.image)
+
+    def live(self, output: Any, target: Callable[[Any], Tensor] | None) -> LivePass:
+        """Return the finished pass with its trace."""
+        scored, detects = scored_tensor(output), target is None and detections_in(output)
+        maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
+        end = scores_of_boxes(output) if detects else scored if target is None else target(output)
+        calls = [
+            call
+            if call.output is None
+            else replace(call, operation_after=self._graph.number(self._tensors[call.output].grad_fn))
+            for call in self._calls
+        ]
+        number_of_end = None if end is None else self._graph.number(end.grad_fn)
+        graph = self._graph.graph()
+        trace = Trace(
+            size=tuple(self._leaf.shape[2:]),
+            calls=tuple(calls),
+            graph=graph,
+            detects=detects,
+            scored=scored is not None,
+            maps=maps,
+            reads=frozenset(self.watch.reads),
+            end=number_of_end,
+            hides=self.watch.detached or graph.has_own_gradients,
+        )
+        return LivePass(self._model, self._leaf, output, end, trace, self._tensors, self._returned, target)
 
 
 def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | None) -> LivePass:
-    """Run the model and record every call of every module: its start and end, its arguments and its output."""
-    first_names = first_name_by_module(modules_by_name(model))
-    places = {module: place for place, module in enumerate(first_names)}
-    running: list[_OpenCall] = []
-    finished: list[_OpenCall] = []
-    convolved: list[Tensor] = []
-    hidden: list[Tensor] = []
-    counts = dict.fromkeys(places, 0)
-    clock = itertools.count()
-    image = leaf.clone()
-    watch = OperationWatch(image)
-
-    def begin(module: nn.Module) -> None:
-        counts[module] += 1
-        running.append(_OpenCall(module, places[module], first_names[module], counts[module], next(clock)))
-
-    def end(module: nn.Module, arguments: list[Tensor], output: Any) -> None:
-        while running[-1].module is not module:  # an exception ended these calls
-            running.pop()
-        call = running.pop()
-        call.finished, call.kept, call.arguments = next(clock), watch.kept, arguments
-        call.convolution, call.returned = _geometry(module, arguments, leaf), Returned.of(output)
-        if isinstance(module, CONVOLUTIONS) and arguments:
-            convolved.append(arguments[0])
-        maps, resized = feature_tensor(output), resized_input(output)
-        if maps is not None and address(maps[1]) is None:  # inside of torch.func, such as vmap
-            hidden.append(maps[1])
-            maps = None
-        call.padded = () if resized is None else resized[0]
-        if maps is not None:
-            call.output, call.node, call.moved = maps[1], maps[1].grad_fn, watch.is_moved(maps[1])
-            computed = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
-            call.alone = len(computed) == 1
-            if len({tensor.shape[2:] for tensor in computed if tensor.dim() == leaf.dim()}) > 1:
-                call.scales = [tensor.grad_fn for tensor in computed if tensor.grad_fn is not None]
-        finished.append(call)
-
-    with starts(places, begin), forward_hooks(dict.fromkeys(places, end)), watch, MethodWatch(watch), interruptible():
-        output = model(image)
-    if hidden and all(call.output is None for call in finished):
-        hidden[0].untyped_storage()  # raises PyTorch's own error
-    if convolved:
-        _check_frames(convolved[0], image)
-    live = _live(model, leaf, finished, output, frozenset(watch.reads), target)
-    hides = watch.detached or live.trace.graph.has_own_gradients
-    live.trace = replace(live.trace, hides=hides)
-    return live
+    """Run the model and record its calls."""
+    recording = _Recording(model, leaf)
+    watch, ends = recording.watch, dict.fromkeys(recording.names, recording.end)
+    with starts(ends, recording.begin), forward_hooks(ends), watch, MethodWatch(watch), interruptible():
+        output = model(recording.image)
+    recording.check()
+    return recording.live(output, target)
 
 
 def _check_frames(convolution: Tensor, clip: Tensor) -> None:
@@ -476,69 +532,16 @@ def _likeness(first: Tensor, second: Tensor) -> float:
     return float((parts[0] * parts[1]).mean())
 
 
-def _live(
-    model: nn.Module,
-    leaf: Tensor,
-    finished: list[_OpenCall],
-    output: Any,
-    reads: frozenset[str],
-    target: Callable[[Any], Tensor] | None,
-) -> LivePass:
-    """Number the tensors and operations of a finished pass, and build its trace."""
-    recorder = GraphRecorder(leaf)
-    numbers: dict[int, int] = {}
-    tensors: dict[int, Tensor] = {}
-
-    def number(tensor: Tensor) -> int:
-        assigned = numbers.setdefault(id(tensor), len(numbers))
-        tensors[assigned] = tensor
-        return assigned
-
-    calls = tuple(_call(call, number, recorder) for call in finished)
-    scored = scored_tensor(output)
-    maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
-    size = tuple(leaf.shape[2:])
-    end = scored if target is None else target(output)
-    detects = target is None and detections_in(output)
-    end = scores_of_boxes(output) if detects else end
-    number_of_end = None if end is None else recorder.number(end.grad_fn)
-    trace = Trace(size, calls, recorder.graph(), detects, scored is not None, maps, reads, number_of_end)
-    returned = {(call.name, call.number): call.returned for call in finished if call.returned is not None}
-    return LivePass(model, leaf, output, trace, tensors, returned, target)
-
-
 _LINEAR = (nn.Linear, *CONVOLUTIONS, InterpreterModule)
 """The types of modules that may score classes; an exported program has its own type for all modules."""
 
 
-def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecorder) -> TracedCall:
-    """Return the record of a finished call; ``number`` gives its tensors their numbers."""
-    module, output = call.module, call.output
+def _classes(module: nn.Module) -> int | None:
+    """Return how many classes a linear layer or a 1 x 1 convolution scores; None for any other module."""
     weight = getattr(module, "weight", None) if isinstance(module, _LINEAR) else None
-    is_matrix = isinstance(weight, Tensor) and weight.dim() > 1 and weight.shape[2:].numel() == 1
-    classes = weight.shape[0] if isinstance(weight, Tensor) and is_matrix else None
-    return TracedCall(
-        module=call.place,
-        name=call.name,
-        number=call.number,
-        kind=type(module).__name__,
-        started=call.started,
-        finished=call.finished,
-        arguments=tuple(map(number, call.arguments)),
-        output=None if output is None else number(output),
-        shape=() if output is None else tuple(output.shape),
-        operation=recorder.number(call.node),
-        operation_after=None if output is None else recorder.number(output.grad_fn),
-        alone=call.alone,
-        scales=tuple(scale for node in call.scales if (scale := recorder.number(node)) is not None),
-        padded=call.padded,
-        passes=isinstance(module, _PASSING),
-        weighted=any(parameter is not None for parameter in module._parameters.values()),
-        classes=classes,
-        convolution=call.convolution,
-        kept=call.kept,
-        moved=call.moved,
-    )
+    if not isinstance(weight, Tensor) or weight.dim() < 2 or weight.shape[2:].numel() > 1:
+        return None
+    return weight.shape[0]
 
 
 def _geometry(module: nn.Module, arguments: list[Tensor], picture: Tensor) -> Convolution | None:
@@ -590,52 +593,6 @@ def _followed(model: nn.Module, image: Tensor, wanted: set[Key], first: Key | No
     with torch.no_grad(), undisturbed(), Follower(image) as follower, forward_hooks(ends), interruptible():
         model(image)
     return found
-
-
-def detections_in(output: Any) -> bool:
-    """Tell whether a model returned boxes: a list with one dictionary per image."""
-    boxes = output[0] if isinstance(output, tuple) and output else output
-    return isinstance(boxes, list) and bool(boxes) and all(isinstance(item, dict) and "boxes" in item for item in boxes)
-
-
-def scores_of_boxes(output: Any) -> Tensor | None:
-    """Return the logits, or else the scores, of the first picture's boxes; the tensor may be empty."""
-    found = (output[0] if isinstance(output, tuple) else output)[0]
-    scores = found.get("logits", found.get("scores"))
-    return scores if isinstance(scores, Tensor) else None
-
-
-def scored_tensor(output: Any) -> Tensor | None:
-    """Return the tensor that holds an output's scores, else its first tensor; None if none has a gradient.
-
-    If several tensors could hold the scores, they are concatenated. In a pass without gradients, tensors need none.
-    """
-
-    def counts(value: Any) -> bool:
-        has_graph = isinstance(value, Tensor) and (value.requires_grad or not torch.is_grad_enabled())
-        return has_graph and value.is_floating_point() and value.numel() > 0
-
-    several = list(filter(counts, rivals(output)))
-    if len(several) > 1:
-        return torch.cat([tensor.float().flatten(1) for tensor in several], dim=1)
-    return next(filter(counts, (main_tensor(output), *tensors_in(output))), None)
-
-
-def score_of(output: Any, scored: Tensor, classes: int | None) -> Tensor:
-    """Return a classifier's largest logit; for maps of scores, the sum of each cell's largest score.
-
-    For features, if there are no ``classes``, it is a mixture of all values. The caller's own target is not used, since
-    it may work for one batch only.
-    """
-    if classes is None or len(rivals(output)) > 1:
-        return mixture(scored)
-    return scored.max(1).values.sum() if scored.dim() > 1 else scored.max()
-
-
-def mixture(features: Tensor) -> Tensor:
-    """Return a fixed random projection of features."""
-    directions = torch.arange(1, features.numel() + 1, device=features.device, dtype=torch.float32).mul(12.9898)
-    return (features.float().flatten() * directions.sin()).sum()
 
 
 def _head_input(trace: Trace, tensors: Mapping[int, Tensor]) -> Tensor | None:

@@ -34,11 +34,10 @@ class Recorded:
     masks: dict[str, dict[int, Tensor]]
     followed: dict[tuple[str, int], Followed]
 
-    def gradients(self, score: str, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
+    def gradients(self, score: str, tensors: Sequence[int]) -> dict[int, Tensor | None]:
         """Return recorded masks instead of differentiating a score."""
-        if score not in self.masks:
-            return None
-        return {number: self.masks[score].get(number) for number in tensors if number in self.masks[score]}
+        masks = self.masks.get(score, {})
+        return {number: masks[number] for number in tensors if number in masks}
 
     def places(self, calls: Sequence[tuple[str, int]], _: tuple[str, int] | None) -> Mapping[tuple[str, int], Followed]:
         """Return recorded places instead of running another pass."""
@@ -52,10 +51,9 @@ def record(model: nn.Module, image: Tensor) -> Recorded:
         masks = {}
         for score in ("best", "mixture", "head"):
             by_tensor = live.gradients(score, list(dict.fromkeys(outputs)))
-            if by_tensor is not None:
-                masks[score] = {number: mask for number, mask in by_tensor.items() if mask is not None}
+            masks[score] = {number: mask for number, mask in by_tensor.items() if mask is not None}
         moved = [call.key for call in live.trace.calls if call.output is not None and not call.kept]
-        return Recorded(live.trace, masks, live.places(moved, None) or {})
+        return Recorded(live.trace, masks, live.places(moved, None))
 
 
 def load(name: str) -> Recorded:

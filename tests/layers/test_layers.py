@@ -1718,4 +1718,4 @@ def test_places_that_depend_on_the_picture_are_unsure(way, sure):
             assert found.layer is not None
             assert found.layer.sure is sure
         else:
-            assert found.named(LayerRef(layer), (64, 64), "").sure is sure
+            assert found.named(LayerRef(layer), "").sure is sure
