@@ -729,6 +729,8 @@ _Row = TypeVar("_Row", "Explanation", "Explanation | Failure")
 def sharing_scale(rows: Sequence[_Row]) -> list[_Row]:
     """Return the rows of one picture, in which each explanation knows the maps of all that have its units."""
     explained = [row for row in rows if isinstance(row, Explanation)]
+    if len(explained) < 2:
+        return list(rows)
     units = {row._units for row in explained}
     together = {each: tuple(row.maps for row in explained if row._units == each) for each in units}
     return [
