@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the garbage collector from the modules and tests, 800,000 objects that stay: it read them again and again."""
+    """Keep the garbage collector from modules and tests: 800,000 objects that stay, which it read again and again."""
     gc.disable()
     yield
     gc.freeze()
