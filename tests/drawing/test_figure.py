@@ -54,6 +54,21 @@ def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
+def find(figure: np.ndarray, part: np.ndarray) -> tuple[int, int] | None:
+    """Return the first place where a part stands in a figure exactly, as (x, y), by its most colourful row."""
+    height, width = part.shape[:2]
+    number = int(part.std((1, 2)).argmax())
+    pixels, row = figure.tobytes(), part[number].tobytes()
+    start = pixels.find(row)
+    while start >= 0:
+        y, x = divmod(start // 3, figure.shape[1])
+        top = y - number
+        if start % 3 == 0 and top >= 0 and np.array_equal(figure[top : top + height, x : x + width], part):
+            return x, top
+        start = pixels.find(row, start + 1)
+    return None
+
+
 def places(
     figure: np.ndarray, words: str, colour: tuple[int, int, int] = GREY, sizes: Sequence[int] = range(11, 30)
 ) -> list[tuple[int, int, int]]:
@@ -65,20 +80,17 @@ def places(
         ImageDraw.Draw(sheet).text((10, 30), words, fill=colour, font=font, anchor="lm")
         rows, columns = np.nonzero((np.asarray(sheet) != 255).any(2))
         ink = np.asarray(sheet)[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
-        if ink.shape[0] <= figure.shape[0] and ink.shape[1] <= figure.shape[1]:
-            distance = cv2.matchTemplate(figure.astype(np.float32), ink.astype(np.float32), cv2.TM_SQDIFF)
-            y, x = np.unravel_index(int(distance.argmin()), distance.shape)
-            if np.array_equal(figure[y : y + ink.shape[0], x : x + ink.shape[1]], ink):
-                found.append((int(x), int(y), size))
+        place = find(figure, ink)
+        if place is not None:
+            found.append((*place, size))
     return found
 
 
 def place_of(figure: np.ndarray, panel: np.ndarray) -> tuple[int, int]:
     """Return where a picture stands in a figure, as (x, y)."""
-    distance = cv2.matchTemplate(figure.astype(np.float32), panel.astype(np.float32), cv2.TM_SQDIFF)
-    y, x = np.unravel_index(int(distance.argmin()), distance.shape)
-    assert np.array_equal(figure[y : y + panel.shape[0], x : x + panel.shape[1]], panel)
-    return int(x), int(y)
+    place = find(figure, panel)
+    assert place is not None
+    return place
 
 
 def bar_of(figure: np.ndarray, colormap: int = cv2.COLORMAP_TURBO) -> np.ndarray:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import Any
 
 from camkit.engine import guard, interrupts
+
+TraceFunction = Callable[[FrameType, str, Any], Any]
 
 
 def nothing_runs() -> bool:
@@ -33,20 +37,30 @@ class CtrlC:
     def __init__(
         self, line: int, files: Sequence[str] = ("/camkit/", "contextlib.py"), events: Sequence[str] = ("line",)
     ) -> None:
-        self.line, self.files, self.events = line, files, events
+        self.line, self.files, self.events = line, tuple(files), events
         self.seen = 0
         self.sent = False
 
-    def __call__(self, frame: FrameType, event: str, _: object) -> CtrlC | None:
-        file = frame.f_code.co_filename
-        if not any(part in file for part in self.files):
-            return None
+    def __call__(self, frame: FrameType, event: str, argument: object) -> TraceFunction | None:
+        """Follow a function that is called if its file counts."""
+        return self.follow if _counts(frame.f_code.co_filename, self.files) else None
+
+    def follow(self, frame: FrameType, event: str, argument: object) -> TraceFunction:
         if event in self.events:
             self.seen += 1
-            text = linecache.getline(file, frame.f_lineno).lstrip()
-            passes_on = text.startswith("with ") or (file.endswith("/interrupts.py") and "(" not in text)
-            if self.seen >= self.line and not passes_on:
+            if self.seen >= self.line and not _passes_on(frame):
                 sys.settrace(None)
                 self.sent = True
                 signal.raise_signal(signal.SIGINT)
-        return self
+        return self.follow
+
+
+@functools.cache
+def _counts(file: str, parts: tuple[str, ...]) -> bool:
+    return any(part in file for part in parts)
+
+
+def _passes_on(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    text = linecache.getline(file, frame.f_lineno).lstrip()
+    return text.startswith("with ") or (file.endswith("/interrupts.py") and "(" not in text)

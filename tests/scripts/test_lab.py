@@ -130,8 +130,8 @@ def test_simulated_checks_make_few_wrong_statements():
 
 
 def test_the_simulated_answers_have_the_effects_they_should_have():
-    scenario = Scenario("large", gap=0.2, marked=0.4, sufficiency=0.1, per_class=2000)
-    rows = draw_rows(scenario, 0)
+    scenario = Scenario("large", gap=0.2, marked=0.4, sufficiency=0.1, per_class=200)
+    rows = [row for seed in range(10) for row in draw_rows(scenario, seed)]
 
     gap = np.mean([row.same["blur"] - row.other["blur"] for row in rows])
     assert gap == pytest.approx(scenario.truth("gap", ""), abs=0.02)
