@@ -89,7 +89,7 @@ def judge(
     Examples:
         >>> import camkit
         >>> scenes = list(camkit.scenes.scene_paths().values())
-        >>> camkit.judge("demo-fair", scenes, ["gradcam", "scorecam"])
+        >>> camkit.judge("demo-fair", scenes, ["gradcam", "layercam"])
         <MethodJudgement of 2 methods on 6 pictures: gradcam>
     """
     begin = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -132,9 +133,17 @@ class MethodWatch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def __exit__(self, *failure: Any) -> None:
-        """Leave the block. The mode is gone already if Ctrl-C came while PyTorch had taken it off for a call."""
-        if any(mode is self for mode in _get_current_function_mode_stack()):
+        """Leave the block. If Ctrl-C came while PyTorch had taken the mode off for a call, the mode may be off still.
+
+        A generator in that call puts it back as soon as the call's frame is cleared, which may be long after the block.
+        """
+        if not self._is_on():
+            traceback.clear_frames(failure[2])
+        if self._is_on():
             super().__exit__(*failure)  # type: ignore[no-untyped-call]
+
+    def _is_on(self) -> bool:
+        return any(mode is self for mode in _get_current_function_mode_stack())
 
 
 def _is_shifted(tensor: Tensor) -> bool:

@@ -10,14 +10,17 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from torch.overrides import _get_current_function_mode_stack
+
 from camkit.engine import guard, interrupts
 
 TraceFunction = Callable[[FrameType, str, Any], Any]
 
 
 def nothing_runs() -> bool:
-    """Tell whether camkit believes that no pass is running, and Ctrl-C has its usual handler."""
+    """Tell whether camkit believes that no pass is running, Ctrl-C has its usual handler, and no mode is left."""
     idle = not (interrupts._waiting.blocks or guard._in_use or guard._eager or guard._generators)
+    idle = idle and not _get_current_function_mode_stack()
     return idle and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
