@@ -411,7 +411,7 @@ class Explainer:
         request = self._request(target, batch_size)
         _check_count(request, 1)
         memory = self._current_memory()
-        prepared = self._prepared(img)
+        prepared = located(self._prepared(img), self._loaded.preprocess, self._boxes)
         picture = prepared.tensor.detach().to(*memory.record.placement)
         if not all(_finite(picture[None])):
             raise ImageError(f"{prepared.source} holds NaN or infinite values where the model would see it")
@@ -636,6 +636,8 @@ class Explainer:
                 parts = [*(replace(part, targets=(target,)) for target in part.targets), *parts]
                 continue
             except ImageError as error:
+                if len(batch) > 1:  # the others may be right
+                    raise OneByOneError from error
                 return [Failure(item.source, _without_frames(error)) for item in batch]
             self._used = ran.layers
             for asked, of_method in zip(request.methods, by_method, strict=True):
