@@ -1276,6 +1276,21 @@ def test_a_place_is_refused_for_those_pictures_alone_whose_box_is_unknown():
     assert rows[0].score == pytest.approx(explainer(preprocess(plain), on_input).score)
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_region_that_the_model_does_not_see_fails_for_that_picture_alone(batch_size):
+    preprocess = to_v1(transforms.Resize(96), transforms.CenterCrop(96))
+    scene, region = framed("black", 0), camkit.targets.region(0, 20, 90, 90)
+    small, large = scene.resize((97, 131)), scene.resize((640, 420))
+    explainer = camkit.Explainer(map_net(), preprocess=preprocess)
+
+    rows = list(explainer.stream([large, small], region, batch_size=batch_size, on_error="yield"))
+
+    assert [type(row) for row in rows] == [camkit.types.Failure, camkit.Explanation]
+    assert str(rows[0].error) == "picture 1: the region lies outside the part of the picture that the model sees"
+    assert rows[1].score == pytest.approx(explainer(small, region).score)
+    np.testing.assert_allclose(rows[1].raw, explainer(small, region).raw, atol=1e-6)
+
+
 def test_the_command_line_says_that_the_place_is_unknown(tmp_path, capsys):
     framed("black", 0.2).save(tmp_path / "picture.png")
     (tmp_path / "net.py").write_text(
