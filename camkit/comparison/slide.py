@@ -150,7 +150,7 @@ def slide(
         picture: one picture, as ``camkit.explain`` takes it.
         true: the true class, as a label or an index; None leaves its heat and the contrast out.
         target: one target or up to five, as for ``camkit.explain``.
-        method: the method; None for "auto".
+        method: the method; None for "auto", whatever the method of an ``Explainer``. A layer of its own is kept.
         **options: ``preprocess``, ``labels``, ``device``, ``precision`` and ``references`` as for ``Explainer``.
 
     Raises:
