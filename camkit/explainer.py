@@ -636,6 +636,8 @@ class Explainer:
                 parts = [*(replace(part, targets=(target,)) for target in part.targets), *parts]
                 continue
             except ImageError as error:
+                if len(batch) > 1:  # the others may be right
+                    raise OneByOneError from error
                 return [Failure(item.source, _without_frames(error)) for item in batch]
             self._used = ran.layers
             for asked, of_method in zip(request.methods, by_method, strict=True):

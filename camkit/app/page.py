@@ -221,8 +221,7 @@ def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
     old_answers: Any = gr.update(visible=False, value=None)
     if look.cover is not None:
         # The heat before is that of the same class, even if the covered picture has another best answer.
-        target = row.target if look.target is None and row is not None else look.target
-        asked = replace(look.uncovered, target=target)
+        asked = replace(look.uncovered, target=viewer.target(look))
         old_heat = gr.update(visible=True, value=_drawn(viewer, asked, alpha))
         old_answers = gr.update(visible=True, value=_bars(viewer.answers(asked)))
     detects = viewer.detects(look.model)

@@ -23,7 +23,7 @@ from camkit.layers.names import modules_by_name
 from camkit.methods import METHODS
 from camkit.metrics import FILLS
 from camkit.models.loaded import LoadedModel
-from camkit.targets import boxes, contrast, top
+from camkit.targets import TargetLike, boxes, contrast, top
 from camkit.targets.boxes import RankedBoxTarget
 from camkit.types import Box, Pixels
 
@@ -190,11 +190,16 @@ class Viewer:
             if number is None or (look.method, look.layer) == (None, None):
                 return None if number is None else answers[number]
             return self._once(("heat", look), lambda: self._of_box(look, number))
-        target = answers[0].target if look.target is None else look.target
-        known = next((row for row in answers if row.target == target), None)
+        explained = replace(look, target=self.target(look))
+        known = next((row for row in answers if row.target == explained.target), None)
         if known is not None and (look.method, look.layer, look.rather_than) == (None, None, None):
             return known
-        return self._once(("heat", replace(look, target=target)), lambda: self._heat(look, target))
+        return self._once(("heat", explained), lambda: self._heat(explained))
+
+    def target(self, look: Look) -> int | None:
+        """Return the class that is looked at: the chosen one, or that of the best answer."""
+        answers = self.answers(look)
+        return answers[0].target if answers and look.target is None else look.target
 
     def box(self, look: Look) -> FoundBox | None:
         """Return the box that is looked at: the chosen one, or the best of the uncovered picture, if there is one."""
@@ -224,24 +229,30 @@ class Viewer:
         explainer = self._explainer(look.model, look.method, look.layer)
         return explainer(self.picture(look), RankedBoxTarget(number + 1, THRESHOLD))
 
-    def _heat(self, look: Look, target: int | None) -> Explanation:
+    def _heat(self, look: Look) -> Explanation:
         explainer = self._explainer(look.model, look.method, look.layer)
+        return explainer(self.picture(look), self._contrasted(look))
+
+    def _contrasted(self, look: Look) -> TargetLike | None:
+        """Return the class that is looked at, rather than the other one if there is one."""
+        target = self.target(look)
         if look.rather_than is None or look.rather_than == target or target is None:
-            return explainer(self.picture(look), target)
-        return explainer(self.picture(look), contrast(target, look.rather_than))
+            return target
+        return contrast(target, look.rather_than)
 
     def comparison(self, look: Look) -> Pixels:
-        """Draw a dozen methods side by side for the target.
+        """Draw a dozen methods side by side for the target, at the layer that was chosen.
 
         Raises:
             InputError: the model is a detector, whose boxes move when parts of the picture are hidden.
         """
-        row = self.heat(look)
-        if row is None or self.detects(look.model):
+        target = self._contrasted(look)
+        if self.detects(look.model):
             raise InputError(
                 "methods cannot be compared on a detector: its boxes move if parts of the picture are hidden"
             )
-        return compare(self._explainer(look.model, None, None), self.picture(look), target=row.target).sheet()
+        explainer = self._explainer(look.model, None, None)
+        return compare(explainer, self.picture(look), target_layer=look.layer, target=target).sheet()
 
     def methods(self) -> list[str]:
         """Return the names of the methods."""

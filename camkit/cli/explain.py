@@ -253,7 +253,7 @@ def _slide(
 ) -> int:
     """Draw one slide of one picture."""
     import camkit
-    from camkit.images.files import refuse_input, refuse_other_file
+    from camkit.images.files import refuse_input, refuse_other_file, shown_file
     from camkit.images.listing import Pictures
     from camkit.models import device_of
     from camkit.scale.naming import free_file, slug, write_drawing
@@ -265,12 +265,12 @@ def _slide(
     shows = {
         "picture": str(files[0].absolute()),
         "model": source.model or "",
-        "weights": source.weights or "",
+        **source.about(),
         "true": targets.true or "",
         "targets": "-".join(targets.target or []),
         "method": str(how.method),
         "precision": how.precision or "",
-        "references": "" if how.references is None else how.references.name,
+        "references": shown_file(how.references),
     }
     if is_page:  # a page does not record what it shows
         file = drawing.out

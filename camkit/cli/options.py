@@ -101,11 +101,14 @@ class _ModelOptions:
 
     def about(self) -> dict[str, str]:
         """Return the options that change what a drawing shows, as words for its name; empty if not given."""
+        from camkit.images.files import shown_file
+
         return {
-            "weights": "" if self.weights is None else Path(self.weights).stem,
+            "weights": shown_file(self.weights),
             "size": self.size or "",
             "mean": "" if self.mean is None else f"mean-{self.mean}",
             "std": "" if self.std is None else f"std-{self.std}",
+            "labels": shown_file(self.labels),
             "text": "+".join(self.text or ()),
             "output": "" if self.output is None else f"output-{self.output}",
         }

@@ -73,7 +73,7 @@ _OF_BLACK_BOXES = ("occlusion", "rise")
 
 
 def chosen_layers(explainer: Explainer, layers: Layers | Sequence[Layers | None] | None) -> list[Layers | None]:
-    """Return the layers to explain; for each None among them, camkit chooses the layer.
+    """Return the layers to explain; each None among them keeps the layer of the Explainer, if it has one.
 
     Raises:
         LayerError: the model has no such layer.

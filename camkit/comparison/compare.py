@@ -303,7 +303,8 @@ def compare(
         model: an ``Explainer``, or what it takes as a model.
         images: one picture or a list of them, as ``camkit.explain`` takes them.
         methods: names or functions; None for those of ``camkit.comparison.compare.DEFAULTS`` that fit the model.
-        target_layer: one layer or a list; each picture gets a row for each of them. None lets camkit choose the layer.
+        target_layer: one layer or a list; each picture gets a row for each of them. None lets camkit choose the layer,
+            unless ``model`` is an ``Explainer`` with a layer of its own.
         target: None for each picture's best class, or one target for all.
         metric: a name from ``camkit.metrics.METRICS``, of a metric that needs no region.
         progress: ``progress(done, of)`` is called after each picture that can be read.

@@ -75,7 +75,8 @@ def judge(
         model: an ``Explainer``, or what it takes as a model.
         images: a folder, or a list of pictures as ``camkit.explain`` takes them.
         methods: names or functions; None for the usual ones that fit the model.
-        target_layer: one layer or a list; each method is judged at each of them. None lets camkit choose the layer.
+        target_layer: one layer or a list; each method is judged at each of them. None lets camkit choose the layer,
+            unless ``model`` is an ``Explainer`` with a layer of its own.
         target: None for each picture's best class, or one target for all.
         pictures: the most pictures to use; if there are more, camkit draws a random sample. 14 methods take at least 9.
         seed: the seed of the sample and of all draws, from 0.

@@ -42,7 +42,8 @@ _LEADING = 1.35
 _ACROSS = 4
 """The most pictures beside each other: more would be too small to see from the back of a room."""
 _HOTTEST = 0.2
-"""The share of the picture that is blurred, as for the metric top-loss."""
+"""The share of the picture that is blurred, as for the metric top-loss. If pixels of equal heat leave no such part, the
+metric interpolates the score, but a slide shows a picture."""
 
 
 _MOST_TARGETS = 5
@@ -60,7 +61,7 @@ class Slide:
         sentence: what the slide says.
         explanations: the maps that are drawn: of the answer and, if there is one, of the true class and the contrast.
         before, after: the answer's score, a probability if the model has one, for the picture and without its hottest
-            fifth; of a slide of targets, the first target's score, and None.
+            part; of a slide of targets, the first target's score, and None.
     """
 
     panels: tuple[tuple[str, Pixels, str], ...] = field(repr=False)
@@ -140,15 +141,16 @@ def slide(
     """Return a slide about a model's answer to one picture.
 
     It shows the picture, the heat of the answer, the heat of the true class and the contrast of the two, and the
-    picture whose hottest fifth is blurred, with the answer's score there. With ``target``, it shows the picture and the
-    heat of each target instead.
+    picture whose hottest fifth is blurred, with the answer's score there. If pixels of equal heat leave no such fifth,
+    the part next to it in size is blurred, and the slide says how large it is. With ``target``, it shows the picture
+    and the heat of each target instead.
 
     Args:
         model: an ``Explainer``, or what it takes as a model.
         picture: one picture, as ``camkit.explain`` takes it.
         true: the true class, as a label or an index; None leaves its heat and the contrast out.
         target: one target or up to five, as for ``camkit.explain``.
-        method: the method; None for "auto".
+        method: the method; None for "auto", whatever the method of an ``Explainer``. A layer of its own is kept.
         **options: ``preprocess``, ``labels``, ``device``, ``precision`` and ``references`` as for ``Explainer``.
 
     Raises:
@@ -174,18 +176,20 @@ def slide(
         if of_true.target != answer.target:
             found += [of_true, explainer(opened, contrast(answer.target or 0, of_true.target or 0))]
     evaluator = Evaluator(explainer, opened, answer.target)
-    blurred = evaluator.picture.clone()
+    blurred, hottest = evaluator.picture.clone(), ""
     if answer.status == "ok":
         hot = hot_sets(evaluator.heat(answer).values, [_HOTTEST])[0]
         blurred[:, hot] = evaluator.emptied_picture("blur")[:, hot].to(blurred)
+        share = float(hot.double().mean())
+        hottest = "hottest fifth" if round(share, 2) == _HOTTEST else f"hottest {percent(share)}"
     before, after = (float(score) for score in evaluator.scored(_stacked(evaluator.picture, blurred)))
     panels = [_first_panel(answer)]
     panels += [(_TITLES[number], row.overlay(scale="each"), _words_of(row)) for number, row in enumerate(found)]
     pixels = as_pixels(blurred[None])
     if pixels is not None and answer.status == "ok":
         words = f"Blurred where most speaks for {answer.name}: {_value(answer, after)}."
-        panels.append(("Without the hottest fifth", pixels[0], words))
-    sentence = _sentence(explainer.name, found, before, after)
+        panels.append((f"Without the {hottest}", pixels[0], words))
+    sentence = _sentence(explainer.name, found, before, after, hottest)
     return Slide(tuple(panels), sentence, tuple(found), before, after)
 
 
@@ -216,7 +220,7 @@ def _value(answer: Explanation, score: float) -> str:
     return f"score {score:.3g}" if answer.probability is None else percent(score)
 
 
-def _sentence(model: str, found: Sequence[Explanation], before: float, after: float) -> str:
+def _sentence(model: str, found: Sequence[Explanation], before: float, after: float, hottest: str) -> str:
     answer = found[0]
     said = f"{model} says {answer.name} ({_value(answer, before)})"
     said += f", but this is a {found[1].name}." if len(found) > 1 else "."
@@ -224,7 +228,7 @@ def _sentence(model: str, found: Sequence[Explanation], before: float, after: fl
         return f"{said} No place in the picture speaks for {answer.name}."
     then = _value(answer, after)
     verb = "stays at" if then == _value(answer, before) else "falls to" if after < before else "rises to"
-    return f"{said} Without the hottest fifth, {answer.name} {verb} {then}."
+    return f"{said} Without the {hottest}, {answer.name} {verb} {then}."
 
 
 def _named(row: Explanation) -> str:

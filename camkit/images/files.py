@@ -55,6 +55,12 @@ def about_address(name: str) -> str | None:
     return f"{address} is a URL, but camkit reads only files; download the picture and pass the file"
 
 
+def shown_file(file: str | Path | None) -> str:
+    """Return a file as a drawing records it, which is its full path; published weights have a name only."""
+    named = str(file or "")
+    return str(Path(named).absolute()) if named and os.path.lexists(named) else named
+
+
 def names_file(out: Path) -> bool:
     """Return whether an output path names a picture file and not a folder."""
     return out.suffix.lower() in _DRAWN_SUFFIXES and not out.is_dir()

@@ -240,8 +240,17 @@ class Prepared:
     frames: tuple[ClipFrame, ...] = ()
 
     def to_input(self, x: float, y: float) -> tuple[float, float]:
-        """Return where a point of the picture's file lies on the tensor, in pixels; without a picture, the point."""
-        if self.picture is None or self.box is None:
+        """Return where a point of the picture's file lies on the tensor, in pixels; without a picture, the point.
+
+        Raises:
+            ImageError: the crop box of the picture could not be found.
+        """
+        if self.box is None and self.tensor.dim() == 3:
+            raise ImageError(
+                "camkit cannot follow a place on the picture through this preprocessing, because it does more than "
+                "resize, crop, pad and change colours; pass the prepared tensor, and the place in its pixels"
+            )
+        if self.box is None:  # a volume or a clip
             return x, y
         height, width = self.tensor.shape[-2:]
         box = self.box

@@ -13,7 +13,7 @@ from camkit.drawing import overlay
 from camkit.drawing.encode import JPEG_SUFFIXES
 from camkit.errors import InputError
 from camkit.explanation import ColourScale, Explanation
-from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file
+from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file, shown_file
 from camkit.images.listing import Pictures
 from camkit.images.references import chosen
 from camkit.images.video import is_video
@@ -82,7 +82,7 @@ class How:
             "precision": self.precision,
             "fuse": self._fusion,
             "smooth": self.smooth or "",
-            "references": "" if self.references is None else self.references.name,
+            "references": shown_file(self.references),
         }
 
 

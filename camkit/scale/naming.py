@@ -63,6 +63,8 @@ class DrawingFiles:
         if how.targets:
             words.append(f"{rank}-{slug(row.name)}" if how.has_several_targets else slug(row.name))
         shows = {"picture": str(found.path.absolute()), "name": ".".join(words), **self._words}
+        if how.targets and row.target is not None:  # two classes may have the same label
+            shows["class"] = str(row.target)
         name = self._names.get(found.path) or found.place.with_name(picture_name(found.place))
         name = name.with_suffix("") if name.suffix == suffix == ".mp4" else name
         file = free_file(job.out, name, words, shows, suffix, overwrite=job.overwrite)
@@ -80,8 +82,8 @@ def free_file(
         out: the folder of all drawings, or one file for this drawing.
         name: the picture's path below the folder, as ``drawing_names`` returns it.
         words: what follows in the file's name, such as the method.
-        shows: what decides the drawing, as words for its name; "picture" is the picture's path. If the file of the
-            plain name shows something else, the words for what differs are added to the name.
+        shows: what decides the drawing, as words for its name; files are full paths, as is "picture". If the file of
+            the plain name shows something else, the words for what differs are added to the name.
         suffix: the type of the file.
         overwrite: whether to return the plain name whatever its file shows.
 
@@ -99,14 +101,23 @@ def free_file(
             return file
         earlier = _shown_in(file)
         distinct = [key for key in (*shows, *earlier) if earlier.get(key, "") != shows.get(key, "")]
-        named = {**shows, "picture": Path(shows["picture"]).parent.name}
-        more = dict.fromkeys(slug(named.get(key) or f"default-{key}") for key in distinct)
+        more = dict.fromkeys(_word(key, shows.get(key, ""), words) for key in distinct)
         if not earlier or not more.keys() - set(words):
             raise OutputError(
                 f"{file} exists and camkit cannot tell what it shows; choose another folder, or pass "
                 + advice("overwrite=True", "--overwrite")
             )
         words = [*dict.fromkeys([*words, *more])]
+
+
+def _word(key: str, text: str, taken: Sequence[str]) -> str:
+    """Return a setting as a word for a name; of a file, its own name or the nearest folder that is not taken."""
+    named, path = [text], Path(text)
+    if path.is_absolute():
+        named = [path.stem, *(folder.name for folder in path.parents)]
+        named = named[1:] if key == "picture" else named  # the drawing's name begins with the picture's
+    slugs = [slug(word) for word in named if word] or [slug(f"default-{key}")]
+    return next((word for word in slugs if word not in taken), slugs[0])
 
 
 def write_drawing(file: Path, pixels: Pixels, shows: Mapping[str, str]) -> None:

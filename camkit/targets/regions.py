@@ -52,21 +52,22 @@ class RegionTarget(OnPicture):
         """Return the mean for each image, negated for a downward direction.
 
         Raises:
-            TargetError: the output is not a map of numbers, or the region lies outside the part that the model sees.
+            TargetError: the output is not a map of numbers.
         """
         numbers = _numbers_of(output, batch)
         what = "output" if depth_of(output) is None else "depth"
         cells = torch.stack([_inside(numbers[0], part) for part in self.parts or (None,)]).expand_as(numbers)
         cells = cells.flip(-1) if self.mirrored else cells
-        if not bool(cells.flatten(1).any(1).all()):
-            raise TargetError("the region lies outside the part of the picture that the model sees")
+        counts = cells.sum((1, 2))
         values = numbers.float()  # in fp16 the sum over the cells would overflow
-        means = (values * cells).sum((1, 2)) / cells.sum((1, 2))
+        means = (values * cells).sum((1, 2)) / counts.clamp_min(1)
         where = "of the picture" if self.region is None else f"in {','.join(f'{side:g}' for side in self.region)}"
         return Scores(
             values=self.sign * means,
             description=f"{'+' if self.sign > 0 else '-'} mean {what} {where}",
             quantity=f"mean {what}, with this sign",
+            present=tuple((counts > 0).tolist()),
+            absence="the region lies outside the part of the picture that the model sees",
         )
 
 

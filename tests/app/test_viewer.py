@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import socket
 import sys
@@ -58,6 +59,26 @@ def test_a_contrast_a_method_and_a_layer_are_passed_on(viewer: Viewer, plane: Lo
         viewer.heat(Look(plane.model, plane.picture, layer="nowhere"))
     assert viewer.layers(plane.model)[0] == viewer.methods()[0] == CHOSEN
     assert "features" in viewer.layers(plane.model)
+
+
+def test_a_comparison_shows_the_contrast_and_the_layer(
+    viewer: Viewer, plane: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_method = functools.partial(camkit.compare, methods=["gradcam"])
+    monkeypatch.setattr("camkit.app.viewer.compare", one_method)
+    shown = viewer.comparison(replace(plane, target=3, rather_than=1, layer="features.0"))
+    contrast = camkit.targets.contrast(3, 1)
+    model = viewer.models[plane.model]
+    expected = one_method(model, viewer.picture(plane), target_layer="features.0", target=contrast)
+    assert (expected.rows[0].label, expected.rows[0].layer) == ("bird rather than ship", "features.0")
+    np.testing.assert_array_equal(shown, expected.sheet())
+
+
+def test_heat_before_a_cover_is_of_the_class_of_the_covered_picture(viewer: Viewer) -> None:
+    look = Look("demo-fair", str(SCENES["plane-sky"]), rather_than=1, cover=(0, 0, 192, 384), fill="mean")
+    assert [viewer.answers(each)[0].label for each in (look.uncovered, look)] == ["plane", "bird"]
+    before = replace(look.uncovered, target=viewer.target(look))
+    assert viewer.heat(before).name == viewer.heat(look).name == "bird rather than ship"
 
 
 def test_a_covered_object_changes_the_answer_as_a_covered_picture_does(viewer: Viewer) -> None:

@@ -282,6 +282,50 @@ class TestNamesOfDrawings:
                 "cat.gradcam.png",
             ]
 
+    @pytest.mark.parametrize(
+        ("options", "names"),
+        [
+            (["-w", "{}/best.pth"], ["gradcam.best.c", "gradcam.best", "gradcam"]),
+            (["--labels", "{}/best.txt"], ["gradcam.best.c", "gradcam.best", "gradcam"]),
+            (["-w", "{}/best.pth", "-s", "slide"], ["slide.best.c", "slide.best", "slide"]),
+            (["--method", "expected", "--references", "{}/refs"], ["expected", "expected.refs.c", "expected.refs"]),
+        ],
+    )
+    def test_files_of_one_name_in_several_folders_are_told_apart(
+        self, tree: Path, tmp_path: Path, options: list[str], names: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for number, folder in enumerate("abc"):
+            (tmp_path / folder / "refs").mkdir(parents=True)
+            model = camkit.load_model("demo-fair").module
+            torch.nn.init.constant_(next(model.parameters())[0], number)
+            torch.save(model.state_dict(), tmp_path / folder / "best.pth")
+            (tmp_path / folder / "best.txt").write_text("\n".join(f"{folder}{number}" for number in range(4)))
+            cv2.imwrite(f"{folder}/refs/x.png", np.full((32, 32, 3), 80 * number, np.uint8))
+        for folder in "abca":
+            assert self.explain(tree / "cat.jpg", *(word.format(folder) for word in options), "-o", "out") == 0
+        assert files_in(tmp_path / "out") == [f"cat.{name}.png" for name in names]
+
+    def test_boxes_and_classes_of_one_label_are_told_apart(self, tree: Path, tmp_path: Path) -> None:
+        (tmp_path / "two.py").write_text(
+            "import torch, torchvision\n"
+            "class Two(torch.nn.Sequential):\n"
+            "    def forward(self, images):\n"
+            "        halves = super().forward(images).mean((1, 2)).unflatten(1, (2, -1)).mean(2)\n"
+            "        boxes, labels = torch.tensor([[0., 0, 9, 9], [9, 9, 20, 20]]), torch.tensor([1, 1])\n"
+            "        return [{'boxes': boxes, 'labels': labels, 'scores': half.sigmoid()} for half in halves]\n"
+            "def build(): return Two(torch.nn.Conv2d(3, 1, 3), torch.nn.ReLU()), torchvision.transforms.ToTensor()\n"
+        )
+        for box in ("0", "1", "0"):
+            call = [tree / "cat.jpg", "-m", f"{tmp_path / 'two.py'}:build", "--box", box, "-o", tmp_path / "boxes"]
+            assert main([*map(str, call)]) == 0
+        assert len(files_in(tmp_path / "boxes")) == 2
+        (tmp_path / "names.txt").write_text("crane\ncrane\nship\nship")
+        for target in ("0", "1", "0"):
+            call = [tree / "cat.jpg", "--labels", tmp_path / "names.txt", "-t", target, "-o", tmp_path / "classes"]
+            assert self.explain(*call) == 0
+        assert files_in(tmp_path / "classes") == ["cat.gradcam.crane.1.png", "cat.gradcam.crane.png"]
+
     def test_a_file_of_somebody_else_is_replaced_only_with_overwrite(
         self, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -137,6 +137,9 @@ def test_a_map_of_one_spot_blurs_that_spot_alone() -> None:
         picture = np.asarray(scene.convert("RGB").resize(made.panels[-1][1].shape[1::-1])).astype(int)
     changed = np.abs(picture - made.panels[-1][1]).max(2) > 40
     assert 0 < changed.mean() < 0.1
+    (share,) = re.findall(r"Without the hottest ([\d.]+)%, ", made.sentence)
+    assert made.panels[-1][0] == f"Without the hottest {share}%"
+    assert changed.mean() <= float(share) / 100 < 0.1
 
 
 def test_a_slide_is_a_page_or_a_drawing_with_text(tmp_path: Path) -> None:

@@ -1245,6 +1245,52 @@ def test_a_picture_without_borders_keeps_its_box_beside_pictures_with_them():
     assert second.box is None
 
 
+def map_net() -> nn.Module:
+    """Return a network that returns a map of numbers, as for depth."""
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "target", [camkit.targets.region(0, 0, 20, 20), camkit.targets.box_at(9, 9), camkit.targets.mask_at(9, 9)]
+)
+def test_a_place_on_a_picture_that_the_preprocessing_turns_is_refused(target):
+    turned = to_v1(lambda picture: picture.rotate(180), transforms.Resize((96, 96)))
+    explainer, picture = camkit.Explainer(map_net(), "0", preprocess=turned), framed("black", 0)
+    for explain in (explainer, explainer.scores_of):
+        with pytest.raises(ImageError, match="cannot follow a place on the picture through this preprocessing"):
+            explain(picture, target)
+
+
+def test_a_place_is_refused_for_those_pictures_alone_whose_box_is_unknown():
+    preprocess = to_v1(BY_CONTENT["black borders are trimmed"], transforms.Resize((96, 96)))
+    bordered, region = framed("black", 0.1), camkit.targets.region(0, 0, 200, 200)
+    plain = framed("black", 0).resize(bordered.size)
+    explainer = camkit.Explainer(map_net(), "0", preprocess=preprocess)
+
+    rows = list(explainer.stream([plain, bordered, plain], region, batch_size=3, on_error="yield"))
+
+    assert [type(row) for row in rows] == [camkit.Explanation, camkit.types.Failure, camkit.Explanation]
+    assert rows[0].score == rows[2].score == pytest.approx(explainer(plain, region).score)
+    side = 200 * 96 / plain.width
+    on_input = camkit.targets.region(0, 0, side, 200 * 96 / plain.height)
+    assert rows[0].score == pytest.approx(explainer(preprocess(plain), on_input).score)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_region_that_the_model_does_not_see_fails_for_that_picture_alone(batch_size):
+    preprocess = to_v1(transforms.Resize(96), transforms.CenterCrop(96))
+    scene, region = framed("black", 0), camkit.targets.region(0, 20, 90, 90)
+    small, large = scene.resize((97, 131)), scene.resize((640, 420))
+    explainer = camkit.Explainer(map_net(), preprocess=preprocess)
+
+    rows = list(explainer.stream([large, small], region, batch_size=batch_size, on_error="yield"))
+
+    assert [type(row) for row in rows] == [camkit.types.Failure, camkit.Explanation]
+    assert str(rows[0].error) == "picture 1: the region lies outside the part of the picture that the model sees"
+    assert rows[1].score == pytest.approx(explainer(small, region).score)
+    np.testing.assert_allclose(rows[1].raw, explainer(small, region).raw, atol=1e-6)
+
+
 def test_the_command_line_says_that_the_place_is_unknown(tmp_path, capsys):
     framed("black", 0.2).save(tmp_path / "picture.png")
     (tmp_path / "net.py").write_text(
