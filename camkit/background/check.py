@@ -72,7 +72,7 @@ class PlanOptions(TypedDict, total=False):
     regions: str | Path | None
     class_map: Mapping[str, Any] | str | Path | None
     config: Settings | Mapping[str, Any] | str | Path | None
-    quick: bool
+    quick: bool | None
     strict: bool | None
 
 
@@ -84,7 +84,7 @@ def check(
     out: str | Path | None = None,
     baseline: str | Path | None = None,
     fail_on_worse: bool | None = None,
-    resume: bool = False,
+    resume: bool | None = None,
     progress: CheckProgress | None = None,
     inconclusive: Inconclusive | None = None,
     **options: Unpack[PlanOptions],
@@ -101,7 +101,8 @@ def check(
             baseline.
         fail_on_worse: whether a model that is significantly worse than the baseline, by more than ``[limits] worse``,
             fails, whatever its verdict. None uses the config's, which is False by default.
-        resume: continue an interrupted check from the rows it left in ``out``.
+        resume: continue an interrupted check from the rows it left in ``out``. None uses the config's, which is False
+            by default.
         progress: called with the stage, the number of steps done, and the number of steps in all.
         inconclusive: whether the result's ``exit_code``, ``assert_ok`` and JUnit XML count INCONCLUSIVE as a failure
             ("fail") or as a "pass". None uses the config's, which is "fail" by default.
@@ -112,7 +113,7 @@ def check(
             file. None (null in JSON) leaves the pictures of a class out.
             ``config``: a ``camkit.toml``, or its tables as a mapping, in which ``method`` may also be a function, as
             for ``camkit.explain``.
-            ``quick``: use a smaller sample.
+            ``quick``: use a smaller sample. None uses the config's, which is False by default.
             ``strict``: whether a PASS must exclude the effects of each class too, and not only the effects of all
             classes together. None uses ``[limits] strict`` of the config.
 
@@ -131,7 +132,7 @@ def check(
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
     _check_paths(out=out, baseline=baseline, **options)
     run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
-    options["config"] = as_settings(options.get("config")).with_options(run={**run, "resume": resume or None})
+    options["config"] = as_settings(options.get("config")).with_options(run={**run, "resume": resume})
     return finish_check(plan_check(model, data, **options), progress=progress or _silent)
 
 
@@ -162,7 +163,7 @@ def plan_check(
     settings = as_settings(options.get("config")).with_options(
         data={"path": data, "regions": options.get("regions")},
         limits={"strict": options.get("strict")},
-        run={"quick": options.get("quick") or None},
+        run={"quick": options.get("quick")},
     )
     loaded = as_model(
         configured_model(model, settings.model), preprocess=options.get("preprocess"), labels=options.get("labels")

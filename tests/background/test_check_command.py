@@ -374,9 +374,11 @@ def test_a_model_that_always_answers_nan_is_an_error(scenes):
 def test_a_quick_check_never_takes_a_larger_sample(scenes):
     plan = plan_check("demo-fair", scenes, config=scenes.parent / "camkit.toml", quick=True)
     few = plan_check("demo-fair", scenes, config={"check": {"per_class": 5}}, quick=True)
+    whole = plan_check("demo-fair", scenes, config={"run": {"quick": True}}, quick=False)
 
     assert plan.settings.check.per_class == 40
     assert few.settings.check.per_class == 5
+    assert not whole.settings.run.quick, "the call decides, not the config"
 
 
 def test_a_config_in_another_folder_finds_the_pictures(scenes, tmp_path, monkeypatch):
