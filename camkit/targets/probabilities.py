@@ -136,10 +136,14 @@ WHOLES = (1, _PERCENT)
 
 
 def _whole_of(scores: Float[Tensor, "n k *cells"]) -> int | None:
-    """Return 1 or 100 if no score is negative and the scores of all classes sum to it everywhere; else None."""
-    if scores.shape[1] < 2 or not bool(scores.amin() >= 0):
+    """Return 1 or 100 if no score is negative and the scores of all classes sum to it everywhere; else None.
+
+    A picture with NaN or infinity does not count: it would change how the others are read.
+    """
+    finite = scores[scores.isfinite().flatten(1).all(1)]
+    if scores.shape[1] < 2 or not len(finite) or not bool(finite.amin() >= 0):
         return None
-    return next((whole for whole in WHOLES if bool(_close_to(whole, scores).all())), None)
+    return next((whole for whole in WHOLES if bool(_close_to(whole, finite).all())), None)
 
 
 def rows_that_sum_to(whole: int, scores: Float[Tensor, "n k"]) -> Bool[Tensor, "n"]:

@@ -546,6 +546,18 @@ def test_a_mean_of_probabilities_is_a_probability(images):
         assert row.probability == pytest.approx(float(shares.max()), abs=1e-6)
 
 
+def test_a_picture_with_nan_leaves_the_probabilities_of_the_others_in_its_batch(images):
+    net = Net(answer=lambda out: out.exp() / out.exp().sum(1, keepdim=True)).eval()
+    explainer = camkit.Explainer(net)
+
+    alone = explainer(images[0])
+    beside, overflowing = explainer.batch([images[0], images[1] * 1e6])
+
+    assert overflowing.status == "non_finite"
+    assert beside.quantity == alone.quantity == "probability, as the model returns it"
+    assert beside.probability == pytest.approx(alone.probability, abs=1e-6)
+
+
 @pytest.mark.parametrize("values", [[0.2, 0.3, 0.1], [0.0, 0.0, 0.0], [-0.5, 1.0, 0.5], [3.0, 4.0, 5.0]])
 def test_logits_are_not_taken_for_probabilities(values):
     scores = ClassTarget(1)(torch.tensor([values]), 1)
