@@ -131,8 +131,6 @@ def shares_of(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n k *cells"
 
 
 _PERCENT = 100
-WHOLES = (1, _PERCENT)
-"""What probabilities may sum to: 1, or 100 if they are percentages."""
 
 
 def _whole_of(scores: Float[Tensor, "n k *cells"]) -> int | None:
@@ -143,7 +141,7 @@ def _whole_of(scores: Float[Tensor, "n k *cells"]) -> int | None:
     finite = scores[scores.isfinite().flatten(1).all(1)]
     if scores.shape[1] < 2 or not len(finite) or not bool(finite.amin() >= 0):
         return None
-    return next((whole for whole in WHOLES if bool(_close_to(whole, finite).all())), None)
+    return next((whole for whole in (1, _PERCENT) if bool(_close_to(whole, finite).all())), None)
 
 
 def rows_that_sum_to(whole: int, scores: Float[Tensor, "n k"]) -> Bool[Tensor, "n"]:

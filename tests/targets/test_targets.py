@@ -22,6 +22,7 @@ import camkit
 from camkit.background.plan import answers_of
 from camkit.errors import CamkitError, TargetError
 from camkit.targets import ClassTarget, FunctionTarget, Scores, Target, TopTarget, as_targets, logits_of, top
+from camkit.targets.probabilities import ScoreReading
 
 LABELS = ("cat", "dog", "hot dog", "Crane", "5")
 IMAGENET = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
@@ -597,11 +598,14 @@ def test_every_label_of_a_model_that_ends_in_a_sigmoid_has_its_own_probability(i
 def test_the_check_takes_probabilities_as_they_are():
     shares = torch.tensor([[0.997, 0.002, 0.001], [0.1, 0.2, 0.7]])
 
-    answers = answers_of(shares, [(0,), (1, 2)])
+    def of_classes(scores, activation=None):
+        return [answer.share for answer in answers_of(ScoreReading.of(scores), [(0,), (1, 2)], activation)]
 
-    assert [answer.share for answer in answers] == pytest.approx([0.997, 0.9], abs=1e-6)
-    assert answers_of(shares * 100, [(0,), (1, 2)])[1].share == pytest.approx(0.9, abs=1e-6)
-    assert answers_of(shares.log(), [(0,), (1, 2)])[0].share == pytest.approx(0.997, abs=1e-6)
+    assert of_classes(shares) == pytest.approx([0.997, 0.9], abs=1e-6)
+    assert of_classes(shares * 100) == pytest.approx([0.997, 0.9], abs=1e-6)
+    assert of_classes(shares.log()) == pytest.approx([0.997, 0.9], abs=1e-6)
+    assert of_classes(shares.logit(), "sigmoid") == pytest.approx([0.997, 0.9], abs=1e-6)
+    assert of_classes(shares.log(), "none") == [None, None]
 
 
 class ModelOutput(OrderedDict):
