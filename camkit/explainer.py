@@ -424,7 +424,8 @@ class Explainer:
         at_once = request.batch_size
         at_once = at_once if memory.keeps_pictures_apart(picture[None], at_once) else 1
         try:
-            return PictureScores(self.model, picture, fixed, self._choices.precision, at_once, current)
+            activation, precision = self._loaded.activation, self._choices.precision
+            return PictureScores(self.model, picture, fixed, activation, precision, at_once, current)
         except (RuntimeError, TypeError) as error:
             sentence = None if is_out_of_memory(error) else _in_a_sentence(self.model, picture[None], error)
             if sentence is None:

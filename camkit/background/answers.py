@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torchvision.ops import box_iou
 
 from camkit.targets.boxes import Detections
-from camkit.targets.probabilities import WHOLES, rows_that_sum_to
+from camkit.targets.classes import probabilities
+from camkit.targets.probabilities import ScoreReading, rows_that_sum_to
+from camkit.types import Activation
 
 
 class Answer(NamedTuple):
@@ -20,12 +22,13 @@ class Answer(NamedTuple):
     Attributes:
         output: the output with the highest logit, or the class of the box at the place of the picture's objects;
             NO_ANSWER for values with NaN or infinity, and NOTHING_FOUND if there is no such box.
-        share: the probability of the picture's own class, or the mean score of the boxes of its objects.
+        share: the probability of the picture's own class, or the mean score of the boxes of its objects; None if the
+            model has no probabilities.
         margin: the best logit of that class minus the best logit of all others; for a detector, the same with scores.
     """
 
     output: int
-    share: float
+    share: float | None
     margin: float
 
 
@@ -43,29 +46,31 @@ ENOUGH = 0.5
 small object would make the picture wrong; if one were enough, a crowd would hide that the others are lost."""
 
 
-def answers_of(logits: Float[Tensor, "n outputs"], classes: Sequence[tuple[int, ...]]) -> list[Answer]:
-    """Turn logits (N, outputs) into answers; NO_ANSWER for a row with NaN or infinity.
+def answers_of(scores: ScoreReading, classes: Sequence[tuple[int, ...]], activation: Activation | None) -> list[Answer]:
+    """Turn class scores (N, outputs) into answers; NO_ANSWER for a row with NaN or infinity.
 
-    ``classes`` has, for each row, the outputs of its picture's class.
+    Args:
+        scores: the class scores.
+        classes: for each row, the outputs of its picture's class.
+        activation: what turns the model's scores into probabilities.
     """
+    logits = scores.values.float()
     own = torch.zeros_like(logits, dtype=torch.bool)
     for row, indices in enumerate(classes):
         own[row, list(indices)] = True
     finite = logits.isfinite().all(1)
     named = logits.argmax(1).where(finite, NO_ANSWER)
-    shares = (_probabilities(logits) * own).sum(1).where(finite, 0.0)
+    by_class = probabilities(scores, activation)
+    shares = [None] * len(logits) if by_class is None else _of_class(by_class, own).where(finite, 0.0).tolist()
     best_own, best_other = (logits.masked_fill(~of, float("-inf")).amax(1) for of in (own, ~own))
     margins = (best_own - best_other).where(finite, 0.0)
-    return [Answer(*values) for values in zip(named.tolist(), shares.tolist(), margins.tolist(), strict=True)]
+    return [Answer(*values) for values in zip(named.tolist(), shares, margins.tolist(), strict=True)]
 
 
-def _probabilities(logits: Float[Tensor, "n outputs"]) -> Float[Tensor, "n outputs"]:
-    """Return each row's probabilities: the softmax of logits, or the row itself if it already holds probabilities."""
-    probabilities = logits.double().softmax(1)
-    for whole in WHOLES:
-        given = rows_that_sum_to(whole, logits)
-        probabilities[given] = logits[given].double() / whole
-    return probabilities
+def _of_class(by_output: Float[Tensor, "n outputs"], own: Bool[Tensor, "n outputs"]) -> Float[Tensor, " n"]:
+    """Return the probability of each row's own outputs: the sum if outputs exclude each other, else the largest."""
+    of_class = by_output * own
+    return of_class.sum(1).where(rows_that_sum_to(1, by_output), of_class.amax(1))
 
 
 def found_if(threshold: float | int) -> str:

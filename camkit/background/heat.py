@@ -36,8 +36,9 @@ from camkit.images.read import open_picture
 from camkit.images.regions import preprocess_region
 from camkit.kit.store import packed, unpacked
 from camkit.targets import EachTarget, logits_of
+from camkit.targets.probabilities import ScoreReading
 from camkit.targets.scores import OfPictures, Scores, Target
-from camkit.types import EVEN, Box, Failure, Placement
+from camkit.types import EVEN, Activation, Box, Failure, Placement
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,8 @@ class CheckHeat:
         if not self.plan.draws_heat:
             yield from self._rows_without_heat(items)
             return
-        target = _RecordingTarget([self.plan.matched.indices[item.label] for item in items])
+        classes = tuple(self.plan.matched.indices[item.label] for item in items)
+        target = _RecordingTarget(EachTarget(classes, self.plan.model.activation))
         explanations = self.plan.explain(items, target=target)
         for number, (item, explanation) in enumerate(zip(items, explanations, strict=True), start=1):
             yield self._row(item, explanation, target.answers.get(number))
@@ -437,8 +439,8 @@ class _RecordingTarget(OfPictures):
 
     for_threads = True
 
-    def __init__(self, classes: Sequence[tuple[int, ...]]) -> None:
-        self._own_class = EachTarget(tuple(classes))
+    def __init__(self, own_class: EachTarget) -> None:
+        self._own_class = own_class
         self.answers: dict[int, Answer] = {}
 
     def of_pictures(self, numbers: Sequence[int]) -> Target:
@@ -454,11 +456,17 @@ class _RecordingPart(Target):
     numbers: tuple[int, ...]
     answers: dict[int, Answer]
 
+    @property
+    def activation(self) -> Activation | None:
+        """What turns the model's scores into probabilities."""
+        return self.own_class.activation
+
     def __call__(self, output: Any, batch: int) -> Scores:
         """Record the answers, and return the scores."""
-        logits = logits_of(output, batch).detach().float()
+        reading = ScoreReading.of(logits_of(output, batch))
         classes = [self.own_class.classes[number - 1] for number in self.numbers]
-        self.answers.update(zip(self.numbers, answers_of(logits, classes), strict=True))
+        answers = answers_of(reading, classes, self.own_class.activation)
+        self.answers.update(zip(self.numbers, answers, strict=True))
         return self.own_class.of_pictures(self.numbers)(output, batch)
 
 

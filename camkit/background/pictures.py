@@ -33,7 +33,7 @@ class ImageRow:
     Attributes:
         name, label, group: the picture's name, class and group.
         right, answer, probability: whether the answer to the unedited picture is right, the class it names, and the
-            probability of the picture's own class.
+            probability of the picture's own class, if the model has probabilities.
         status: whether the map has evidence.
         energy, shuffled, ceiling: E, S and C of the map.
         room: the headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
@@ -51,7 +51,7 @@ class ImageRow:
     group: str
     right: bool
     answer: str
-    probability: float
+    probability: float | None
     status: str
     energy: float | None = None
     shuffled: float | None = None

@@ -40,6 +40,7 @@ from camkit.session import explain_many
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.boxes import Detections
 from camkit.targets.outputs import detections_of
+from camkit.targets.probabilities import ScoreReading
 from camkit.types import Failure, Preprocess
 
 _UNREADABLE = "unreadable"
@@ -171,7 +172,7 @@ class Plan:
         inputs = batch.to(device, dtype_of(module))
         self.memory.refresh()
         inputs = inputs.to(memory_format=faster_format(module, inputs, precision, self.memory.answers_alike))
-        logits: list[Tensor] = []
+        scores: list[Tensor] = []
         boxes: list[Detections] = []
         for part in inputs.split(len(inputs) if self.memory.keeps_pictures_apart(inputs, len(inputs)) else 1):
             with quiet_pass(module, device, precision, self.memory.record), interruptible():
@@ -179,10 +180,11 @@ class Plan:
                 if self.detects:
                     boxes += _boxes_in(output, len(part))
                 else:
-                    logits.append(logits_of(output, len(part)).float().cpu())
+                    scores.append(logits_of(output, len(part)).cpu())
         classes = [self.matched.indices[item.label] for item in items]
         if not self.detects:
-            return answers_of(torch.cat(logits), classes)
+            reading = ScoreReading.of(torch.cat(scores), self.memory.final_activation(inputs[:1]))
+            return answers_of(reading, classes, self.model.activation)
         threshold, wanted = self.settings.check.threshold, [self.wanted(item) for item in items]
         return [answer_of_boxes(*of_picture, threshold) for of_picture in zip(boxes, wanted, classes, strict=True)]
 

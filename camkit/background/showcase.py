@@ -109,7 +109,8 @@ class Strip:
     def sentence(self) -> str:
         """The answers in words."""
         answers = [
-            f"{panel.title}: {panel.answer} ({panel.probability:.0%} {self.row.label})"
+            f"{panel.title}: {panel.answer}"
+            + ("" if panel.probability is None else f" ({panel.probability:.0%} {self.row.label})")
             for panel in self.panels
             if panel.answer
         ]

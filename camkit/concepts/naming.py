@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from camkit.engine.capture import whole_graph
 from camkit.engine.head import Head, recording
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
@@ -40,14 +41,14 @@ def class_probabilities(
     if layer.layout is None:
         return None
     each_pass = functools.partial(quiet_pass, model, image.device, "fp32")
-    with each_pass(), recording(model, layer.ref) as recorded, interruptible():
-        output = model(image.clone())
+    with each_pass(), recording(model, layer.ref) as recorded, whole_graph(image) as picture, interruptible():
+        output = model(picture)
     try:
-        own = logits_of(output, 1)[0].detach().float()
-        head = Head(model, layer.ref, layer.layout, image, recorded, logits_of, own, each_pass)
+        own = ScoreReading.of(logits_of(output, 1))
+        head = Head(model, layer.ref, layer.layout, image, recorded, logits_of, own.values[0].float(), each_pass)
     except (TargetError, MethodError):
         return None
     cells = [1] * len(layer.layout.grid)
     maps = vectors.to(head.activations).reshape(*vectors.shape, *cells).expand(-1, -1, *layer.layout.grid)
     with torch.no_grad():
-        return probabilities(ScoreReading.of(head(maps.clone())), activation)
+        return probabilities(ScoreReading.of(head(maps.clone()), own.final), activation)

@@ -31,6 +31,7 @@ class PictureScores:
         model: the model.
         picture: the model's input (C, *size), on the model's device and in its type.
         target: a target for one picture.
+        activation: what turns the model's scores into probabilities.
         precision: as for ``Explainer``.
         at_once: pictures per pass; halved if memory runs out.
         current: returns the model's record, and for each precision whether the model answers alike in both memory
@@ -56,6 +57,7 @@ class PictureScores:
         model: nn.Module,
         picture: Float[Tensor, "c *size"],
         target: Target,
+        activation: Activation | None,
         precision: Precision,
         at_once: int,
         current: Callable[[], tuple[ModelRecord, dict[Precision, bool]]],
@@ -70,7 +72,7 @@ class PictureScores:
             self.target = fixed_target(target, answer, output)
             self.confidence_target = ConfidenceTarget(class_alone(self.target), given_by(answer))
             first = self.confidence_target(output, 1)
-            self.best = _best_class(output, getattr(target, "activation", None))
+            self.best = _best_class(output, activation)
         self.answer = detached(answer)
         self.confidence = float(first.values[0])
         self.quantity = first.quantity if isinstance(first.quantity, str) else first.quantity[0]

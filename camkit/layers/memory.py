@@ -14,7 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.batches import keeps_pictures_apart
+from camkit.engine.capture import whole_graph
 from camkit.engine.guard import is_in_use
+from camkit.engine.interrupts import interruptible
+from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.references import KeptReferences
 from camkit.errors import LayerError, advice
@@ -23,6 +26,8 @@ from camkit.layers.decision import Decision
 from camkit.layers.names import select_layers
 from camkit.layers.places import with_places
 from camkit.targets.classes import FunctionTarget
+from camkit.targets.outputs import logits_of
+from camkit.targets.probabilities import ScoreReading
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, Precision, Spread, TargetLayer
 
@@ -71,6 +76,7 @@ class ModelMemory:
         self.checked_tokens: set[tuple[InputKind, Layout]] = set()
         self.overwrites = False
         self.kept_references = KeptReferences()
+        self._final_activation: str | None = None
         self._apart: dict[tuple[LayerRef, ...], tuple[int, bool]] = {}
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
@@ -181,6 +187,19 @@ class ModelMemory:
             apart = keeps_pictures_apart(self._living, inputs[:1], layers, self.record, at_once)
             self._apart[refs] = count, apart
         return apart
+
+    def final_activation(self, image: Float[Tensor, "1 c *size"]) -> str:
+        """Return the name of the softmax or sigmoid in which the model ends, or ""; the first call looks for it.
+
+        Raises:
+            TargetError: there are no class scores.
+        """
+        if self._final_activation is None:
+            model = self.model
+            assert model is not None
+            with quiet_pass(model, image.device, "fp32", self.record), whole_graph(image) as picture, interruptible():
+                self._final_activation = ScoreReading.of(logits_of(model(picture), 1)).final
+        return self._final_activation
 
     def known(self, ref: LayerRef, image: Float[Tensor, "n c *size"]) -> TargetLayer | None:
         """Return the remembered layer with this name, for inputs like this image; None if there is none."""

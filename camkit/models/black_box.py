@@ -33,6 +33,7 @@ class BlackBox(nn.Module):
         function: returns the scores of pictures.
         batch: how many pictures the function takes at a time; None for any number. The last pictures are filled up
             with copies.
+        sigmoid: whether the scores are the results of a sigmoid.
         reason: why the model has neither layers nor gradients.
         way_out: what to do to have both; empty if nothing is known.
 
@@ -45,6 +46,7 @@ class BlackBox(nn.Module):
         function: Scores,
         batch: int | None = None,
         *,
+        sigmoid: bool = False,
         reason: str = "a black box has neither layers nor gradients",
         way_out: str = "",
     ) -> None:
@@ -52,7 +54,7 @@ class BlackBox(nn.Module):
         self._reason, self._way_out = reason, way_out
         # A module is called, not registered: camkit would look for layers in it.
         self.function = function.__call__ if isinstance(function, nn.Module) else function
-        self._batch = batch
+        self._batch, self._sigmoid = batch, sigmoid
         self._seen = _Seen()
 
     def lacks(self, instead: str = "") -> str:
@@ -74,7 +76,8 @@ class BlackBox(nn.Module):
             parts[-1] = torch.cat([parts[-1], parts[-1][-1:].expand(missing, *parts[-1].shape[1:])])
         with torch.no_grad():
             joined = self._joined([self._run(part) for part in parts], len(pictures))
-        return tree_map_only(Tensor, lambda value: value.to(images.device), joined)
+        scores = tree_map_only(Tensor, lambda value: value.to(images.device), joined)
+        return _with_sigmoid(scores) if self._sigmoid and isinstance(scores, Tensor) else scores
 
     def _joined(self, parts: Sequence[Any], count: int) -> Any:
         """Return the outputs of all parts as one, for the first pictures."""
@@ -124,6 +127,18 @@ class FileBox(BlackBox):
         return tree_map(lambda *values: torch.cat(values)[:count], *parts)
 
 
+def _with_sigmoid(scores: Tensor) -> Tensor:
+    """Return the results of a sigmoid with its graph, which shows what they are.
+
+    Raises:
+        RunError: they cannot be the results of a sigmoid.
+    """
+    if bool(((scores < 0) | (scores > 1)).any()):
+        raise RunError("the function returned scores below 0 or above 1, which are not the results of a sigmoid")
+    logits = scores.double().logit(torch.finfo(torch.float64).eps)
+    return logits.requires_grad_(torch.is_grad_enabled()).sigmoid().to(scores.dtype)
+
+
 def _as_floats(value: Tensor) -> Tensor:
     return value.detach().float() if value.is_floating_point() else value.detach()
 
@@ -157,6 +172,7 @@ def black_box(
     preprocess: Preprocess | None = None,
     name: str | None = None,
     batch: int | None = None,
+    sigmoid: bool = False,
 ) -> LoadedModel:
     """Return a function as a model, for ``camkit.explain``, ``camkit.check`` and everything else that takes models.
 
@@ -171,6 +187,8 @@ def black_box(
         preprocess: prepares a PIL picture for the function.
         name: what reports call the model; the function's name if not given.
         batch: how many pictures the function takes at a time; None for any number.
+        sigmoid: pass True if the scores are the results of a sigmoid: probabilities of classes that do not exclude each
+            other. Otherwise camkit takes scores that do not add up to 1 for logits.
 
     Raises:
         ModelError: ``function`` cannot be called, or ``batch`` is below 1.
@@ -187,6 +205,6 @@ def black_box(
         raise ModelError(f"a black box is a function from pictures to scores, not {function!r}")
     if batch is not None and (type(batch) is not int or batch < 1):
         raise ModelError(f"batch must be a whole number from 1, not {batch!r}")
-    module = BlackBox(function, batch).eval()
+    module = BlackBox(function, batch, sigmoid=sigmoid).eval()
     named = name or str(getattr(function, "__name__", type(function).__name__))
     return LoadedModel(module, named, preprocess, as_labels(labels))

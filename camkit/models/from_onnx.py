@@ -93,7 +93,8 @@ def load(request: Request) -> LoadedModel:
     if module is None:
         runs.check(noise, str(path), reason or "")
         lacking = f"camkit runs this file without layers and gradients ({reason})"
-        module = FileBox(runs, shape[0], reason=lacking)
+        (last,) = (node.op_type for node in graph.graph.node if graph.graph.output[0].name in node.output)
+        module = FileBox(runs, shape[0], sigmoid=last == "Sigmoid", reason=lacking)
     return described(module, request, shape, kind, session.get_modelmeta().custom_metadata_map, beside)
 
 

@@ -34,10 +34,17 @@ def load(request: Request) -> LoadedModel:
     kind = f"a TorchScript file, run without gradients by torch {version('torch')}"
     box = FileBox(
         lambda pictures: script(pictures.to(dtype_of(script))),
+        sigmoid=_last_operation(script) == "aten::sigmoid",
         reason="camkit cannot read the layers and gradients of a TorchScript file",
         way_out="export the model with torch.export and pass the .pt2 file",
     )
     return described(box, request, (None, COLOURS, None, None), kind, metadata)
+
+
+def _last_operation(script: torch.jit.ScriptModule) -> str:
+    graph = script.inlined_graph  # the nodes live as long as it does
+    (output,) = graph.outputs()
+    return str(output.node().kind())
 
 
 def _refuse_others(path: Path) -> dict[str, Any]:

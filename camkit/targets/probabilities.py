@@ -70,34 +70,39 @@ class ScoreReading:
     Attributes:
         values: the scores (N, K, \*cells), without a graph.
         activation: what ``final_activation`` finds.
+        final: its name; empty if there is none.
         whole: what the scores of all classes sum to everywhere, 1 or 100, if none is negative; else None.
     """
 
     values: Float[Tensor, "n k *cells"]
     activation: Any
+    final: str
     whole: int | None
 
     @classmethod
-    def of(cls, scores: Float[Tensor, "n k *cells"]) -> ScoreReading:
-        """Read class scores: by what computed them, and by their sums over the classes."""
-        values = scores.detach()
-        return cls(values, final_activation(scores), _whole_of(values))
+    def of(cls, scores: Float[Tensor, "n k *cells"], final: str = "") -> ScoreReading:
+        """Read class scores: by what computed them, and by their sums over the classes.
+
+        ``final`` is the name of the softmax or sigmoid in which the model ends, for scores without a graph.
+        """
+        values, node = scores.detach(), final_activation(scores)
+        return cls(values, node, final if node is None else node.name(), _whole_of(values))
 
     @property
     def kind(self) -> ScoreKind:
         """The kind of number."""
         if self.whole == _PERCENT:
             return "percentage"
-        if self.activation is not None and self.activation.name().startswith("Log"):
+        if self.final.startswith("Log"):
             return "log-probability"
-        return "logit" if self.activation is None and self.whole is None else "probability"
+        return "probability" if self.final or self.whole is not None else "logit"
 
     @property
     def probabilities(self) -> Float[Tensor, "n k *cells"] | None:
         """The scores as probabilities if they are probabilities or their logarithms already; else None."""
         if self.whole is not None:
             return self.values.float() / self.whole
-        if self.activation is None:
+        if not self.final:
             return None
         return self.values.float().exp() if self.kind == "log-probability" else self.values.float()
 
@@ -126,15 +131,17 @@ def shares_of(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n k *cells"
 
 
 _PERCENT = 100
-WHOLES = (1, _PERCENT)
-"""What probabilities may sum to: 1, or 100 if they are percentages."""
 
 
 def _whole_of(scores: Float[Tensor, "n k *cells"]) -> int | None:
-    """Return 1 or 100 if no score is negative and the scores of all classes sum to it everywhere; else None."""
-    if scores.shape[1] < 2 or not bool(scores.amin() >= 0):
+    """Return 1 or 100 if no score is negative and the scores of all classes sum to it everywhere; else None.
+
+    A picture with NaN or infinity does not count: it would change how the others are read.
+    """
+    finite = scores[scores.isfinite().flatten(1).all(1)]
+    if scores.shape[1] < 2 or not len(finite) or not bool(finite.amin() >= 0):
         return None
-    return next((whole for whole in WHOLES if bool(_close_to(whole, scores).all())), None)
+    return next((whole for whole in (1, _PERCENT) if bool(_close_to(whole, finite).all())), None)
 
 
 def rows_that_sum_to(whole: int, scores: Float[Tensor, "n k"]) -> Bool[Tensor, "n"]:

@@ -55,6 +55,31 @@ def test_each_entry_of_the_table_becomes_a_file_with_its_text(result, out):
         assert (out / name).read_bytes() == (contents if isinstance(contents, bytes) else contents.encode())
 
 
+def test_probabilities_are_read_as_explain_reads_them(tmp_path):
+    data, demo = write_scenes(tmp_path, 2), camkit.load_model("demo-biased")
+    ending = replace(demo, module=torch.nn.Sequential(demo.module, torch.nn.Sigmoid()).eval())
+    config = {"check": {"pastes": 1, "shortcuts": 0}}
+
+    by_module, by_name, without = (
+        camkit.check(model, data, config=config)
+        for model in (ending, replace(demo, activation="sigmoid"), replace(demo, activation="none"))
+    )
+
+    for row in by_module.images:
+        found = camkit.explain(ending, data / row.name, target=row.label)
+        assert row.probability == pytest.approx(found.probability, abs=1e-6)
+    of_edits = [
+        [panel.probability for strip in Showcase(result).strips for panel in strip.panels if panel.answer]
+        for result in (by_module, by_name)
+    ]
+    assert of_edits[0]
+    assert of_edits[0] == pytest.approx(of_edits[1], abs=1e-4)
+    assert {row.probability for row in without.images} == {None}
+    of_plane = re.compile(r"the model answers \w+; plane \d+%")
+    assert of_plane.search(REPORTS["report.html"](by_module))
+    assert not of_plane.search(REPORTS["report.html"](without))
+
+
 def test_the_picture_for_a_comment_shows_the_triptychs(result, out):
     sheet = cv2.imread(out / "evidence.png")
     panels = [panel for strip in Showcase(result).triptychs for panel in strip.triptych]

@@ -25,6 +25,7 @@ from camkit.drawing.text import Canvas
 from camkit.errors import InputError, MethodError, OutputError
 from camkit.methods import METHODS, variant
 from camkit.metrics import METRICS, Value
+from camkit.models.loaded import LoadedModel
 
 PLANE = scene_paths()["plane-sky"]
 FEW = ["gradcam", "hirescam", "eigencam"]
@@ -159,6 +160,16 @@ def test_the_model_s_answer_is_the_probability_that_a_sigmoid_gives() -> None:
     assert row.answer is not None
     assert row.answer[1] == pytest.approx(torch.tensor(3.0).sigmoid().item(), abs=0.02)
     assert camkit.compare(Answering(0.3).eval(), planted_picture(), "gradcam").rows[0].answer is None
+
+
+def test_the_model_s_answer_beside_any_target_has_the_probability_of_the_model() -> None:
+    model, answers = Answering(0.0, 3.0).eval(), []
+    for target in (0, camkit.targets.contrast(0, 1), lambda output: output[:, 0]):
+        for activation in ("sigmoid", "none"):
+            loaded = LoadedModel(model, "answering", activation=activation)
+            answers.append(camkit.compare(loaded, planted_picture(), "gradcam", target=target).rows[0].answer)
+    by_sigmoid = torch.tensor(3.0).sigmoid().item()
+    assert answers == [("class 1", pytest.approx(by_sigmoid, abs=1e-2)), ("class 1", None)] * 3
 
 
 @pytest.mark.parametrize("methods", [None, ["gradcam", "fem"]])

@@ -111,6 +111,16 @@ def test_two_planted_blobs_are_the_two_concepts() -> None:
     assert found.names == ("1: red 100%", "2: blue >99.9%")
 
 
+@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.LogSigmoid()])
+def test_a_model_that_ends_in_a_sigmoid_gives_its_own_probabilities(last: nn.Module) -> None:
+    model = nn.Sequential(OneChannelEach(), last)
+    with torch.no_grad():
+        model[0].head.weight.mul_(0.1)
+    found = camkit.factorise(model, two_blobs()[0], 2, "0.layer")
+    expected = torch.tensor([2.7, 0.9]).sigmoid()
+    assert found.probabilities == pytest.approx(expected.tolist(), abs=1e-3)
+
+
 def test_pictures_share_their_concepts() -> None:
     picture, blobs = two_blobs()
     pictures = [picture[0], picture[0].flip(2), picture[0, :, :, :16]]  # the last has another size

@@ -943,6 +943,32 @@ def test_a_function_is_explained_as_the_model_that_it_calls() -> None:
     assert [row.status for row in rows] == ["ok"] * 3
 
 
+@pytest.mark.parametrize("kind", ["traced", "scripted", "onnx", "function"])
+def test_a_sigmoid_at_the_end_of_a_black_box_gives_the_probabilities(kind: str, tmp_path: Path) -> None:
+    model, above = nn.Sequential(small(), nn.Sigmoid()).eval(), camkit.targets.above(0.3)
+    if kind == "function":
+        box = camkit.black_box(model, sigmoid=True)
+    elif kind == "onnx":
+        box = camkit.load_model(str(onnx_file(tmp_path / "m.onnx", model, batch=2)))
+    else:
+        script = torch.jit.script(model) if kind == "scripted" else torch.jit.trace(model, picture()[None])
+        script.save(tmp_path / "m.ts")
+        box = camkit.load_model(str(tmp_path / "m.ts"))
+
+    found, expected = (camkit.explain(each, picture(), method="occlusion", target=above) for each in (box, model))
+
+    assert [row.target for row in found] == [row.target for row in expected]
+    assert [row.probability for row in found] == pytest.approx([row.probability for row in expected], abs=1e-6)
+    assert [row.quantity for row in found] == ["probability, as the model returns it"] * len(expected)
+    for row, of_model in zip(found, expected, strict=True):
+        np.testing.assert_allclose(row.raw, of_model.raw, atol=1e-5)
+
+
+def test_scores_that_no_sigmoid_gives_are_refused() -> None:
+    with pytest.raises(RunError, match="below 0 or above 1, which are not the results of a sigmoid"):
+        camkit.explain(camkit.black_box(lambda pictures: pictures.flatten(2).mean(2) + 2, sigmoid=True), picture())
+
+
 def test_a_module_without_gradients_is_a_black_box_if_asked() -> None:
     quantised = torch.ao.quantization.quantize_dynamic(small(), {nn.Linear})
     script = torch.jit.trace(small(), torch.randn(1, 3, SIDE, SIDE))

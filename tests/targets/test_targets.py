@@ -21,6 +21,7 @@ from camkit import targets as t
 from camkit.background.plan import answers_of
 from camkit.errors import CamkitError, TargetError
 from camkit.targets import ClassTarget, FunctionTarget, Scores, Target, TopTarget, as_targets, logits_of, top
+from camkit.targets.probabilities import ScoreReading
 
 LABELS = ("cat", "dog", "hot dog", "Crane", "5")
 IMAGENET = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
@@ -545,6 +546,18 @@ def test_a_mean_of_probabilities_is_a_probability(images):
         assert row.probability == pytest.approx(float(shares.max()), abs=1e-6)
 
 
+def test_a_picture_with_nan_leaves_the_probabilities_of_the_others_in_its_batch(images):
+    net = Net(answer=lambda out: out.exp() / out.exp().sum(1, keepdim=True)).eval()
+    explainer = camkit.Explainer(net)
+
+    alone = explainer(images[0])
+    beside, overflowing = explainer.batch([images[0], images[1] * 1e6])
+
+    assert overflowing.status == "non_finite"
+    assert beside.quantity == alone.quantity == "probability, as the model returns it"
+    assert beside.probability == pytest.approx(alone.probability, abs=1e-6)
+
+
 @pytest.mark.parametrize("values", [[0.2, 0.3, 0.1], [0.0, 0.0, 0.0], [-0.5, 1.0, 0.5], [3.0, 4.0, 5.0]])
 def test_logits_are_not_taken_for_probabilities(values):
     scores = ClassTarget(1)(torch.tensor([values]), 1)
@@ -584,11 +597,14 @@ def test_every_label_of_a_model_that_ends_in_a_sigmoid_has_its_own_probability(i
 def test_the_check_takes_probabilities_as_they_are():
     shares = torch.tensor([[0.997, 0.002, 0.001], [0.1, 0.2, 0.7]])
 
-    answers = answers_of(shares, [(0,), (1, 2)])
+    def of_classes(scores, activation=None):
+        return [answer.share for answer in answers_of(ScoreReading.of(scores), [(0,), (1, 2)], activation)]
 
-    assert [answer.share for answer in answers] == pytest.approx([0.997, 0.9], abs=1e-6)
-    assert answers_of(shares * 100, [(0,), (1, 2)])[1].share == pytest.approx(0.9, abs=1e-6)
-    assert answers_of(shares.log(), [(0,), (1, 2)])[0].share == pytest.approx(0.997, abs=1e-6)
+    assert of_classes(shares) == pytest.approx([0.997, 0.9], abs=1e-6)
+    assert of_classes(shares * 100) == pytest.approx([0.997, 0.9], abs=1e-6)
+    assert of_classes(shares.log()) == pytest.approx([0.997, 0.9], abs=1e-6)
+    assert of_classes(shares.logit(), "sigmoid") == pytest.approx([0.997, 0.9], abs=1e-6)
+    assert of_classes(shares.log(), "none") == [None, None]
 
 
 class ModelOutput(OrderedDict):

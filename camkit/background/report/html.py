@@ -171,7 +171,9 @@ def _panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
 def _strip(strip: Strip) -> dict[str, Any]:
     panels = []
     for panel in strip.panels:
-        answer = "" if panel.probability is None else f"{panel.answer}; {strip.row.label} {panel.probability:.0%}"
+        answer = panel.answer or ""
+        if panel.probability is not None:
+            answer += f"; {strip.row.label} {panel.probability:.0%}"
         alt = f"{panel.title} of {strip.row.name}" + (f": the model answers {answer}" if answer else "")
         percent = 0 if panel.probability is None else round(100 * panel.probability)
         panels.append(
