@@ -30,7 +30,7 @@ Config: TypeAlias = "Settings | Mapping[str, Any] | str | Path"
 """What ``config`` takes: a file, or its tables as a mapping."""
 
 
-def settings_of(config: Config) -> Settings:
+def config_settings(config: Config) -> Settings:
     """Return the settings of a config."""
     from camkit.config.settings import as_settings  # noqa: PLC0415 - few calls have a config
 

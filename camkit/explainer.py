@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.choices import Choices, Config, Targets, for_model, model_of, settings_of
+from camkit.choices import Choices, Config, Targets, config_settings, for_model, model_of
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import (
     autocasting,
@@ -105,6 +105,16 @@ class _Request:
     draft: bool = False
     on_pass: Callable[[], None] | None = None
     large_later: bool = False
+
+
+class _UnfitError(Exception):
+    """The pictures of a batch cannot be explained, for the reason in the text."""
+
+    def of_picture(self) -> ImageError:
+        """Return the error of one picture. It does not keep the frames alive that hold the batch."""
+        error = ImageError(str(self))
+        error.__cause__ = self.__cause__
+        return error
 
 
 @dataclass(frozen=True)
@@ -199,7 +209,7 @@ class Explainer:
     ) -> None:
         given: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth}
         given |= {"spread": spread, "progress": progress, "references": references}
-        settings = None if config is None else settings_of(config)
+        settings = None if config is None else config_settings(config)
         choices = Choices.of(target_layer, given, settings)
         named = model if settings is None else model_of(model, settings, device)
         loaded = as_model(named, preprocess=preprocess, labels=labels, device=device)
@@ -636,10 +646,8 @@ class Explainer:
             except OneTargetError:
                 parts = [*(replace(part, targets=(target,)) for target in part.targets), *parts]
                 continue
-            except ImageError as error:
-                if len(batch) > 1:  # the others may be right
-                    raise OneByOneError from error
-                return [Failure(item.source, _without_frames(error)) for item in batch]
+            except _UnfitError as error:
+                return [Failure(item.source, error.of_picture()) for item in batch]
             self._used = ran.layers
             for asked, of_method in zip(request.methods, by_method, strict=True):
                 more = self._explained(part, ran, ran.method if asked.varies else asked, batch, inputs, shown)
@@ -654,18 +662,26 @@ class Explainer:
         """Run a pass for a batch.
 
         Raises:
-            ImageError, ModelError: the model cannot take these pictures, and the reason is known.
+            _UnfitError: the model cannot take any of these pictures, or a target has no place on the only one.
+            OneByOneError: a target has no place on one of several pictures.
+            ModelError: the model cannot run, and the reason is known.
             Exception: as for ``LayerPasses.captured``.
         """
         try:
-            return self._runs.captured(_of_pictures(request.targets, batch), inputs)
+            targets = _of_pictures(request.targets, batch)
+        except ImageError as error:
+            if len(batch) > 1:
+                raise OneByOneError from error
+            raise _UnfitError(str(error)) from error.__cause__
+        try:
+            return self._runs.captured(targets, inputs)
         except (RuntimeError, TypeError, ValueError) as error:
             if is_out_of_memory(error) or isinstance(error, CamkitError):
                 raise
             sentence = _in_a_sentence(self.model, inputs, error)
             if sentence is None:
                 raise
-            raise sentence from error
+            raise (_UnfitError(str(sentence)) if isinstance(sentence, ImageError) else sentence) from error
 
     def _explained(
         self,
@@ -839,13 +855,6 @@ def _in_a_sentence(module: nn.Module, inputs: Tensor, error: Exception) -> Input
     if channels is not None:
         return ImageError(channels)
     return None if failure is None else ModelError(failure)
-
-
-def _without_frames(error: ImageError) -> ImageError:
-    """Return a copy of an error that does not keep the pictures of the frames that it went through alive."""
-    alone = ImageError(str(error))
-    alone.__cause__ = error.__cause__
-    return alone
 
 
 def _explanation(row: Explanation | Failure) -> Explanation:

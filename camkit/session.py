@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from torch import nn
 
-from camkit.choices import Choices, Options, model_of, settings_of
+from camkit.choices import Choices, Options, config_settings, model_of
 from camkit.errors import refuse_unknown_options
 from camkit.explainer import Explainer, Later, are_several_targets
 from camkit.explanation import Explanation, Explanations
@@ -44,7 +44,7 @@ class _Shell:
         """Return an Explainer that shares what earlier calls found out about the model."""
         refuse_unknown_options(function, options, Options.__annotations__)
         config = options.get("config")
-        settings = None if config is None else settings_of(config)
+        settings = None if config is None else config_settings(config)
         choices = Choices.of(target_layer, options, settings)
         loaded = self._load(model, settings, options)
         inputs, picture, output = options.get("inputs"), options.get("picture"), options.get("output")

@@ -132,7 +132,7 @@ def check(
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
     _check_paths(out=out, baseline=baseline, **options)
     run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
-    options["config"] = as_settings(options.get("config")).with_options(run={**run, "resume": resume})
+    options["config"] = as_settings(options.get("config")).with_options(named=_argument, run={**run, "resume": resume})
     return finish_check(plan_check(model, data, **options), progress=progress or _silent)
 
 
@@ -149,6 +149,11 @@ def _check_paths(**paths: Any) -> None:
             raise InputError(f"{name} is {str(path)!r}, but a path cannot contain a null character")
 
 
+def _argument(setting: str) -> str:
+    """Return the argument of ``check`` for a setting such as "run.out"."""
+    return "data" if setting == "data.path" else setting.rpartition(".")[2]
+
+
 def _silent(stage: Stage, done: int, of: int) -> None:
     pass
 
@@ -161,6 +166,7 @@ def plan_check(
     """Read everything that a check needs, without computing anything. The arguments are those of ``check``."""
     refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
     settings = as_settings(options.get("config")).with_options(
+        named=_argument,
         data={"path": data, "regions": options.get("regions")},
         limits={"strict": options.get("strict")},
         run={"quick": options.get("quick")},

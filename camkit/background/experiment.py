@@ -36,6 +36,10 @@ from camkit.kit.statistics import MIN_GROUPS
 Answers: TypeAlias = dict[Edit, Answer]
 
 
+def _as_lists(answers: Answers) -> list[tuple[str, str, str, int, float | None, float]]:
+    return [(*edit, *answer) for edit, answer in answers.items()]
+
+
 @dataclass(frozen=True, eq=False)
 class EditsRow(PictureRow):
     """The model's answers to the edits of a picture.
@@ -46,7 +50,7 @@ class EditsRow(PictureRow):
     answers: Annotated[
         Answers,
         PlainValidator(lambda rows: {Edit(*row[:3]): Answer(*row[3:]) for row in rows}),
-        PlainSerializer(lambda answers: [[*edit, *answer] for edit, answer in answers.items()]),
+        PlainSerializer(_as_lists),
     ]
     why: str = ""
 

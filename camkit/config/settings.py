@@ -243,7 +243,12 @@ class Settings(_Section):
             InputError: a value is invalid.
         """
         given = {
-            name: {key: value for key, value in table.items() if value is not None} for name, table in tables.items()
+            name: {
+                key: Path(value) if isinstance(value, os.PathLike) else value
+                for key, value in table.items()
+                if value is not None
+            }
+            for name, table in tables.items()
         }
         valid = settings_from(given, named=named)
         changed = {

@@ -15,7 +15,7 @@ from torch import nn
 from camkit.errors import refusing_exit
 from camkit.sentences.explain import WordSettings, explain
 from camkit.sentences.folder import words_of_files
-from camkit.sentences.reading import Reader
+from camkit.sentences.reading import SentenceReader
 from camkit.sentences.result import Words
 from camkit.sentences.word import Word
 from camkit.sentences.word_methods import DEFAULT, WORD_METHODS
@@ -68,4 +68,4 @@ def words(
         >>> [(word.text, word.needs_picture) for word in found]  # doctest: +SKIP
     """
     settings = WordSettings(words, method, max_new_tokens, only)
-    return explain(Reader(model, processor, prompt), image, references, settings, picture)
+    return explain(SentenceReader(model, processor, prompt), image, references, settings, picture)

@@ -15,7 +15,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.errors import InputError
 from camkit.explanation import Explanation, LayerMaps
 from camkit.images.prepare import source_of
-from camkit.sentences.reading import Reader, Reading
+from camkit.sentences.reading import Reading, SentenceReader
 from camkit.sentences.references import read
 from camkit.sentences.result import Words
 from camkit.sentences.sentence import numbers_of
@@ -42,7 +42,7 @@ class WordSettings:
 
 
 def explain(
-    reader: Reader,
+    reader: SentenceReader,
     image: ImageLike | Sequence[ImageLike],
     references: ReferencesLike | None,
     settings: WordSettings,

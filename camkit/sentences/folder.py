@@ -17,7 +17,7 @@ from camkit.images.references import MOST
 from camkit.kit.picture_names import drawing_names
 from camkit.sentences.explain import WordSettings, explain
 from camkit.sentences.loading import load
-from camkit.sentences.reading import Reader
+from camkit.sentences.reading import SentenceReader
 from camkit.sentences.references import read
 from camkit.sentences.result import Words
 from camkit.sentences.word import NUMBERS
@@ -83,13 +83,13 @@ def words_of_files(
     if isinstance(model, str):
         model, beside = load(model, device)
         processor = beside if processor is None else processor
-    reader = Reader(model, processor, prompt)
+    reader = SentenceReader(model, processor, prompt)
     explained = (_together if together else _one_by_one)(reader, [file.path for file in files], references, asked)
     return _written(files, explained, out)
 
 
 def _one_by_one(
-    reader: Reader, paths: list[Path], references: ReferencesLike | None, settings: WordSettings
+    reader: SentenceReader, paths: list[Path], references: ReferencesLike | None, settings: WordSettings
 ) -> Iterator[Words | Failure]:
     pool = _readable(paths, MOST + 1) if references is None and len(paths) > 1 else []
     for path in paths:
@@ -103,7 +103,7 @@ def _one_by_one(
 
 
 def _together(
-    reader: Reader, paths: list[Path], references: ReferencesLike | None, settings: WordSettings
+    reader: SentenceReader, paths: list[Path], references: ReferencesLike | None, settings: WordSettings
 ) -> Iterator[Words]:
     return (explain(reader, paths, references, settings, number) for number in range(len(paths)))
 

@@ -69,7 +69,7 @@ class Reading:
         return _scores(self.cut, self.text, [self.spans[word] for word in words], tokens)
 
 
-class Reader:
+class SentenceReader:
     """Lets a model read pictures with one prompt, and keeps where its tokens look in pictures of one size.
 
     Args:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from camkit.images.references import smooth_noise
-from camkit.sentences.reading import Reader
+from camkit.sentences.reading import SentenceReader
 from camkit.sentences.references import made_pictures
 from scripts.words.judge_words import SEED, auroc, words_known
 from scripts.words.word_model import architecture_of, load
@@ -57,7 +57,7 @@ def _pictures(values: torch.Tensor) -> list[Image.Image]:
 def judged(folder: Path, scenes: int) -> list[str]:
     """Return the cells of one model's column."""
     model, processor = load(folder)
-    reader = Reader(model, processor, architecture_of(model).prompt)
+    reader = SentenceReader(model, processor, architecture_of(model).prompt)
     needed: list[bool] = []
     needs: list[list[float]] = []
     for number in range(scenes):

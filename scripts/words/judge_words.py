@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from camkit.sentences.cut import DecoderCut
 from camkit.sentences.heat import attention_rows, expected_gradients
-from camkit.sentences.reading import Reader, Reading, log_probabilities
+from camkit.sentences.reading import Reading, SentenceReader, log_probabilities
 from camkit.sentences.tam import activation_maps, filtered
 from scripts.words.train_words import examples, right
 from scripts.words.word_model import Architecture, architecture_of, load
@@ -69,7 +69,7 @@ def main() -> None:
         parser.error("pass --model")
     model, processor = load(given.model)
     kind = architecture_of(model)
-    reader = Reader(model, processor, kind.prompt)
+    reader = SentenceReader(model, processor, kind.prompt)
     references = [Image.fromarray(draw((REFERENCE_SEED, number)).picture) for number in range(REFERENCES)]
     rows: list[dict[str, Any]] = []
     asked = correct = 0

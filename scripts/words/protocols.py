@@ -49,7 +49,7 @@ from camkit.errors import ModelError
 from camkit.sentences.explain import explanation_of
 from camkit.sentences.heat import attention_rows, expected_gradients
 from camkit.sentences.loading import load
-from camkit.sentences.reading import Reader, Reading
+from camkit.sentences.reading import Reading, SentenceReader
 from camkit.sentences.references import read
 from camkit.sentences.tam import activation_maps, filtered
 from camkit.sentences.word_methods import WORD_METHODS
@@ -100,7 +100,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if given.coco is None:
             write_scenes(Path(folder), given.pictures)
-        reader = Reader(model, processor, given.prompt)
+        reader = SentenceReader(model, processor, given.prompt)
         for example in list(examples(given.coco or Path(folder)))[: given.pictures]:
             sentence = example.caption if given.captions else None
             picture = read(example.file, str(example.file))

@@ -426,3 +426,14 @@ def test_it_finds_what_the_demo_networks_use(layer: str, own: bool) -> None:
     given = list(camkit.scenes.scene_paths().values()) if own else None
     assert mean_auroc("demo-fair", layer, given) > 0.8
     assert mean_auroc("demo-biased", layer, given) < 0.4
+
+
+def test_references_that_cannot_be_used_stop_a_stream_and_blame_no_picture():
+    nan = torch.full((3, 128, 128), torch.nan)
+
+    with pytest.raises(ImageError, match="reference picture 1"):
+        list(
+            camkit.explain_many(
+                "demo-fair", [torch.zeros(3, 128, 128)] * 2, method="expected", references=[nan] * 3, on_error="yield"
+            )
+        )
