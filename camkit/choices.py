@@ -109,6 +109,23 @@ class Choices:
             raise MethodError(f"method {self.method.name!r} uses no reference pictures; use 'expected', or {rest}")
 
 
+@dataclass(frozen=True, eq=False)
+class Made:
+    """How an explanation was made, so that metrics make the same map of other pictures.
+
+    A table and another process do not get it: a method may be any function.
+
+    Attributes:
+        choices: those of its Explainer, with the method that was used, and without the layer.
+    """
+
+    choices: Choices
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Become None in a copy for another process."""
+        return type(None), ()
+
+
 WITHOUT = "use 'occlusion' or 'rise'"
 """What to do without layers and gradients."""
 

@@ -261,6 +261,11 @@ class Explainer:
         return self._choices.method
 
     @property
+    def choices(self) -> Choices:
+        """How it explains: the options, with those of the config and the usual ones."""
+        return self._choices
+
+    @property
     def layers(self) -> tuple[TargetLayer, ...]:
         """The layers that the last picture was explained with; several if they are fused, or one sharpens another.
 
@@ -381,13 +386,24 @@ class Explainer:
             >>> explainer.using("layercam")(camkit.scenes.scene_paths()["plane-sky"]).method
             'layercam'
         """
-        memory, loaded = self._memory, self._loaded
-        if model is not None and model is not self.model:
-            memory, loaded = ModelMemory(model), replace(loaded, module=model)
         own = self._choices
         chosen = own.method if method is None else find_method(method)
         layers = own.target_layer if target_layer is None and chosen.layer else target_layer
-        choices = replace(own, method=chosen, target_layer=layers, fuse=fuse or own.fuse)
+        return self.choosing(replace(own, method=chosen, target_layer=layers, fuse=fuse or own.fuse), model)
+
+    def choosing(self, choices: Choices, model: nn.Module | None = None) -> Explainer:
+        """Return an Explainer that explains in another way, and shares what this one has found out about the model.
+
+        Args:
+            choices: how it explains, all of it.
+            model: as for ``using``.
+
+        Raises:
+            InputError: the model does not have the layer, or cannot be explained by the method.
+        """
+        memory, loaded = self._memory, self._loaded
+        if model is not None and model is not self.model:
+            memory, loaded = ModelMemory(model), replace(loaded, module=model)
         return Explainer._sharing(memory, self._boxes, loaded, choices)
 
     def scores_of(
@@ -678,8 +694,8 @@ class Explainer:
         if self._averages:
             maps = self._averaged(maps, method, request, ran, batch, inputs)
         fuse = self._choices.fuse or method.fuse
-        labels, smooth = self._loaded.labels, self._choices.smooth
-        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, smooth, labels)
+        labels, choices = self._loaded.labels, self._choices
+        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, choices, labels)
         if not self._has_inputs:
             return rows
         return self._compared_without_picture(rows, request, ran.captured.scores, batch, inputs)

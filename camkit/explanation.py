@@ -15,6 +15,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from camkit.choices import Choices, Made
 from camkit.drawing import figure, overlay
 from camkit.drawing.encode import as_html, encode, shrink
 from camkit.drawing.pixels import Drawable, pixels_of, size_of
@@ -199,6 +200,7 @@ class Explanation:
         without_picture: for a model with other inputs, the score of the same class if the picture has one colour, its
             mean; ``beside_picture`` is this as a share of the score.
         unit: what the values of ``raw`` are, as a phrase, if ``camkit.METHODS`` does not have the method.
+        made: how the map was made; None if it was read from a table.
     """
 
     maps: LayerMaps = field(repr=False)
@@ -224,6 +226,7 @@ class Explanation:
     frames: tuple[ClipFrame, ...] = ()
     without_picture: float | None = None
     unit: str | None = None
+    made: Made | None = field(default=None, repr=False)
 
     @property
     def beside_picture(self) -> float | None:
@@ -741,7 +744,7 @@ def explanations(
     shown: Sequence[Image.Image | Tensor | None],
     layers: Sequence[TargetLayer],
     fuse: Fusion,
-    smooth: Smoothing | None,
+    choices: Choices,
     labels: tuple[str, ...] | None,
 ) -> list[list[Explanation | Failure]]:
     """Turn signed maps into an Explanation for each picture and target.
@@ -753,7 +756,7 @@ def explanations(
         shown: the pictures to draw on, each shared by all its targets; see ``shown_pictures``.
         layers: the layers that the feature maps come from.
         fuse: how the maps of several layers are combined.
-        smooth: how the maps are smoothed.
+        choices: how the Explainer explains.
         labels: the names of the classes, if they are known.
 
     Returns:
@@ -768,11 +771,12 @@ def explanations(
     pairs = zip(maps_by_target, captured.scores, strict=True)
     by_target = [_FusedMaps.of(maps, fuse, scores, placements) for maps, scores in pairs]
     references = captured.references or (None,) * len(by_target)
+    made = [Made(replace(choices, method=maps.method, target_layer=None)) for maps in maps_by_target]
     rows: list[list[Explanation | Failure]] = []
     for place, picture in enumerate(pictures):
         of_picture: list[Explanation | Failure] = []
         rows.append(of_picture)
-        for scores, of_target, compared in zip(captured.scores, by_target, references, strict=True):
+        for scores, of_target, compared, how in zip(captured.scores, by_target, references, made, strict=True):
             if scores.present is not None and not scores.present[place]:
                 of_picture.append(Failure(picture.source, TargetError(f"{picture.source}: {scores.absence}")))
                 continue
@@ -789,7 +793,7 @@ def explanations(
                 probability=None if scores.probabilities is None else scores.probabilities[place],
                 layer=names,
                 layer_reason=reason,
-                method=of_target.method,
+                method=how.choices.method.name,
                 status=_status(maps, raw, influenced=of_target.influenced[place]),
                 box=picture.box,
                 reduction=picture.reduction,
@@ -798,9 +802,10 @@ def explanations(
                 detection=None if scores.boxes is None else _detection(scores.boxes[place], picture, size),
                 placement=placement,
                 quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
-                smooth=smooth,
+                smooth=choices.smooth,
                 references=compared,
                 frames=picture.frames,
+                made=how,
             )
             of_picture.append(explanation)
     return rows
@@ -811,14 +816,12 @@ class _FusedMaps:
     """The signed maps of a batch for one target, on the CPU.
 
     Attributes:
-        method: the name of the method that weighted them.
         raws: (N, h, w) for each layer.
         fused: (N, h, w), the maps of all layers.
         influenced: for each picture, whether the target depends on any of the layers.
         scores: the target's value for each picture.
     """
 
-    method: str
     raws: tuple[Tensor, ...]
     fused: np.ndarray
     influenced: list[bool]
@@ -829,7 +832,7 @@ class _FusedMaps:
         """Fuse the maps of the layers."""
         fused = heat.fuse(maps.raws, fuse, placements).cpu().numpy()
         raws = tuple(raw.cpu() for raw in maps.raws)
-        return cls(maps.method, raws, fused, maps.influenced.tolist(), scores.values.tolist())
+        return cls(raws, fused, maps.influenced.tolist(), scores.values.tolist())
 
 
 def existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:

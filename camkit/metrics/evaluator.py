@@ -184,12 +184,11 @@ class Evaluator:
         """
         return reference_maps(self.picture, self.seed, partial(self.without, fill="blur") if colour else None)
 
-    def heat(self, given: MapLike, maker: Explainer | None = None) -> Heat:
+    def heat(self, given: MapLike) -> Heat:
         """Return a map as metrics read it.
 
         Args:
             given: as for one map.
-            maker: the Explainer that made an explanation, if its method is not registered; None for this Evaluator's.
 
         Raises:
             InputError: the map is not one of this picture and target.
@@ -198,7 +197,7 @@ class Evaluator:
             mine = getattr(self.target, "index", None)
             if given.target is not None and mine is not None and given.target != mine:
                 raise InputError(f"the explanation is of class {given.target}, and class {mine} is judged; pass target")
-        return as_heat(given, maker or self.explainer, self.target, self.size)
+        return as_heat(given, self.explainer, self.target, self.picture)
 
     def _value(self, metric: Metric, heat: Heat) -> Value:
         fill = metric.fill and (self.fill or metric.fill)

@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import os
+import pickle
 import re
 import signal
 import threading
@@ -28,6 +29,7 @@ from camkit.engine.heatmap import enlarge
 from camkit.errors import ImageError, InputError, TargetError
 from camkit.images.filling import dilated, fill_smoothly
 from camkit.images.imputation import fill_linearly
+from camkit.methods import variant
 from camkit.metrics import METRICS, Evaluator, Heat, evaluate
 from camkit.metrics.curves import curve_sets, even_shares, hot_sets
 from camkit.metrics.evaluator import DEFAULTS
@@ -681,16 +683,67 @@ def test_an_explanation_is_made_again_by_its_own_method_and_layer() -> None:
     assert torch.equal(heat.made_anew(picture[None])[0], torch.from_numpy(fused.heatmap))
 
 
-def test_a_function_of_the_users_is_made_again_with_its_explainer_only() -> None:
+WAYS: dict[str, dict[str, Any]] = {
+    "augment": {"smooth": "augment"},
+    "eigen": {"smooth": "eigen"},
+    "centres": {"spread": "centres"},
+    "variant": {"method": variant("occlusion", window=3, stride=2), "target_layer": None},
+    "references": {"method": "expected", "references": torch.rand(8, 3, SIZE, SIZE)},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_explanation_is_made_again_with_all_its_options(way: str) -> None:
+    model, picture, _, _ = setting()
+    options = {"target_layer": "1", "method": "gradcam", **WAYS[way]}
+    explained = camkit.explain(model, picture, target=1, **options)
+    own, smoothed = (
+        camkit.Explainer(model, **options),
+        camkit.Explainer(model, smooth="augment+eigen", spread="even"),
+    )
+    for judge in (model, own, smoothed):
+        heat = Evaluator(judge, picture, 1).heat(explained)
+        assert torch.equal(heat.made_anew(picture[None])[0], torch.from_numpy(explained.heatmap))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_explanation_of_a_table_is_made_again_only_if_the_same_map_comes_out(way: str) -> None:
+    model, picture, _, _ = setting()
+    options = {"target_layer": "1", "method": "gradcam", **WAYS[way]}
+    explained = camkit.explain(model, picture, target=1, **options)
+    stored = pickle.loads(pickle.dumps(explained))
+    own, names = camkit.Explainer(model, **options), ["coherency", "max-sensitivity", "mprt"]
+    values = evaluate(own, stored, picture, names)
+    assert values.numbers() == evaluate(model, explained, picture, names).numbers()
+    if "smooth" in options:  # a table keeps it
+        assert evaluate(model, stored, picture, names) == values
+        return
+    for value in evaluate(model, stored, picture, names).values():
+        assert value.status == "needs_method"
+        assert "gets another map for the picture itself" in value.reason
+
+
+def test_a_function_of_the_users_is_made_again_unless_it_comes_from_a_table() -> None:
     model, picture, _, _ = setting()
 
     def sizes(activations: Tensor, gradients: Tensor) -> Tensor:
         return gradients.abs()
 
-    explainer = camkit.Explainer(model, "3", method=sizes)
+    def means(activations: Tensor, gradients: Tensor) -> Tensor:
+        return gradients.mean((2, 3), keepdim=True)
+
+    means.__name__ = "sizes"
+    explainer, other = (camkit.Explainer(model, "3", method=function) for function in (sizes, means))
     explained = explainer(picture, 1)
-    assert evaluate(explainer, explained, picture, "max-sensitivity")["max-sensitivity"].status == "ok"
-    assert evaluate(model, explained, picture, "max-sensitivity")["max-sensitivity"].status == "needs_method"
+    values = [evaluate(judge, explained, picture, "max-sensitivity") for judge in (explainer, model, other)]
+    assert values[0]["max-sensitivity"].status == "ok"
+    assert values[0] == values[1] == values[2]
+    stored = pickle.loads(pickle.dumps(explained))
+    assert evaluate(explainer, stored, picture, "max-sensitivity") == values[0]
+    assert evaluate(other, stored, picture, "max-sensitivity")["max-sensitivity"].status == "needs_method"
+    value = evaluate(model, stored, picture, "max-sensitivity")["max-sensitivity"]
+    assert value.status == "needs_method"
+    assert "no method 'sizes'" in value.reason
 
 
 def test_the_class_of_the_explanation_is_judged() -> None:
