@@ -771,6 +771,16 @@ def test_feature_metrics_use_the_layer_of_the_evaluator() -> None:
     assert "2 layers are fused; pass layer to choose one" in value.reason
 
 
+@pytest.mark.parametrize("smooth", ["augment", "eigen", "augment+eigen"])
+def test_feature_metrics_do_not_depend_on_how_maps_are_smoothed(smooth: Any) -> None:
+    model, picture, _, _ = setting()
+    explained = camkit.explain(model, picture, "1", target=1)
+    smoothed = camkit.Explainer(model, "1", smooth=smooth)
+    plain = evaluate(camkit.Explainer(model, "1"), explained, picture, FEATURES)
+    assert evaluate(smoothed, explained, picture, FEATURES) == plain
+    assert all(value.status == "ok" for value in plain.values())
+
+
 def test_a_head_that_cannot_be_run_alone_is_a_status() -> None:
     class Unsteady(Parts):
         counter = itertools.count(1)
