@@ -75,7 +75,7 @@ from camkit.models import (
 from camkit.models.inputs import HeldInputs, adapted
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
-from camkit.targets.classes import of_changed_picture
+from camkit.targets.fixed import of_changed_picture
 from camkit.targets.scores import Expands, OfPictures, OnPicture, Scores, Target
 from camkit.types import (
     Failure,
