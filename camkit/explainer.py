@@ -226,6 +226,7 @@ class Explainer:
             references = References(references, loaded.preprocess, self._rank)
         method = for_model(choices, loaded.module)
         self._choices = choices = replace(choices, method=method, precision=precision, references=references)
+        self._without_layer = replace(choices, target_layer=None, progress=None)
         self._averages, self._takes_component = averages(choices.smooth), takes_component(choices.smooth)
         self._runs = LayerPasses(
             loaded.module,
@@ -643,7 +644,7 @@ class Explainer:
         shown = shown_pictures(batch, inputs)
         scores: list[Scores] = []
         by_method: list[list[list[Explanation | Failure]]] = [[[] for _ in batch] for _ in request.methods]
-        parts = _parts(request, apart=self._averages or self._has_inputs)
+        parts = _parts(request)
         while parts:
             part = parts.pop(0)
             try:
@@ -694,8 +695,9 @@ class Explainer:
         if self._averages:
             maps = self._averaged(maps, method, request, ran, batch, inputs)
         fuse = self._choices.fuse or method.fuse
-        labels, choices = self._loaded.labels, self._choices
-        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, choices, labels)
+        labels, choices = self._loaded.labels, self._without_layer
+        targets = request.targets * (len(maps) // len(request.targets))  # one may stand for several
+        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, choices, targets, labels)
         if not self._has_inputs:
             return rows
         return self._compared_without_picture(rows, request, ran.captured.scores, batch, inputs)
@@ -805,15 +807,18 @@ def are_several_targets(target: object) -> bool:
     return isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor))
 
 
-def _parts(request: _Request, *, apart: bool) -> list[_Request]:
+def _parts(request: _Request) -> list[_Request]:
     """Split a request into several, each with few enough targets for one pass.
 
-    With ``apart``, a target that stands for several has a part of its own, so that its scores can be told from others.
+    A target that stands for several has a part of its own, so that its scores can be told from others.
     """
-    if apart and any(isinstance(target, Expands) for target in request.targets):
-        return [replace(request, targets=(target,)) for target in request.targets]
-    starts = range(0, len(request.targets), _MOST_TARGETS)
-    return [replace(request, targets=request.targets[start : start + _MOST_TARGETS]) for start in starts]
+    parts: list[list[Target]] = []
+    for target in request.targets:
+        is_alone = isinstance(target, Expands)
+        if not parts or is_alone or isinstance(parts[-1][-1], Expands) or len(parts[-1]) == _MOST_TARGETS:
+            parts.append([])
+        parts[-1].append(target)
+    return [replace(request, targets=tuple(part)) for part in parts]
 
 
 def _check_count(request: _Request, pictures: int) -> None:

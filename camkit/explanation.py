@@ -31,7 +31,7 @@ from camkit.methods import SHARPENED, WEIGHTED, known_method
 from camkit.methods.runs import SignedMaps
 from camkit.methods.smoothing import CHANGES
 from camkit.tables import Rows, Tabular, flat
-from camkit.targets.scores import Scores
+from camkit.targets.scores import Scores, Target
 from camkit.types import (
     EVEN,
     WHOLE_MODEL,
@@ -745,6 +745,7 @@ def explanations(
     layers: Sequence[TargetLayer],
     fuse: Fusion,
     choices: Choices,
+    targets: Sequence[Target],
     labels: tuple[str, ...] | None,
 ) -> list[list[Explanation | Failure]]:
     """Turn signed maps into an Explanation for each picture and target.
@@ -756,7 +757,8 @@ def explanations(
         shown: the pictures to draw on, each shared by all its targets; see ``shown_pictures``.
         layers: the layers that the feature maps come from.
         fuse: how the maps of several layers are combined.
-        choices: how the Explainer explains.
+        choices: how the Explainer explains, without the layer.
+        targets: the target of each of the scores.
         labels: the names of the classes, if they are known.
 
     Returns:
@@ -771,12 +773,12 @@ def explanations(
     pairs = zip(maps_by_target, captured.scores, strict=True)
     by_target = [_FusedMaps.of(maps, fuse, scores, placements) for maps, scores in pairs]
     references = captured.references or (None,) * len(by_target)
-    made = [Made(replace(choices, method=maps.method, target_layer=None)) for maps in maps_by_target]
     rows: list[list[Explanation | Failure]] = []
     for place, picture in enumerate(pictures):
         of_picture: list[Explanation | Failure] = []
         rows.append(of_picture)
-        for scores, of_target, compared, how in zip(captured.scores, by_target, references, made, strict=True):
+        of_targets = zip(captured.scores, by_target, references, maps_by_target, targets, strict=True)
+        for scores, of_target, compared, signed, target in of_targets:
             if scores.present is not None and not scores.present[place]:
                 of_picture.append(Failure(picture.source, TargetError(f"{picture.source}: {scores.absence}")))
                 continue
@@ -793,7 +795,7 @@ def explanations(
                 probability=None if scores.probabilities is None else scores.probabilities[place],
                 layer=names,
                 layer_reason=reason,
-                method=how.choices.method.name,
+                method=signed.method.name,
                 status=_status(maps, raw, influenced=of_target.influenced[place]),
                 box=picture.box,
                 reduction=picture.reduction,
@@ -805,7 +807,7 @@ def explanations(
                 smooth=choices.smooth,
                 references=compared,
                 frames=picture.frames,
-                made=how,
+                made=Made(choices, signed.method, target, scores.of_image(place)),
             )
             of_picture.append(explanation)
     return rows

@@ -194,9 +194,11 @@ class Evaluator:
             InputError: the map is not one of this picture and target.
         """
         if isinstance(given, Explanation):
-            mine = getattr(self.target, "index", None)
-            if given.target is not None and mine is not None and given.target != mine:
-                raise InputError(f"the explanation is of class {given.target}, and class {mine} is judged; pass target")
+            mine = self.scores.answer.indices
+            if given.target is not None and mine is not None and given.target != mine[0]:
+                raise InputError(
+                    f"the explanation is of class {given.target}, and class {mine[0]} is judged; pass target"
+                )
         return as_heat(given, self.explainer, self.target, self.picture)
 
     def _value(self, metric: Metric, heat: Heat) -> Value:

@@ -194,8 +194,9 @@ def _of_explanation(explanation: Explanation, explainer: Explainer, target: Targ
 def _remake_by(explanation: Explanation, explainer: Explainer, target: Target, picture: Tensor) -> Remake:
     """Return how the map of an explanation is made: as the explanation says, or else with the Explainer's choices."""
     own = explainer.choices
-    how = own if explanation.made is None else explanation.made.choices
-    method = how.method if how.method.name == explanation.method else known_method(explanation.method)
+    made = explanation.made
+    how, used = (own, own.method) if made is None else (made.choices, made.method)
+    method = used if used.name == explanation.method else known_method(explanation.method)
     if method is None:
         return functools.partial(_refuse, explanation.method)
     choices = replace(
@@ -207,8 +208,9 @@ def _remake_by(explanation: Explanation, explainer: Explainer, target: Target, p
         progress=own.progress,
         batch_size=own.batch_size,
     )
-    made = _ByMethod(explainer.choosing(choices), target)
-    return made if explanation.made is not None else _Trial(made, picture, explanation.heatmap)
+    kept = None if made is None else made.target
+    remake = _ByMethod(explainer.choosing(choices), target if kept is None else kept)
+    return _Trial(remake, picture, explanation.heatmap) if made is None else remake
 
 
 def _refuse(method: str, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:  # noqa: ARG001

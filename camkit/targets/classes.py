@@ -139,6 +139,7 @@ class AboveTarget(Expands):
     """
 
     for_threads = True
+    activation: ClassVar[Activation] = "sigmoid"
 
     threshold: float = 0.5
 

@@ -37,6 +37,10 @@ class SameClassTarget(Target):
     activation: Activation | None = None
     cells: Bool[Tensor, "n h w"] | None = field(default=None, repr=False)
 
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> SameClassTarget:  # noqa: ARG002
+        """Return the target for a model with this activation, if it has none of its own."""
+        return replace(self, activation=self.activation or activation)
+
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of each image's class."""
         maps = maps_of(output, batch)

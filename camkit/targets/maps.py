@@ -76,6 +76,11 @@ def class_on_map(
     )
 
 
+def names_cells(quantity: str) -> bool:
+    """Tell whether a score is the mean over cells that the caller named, from the words for it."""
+    return quantity.endswith((_INSIDE_MASK, _EVERYWHERE))
+
+
 def _probabilities(maps: ScoreReading) -> Float[Tensor, "n k h w"]:
     given = maps.probabilities
     if given is not None:

@@ -53,6 +53,16 @@ class Scores:
     rivals: tuple[tuple[int, ...], ...] | None = None
     activation: Any = None
 
+    def of_image(self, place: int) -> Scores:
+        """Return the score and the class of one image alone."""
+        return Scores(
+            self.values[place : place + 1],
+            None if self.indices is None else self.indices[place : place + 1],
+            boxes=None if self.boxes is None else self.boxes[place : place + 1],
+            cells=None if self.cells is None else self.cells[place : place + 1].to("cpu", copy=True),
+            rivals=None if self.rivals is None else self.rivals[place : place + 1],
+        )
+
 
 def copied(output: Any) -> Any:
     """Return a copy of a model's output, for the user's functions, which may work in place."""

@@ -757,6 +757,65 @@ def test_the_class_of_the_explanation_is_judged() -> None:
         evaluate(model, contrast, picture)
 
 
+class Maps(nn.Module):
+    """A segmentation network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU())
+        self.head = nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"out": nn.functional.interpolate(5 * self.head(self.layer(x)), size=x.shape[2:], mode="bilinear")}
+
+
+OWN_TARGETS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "finer": lambda: (small(classes=8), camkit.targets.finer(2)),
+    "mask": lambda: (Maps().eval(), camkit.targets.segment(2, np.eye(SIZE))),
+    "everywhere": lambda: (Maps().eval(), camkit.targets.segment(2, everywhere=True)),
+    "predicted": lambda: (Maps().eval(), camkit.targets.segment(2)),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_TARGETS)
+def test_the_target_of_the_explanation_is_judged_and_not_its_class_alone(kind: str) -> None:
+    model, target = OWN_TARGETS[kind]()
+    picture, other = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    explainer = camkit.Explainer(model, method="gradcam", smooth="augment")
+    _, explained = explainer.batch([other, picture], target)  # the second one has cells and rivals of its own
+    names = ["srg", "coherency", "max-sensitivity", "mprt"]
+    values = evaluate(model, explained, picture, names)
+    assert values == evaluate(model, explained, picture, names, target=target)
+    assert values["max-sensitivity"].status == "ok"
+    for judged in (target, 2):
+        heat = Evaluator(model, picture, judged).heat(explained)
+        made = heat.made_anew(picture[None])[0]
+        np.testing.assert_allclose(made.numpy(), explained.heatmap, rtol=0, atol=1e-5)
+    with pytest.raises(InputError, match="the explanation is of class 2, and class 1 is judged"):
+        Evaluator(model, picture, camkit.targets.finer(1) if kind == "finer" else 1).heat(explained)
+
+
+@pytest.mark.parametrize("kind", ["mask", "everywhere"])
+def test_the_cells_of_an_explanation_of_a_table_are_asked_for(kind: str) -> None:
+    model, target = OWN_TARGETS[kind]()
+    picture = torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    explained = camkit.explain(model, picture, target=target)
+    stored = pickle.loads(pickle.dumps(explained))
+    with pytest.raises(InputError, match="which a table does not keep; pass its target"):
+        evaluate(model, stored, picture)
+    found = [evaluate(model, each, picture, "srg", target=target) for each in (stored, explained)]
+    assert found[0] == found[1]
+
+
+def test_the_maps_of_finercam_and_of_the_finer_target_are_made_again_alike() -> None:
+    model, picture = small(classes=8), torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    ways = [{"target": 2, "method": "finercam"}, {"target": camkit.targets.finer(2), "method": "gradcam"}]
+    maps = [camkit.explain(model, picture, **way) for way in ways]
+    names = ["max-sensitivity", "mprt", "efficient-mprt"]
+    assert evaluate(model, maps[0], picture, names) == evaluate(model, maps[1], picture, names)
+
+
 def test_feature_metrics_use_the_layer_of_the_evaluator() -> None:
     model, picture, _, _ = setting()
     explained = camkit.explain(model, picture, "1", target=1)
