@@ -18,7 +18,9 @@ from camkit.methods import AUTO, METHODS, Method, find_method
 from camkit.methods.registry import MethodLike
 from camkit.models import Labels, black_box_in
 from camkit.models.loaded import LoadedModel
-from camkit.targets import TargetLike
+from camkit.targets import Target, TargetLike
+from camkit.targets.fixed import fixed_target
+from camkit.targets.scores import Scores
 from camkit.types import Fusion, Precision, Preprocess, Progress, ReferencesLike, Smoothing, Spread
 
 if TYPE_CHECKING:
@@ -107,6 +109,35 @@ class Choices:
         if given and not self.method.need.references:
             rest = advice("leave out references", "leave out --references")
             raise MethodError(f"method {self.method.name!r} uses no reference pictures; use 'expected', or {rest}")
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """How an explanation was made, so that metrics make the same map of other pictures.
+
+    A table and another process do not get it: a method may be any function.
+
+    Attributes:
+        choices: those of its Explainer, without the layer, which may hold the model.
+        method: the method that was used.
+        asked: the target as it was asked for.
+        scored: its score of the picture.
+    """
+
+    choices: Choices
+    method: Method
+    asked: Target
+    scored: Scores
+
+    @property
+    def target(self) -> Target | None:
+        """The class, fixed for changed versions of the picture; None for a box, or for what is not a class."""
+        is_class = self.scored.indices is not None and self.scored.boxes is None
+        return fixed_target(self.asked, self.scored) if is_class else None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Become None in a copy for another process."""
+        return type(None), ()
 
 
 WITHOUT = "use 'occlusion' or 'rise'"

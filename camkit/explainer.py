@@ -75,7 +75,7 @@ from camkit.models import (
 from camkit.models.inputs import HeldInputs, adapted
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
-from camkit.targets.classes import of_changed_picture
+from camkit.targets.fixed import of_changed_picture
 from camkit.targets.scores import Expands, OfPictures, OnPicture, Scores, Target
 from camkit.types import (
     Failure,
@@ -236,6 +236,7 @@ class Explainer:
             references = References(references, loaded.preprocess, self._rank)
         method = for_model(choices, loaded.module)
         self._choices = choices = replace(choices, method=method, precision=precision, references=references)
+        self._without_layer = replace(choices, target_layer=None, progress=None)
         self._averages, self._takes_component = averages(choices.smooth), takes_component(choices.smooth)
         self._runs = LayerPasses(
             loaded.module,
@@ -269,6 +270,11 @@ class Explainer:
     def method(self) -> Method:
         """The method, as in ``camkit.METHODS``, or "auto"."""
         return self._choices.method
+
+    @property
+    def choices(self) -> Choices:
+        """How it explains: the options, with those of the config and the usual ones."""
+        return self._choices
 
     @property
     def layers(self) -> tuple[TargetLayer, ...]:
@@ -391,13 +397,24 @@ class Explainer:
             >>> explainer.using("layercam")(camkit.scenes.scene_paths()["plane-sky"]).method
             'layercam'
         """
-        memory, loaded = self._memory, self._loaded
-        if model is not None and model is not self.model:
-            memory, loaded = ModelMemory(model), replace(loaded, module=model)
         own = self._choices
         chosen = own.method if method is None else find_method(method)
         layers = own.target_layer if target_layer is None and chosen.layer else target_layer
-        choices = replace(own, method=chosen, target_layer=layers, fuse=fuse or own.fuse)
+        return self.choosing(replace(own, method=chosen, target_layer=layers, fuse=fuse or own.fuse), model)
+
+    def choosing(self, choices: Choices, model: nn.Module | None = None) -> Explainer:
+        """Return an Explainer that explains in another way, and shares what this one has found out about the model.
+
+        Args:
+            choices: how it explains, all of it.
+            model: as for ``using``.
+
+        Raises:
+            InputError: the model does not have the layer, or cannot be explained by the method.
+        """
+        memory, loaded = self._memory, self._loaded
+        if model is not None and model is not self.model:
+            memory, loaded = ModelMemory(model), replace(loaded, module=model)
         return Explainer._sharing(memory, self._boxes, loaded, choices)
 
     def scores_of(
@@ -638,7 +655,7 @@ class Explainer:
         shown = shown_pictures(batch, inputs)
         scores: list[Scores] = []
         by_method: list[list[list[Explanation | Failure]]] = [[[] for _ in batch] for _ in request.methods]
-        parts = _parts(request, apart=self._averages or self._has_inputs)
+        parts = _parts(request)
         while parts:
             part = parts.pop(0)
             try:
@@ -697,8 +714,9 @@ class Explainer:
         if self._averages:
             maps = self._averaged(maps, method, request, ran, batch, inputs)
         fuse = self._choices.fuse or method.fuse
-        labels, smooth = self._loaded.labels, self._choices.smooth
-        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, smooth, labels)
+        labels, choices = self._loaded.labels, self._without_layer
+        targets = request.targets * (len(maps) // len(request.targets))  # one may stand for several
+        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, choices, targets, labels)
         if not self._has_inputs:
             return rows
         return self._compared_without_picture(rows, request, ran.captured.scores, batch, inputs)
@@ -808,15 +826,18 @@ def are_several_targets(target: object) -> bool:
     return isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor))
 
 
-def _parts(request: _Request, *, apart: bool) -> list[_Request]:
+def _parts(request: _Request) -> list[_Request]:
     """Split a request into several, each with few enough targets for one pass.
 
-    With ``apart``, a target that stands for several has a part of its own, so that its scores can be told from others.
+    A target that stands for several has a part of its own, so that its scores can be told from others.
     """
-    if apart and any(isinstance(target, Expands) for target in request.targets):
-        return [replace(request, targets=(target,)) for target in request.targets]
-    starts = range(0, len(request.targets), _MOST_TARGETS)
-    return [replace(request, targets=request.targets[start : start + _MOST_TARGETS]) for start in starts]
+    parts: list[list[Target]] = []
+    for target in request.targets:
+        is_alone = isinstance(target, Expands)
+        if not parts or is_alone or isinstance(parts[-1][-1], Expands) or len(parts[-1]) == _MOST_TARGETS:
+            parts.append([])
+        parts[-1].append(target)
+    return [replace(request, targets=tuple(part)) for part in parts]
 
 
 def _check_count(request: _Request, pictures: int) -> None:

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from camkit.choices import Choices, Made
 from camkit.drawing import figure, overlay
 from camkit.drawing.encode import as_html, encode, shrink
 from camkit.drawing.pixels import Drawable, pixels_of, size_of
@@ -30,7 +31,7 @@ from camkit.methods import SHARPENED, WEIGHTED, known_method
 from camkit.methods.runs import SignedMaps
 from camkit.methods.smoothing import CHANGES
 from camkit.tables import Rows, Tabular, flat
-from camkit.targets.scores import Scores
+from camkit.targets.scores import Scores, Target
 from camkit.types import (
     EVEN,
     WHOLE_MODEL,
@@ -199,6 +200,7 @@ class Explanation:
         without_picture: for a model with other inputs, the score of the same class if the picture has one colour, its
             mean; ``beside_picture`` is this as a share of the score.
         unit: what the values of ``raw`` are, as a phrase, if ``camkit.METHODS`` does not have the method.
+        made: how the map was made; None if it was read from a table.
     """
 
     maps: LayerMaps = field(repr=False)
@@ -224,6 +226,7 @@ class Explanation:
     frames: tuple[ClipFrame, ...] = ()
     without_picture: float | None = None
     unit: str | None = None
+    made: Made | None = field(default=None, repr=False)
 
     @property
     def beside_picture(self) -> float | None:
@@ -746,7 +749,8 @@ def explanations(
     shown: Sequence[Image.Image | Tensor | None],
     layers: Sequence[TargetLayer],
     fuse: Fusion,
-    smooth: Smoothing | None,
+    choices: Choices,
+    targets: Sequence[Target],
     labels: tuple[str, ...] | None,
 ) -> list[list[Explanation | Failure]]:
     """Turn signed maps into an Explanation for each picture and target.
@@ -758,7 +762,8 @@ def explanations(
         shown: the pictures to draw on, each shared by all its targets; see ``shown_pictures``.
         layers: the layers that the feature maps come from.
         fuse: how the maps of several layers are combined.
-        smooth: how the maps are smoothed.
+        choices: how the Explainer explains, without the layer.
+        targets: the target of each of the scores.
         labels: the names of the classes, if they are known.
 
     Returns:
@@ -777,7 +782,8 @@ def explanations(
     for place, picture in enumerate(pictures):
         of_picture: list[Explanation | Failure] = []
         rows.append(of_picture)
-        for scores, of_target, compared in zip(captured.scores, by_target, references, strict=True):
+        of_targets = zip(captured.scores, by_target, references, maps_by_target, targets, strict=True)
+        for scores, of_target, compared, signed, target in of_targets:
             if scores.present is not None and not scores.present[place]:
                 of_picture.append(Failure(picture.source, TargetError(f"{picture.source}: {scores.absence}")))
                 continue
@@ -794,7 +800,7 @@ def explanations(
                 probability=None if scores.probabilities is None else scores.probabilities[place],
                 layer=names,
                 layer_reason=reason,
-                method=of_target.method,
+                method=signed.method.name,
                 status=_status(maps, raw, influenced=of_target.influenced[place]),
                 box=picture.box,
                 reduction=picture.reduction,
@@ -803,9 +809,10 @@ def explanations(
                 detection=None if scores.boxes is None else _detection(scores.boxes[place], picture, size),
                 placement=placement,
                 quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
-                smooth=smooth,
+                smooth=choices.smooth,
                 references=compared,
                 frames=picture.frames,
+                made=Made(choices, signed.method, target, scores.of_image(place)),
             )
             of_picture.append(explanation)
     return rows
@@ -816,14 +823,12 @@ class _FusedMaps:
     """The signed maps of a batch for one target, on the CPU.
 
     Attributes:
-        method: the name of the method that weighted them.
         raws: (N, h, w) for each layer.
         fused: (N, h, w), the maps of all layers.
         influenced: for each picture, whether the target depends on any of the layers.
         scores: the target's value for each picture.
     """
 
-    method: str
     raws: tuple[Tensor, ...]
     fused: np.ndarray
     influenced: list[bool]
@@ -834,7 +839,7 @@ class _FusedMaps:
         """Fuse the maps of the layers."""
         fused = heat.fuse(maps.raws, fuse, placements).cpu().numpy()
         raws = tuple(raw.cpu() for raw in maps.raws)
-        return cls(maps.method, raws, fused, maps.influenced.tolist(), scores.values.tolist())
+        return cls(raws, fused, maps.influenced.tolist(), scores.values.tolist())
 
 
 def existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:

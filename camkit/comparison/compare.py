@@ -400,8 +400,7 @@ def _compared(
     """Explain one picture with all methods, and judge each map."""
     shared = _in_one_pass(explainer, evaluator, picture, methods, layer)
     maps = [shared.get(method.name) or _mapped(explainer, evaluator, picture, method, layer) for method in methods]
-    judge = _Judge(explainer, evaluator, metric)
-    maps = [judge(compared, method) for compared, method in zip(maps, methods, strict=True)]
+    maps = list(map(_Judge(evaluator, metric), maps))
     found = [compared.explanation for compared in maps if compared.explanation is not None]
     if not found:
         raise MethodError(f"no method works on this picture: {maps[0].reason}")
@@ -457,15 +456,15 @@ class _Judge:
     On a network that ends in a mean and one linear layer, Grad-CAM, HiResCAM and ShapleyCAM are the same.
     """
 
-    def __init__(self, explainer: Explainer, evaluator: Evaluator, metric: str) -> None:
-        self._explainer, self._evaluator, self._metric = explainer, evaluator, metric
+    def __init__(self, evaluator: Evaluator, metric: str) -> None:
+        self._evaluator, self._metric = evaluator, metric
         self._known: list[tuple[Tensor, ComparedMap]] = []
 
-    def __call__(self, compared: ComparedMap, method: Method) -> ComparedMap:
+    def __call__(self, compared: ComparedMap) -> ComparedMap:
         """Add the metric's value, if there is a map."""
         if compared.explanation is None:
             return compared
-        heat = self._evaluator.heat(compared.explanation, self._explainer.using(method))
+        heat = self._evaluator.heat(compared.explanation)
         equal = (known for values, known in self._known if torch.allclose(values, heat.values, rtol=0, atol=_EQUAL))
         same = next(equal, None)
         if same is not None and self._metric == QUICK:

@@ -237,8 +237,7 @@ class _Study:
     def _explain(self, row: _Tried, evaluator: Evaluator, picture: Any) -> None:
         start = time.perf_counter()
         try:
-            explainer = self._explainer.using(row.method, row.layer)
-            found = explainer(picture, evaluator.target)
+            found = self._explainer.using(row.method, row.layer)(picture, evaluator.target)
         except (MethodError, LayerError, TargetError) as error:
             row.failures.append(str(error))
             _note(row, _MEASURED, {})
@@ -248,7 +247,7 @@ class _Study:
         row.empty += found.status != "ok"
         shuffled = np.isfinite(row.values[RANDOMISED]).sum() < _RANDOMISED_PICTURES
         names = [*_MEASURED, RANDOMISED] if shuffled else _MEASURED
-        _note(row, names, evaluator(evaluator.heat(found, explainer), names).numbers())
+        _note(row, names, evaluator(found, names).numbers())
 
     def judgement(self, begin: float, *, drop_misfits: bool) -> MethodJudgement:
         """Return what the values say."""

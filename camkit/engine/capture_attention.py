@@ -24,7 +24,7 @@ from camkit.engine.nested import tensors_in
 from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.errors import MethodError
-from camkit.targets.classes import BestOfTarget, FinerTarget
+from camkit.targets.fixed import fixed_target
 from camkit.targets.outputs import maps_of
 from camkit.targets.scores import Scores, Target
 from camkit.types import LayerRef, Layout, Precision
@@ -376,7 +376,4 @@ def _same_class(run: _Run, target: Target, scored: Scores) -> Target:
     """
     if scored.boxes is not None or maps_of(run.output, run.pictures) is not None:
         raise MethodError(f"{run.weigh.name!r} explains scores of whole pictures, not boxes or maps; use 'chefer'")
-    if scored.indices is None:
-        return target
-    same = BestOfTarget(tuple((index,) for index in scored.indices))
-    return target.fixed(same, run.output, run.pictures) if isinstance(target, FinerTarget) else same
+    return fixed_target(target, scored)

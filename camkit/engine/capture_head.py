@@ -25,7 +25,7 @@ from camkit.engine.features import Capture, Features, Weigh
 from camkit.engine.head import Head, ScoreOutput, recording
 from camkit.engine.interrupts import interruptible
 from camkit.errors import MethodError
-from camkit.targets.confidence import fixed_target
+from camkit.targets.fixed import fixed_target
 from camkit.targets.scores import Scores, Target
 from camkit.types import LayerRef, Layout
 
@@ -106,7 +106,7 @@ def first_pass(
         layouts = layouts_of(tape, options, 1, tuple(image.shape[2:]))
         single = expand(targets, output, 1)
         scores = plain_scores(single, output, 1)
-        fixed = tuple(_fixed(*pair, output) for pair in zip(single, scores, strict=True))
+        fixed = tuple(_fixed(*pair) for pair in zip(single, scores, strict=True))
 
         def head(ref: LayerRef, score: ScoreOutput, expected: float | Tensor) -> Head:
             apart = options.apart
@@ -123,7 +123,7 @@ def each_pass_of(
     return functools.partial(options.quiet, model, image.device, "fp32")
 
 
-def _fixed(target: Target, scored: Scores, output: Any) -> Target:
+def _fixed(target: Target, scored: Scores) -> Target:
     """Return the target that scores the same class, whatever the changed feature maps do to the others.
 
     Raises:
@@ -134,7 +134,7 @@ def _fixed(target: Target, scored: Scores, output: Any) -> Target:
             "methods that run the model's head on changed feature maps explain scores, not boxes; use 'gradcam' or "
             "'hirescam'"
         )
-    return fixed_target(target, scored, output) if not is_absent(scored) else target
+    return fixed_target(target, scored) if not is_absent(scored) else target
 
 
 def _values(target: Target, output: Any, batch: int) -> Tensor:

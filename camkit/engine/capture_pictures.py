@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -27,7 +26,8 @@ from camkit.engine.heatmap import enlarge, upsample
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import in_parts
 from camkit.errors import MethodError
-from camkit.targets.confidence import ConfidenceTarget, fixed_target, given_by
+from camkit.targets.confidence import ConfidenceTarget, given_by
+from camkit.targets.fixed import fixed_target
 from camkit.targets.scores import Scores, Target
 from camkit.types import PicturesOf, Placement
 
@@ -66,7 +66,7 @@ def capture_with_pictures(
         given = [given_by(target(output, 1)) for target in single]
         scores = plain_scores(single, output, 1)
         fixed = [
-            ConfidenceTarget(_fixed(target, scored, output), None if scored.boxes is not None else already)
+            ConfidenceTarget(_fixed(target, scored), None if scored.boxes is not None else already)
             for target, scored, already in zip(single, scores, given, strict=True)
             if not is_absent(scored)
         ]
@@ -89,7 +89,7 @@ def capture_with_pictures(
     return Capture(tuple(features), scores, tuple(layouts.values()), bool(resized.padded))
 
 
-def _fixed(target: Target, scored: Scores, output: Any) -> Target:
+def _fixed(target: Target, scored: Scores) -> Target:
     """Return the target that scores the same class or the same box, whatever the changed pictures show.
 
     Raises:
@@ -100,7 +100,7 @@ def _fixed(target: Target, scored: Scores, output: Any) -> Target:
             "methods that run the model on changed pictures explain the score of a box, not a part of it; use "
             "'hirescam'"
         )
-    return fixed_target(target, scored, output)
+    return fixed_target(target, scored)
 
 
 class ChangedPictures:

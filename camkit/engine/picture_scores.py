@@ -15,7 +15,8 @@ from camkit.engine.passes import faster_format, in_parts, quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.errors import TargetError
 from camkit.targets.classes import TopTarget
-from camkit.targets.confidence import ConfidenceTarget, class_alone, fixed_target, given_by
+from camkit.targets.confidence import ConfidenceTarget, class_alone, given_by
+from camkit.targets.fixed import fixed_target
 from camkit.targets.outputs import maps_of
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation, Precision
@@ -69,7 +70,7 @@ class PictureScores:
             output = model(picture[None].clone().requires_grad_().clone())
             answer = target(output, 1)
             _check(answer)
-            self.target = fixed_target(target, answer, output)
+            self.target = fixed_target(target, answer)
             self.confidence_target = ConfidenceTarget(class_alone(self.target), given_by(answer))
             first = self.confidence_target(output, 1)
             self.best = _best_class(output, activation)

@@ -396,7 +396,7 @@ def find_method(method: MethodLike) -> Method:
         if registered.weights is method:
             return registered
     name = getattr(method, "__name__", type(method).__name__)
-    if known_method(name) is not None:  # an explanation keeps the name alone, by which metrics make its map again
+    if known_method(name) is not None:  # a table keeps the name alone
         raise MethodError(f"camkit already has another method {name!r}; rename your function")
     return Method(name, title=name, summary="", paper="", needs="gradients", weights=method)
 

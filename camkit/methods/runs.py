@@ -126,12 +126,12 @@ class SignedMaps:
     """The signed maps of a batch for one target.
 
     Attributes:
-        method: the name of the method that weighted them.
+        method: the method that weighted them.
         raws: (N, *grid) for each layer.
         influenced: for each picture, whether the target depends on any of the layers.
     """
 
-    method: str
+    method: Method
     raws: tuple[Tensor, ...]
     influenced: Tensor
 
@@ -191,7 +191,7 @@ def _weighted_sums(
     else:
         influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
         influenced = functools.reduce(torch.logical_or, influences)
-    return SignedMaps(method.name, tuple(raws), influenced)
+    return SignedMaps(method, tuple(raws), influenced)
 
 
 def _weights_of(method: Method, maps: Features, number: int) -> Tensor:

@@ -24,6 +24,7 @@ from camkit.metrics.fills import FILLS
 from camkit.metrics.heat import Heat
 from camkit.metrics.metric_values import UndefinedError, Value, Values, ValueTable
 from camkit.metrics.registry import METRICS, Metric, register_metric
+from camkit.targets.maps import names_cells
 
 if TYPE_CHECKING:
     from camkit.metrics.evaluator import ModelLike
@@ -90,7 +91,12 @@ def evaluate(
     if isinstance(given, Explanation) and target is None:
         if given.target is None:
             raise InputError(f"the explanation is of {given.name!r} and not of a class; pass its target")
-        target = given.target
+        if given.made is None and names_cells(given.quantity):
+            raise InputError(
+                f"the explanation is of the {given.quantity}, which a table does not keep; pass its target"
+            )
+        kept = None if given.made is None else given.made.target
+        target = given.target if kept is None else kept
     return Evaluator(model, picture, target, **options)(given, metrics)
 
 

@@ -184,21 +184,22 @@ class Evaluator:
         """
         return reference_maps(self.picture, self.seed, partial(self.without, fill="blur") if colour else None)
 
-    def heat(self, given: MapLike, maker: Explainer | None = None) -> Heat:
+    def heat(self, given: MapLike) -> Heat:
         """Return a map as metrics read it.
 
         Args:
             given: as for one map.
-            maker: the Explainer that made an explanation, if its method is not registered; None for this Evaluator's.
 
         Raises:
             InputError: the map is not one of this picture and target.
         """
         if isinstance(given, Explanation):
-            mine = getattr(self.target, "index", None)
-            if given.target is not None and mine is not None and given.target != mine:
-                raise InputError(f"the explanation is of class {given.target}, and class {mine} is judged; pass target")
-        return as_heat(given, maker or self.explainer, self.target, self.size)
+            mine = self.scores.answer.indices
+            if given.target is not None and mine is not None and given.target != mine[0]:
+                raise InputError(
+                    f"the explanation is of class {given.target}, and class {mine[0]} is judged; pass target"
+                )
+        return as_heat(given, self.explainer, self.target, self.picture)
 
     def _value(self, metric: Metric, heat: Heat) -> Value:
         fill = metric.fill and (self.fill or metric.fill)

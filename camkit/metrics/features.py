@@ -7,7 +7,7 @@ of these metrics cannot be compared with those of metrics that change pixels, so
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,7 @@ from camkit.metrics.metric_values import UndefinedError
 from camkit.metrics.registry import register_metric
 
 if TYPE_CHECKING:
+    from camkit.explainer import Explainer
     from camkit.types import ScoresOfMaps
 
 _COST = "2, and the head {} for each step"
@@ -121,7 +122,7 @@ def _measured(evaluator: Evaluator, heat: Heat, fill: str) -> tuple[Curve, Curve
         if fill not in evaluator.emptied_features:
             evaluator.emptied_features[fill] = _features(evaluator, evaluator.emptied_picture(fill))
         changing = _Changing(heat, evaluator.steps, evaluator.emptied_features[fill])
-        run = evaluator.explainer.using(_method("scores", changing), evaluator.layer)
+        run = _explainer(evaluator, "scores", changing)
         explanation = run(evaluator.scores.picture, evaluator.scores.confidence_target)
     except (MethodError, LayerError) as error:
         raise UndefinedError("undefined", str(error)) from error
@@ -130,8 +131,10 @@ def _measured(evaluator: Evaluator, heat: Heat, fill: str) -> tuple[Curve, Curve
     return changing.curves[0]
 
 
-def _method(needs: Needs, weights: WeightFunction) -> Method:
-    return Method("feature curves", "", "", "", needs, weights)
+def _explainer(evaluator: Evaluator, needs: Needs, weights: WeightFunction) -> Explainer:
+    """Return an Explainer that calls a function with the layer's feature maps, once: it smooths no map."""
+    run = evaluator.explainer.using(Method("feature curves", "", "", "", needs, weights), evaluator.layer)
+    return run.choosing(replace(run.choices, smooth=None))
 
 
 def _features(evaluator: Evaluator, picture: Float[Tensor, "c *size"]) -> Float[Tensor, "1 k *grid"]:
@@ -141,7 +144,7 @@ def _features(evaluator: Evaluator, picture: Float[Tensor, "c *size"]) -> Float[
         UndefinedError: several layers are fused.
     """
     kept = KeptMaps()
-    run = evaluator.explainer.using(_method("activations", kept), evaluator.layer)
+    run = _explainer(evaluator, "activations", kept)
     run(picture, evaluator.scores.confidence_target)
     if len(kept.maps) != 1:
         raise UndefinedError("undefined", f"{len(kept.maps)} layers are fused; pass layer to choose one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -28,6 +29,11 @@ Remake: TypeAlias = "Callable[[Tensor, nn.Module | None], Sequence[Tensor]]"
 
 MapLike: TypeAlias = "Explanation | Heat | np.ndarray | Tensor"
 """What is judged: an explanation; or an array of the input's size, or a coarser one that is enlarged bilinearly."""
+
+
+_SAME_HEAT = 0.02
+"""How far two maps from 0 to 1 may differ and count as one. A table rounds by 0.0005; other ways to spread the cells or
+to smooth a map move its edges by more than this."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,23 +95,24 @@ class Heat:
         return [made.detach().to("cpu", torch.float32) for made in self.remake(pictures, model)]
 
 
-def as_heat(given: object, explainer: Explainer, target: Target, size: tuple[int, ...]) -> Heat:
+def as_heat(given: object, explainer: Explainer, target: Target, picture: Float[Tensor, "c *size"]) -> Heat:
     """Return what was passed as a map to be judged.
 
     Args:
         given: the map.
         explainer: explains pictures with the model.
         target: the target of the map, fixed.
-        size: the size of the model's input.
+        picture: the model's input.
 
     Raises:
         InputError: it is no map of real numbers, or has another number of axes than the input.
     """
+    size = tuple(picture.shape[1:])
     if isinstance(given, Heat):
         _check_size(given.values, size)
         return given if given.problem is not None else replace(given, problem=_problem(given.values))
     if isinstance(given, Explanation):
-        return _of_explanation(given, explainer, target, size)
+        return _of_explanation(given, explainer, target, picture)
     values = real_values(given, "a map is an explanation or an array")
     if values.dim() != len(size) or not values.numel():
         raise InputError(
@@ -163,7 +170,8 @@ def _problem(values: Tensor) -> UndefinedError | None:
     return None if bool(values.any()) else UndefinedError("empty_map", "the map is zero everywhere")
 
 
-def _of_explanation(explanation: Explanation, explainer: Explainer, target: Target, size: tuple[int, ...]) -> Heat:
+def _of_explanation(explanation: Explanation, explainer: Explainer, target: Target, picture: Tensor) -> Heat:
+    size = tuple(picture.shape[1:])
     if explanation.maps.size != size:
         raise InputError(
             f"the explanation is of an input of {'x'.join(map(str, explanation.maps.size))} and the picture of one of "
@@ -179,19 +187,38 @@ def _of_explanation(explanation: Explanation, explainer: Explainer, target: Targ
         len(explanation.maps.raws) == 1 and not explanation.placement.extent and explanation.layer != str(WHOLE_MODEL)
     )
     cells = torch.from_numpy(np.maximum(explanation.raw, 0)) if single else None
-    return Heat(
-        values, explanation.method, cells, explanation.layer, _remake_by(explanation, explainer, target), problem
-    )
+    remake = _remake_by(explanation, explainer, target, picture)
+    return Heat(values, explanation.method, cells, explanation.layer, remake, problem)
 
 
-def _remake_by(explanation: Explanation, explainer: Explainer, target: Target) -> Remake | None:
-    """Return how a method makes its map; None if the method is a function that nothing here knows."""
-    own = explainer.method
-    method = own if own.name == explanation.method else known_method(explanation.method)
+def _remake_by(explanation: Explanation, explainer: Explainer, target: Target, picture: Tensor) -> Remake:
+    """Return how the map of an explanation is made: as the explanation says, or else with the Explainer's choices."""
+    own = explainer.choices
+    made = explanation.made
+    how, used = (own, own.method) if made is None else (made.choices, made.method)
+    method = used if used.name == explanation.method else known_method(explanation.method)
     if method is None:
-        return None
-    layers = explanation.layer if method.layer else None
-    return _ByMethod(explainer.using(method, layers, fuse=explanation.maps.fuse), target)
+        return functools.partial(_refuse, explanation.method)
+    choices = replace(
+        how,
+        method=method,
+        target_layer=explanation.layer if method.layer else None,
+        fuse=explanation.maps.fuse,
+        smooth=explanation.smooth,
+        progress=own.progress,
+        batch_size=own.batch_size,
+    )
+    kept = None if made is None else made.target
+    remake = _ByMethod(explainer.choosing(choices), target if kept is None else kept)
+    return _Trial(remake, picture, explanation.heatmap) if made is None else remake
+
+
+def _refuse(method: str, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:  # noqa: ARG001
+    raise UndefinedError(
+        "needs_method",
+        f"the metric makes the map again, and camkit has no method {method!r}; register it, or pass an Explainer with "
+        "this method",
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,3 +242,33 @@ class _ByMethod:
             return self.explainer.layers
         self.explainer(picture, self.target)
         return self.explainer.layers
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """Makes the maps of an explanation from a table, which does not say how the cells were spread, for example.
+
+    So it first makes the map of the picture itself, which must be the one in the table.
+    """
+
+    remake: _ByMethod
+    picture: Tensor
+    heatmap: Float[np.ndarray, "*size"]
+
+    def __call__(self, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:
+        """Return the heatmaps.
+
+        Raises:
+            UndefinedError: the map of the picture itself is another one.
+        """
+        if self._difference > _SAME_HEAT:
+            raise UndefinedError(
+                "needs_method",
+                "the metric makes the map again, and gets another map for the picture itself; pass the picture, and an "
+                "Explainer with the options, with which the map was made",
+            )
+        return self.remake(pictures, model)
+
+    @functools.cached_property
+    def _difference(self) -> float:
+        return float(np.abs(self.remake(self.picture[None], None)[0].numpy() - self.heatmap).max())

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from camkit.errors import TargetError, advice, refusing_other_arguments
+from camkit.errors import TargetError, refusing_other_arguments
 from camkit.targets.boxes import boxes_of_class, ranked_box
-from camkit.targets.maps import SegmentTarget, class_by_area, class_on_map
+from camkit.targets.maps import class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, label_of, whole_number
 from camkit.targets.outputs import depth_of, detections_of, logits_of, maps_of
 from camkit.targets.probabilities import PLURAL, ScoreReading, final_activation, logits_behind
@@ -139,6 +139,7 @@ class AboveTarget(Expands):
     """
 
     for_threads = True
+    activation: ClassVar[Activation] = "sigmoid"
 
     threshold: float = 0.5
 
@@ -233,24 +234,6 @@ class BestOfTarget(Target):
 
 
 @dataclass(frozen=True)
-class SameClassTarget(Target):
-    """The class that each image was explained for, in a changed version of the image."""
-
-    for_threads = True
-
-    indices: tuple[int, ...]
-    activation: Activation | None = field(default=None, compare=False)
-
-    def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the score of each image's class."""
-        maps = maps_of(output, batch)
-        if maps is not None:
-            return class_on_map(maps, torch.tensor(self.indices, device=maps.device), None)
-        logits = logits_of(output, batch)
-        return class_scores(logits, torch.tensor(self.indices, device=logits.device), self.activation)
-
-
-@dataclass(frozen=True)
 class DirectionTarget(Target):
     """One number of the output, up or down: either class of a one-logit classifier, or a regression."""
 
@@ -334,11 +317,6 @@ class FinerTarget(Target):
         """Return the target with the labels of its class looked up."""
         return replace(self, of=self.of.bind(labels, activation))
 
-    def fixed(self, of: Target, output: Any, batch: int) -> FinerTarget:
-        """Return the target that uses the classes nearest in this output for other outputs too."""
-        rivals = self.rivals or tuple(map(tuple, self._nearest(logits_of(output, batch), of(output, batch)).tolist()))
-        return replace(self, of=of, rivals=rivals)
-
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of each image's class less the weighted mean of its nearest classes."""
         scored = self.of(output, batch)
@@ -362,6 +340,7 @@ class FinerTarget(Target):
             scored,
             values=precise.gather(1, own)[:, 0] - self.weight * precise.gather(1, rivals).mean(1),
             quantity=f"{kind} minus {self.weight:g} times the mean of its {rivals.shape[1]} nearest",
+            rivals=tuple(map(tuple, rivals.tolist())),
         )
 
     def _nearest(self, logits: Float[Tensor, "n k"], scored: Scores) -> Int[Tensor, "n count"]:
@@ -374,46 +353,18 @@ class FinerTarget(Target):
 
 @dataclass(frozen=True)
 class EachFiner(Expands):
-    """Compares each class that a target stands for with its nearest ones."""
+    """Compares each class that a target stands for with its nearest ones, if the target does not do so itself."""
 
     of: Target
 
     def expand(self, output: Any, batch: int) -> list[FinerTarget]:
         """Return one target for each class."""
         single = self.of.expand(output, batch) if isinstance(self.of, Expands) else [self.of]
-        return [FinerTarget(target) for target in single]
+        return [target if isinstance(target, FinerTarget) else FinerTarget(target) for target in single]
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the scores of the first class."""
         return self.expand(output, batch)[0](output, batch)
-
-
-def of_changed_picture(target: Target, scored: Scores, *, mirrored: bool) -> Target:
-    """Return the target that explains, in changed versions of the pictures, the class explained in the pictures.
-
-    Args:
-        target: the target of the pictures.
-        scored: its scores for them.
-        mirrored: whether the pictures are mirrored along their last axis.
-
-    Raises:
-        TargetError: the target is a box, which another picture need not have.
-    """
-    if scored.boxes is not None:
-        used, instead = advice("smooth='augment'", "--smooth augment"), advice("smooth='eigen'", "--smooth eigen")
-        raise TargetError(
-            f"a detector finds other boxes in a changed picture, so {used} explains no boxes; use {instead}"
-        )
-    if isinstance(target, SegmentTarget):
-        mask = target.mask.flip(-1) if mirrored and target.mask is not None else target.mask
-        return replace(target, mask=mask)
-    if isinstance(target, RegionTarget):
-        return replace(target, mirrored=mirrored)
-    if isinstance(target, FinerTarget):
-        return replace(target, of=of_changed_picture(target.of, scored, mirrored=mirrored))
-    if scored.indices is None:
-        return target
-    return SameClassTarget(scored.indices, getattr(target, "activation", None))
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from camkit.targets.boxes import SameBoxTarget
-from camkit.targets.classes import ClassTarget, FinerTarget
-from camkit.targets.maps import SegmentTarget, predicted_cells
-from camkit.targets.outputs import maps_of
+from camkit.targets.classes import FinerTarget
 from camkit.targets.scores import Scores, Target
 
 Given: TypeAlias = Literal["probabilities", "logarithms"] | None
@@ -60,28 +57,3 @@ def given_by(scored: Scores) -> Given:
     if name.startswith("Log"):
         return "logarithms"
     return "probabilities" if name.startswith("Sigmoid") else None
-
-
-def fixed_target(target: Target, scored: Scores, output: Any) -> Target:
-    """Return the target that scores the class of a picture, whatever a change of this picture does to other classes.
-
-    A box may move in a changed picture; the box that matches it best is scored. On a map, the cells stay those where
-    the class is predicted in the unchanged picture. The classes that a class is compared with stay the same too.
-
-    Args:
-        target: a target for one picture.
-        scored: its score of the picture.
-        output: the model's output for the picture.
-    """
-    if scored.boxes is not None:
-        (corners,) = scored.boxes
-        assert corners is not None
-        return SameBoxTarget(corners, None if scored.indices is None else scored.indices[0])
-    if scored.indices is None or (isinstance(target, SegmentTarget) and (target.everywhere or target.mask is not None)):
-        return target
-    if isinstance(target, FinerTarget):
-        return target.fixed(fixed_target(target.of, scored, output), output, 1)
-    maps = maps_of(output, 1)
-    if maps is None:
-        return ClassTarget(scored.indices[0], getattr(target, "activation", None))
-    return SegmentTarget(scored.indices[0], predicted_cells(maps, torch.tensor(scored.indices, device=maps.device))[0])

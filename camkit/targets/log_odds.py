@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.targets.classes import ClassTarget
+from camkit.targets.fixed import SameClassTarget
 from camkit.targets.names import check_index
 from camkit.targets.outputs import logits_of
 from camkit.targets.probabilities import ScoreReading, logits_behind
@@ -24,9 +24,11 @@ def against_rivals(target: Target, scored: Scores) -> Target:
         target: a target that scores one class or something else, as ``fixed_target`` returns it.
         scored: its scores of a picture, with their graph.
     """
-    if not isinstance(target, ClassTarget):
+    if not isinstance(target, SameClassTarget) or target.cells is not None:
         return AsReturned(target)
-    return LogOddsTarget(target.index, target.activation, "" if scored.activation is None else scored.activation.name())
+    return LogOddsTarget(
+        target.indices[0], target.activation, "" if scored.activation is None else scored.activation.name()
+    )
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,14 @@ _EVERYWHERE = "of all cells"
 def class_on_map(
     maps: Float[Tensor, "n k h w"],
     indices: Int[Tensor, " n"],
-    mask: Bool[Tensor, "height width"] | None,
+    mask: Bool[Tensor, "*n height width"] | None,
     part: str = _INSIDE_MASK,
 ) -> Scores:
     """Return the mean logit of one class for each image, over a mask or over the cells where the class is predicted.
 
     If it is predicted nowhere, the mean goes over all cells. Vinogradova et al. 2020 sum the logits over the cells of
-    interest; the mean differs by a factor. ``part`` says in words which cells the mask covers.
+    interest; the mean differs by a factor. There is one mask for all images, or one for each. ``part`` says in words
+    which cells it covers.
 
     Raises:
         TargetError: the mask covers nothing.
@@ -57,10 +58,11 @@ def class_on_map(
         parts = (_WHERE_PREDICTED if found else _PREDICTED_NOWHERE for found in predicted.flatten().tolist())
         quantity = tuple(f"mean {reading.kind} {where}" for where in parts)
     else:
-        covered = interpolate(mask[None, None].to(maps), size=maps.shape[2:], mode="area")[0]
+        masks = mask.view(-1, 1, *mask.shape[-2:]).to(maps)
+        covered = interpolate(masks, size=maps.shape[2:], mode="area")[:, 0]
         if not bool(covered.any()):
             raise TargetError("the mask covers no part of the picture")
-        inside = (covered >= _MASKED * covered.amax()).expand(len(maps), -1, -1)
+        inside = (covered >= _MASKED * covered.amax((1, 2), keepdim=True)).expand(len(maps), -1, -1)
     cells = inside.to(class_maps)
     probabilities = probabilities[images, indices]
     return Scores(
@@ -69,14 +71,14 @@ def class_on_map(
         probabilities=tuple(((probabilities * cells).sum((1, 2)) / cells.sum((1, 2))).tolist()),
         classes=maps.shape[1],
         quantity=quantity,
+        cells=inside,
         activation=reading.activation,
     )
 
 
-def predicted_cells(maps: Float[Tensor, "n k h w"], indices: Int[Tensor, " n"]) -> Bool[Tensor, "n h w"]:
-    """Return where each image's class is predicted; everywhere if it is predicted nowhere."""
-    inside = _predicted(maps, _probabilities(ScoreReading.of(maps)), indices)
-    return inside | ~inside.any((1, 2), keepdim=True)
+def names_cells(quantity: str) -> bool:
+    """Tell whether a score is the mean over cells that the caller named, from the words for it."""
+    return quantity.endswith((_INSIDE_MASK, _EVERYWHERE))
 
 
 def _probabilities(maps: ScoreReading) -> Float[Tensor, "n k h w"]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -33,6 +33,8 @@ class Scores:
         absence: the error for images in which it does not exist.
         fewer: True if an image without the target is not an error: not every image has a second best box.
         boxes: the detected box (left, top, right, bottom) of each image, in pixels of the model's input.
+        cells: where each image's class is scored on the map of a segmentation network.
+        rivals: the classes that each image's class is compared with.
         activation: the softmax or sigmoid that gave the scores, as a node of the autograd graph. Gradients pass
             through it unchanged, so the map explains the logits.
     """
@@ -47,7 +49,19 @@ class Scores:
     absence: str = ""
     fewer: bool = False
     boxes: tuple[tuple[float, ...] | None, ...] | None = None
+    cells: Bool[Tensor, "n h w"] | None = None
+    rivals: tuple[tuple[int, ...], ...] | None = None
     activation: Any = None
+
+    def of_image(self, place: int) -> Scores:
+        """Return the score and the class of one image alone."""
+        return Scores(
+            self.values[place : place + 1],
+            None if self.indices is None else self.indices[place : place + 1],
+            boxes=None if self.boxes is None else self.boxes[place : place + 1],
+            cells=None if self.cells is None else self.cells[place : place + 1].to("cpu", copy=True),
+            rivals=None if self.rivals is None else self.rivals[place : place + 1],
+        )
 
 
 def copied(output: Any) -> Any:

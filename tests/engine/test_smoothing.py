@@ -144,6 +144,53 @@ def test_segmentations_are_smoothed_and_their_mask_is_mirrored() -> None:
     assert_equal(found.raw, np.mean(maps, 0))
 
 
+class Maps(nn.Module):
+    """A segmentation network that knows nothing: its classes lie elsewhere in a mirror image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU())
+        self.head = nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"out": nn.functional.interpolate(self.head(self.layer(x)), size=x.shape[2:], mode="bilinear")}
+
+
+@pytest.mark.parametrize("target", [1, camkit.targets.segment(1)])
+def test_a_class_on_a_map_is_scored_at_the_cells_of_the_picture_itself(target) -> None:
+    """A comparison, which fixes the cells for all methods, draws the same map."""
+    model, image = Maps().eval(), torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    cells = model(image)["out"][0].argmax(0) == 1
+    assert 0 < cells.sum() < cells.numel()
+    explainer = camkit.Explainer(model, "layer", method="gradcam", smooth="augment")
+    found, fixed = explainer(image, target), explainer(image, camkit.targets.segment(1, cells))
+    assert_equal(found.raw, fixed.raw)
+    compared = camkit.compare(explainer, image, ["gradcam"], target=target).rows[0].maps[0].explanation
+    assert compared is not None
+    assert_equal(compared.raw, fixed.raw)
+
+
+@pytest.mark.parametrize("way", ["target", "method"])
+def test_a_class_is_compared_with_those_nearest_in_the_picture_itself(way: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 8)
+    ).eval()
+    image = torch.randn(1, 3, 32, 32)
+    distances = (model(image)[0] - model(image)[0, 0]).abs()
+    nearest = distances.argsort()[1:4].tolist()
+    mirrored = (model(image.flip(-1))[0] - model(image.flip(-1))[0, 0]).abs()
+    assert sorted(mirrored.argsort()[1:4].tolist()) != sorted(nearest)
+
+    def finer(output: Tensor) -> Tensor:
+        return output[:, 0] - 0.6 * output[:, nearest].mean(1)
+
+    options = {"target": camkit.targets.finer(0)} if way == "target" else {"target": 0, "method": "finercam"}
+    found = explained(model, "augment", image, layer="3", **{"method": "gradcam", **options})
+    assert_equal(found.raw, explained(model, "augment", image, layer="3", method="gradcam", target=finer).raw)
+
+
 @pytest.mark.parametrize("axes", [1, 3])
 def test_signals_and_volumes_are_mirrored_along_the_last_axis(axes: int) -> None:
     torch.manual_seed(1)

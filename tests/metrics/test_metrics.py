@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import os
+import pickle
 import re
 import signal
 import threading
@@ -28,6 +29,7 @@ from camkit.engine.heatmap import enlarge
 from camkit.errors import ImageError, InputError, TargetError
 from camkit.images.filling import dilated, fill_smoothly
 from camkit.images.imputation import fill_linearly
+from camkit.methods import variant
 from camkit.metrics import METRICS, Evaluator, Heat, evaluate
 from camkit.metrics.curves import curve_sets, even_shares, hot_sets
 from camkit.metrics.evaluator import DEFAULTS
@@ -681,16 +683,67 @@ def test_an_explanation_is_made_again_by_its_own_method_and_layer() -> None:
     assert torch.equal(heat.made_anew(picture[None])[0], torch.from_numpy(fused.heatmap))
 
 
-def test_a_function_of_the_users_is_made_again_with_its_explainer_only() -> None:
+WAYS: dict[str, dict[str, Any]] = {
+    "augment": {"smooth": "augment"},
+    "eigen": {"smooth": "eigen"},
+    "centres": {"spread": "centres"},
+    "variant": {"method": variant("occlusion", window=3, stride=2), "target_layer": None},
+    "references": {"method": "expected", "references": torch.rand(8, 3, SIZE, SIZE)},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_explanation_is_made_again_with_all_its_options(way: str) -> None:
+    model, picture, _, _ = setting()
+    options = {"target_layer": "1", "method": "gradcam", **WAYS[way]}
+    explained = camkit.explain(model, picture, target=1, **options)
+    own, smoothed = (
+        camkit.Explainer(model, **options),
+        camkit.Explainer(model, smooth="augment+eigen", spread="even"),
+    )
+    for judge in (model, own, smoothed):
+        heat = Evaluator(judge, picture, 1).heat(explained)
+        assert torch.equal(heat.made_anew(picture[None])[0], torch.from_numpy(explained.heatmap))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_explanation_of_a_table_is_made_again_only_if_the_same_map_comes_out(way: str) -> None:
+    model, picture, _, _ = setting()
+    options = {"target_layer": "1", "method": "gradcam", **WAYS[way]}
+    explained = camkit.explain(model, picture, target=1, **options)
+    stored = pickle.loads(pickle.dumps(explained))
+    own, names = camkit.Explainer(model, **options), ["coherency", "max-sensitivity", "mprt"]
+    values = evaluate(own, stored, picture, names)
+    assert values.numbers() == evaluate(model, explained, picture, names).numbers()
+    if "smooth" in options:  # a table keeps it
+        assert evaluate(model, stored, picture, names) == values
+        return
+    for value in evaluate(model, stored, picture, names).values():
+        assert value.status == "needs_method"
+        assert "gets another map for the picture itself" in value.reason
+
+
+def test_a_function_of_the_users_is_made_again_unless_it_comes_from_a_table() -> None:
     model, picture, _, _ = setting()
 
     def sizes(activations: Tensor, gradients: Tensor) -> Tensor:
         return gradients.abs()
 
-    explainer = camkit.Explainer(model, "3", method=sizes)
+    def means(activations: Tensor, gradients: Tensor) -> Tensor:
+        return gradients.mean((2, 3), keepdim=True)
+
+    means.__name__ = "sizes"
+    explainer, other = (camkit.Explainer(model, "3", method=function) for function in (sizes, means))
     explained = explainer(picture, 1)
-    assert evaluate(explainer, explained, picture, "max-sensitivity")["max-sensitivity"].status == "ok"
-    assert evaluate(model, explained, picture, "max-sensitivity")["max-sensitivity"].status == "needs_method"
+    values = [evaluate(judge, explained, picture, "max-sensitivity") for judge in (explainer, model, other)]
+    assert values[0]["max-sensitivity"].status == "ok"
+    assert values[0] == values[1] == values[2]
+    stored = pickle.loads(pickle.dumps(explained))
+    assert evaluate(explainer, stored, picture, "max-sensitivity") == values[0]
+    assert evaluate(other, stored, picture, "max-sensitivity")["max-sensitivity"].status == "needs_method"
+    value = evaluate(model, stored, picture, "max-sensitivity")["max-sensitivity"]
+    assert value.status == "needs_method"
+    assert "no method 'sizes'" in value.reason
 
 
 def test_the_class_of_the_explanation_is_judged() -> None:
@@ -702,6 +755,65 @@ def test_the_class_of_the_explanation_is_judged() -> None:
     contrast = camkit.explain(model, picture, "3", target=camkit.targets.contrast(0, 1))
     with pytest.raises(InputError, match="is of '0 rather than 1' and not of a class; pass its target"):
         evaluate(model, contrast, picture)
+
+
+class Maps(nn.Module):
+    """A segmentation network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU())
+        self.head = nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"out": nn.functional.interpolate(5 * self.head(self.layer(x)), size=x.shape[2:], mode="bilinear")}
+
+
+OWN_TARGETS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "finer": lambda: (small(classes=8), camkit.targets.finer(2)),
+    "mask": lambda: (Maps().eval(), camkit.targets.segment(2, np.eye(SIZE))),
+    "everywhere": lambda: (Maps().eval(), camkit.targets.segment(2, everywhere=True)),
+    "predicted": lambda: (Maps().eval(), camkit.targets.segment(2)),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_TARGETS)
+def test_the_target_of_the_explanation_is_judged_and_not_its_class_alone(kind: str) -> None:
+    model, target = OWN_TARGETS[kind]()
+    picture, other = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    explainer = camkit.Explainer(model, method="gradcam", smooth="augment")
+    _, explained = explainer.batch([other, picture], target)  # the second one has cells and rivals of its own
+    names = ["srg", "coherency", "max-sensitivity", "mprt"]
+    values = evaluate(model, explained, picture, names)
+    assert values == evaluate(model, explained, picture, names, target=target)
+    assert values["max-sensitivity"].status == "ok"
+    for judged in (target, 2):
+        heat = Evaluator(model, picture, judged).heat(explained)
+        made = heat.made_anew(picture[None])[0]
+        np.testing.assert_allclose(made.numpy(), explained.heatmap, rtol=0, atol=1e-5)
+    with pytest.raises(InputError, match="the explanation is of class 2, and class 1 is judged"):
+        Evaluator(model, picture, camkit.targets.finer(1) if kind == "finer" else 1).heat(explained)
+
+
+@pytest.mark.parametrize("kind", ["mask", "everywhere"])
+def test_the_cells_of_an_explanation_of_a_table_are_asked_for(kind: str) -> None:
+    model, target = OWN_TARGETS[kind]()
+    picture = torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    explained = camkit.explain(model, picture, target=target)
+    stored = pickle.loads(pickle.dumps(explained))
+    with pytest.raises(InputError, match="which a table does not keep; pass its target"):
+        evaluate(model, stored, picture)
+    found = [evaluate(model, each, picture, "srg", target=target) for each in (stored, explained)]
+    assert found[0] == found[1]
+
+
+def test_the_maps_of_finercam_and_of_the_finer_target_are_made_again_alike() -> None:
+    model, picture = small(classes=8), torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    ways = [{"target": 2, "method": "finercam"}, {"target": camkit.targets.finer(2), "method": "gradcam"}]
+    maps = [camkit.explain(model, picture, **way) for way in ways]
+    names = ["max-sensitivity", "mprt", "efficient-mprt"]
+    assert evaluate(model, maps[0], picture, names) == evaluate(model, maps[1], picture, names)
 
 
 def test_feature_metrics_use_the_layer_of_the_evaluator() -> None:
@@ -716,6 +828,16 @@ def test_feature_metrics_use_the_layer_of_the_evaluator() -> None:
     value = evaluate(fused, explained, picture, "feature-srg")["feature-srg"]
     assert value.status == "undefined"
     assert "2 layers are fused; pass layer to choose one" in value.reason
+
+
+@pytest.mark.parametrize("smooth", ["augment", "eigen", "augment+eigen"])
+def test_feature_metrics_do_not_depend_on_how_maps_are_smoothed(smooth: Any) -> None:
+    model, picture, _, _ = setting()
+    explained = camkit.explain(model, picture, "1", target=1)
+    smoothed = camkit.Explainer(model, "1", smooth=smooth)
+    plain = evaluate(camkit.Explainer(model, "1"), explained, picture, FEATURES)
+    assert evaluate(smoothed, explained, picture, FEATURES) == plain
+    assert all(value.status == "ok" for value in plain.values())
 
 
 def test_a_head_that_cannot_be_run_alone_is_a_status() -> None:

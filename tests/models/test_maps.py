@@ -21,6 +21,7 @@ from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, ModelError, TargetError
 from camkit.metrics import Evaluator
 from camkit.models import load_model
+from camkit.targets.fixed import of_changed_picture
 
 PLANE = scene_paths()["plane-sky"]
 NAMES = {0: "wall", 1: "cat", 2: "dog"}
@@ -235,7 +236,7 @@ def test_a_region_follows_a_mirrored_picture():
     target = targets.region(0, 0, 10, 40).on_inputs([lambda x, y: (x, y)], (40, 40))
 
     plain = target(depth, 1)
-    mirrored = targets.classes.of_changed_picture(target, plain, mirrored=True)
+    mirrored = of_changed_picture(target, plain, mirrored=True)
 
     assert plain.values.tolist() == [6.0]
     assert mirrored(depth.flip(-1), 1).values.tolist() == [6.0]

@@ -1,0 +1,107 @@
+"""The target that stays the same in changed versions of a picture, whatever the change does to other classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from camkit.errors import TargetError, advice
+from camkit.targets.boxes import SameBoxTarget
+from camkit.targets.classes import FinerTarget, class_scores
+from camkit.targets.maps import SegmentTarget, class_on_map
+from camkit.targets.names import check_index
+from camkit.targets.outputs import logits_of, maps_of
+from camkit.targets.regions import RegionTarget
+from camkit.targets.scores import Scores, Target
+from camkit.types import Activation
+
+
+@dataclass(frozen=True, eq=False)
+class SameClassTarget(Target):
+    """The class that each picture was explained for, in a changed version of the picture.
+
+    Attributes:
+        indices: the class of each picture of a pass, or one class for all.
+        activation: as for the target of the pictures.
+        cells: for a segmentation network, the cells of each picture over which the score is the mean, as many as there
+            are indices; None means where the class is predicted.
+    """
+
+    for_threads = True
+
+    indices: tuple[int, ...]
+    activation: Activation | None = None
+    cells: Bool[Tensor, "n h w"] | None = field(default=None, repr=False)
+
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> SameClassTarget:  # noqa: ARG002
+        """Return the target for a model with this activation, if it has none of its own."""
+        return replace(self, activation=self.activation or activation)
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the score of each image's class."""
+        maps = maps_of(output, batch)
+        scores = logits_of(output, batch) if maps is None else maps
+        check_index(max(self.indices), scores.shape[1])
+        indices = torch.tensor(self.indices, device=scores.device).expand(batch)
+        if maps is None:
+            return class_scores(scores, indices, self.activation)
+        return class_on_map(maps, indices, None if self.cells is None else self.cells.to(maps.device))
+
+
+def fixed_target(target: Target, scored: Scores) -> Target:
+    """Return the target that scores the class of each picture, whatever a change of the pictures does to other classes.
+
+    A box may move in a changed picture; the box that matches it best is scored. On a map, the cells stay those where
+    the class is predicted in the unchanged picture. The classes that a class is compared with stay the same too.
+
+    Args:
+        target: a target for one picture or several; for one if it is a box.
+        scored: its scores of the pictures.
+    """
+    if scored.boxes is not None:
+        (corners,) = scored.boxes
+        assert corners is not None
+        return SameBoxTarget(corners, None if scored.indices is None else scored.indices[0])
+    if scored.indices is None or (isinstance(target, SegmentTarget) and (target.everywhere or target.mask is not None)):
+        return target
+    if scored.rivals is not None:
+        finer = target if isinstance(target, FinerTarget) else FinerTarget(target)
+        return replace(finer, of=fixed_target(finer.of, replace(scored, rivals=None)), rivals=scored.rivals)
+    return SameClassTarget(scored.indices, getattr(target, "activation", None), scored.cells)
+
+
+def of_changed_picture(target: Target, scored: Scores, *, mirrored: bool) -> Target:
+    """Return the target that explains, in changed versions of the pictures, the class explained in the pictures.
+
+    Args:
+        target: the target of the pictures.
+        scored: its scores for them.
+        mirrored: whether the pictures are mirrored along their last axis.
+
+    Raises:
+        TargetError: the target is a box, which another picture need not have.
+    """
+    if scored.boxes is not None:
+        used, instead = advice("smooth='augment'", "--smooth augment"), advice("smooth='eigen'", "--smooth eigen")
+        raise TargetError(
+            f"a detector finds other boxes in a changed picture, so {used} explains no boxes; use {instead}"
+        )
+    fixed = fixed_target(target, scored)
+    return _mirrored(fixed) if mirrored else fixed
+
+
+def _mirrored(target: Target) -> Target:
+    """Return a fixed target for pictures that are mirrored along their last axis."""
+    if isinstance(target, FinerTarget):
+        return replace(target, of=_mirrored(target.of))
+    if isinstance(target, RegionTarget):
+        return replace(target, mirrored=True)
+    if isinstance(target, SegmentTarget) and target.mask is not None:
+        return replace(target, mask=target.mask.flip(-1))
+    if isinstance(target, SameClassTarget) and target.cells is not None:
+        return replace(target, cells=target.cells.flip(-1))
+    return target
