@@ -774,7 +774,7 @@ def explanations(
     placements = tuple(replace(maps.placement, stepped=are_frames) for maps in captured.features)
     placement = placements[heat.finest([maps.activations.shape[2:] for maps in captured.features])]
     names = "+".join(map(str, layers))
-    reason = max((layer.reason for layer in layers), key=len)
+    reason = max((layer.reason for layer in layers), key=len)  # of two that sharpen, it names the other
     pairs = zip(maps_by_target, captured.scores, strict=True)
     by_target = [_FusedMaps.of(maps, fuse, scores, placements) for maps, scores in pairs]
     references = captured.references or (None,) * len(by_target)

@@ -1,9 +1,9 @@
 """Where in the picture the elements of each tensor of a pass come from.
 
 A ``Follower`` watches PyTorch's operations while a model runs, and does to positions what each operation does to cells:
- it moves, joins, averages or drops them. A convolution's cell lies at the centre of its kernel. So the answer
-is exact however few cells a grid has and however wide the receptive fields are. It ends at operations that the
-follower does not know.
+it moves, joins, averages or drops them. A convolution's cell lies at the centre of its kernel. So the answer is exact
+however few cells a grid has and however wide the receptive fields are. It ends at operations that the follower does not
+know.
 
 The positions of a tensor have the tensor's shape, but along axes on which they do not change, such as the channels,
 they are expanded from one element (stride 0). So following costs little beside the pass itself.

@@ -295,7 +295,7 @@ def test_compare_and_judge_see_a_turned_picture_as_explain_does(tmp_path, orient
     assert explained.target == 1
     assert compared.label == f"class {explained.target}"
     assert np.array_equal(compared.maps[0].explanation.heatmap, explained.heatmap)
-    assert judged.target.index == explained.target
+    assert judged.scores.answer.indices == (explained.target,)
 
 
 def test_exif_entries_of_a_wrong_type_do_not_cost_the_picture(net, tmp_path, pattern):
