@@ -111,7 +111,7 @@ class _UnfitError(Exception):
     """The pictures of a batch cannot be explained, for the reason in the text."""
 
     def of_picture(self) -> ImageError:
-        """Return the error of one picture. It does not keep the frames alive that hold the batch."""
+        """Return the error of one picture; each has its own."""
         error = ImageError(str(self))
         error.__cause__ = self.__cause__
         return error
@@ -438,7 +438,9 @@ class Explainer:
         request = self._request(target, batch_size)
         _check_count(request, 1)
         memory = self._current_memory()
-        prepared = located(self._prepared(img), self._loaded.preprocess, self._boxes)
+        prepared = self._prepared(img)
+        if any(isinstance(target, OnPicture) for target in request.targets):
+            prepared = located(prepared, self._loaded.preprocess, self._boxes)
         picture = prepared.tensor.detach().to(*memory.record.placement)
         if not all(_finite(picture[None])):
             raise ImageError(f"{prepared.source} holds NaN or infinite values where the model would see it")

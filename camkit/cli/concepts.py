@@ -41,7 +41,7 @@ def concepts(
     if not pictures:
         raise InputError("name at least one picture: camkit concepts image.jpg --model resnet50")
     from camkit.concepts import factorise
-    from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file
+    from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file, shown_model
     from camkit.images.listing import find_pictures
     from camkit.kit.picture_names import picture_name
     from camkit.scale.naming import free_file, slug, write_drawing
@@ -57,7 +57,7 @@ def concepts(
     shows = {
         "picture": " ".join(str(file.absolute()) for file in files),
         "name": ".".join(words),
-        "model": loaded.name,
+        "model": shown_model(loaded.name),
         **source.about(),
     }
     file = free_file(out, Path(f"{first}-and-{more}-more" if more else first), words, shows, overwrite=overwrite)

@@ -99,7 +99,14 @@ def features(
     if picture is None:
         raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
     from camkit.diagnosis.feature_maps import feature_maps
-    from camkit.images.files import check_folder, names_file, refuse_address, refuse_input, refuse_other_file
+    from camkit.images.files import (
+        check_folder,
+        names_file,
+        refuse_address,
+        refuse_input,
+        refuse_other_file,
+        shown_model,
+    )
     from camkit.kit.picture_names import picture_name
     from camkit.scale.naming import free_file, slug, write_drawing
 
@@ -113,7 +120,7 @@ def features(
     shows = {
         "picture": str(picture.absolute()),
         "name": ".".join(words),
-        "model": loaded.name,
+        "model": shown_model(loaded.name),
         **source.about(),
         "top": f"top-{top}",
         "scale": scale,

@@ -253,7 +253,7 @@ def _slide(
 ) -> int:
     """Draw one slide of one picture."""
     import camkit
-    from camkit.images.files import refuse_input, refuse_other_file, shown_file
+    from camkit.images.files import refuse_input, refuse_other_file, shown_file, shown_model
     from camkit.images.listing import Pictures
     from camkit.models import device_of
     from camkit.scale.naming import free_file, slug, write_drawing
@@ -264,7 +264,7 @@ def _slide(
     is_page = drawing.out.suffix in (".pdf", ".svg")
     shows = {
         "picture": str(files[0].absolute()),
-        "model": source.model or "",
+        "model": shown_model(source.model or ""),
         **source.about(),
         "true": targets.true or "",
         "targets": "-".join(targets.target or []),

@@ -61,6 +61,14 @@ def shown_file(file: str | Path | None) -> str:
     return str(Path(named).absolute()) if named and os.path.lexists(named) else named
 
 
+def shown_model(name: str) -> str:
+    """Return a model as a drawing records it: by the full path of its file, with the factory if it is Python."""
+    file, _, factory = name.rpartition(":")
+    if file.endswith(".py"):
+        return f"{Path(file).absolute()}:{factory}"
+    return str(Path(name).absolute()) if Path(name).is_file() else name
+
+
 def names_file(out: Path) -> bool:
     """Return whether an output path names a picture file and not a folder."""
     return out.suffix.lower() in _DRAWN_SUFFIXES and not out.is_dir()

@@ -232,7 +232,7 @@ def _demo_model(request: Request) -> LoadedModel:
 
 
 def changed_at(name: str | Path | None) -> tuple[int, ...]:
-    """Return when the file, or each file of the folder, behind a model's name last changed, in nanoseconds.
+    """Return when the file, or each file of a folder of Hugging Face, behind a name last changed, in nanoseconds.
 
     The name of a file of weights or labels will do, too. Empty for other names, and for None.
     """
@@ -240,7 +240,7 @@ def changed_at(name: str | Path | None) -> tuple[int, ...]:
     factory = Path(named.rpartition(":")[0])
     path = factory if factory.suffix == ".py" else Path(named)
     with contextlib.suppress(OSError):  # loading the model says what is wrong
-        files = sorted(path.iterdir()) if named and path.is_dir() else [path]
+        files = sorted(path.iterdir()) if (path / "config.json").is_file() else [path]
         return tuple(file.stat().st_mtime_ns for file in files if file.is_file())
     return ()
 

@@ -127,13 +127,17 @@ class FileBox(BlackBox):
         return tree_map(lambda *values: torch.cat(values)[:count], *parts)
 
 
+_ROUNDING = 1e-3
+"""How far rounding may take a probability out of 0..1."""
+
+
 def _with_sigmoid(scores: Tensor) -> Tensor:
     """Return the results of a sigmoid with its graph, which shows what they are.
 
     Raises:
         RunError: they cannot be the results of a sigmoid.
     """
-    if bool(((scores < 0) | (scores > 1)).any()):
+    if bool(((scores < -_ROUNDING) | (scores > 1 + _ROUNDING)).any()):
         raise RunError("the function returned scores below 0 or above 1, which are not the results of a sigmoid")
     logits = scores.double().logit(torch.finfo(torch.float64).eps)
     return logits.requires_grad_(torch.is_grad_enabled()).sigmoid().to(scores.dtype)

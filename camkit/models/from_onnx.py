@@ -93,9 +93,20 @@ def load(request: Request) -> LoadedModel:
     if module is None:
         runs.check(noise, str(path), reason or "")
         lacking = f"camkit runs this file without layers and gradients ({reason})"
-        (last,) = (node.op_type for node in graph.graph.node if graph.graph.output[0].name in node.output)
-        module = FileBox(runs, shape[0], sigmoid=last == "Sigmoid", reason=lacking)
+        module = FileBox(runs, shape[0], sigmoid=_ends_in_sigmoid(graph.graph), reason=lacking)
     return described(module, request, shape, kind, session.get_modelmeta().custom_metadata_map, beside)
+
+
+_KEEPING = ("Cast", "Clip", "Identity")
+"""Operations after a sigmoid that leave its results as they are."""
+
+
+def _ends_in_sigmoid(graph: Any) -> bool:
+    made_by = {name: node for node in graph.node for name in node.output}
+    node = made_by.get(graph.output[0].name)
+    while node is not None and node.op_type in _KEEPING:
+        node = made_by.get(node.input[0])
+    return node is not None and node.op_type == "Sigmoid"
 
 
 class Session:

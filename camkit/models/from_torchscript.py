@@ -34,17 +34,23 @@ def load(request: Request) -> LoadedModel:
     kind = f"a TorchScript file, run without gradients by torch {version('torch')}"
     box = FileBox(
         lambda pictures: script(pictures.to(dtype_of(script))),
-        sigmoid=_last_operation(script) == "aten::sigmoid",
+        sigmoid=_ends_in_sigmoid(script),
         reason="camkit cannot read the layers and gradients of a TorchScript file",
         way_out="export the model with torch.export and pass the .pt2 file",
     )
     return described(box, request, (None, COLOURS, None, None), kind, metadata)
 
 
-def _last_operation(script: torch.jit.ScriptModule) -> str:
+_KEEPING = ("aten::to", "aten::clamp", "aten::clip", "aten::contiguous", "aten::clone", "aten::detach", "aten::float")
+"""Operations after a sigmoid that leave its results as they are."""
+
+
+def _ends_in_sigmoid(script: torch.jit.ScriptModule) -> bool:
     graph = script.inlined_graph  # the nodes live as long as it does
-    (output,) = graph.outputs()
-    return str(output.node().kind())
+    node = next(graph.outputs()).node()
+    while node.kind() in _KEEPING:
+        node = next(node.inputs()).node()
+    return str(node.kind()) in ("aten::sigmoid", "aten::sigmoid_")
 
 
 def _refuse_others(path: Path) -> dict[str, Any]:

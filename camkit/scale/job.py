@@ -130,7 +130,7 @@ class Drawing:
             "colormap": self.colormap,
             "alpha": f"alpha-{self.alpha}",
             "scale": "shared-by-all" if self.one_scale else str(self.scale),
-            "size": "" if self.max_side is None else f"side-{self.max_side}",
+            "side": "" if self.max_side is None else f"side-{self.max_side}",
         }
 
     def suffix_for(self, picture: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from camkit.drawing.encode import encode, read_note, with_note
 from camkit.errors import OutputError, advice
 from camkit.explanation import Explanation
-from camkit.images.files import names_file, write_file
+from camkit.images.files import names_file, shown_model, write_file
 from camkit.images.listing import FoundPicture
 from camkit.kit.fingerprint import digest
 from camkit.kit.picture_names import drawing_names, picture_name
@@ -36,7 +36,7 @@ class DrawingFiles:
     def __init__(self, job: Job, model: str) -> None:
         self._job = job
         self._names = drawing_names({found.path: found.place for found in job.pictures.named()})
-        self._words = {"model": model, **job.words()}
+        self._words = {"model": shown_model(model), **job.words()}
 
     def file_for_video(self, video: FoundPicture, row: Explanation) -> tuple[Path, str]:
         """Return the file for a video, given one of its explanations, and a note on what it shows."""

@@ -16,7 +16,7 @@ from camkit.targets.maps import SegmentTarget, class_on_map
 from camkit.targets.names import check_index
 from camkit.targets.outputs import logits_of, maps_of
 from camkit.targets.regions import RegionTarget
-from camkit.targets.scores import Scores, Target
+from camkit.targets.scores import OnPicture, Scores, Target
 from camkit.types import Activation
 
 
@@ -83,13 +83,16 @@ def of_changed_picture(target: Target, scored: Scores, *, mirrored: bool) -> Tar
         mirrored: whether the pictures are mirrored along their last axis.
 
     Raises:
-        TargetError: the target is a box, which another picture need not have.
+        TargetError: the target is a box, which another picture need not have, or what lies at a point or in a box.
     """
     if scored.boxes is not None:
         used, instead = advice("smooth='augment'", "--smooth augment"), advice("smooth='eigen'", "--smooth eigen")
         raise TargetError(
             f"a detector finds other boxes in a changed picture, so {used} explains no boxes; use {instead}"
         )
+    if mirrored and isinstance(target, OnPicture) and not isinstance(target, RegionTarget):
+        used, instead = advice("smooth='augment'", "--smooth augment"), advice("smooth='eigen'", "--smooth eigen")
+        raise TargetError(f"{used} cannot mirror the place that the target names; use {instead}")
     fixed = fixed_target(target, scored)
     return _mirrored(fixed) if mirrored else fixed
 

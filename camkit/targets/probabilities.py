@@ -138,8 +138,14 @@ def _whole_of(scores: Float[Tensor, "n k *cells"]) -> int | None:
 
     A picture with NaN or infinity does not count: it would change how the others are read.
     """
-    finite = scores[scores.isfinite().flatten(1).all(1)]
-    if scores.shape[1] < 2 or not len(finite) or not bool(finite.amin() >= 0):
+    if scores.shape[1] < 2 or not scores.numel():
+        return None
+    least = scores.amin()  # NaN if any score is
+    if bool(least.isfinite()) and bool(least < 0):
+        return None
+    are_finite = scores.sum(1, dtype=torch.float32).isfinite().reshape(len(scores), -1).all(1)
+    finite = scores if bool(are_finite.all()) else scores[are_finite]
+    if not len(finite) or not bool(finite.amin() >= 0):
         return None
     return next((whole for whole in (1, _PERCENT) if bool(_close_to(whole, finite).all())), None)
 

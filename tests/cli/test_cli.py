@@ -306,7 +306,9 @@ class TestNamesOfDrawings:
             assert self.explain(tree / "cat.jpg", *(word.format(folder) for word in options), "-o", "out") == 0
         assert files_in(tmp_path / "out") == [f"cat.{name}.png" for name in names]
 
-    def test_boxes_and_classes_of_one_label_are_told_apart(self, tree: Path, tmp_path: Path) -> None:
+    def test_boxes_sizes_models_and_classes_of_one_label_are_told_apart(
+        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "two.py").write_text(
             "import torch, torchvision\n"
             "class Two(torch.nn.Sequential):\n"
@@ -320,6 +322,28 @@ class TestNamesOfDrawings:
             call = [tree / "cat.jpg", "-m", f"{tmp_path / 'two.py'}:build", "--box", box, "-o", tmp_path / "boxes"]
             assert main([*map(str, call)]) == 0
         assert len(files_in(tmp_path / "boxes")) == 2
+        for size in ("32", "48", "32"):
+            call = [
+                tree / "cat.jpg",
+                "-m",
+                "resnet18",
+                "-w",
+                tmp_path / "r.pth",
+                "--size",
+                size,
+                "-o",
+                tmp_path / "sizes",
+            ]
+            torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "r.pth")
+            assert main([*map(str, call)]) == 0
+        assert len(files_in(tmp_path / "sizes")) == 2
+        for folder in ("one", "two", "one"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / "two.py").write_text((tmp_path / "two.py").read_text())
+            monkeypatch.chdir(tmp_path / folder)
+            call = [tree / "cat.jpg", "-m", "two.py:build", "-o", tmp_path / "models"]
+            assert main([*map(str, call)]) == 0
+        assert files_in(tmp_path / "models") == ["cat.hirescam.png", "cat.hirescam.two.png"]
         (tmp_path / "names.txt").write_text("crane\ncrane\nship\nship")
         for target in ("0", "1", "0"):
             call = [tree / "cat.jpg", "--labels", tmp_path / "names.txt", "-t", target, "-o", tmp_path / "classes"]

@@ -943,9 +943,16 @@ def test_a_function_is_explained_as_the_model_that_it_calls() -> None:
     assert [row.status for row in rows] == ["ok"] * 3
 
 
+class Clamped(nn.Module):
+    """Leaves probabilities as they are."""
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores.float().clamp(0, 1)
+
+
 @pytest.mark.parametrize("kind", ["traced", "scripted", "onnx", "function"])
 def test_a_sigmoid_at_the_end_of_a_black_box_gives_the_probabilities(kind: str, tmp_path: Path) -> None:
-    model, above = nn.Sequential(small(), nn.Sigmoid()).eval(), camkit.targets.above(0.3)
+    model, above = nn.Sequential(small(), nn.Sigmoid(), nn.Identity(), Clamped()).eval(), camkit.targets.above(0.3)
     if kind == "function":
         box = camkit.black_box(model, sigmoid=True)
     elif kind == "onnx":
