@@ -16,15 +16,15 @@ from camkit.images.references import References
 from camkit.layers.names import Layers
 from camkit.methods import AUTO, METHODS, Method, find_method
 from camkit.methods.registry import MethodLike
-from camkit.models import Labels, black_box_in
-from camkit.models.loaded import LoadedModel
+from camkit.models import Labels, black_box_in, load_model, read_labels
+from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets import Target, TargetLike
 from camkit.targets.fixed import fixed_target
 from camkit.targets.scores import Scores
 from camkit.types import Fusion, Precision, Preprocess, Progress, ReferencesLike, Smoothing, Spread
 
 if TYPE_CHECKING:
-    from camkit.config.settings import Settings
+    from camkit.config.settings import ModelSection, Settings
 
 Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
 
@@ -39,11 +39,41 @@ def config_settings(config: Config) -> Settings:
     return as_settings(config)
 
 
-def model_of(model: Any, settings: Settings, device: Any) -> nn.Module | LoadedModel | ExportedProgram:
-    """Return the model that a config names, or a model that is given by name as the config says how to load it."""
-    from camkit.config.model import configured_model  # noqa: PLC0415 - few calls have a config
+def configured_model(
+    model: Loadable | None,
+    section: ModelSection,
+    *,
+    device: str | torch.device | None = None,
+    trainable: bool = False,
+) -> nn.Module | LoadedModel | ExportedProgram:
+    """Return a model, loaded as the config says if it is given by name; None stands for the config's own model.
 
-    return configured_model(model, settings.model, device=device)
+    The config's other settings apply to the model that it names, and to every model if it names none.
+
+    Raises:
+        InputError: neither the call nor the config names a model, or the model cannot be loaded.
+    """
+    if isinstance(model, (nn.Module, LoadedModel, ExportedProgram)):
+        return model
+    name = section.name if model is None else model
+    if name is None:
+        raise InputError(
+            f"no model is named; {advice('pass one', 'pass --model')}, or set name in the config's [model] table"
+        )
+    if not section.describes(name):
+        return load_model(name, device=device, trainable=trainable)
+    return load_model(
+        name,
+        section.weights,
+        device or section.device,
+        size=(section.size[0], section.size[1]) if isinstance(section.size, list) else section.size,
+        mean=section.mean,
+        std=section.std,
+        labels=None if section.labels is None else read_labels(section.labels),
+        text=section.text,
+        output=section.output,
+        trainable=trainable,
+    )
 
 
 class Options(TypedDict, total=False):
@@ -96,6 +126,16 @@ class Choices:
         if asked.get("references") is None and not method.need.references:
             merged.pop("references", None)
         return cls(method, **merged)
+
+    @property
+    def averages(self) -> bool:
+        """Whether maps are averaged over changed versions of the picture."""
+        return self.smooth is not None and "augment" in self.smooth
+
+    @property
+    def takes_component(self) -> bool:
+        """Whether a map is the first principal component of the weighted feature maps."""
+        return self.smooth is not None and "eigen" in self.smooth
 
     def __post_init__(self) -> None:
         for name, kind in (("fuse", Fusion), ("precision", Precision), ("smooth", Smoothing), ("spread", Spread)):

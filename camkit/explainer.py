@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.choices import Choices, Config, Targets, config_settings, for_model, model_of
+from camkit.choices import Choices, Config, Targets, config_settings, configured_model, for_model
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import (
     autocasting,
@@ -59,9 +59,9 @@ from camkit.layers.memory import SHARED, ModelMemory
 from camkit.layers.names import Layers
 from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError, Ran
 from camkit.methods import Method, find_method, known_method
+from camkit.methods.joined import CHANGES, changed, check_mirrors
 from camkit.methods.registry import MethodLike
 from camkit.methods.runs import SignedMaps, signed_maps
-from camkit.methods.smoothing import CHANGES, averages, changed, check_mirrors, takes_component
 from camkit.models import (
     Labels,
     about_channels,
@@ -211,7 +211,7 @@ class Explainer:
         given |= {"spread": spread, "progress": progress, "references": references}
         settings = None if config is None else config_settings(config)
         choices = Choices.of(target_layer, given, settings)
-        named = model if settings is None else model_of(model, settings, device)
+        named = model if settings is None else configured_model(model, settings.model, device=device)
         loaded = as_model(named, preprocess=preprocess, labels=labels, device=device)
         loaded = replace(loaded, module=adapted(loaded.module, inputs, picture, output))
         self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
@@ -237,7 +237,7 @@ class Explainer:
         method = for_model(choices, loaded.module)
         self._choices = choices = replace(choices, method=method, precision=precision, references=references)
         self._without_layer = replace(choices, target_layer=None, progress=None)
-        self._averages, self._takes_component = averages(choices.smooth), takes_component(choices.smooth)
+        self._averages, self._takes_component = choices.averages, choices.takes_component
         self._runs = LayerPasses(
             loaded.module,
             memory,

@@ -28,8 +28,8 @@ from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
 from camkit.layers.decision import UNSURE
 from camkit.methods import SHARPENED, WEIGHTED, known_method
+from camkit.methods.joined import CHANGES
 from camkit.methods.runs import SignedMaps
-from camkit.methods.smoothing import CHANGES
 from camkit.tables import Rows, Tabular, flat
 from camkit.targets.scores import Scores, Target
 from camkit.types import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from torch import nn
 
-from camkit.choices import Choices, Options, config_settings, model_of
+from camkit.choices import Choices, Options, config_settings, configured_model
 from camkit.errors import refuse_unknown_options
 from camkit.explainer import Explainer, Later, are_several_targets
 from camkit.explanation import Explanation, Explanations
@@ -66,13 +66,13 @@ class _Shell:
             files = (name,) if settings is None else (name, settings.model.weights, settings.model.labels)
             key = (name, section, where, tuple(map(changed_at, files)))
             if key not in self._loaded:
-                named = name if settings is None else model_of(name, settings, device)
+                named = name if settings is None else configured_model(name, settings.model, device=device)
                 self._loaded[key] = as_model(named, device=device if settings is None else None)
                 while len(self._loaded) > self._MOST_LOADED:
                     del self._loaded[next(iter(self._loaded))]
             model = self._loaded[key]
         elif settings is not None:
-            model = model_of(model, settings, device)
+            model = configured_model(model, settings.model, device=device)
         memory = SHARED.get(model) if isinstance(model, nn.Module) and device is None else None
         if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
             check_preprocess(preprocess)  # the model itself was checked when its memory was made

@@ -34,7 +34,7 @@ from camkit.background.report import REPORTS, rendered, words
 from camkit.background.result import CheckResult, CheckRun, Inconclusive, Reports
 from camkit.background.rule import Judgement, judge, worst_first
 from camkit.background.sanity import Sanity, check_sanity
-from camkit.config.model import configured_model
+from camkit.choices import configured_model
 from camkit.config.settings import CheckSection, Settings, as_settings
 from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, RunError, advice, refuse_unknown_options, refusing_exit

@@ -16,7 +16,7 @@ from camkit.diagnosis.losses import usual_loss
 from camkit.diagnosis.measurement import NamedLoss
 from camkit.errors import InputError
 from camkit.images.prepare import prepare, stacked, unbatched
-from camkit.layers.scores import scored_tensor
+from camkit.layers.trace import scored_tensor
 from camkit.models import device_of, dtype_of, spatial_rank
 from camkit.models.loaded import LoadedModel
 from camkit.types import ImageLike

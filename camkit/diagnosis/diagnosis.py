@@ -12,7 +12,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from camkit.config.model import configured_model
+from camkit.choices import configured_model
 from camkit.config.settings import Settings, as_settings
 from camkit.diagnosis.batch import BatchLike, Loss, prepared_batch, score_for, split_labels
 from camkit.diagnosis.findings import Finding, findings

@@ -25,9 +25,9 @@ from camkit.layers.names import Layers
 from camkit.layers.operations import watching_places
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import METHODS, ODAM, SHARPENED, Method
+from camkit.methods.joined import pooled, sharpened
 from camkit.methods.registry import FINE
 from camkit.methods.runs import run as run_for
-from camkit.methods.several_layers import pooled, sharpened
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
 from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, Spread, TargetLayer

@@ -18,8 +18,7 @@ from camkit.engine.head import HeadRecording, modules_beside, returning
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import feature_tensor, precise, tensors_in
 from camkit.layers.names import modules_by_name
-from camkit.layers.scores import mixture, scored_tensor
-from camkit.layers.trace import LivePass, Trace, TracedCall
+from camkit.layers.trace import LivePass, Trace, TracedCall, mixture, scored_tensor
 from camkit.types import LayerRef, Layout
 
 _SAME = 1e-3

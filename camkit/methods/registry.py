@@ -223,7 +223,7 @@ SHARPENED = Method(
     summary="Grad-CAM at the deepest grid times gradcam-elementwise at a finer one",
     paper="",
     needs="gradients",
-    weights=lambda _, weights: weights,  # finished by ``camkit.methods.several_layers.sharpened``
+    weights=lambda _, weights: weights,  # finished by ``camkit.methods.joined.sharpened``
     unit="Evidence in units of the score",
     sharpens=True,
 )
@@ -236,7 +236,7 @@ ODAM = Method(
     summary="gradients times activations, cell by cell, summed over the grids that a detector's box comes from",
     paper="Zhao & Chan 2023, ODAM, arXiv:2304.06354",
     needs="gradients",
-    weights=lambda _, gradients: gradients,  # of several grids: camkit.methods.several_layers.pooled
+    weights=lambda _, gradients: gradients,  # of several grids: camkit.methods.joined.pooled
     unit="Evidence in units of the score",
     pools=True,
 )

@@ -21,8 +21,8 @@ from camkit.engine.features import Capture, Features
 from camkit.engine.heatmap import resample, weighted_sum
 from camkit.engine.nested import mapped
 from camkit.errors import MethodError, refusing_other_arguments
+from camkit.methods.joined import component_weights
 from camkit.methods.registry import Method, Needs
-from camkit.methods.smoothing import component_weights
 from camkit.targets.outputs import describe
 from camkit.targets.scores import Scores, Target
 from camkit.types import Placement

@@ -26,9 +26,8 @@ from torch import Tensor, nn
 import camkit
 from camkit.cli import main
 from camkit.errors import ImageError, InputError, LayerError, MethodError, ModelError, RunError, TargetError
-from camkit.kit.fingerprint import digest_of_weights
+from camkit.kit.fingerprint import code_files, digest_of_weights
 from camkit.methods import variant
-from camkit.models.code import code_files
 
 SCENE = camkit.scenes.scene_paths()["plane-sky"]
 PREPARED = {"mean": 0.5, "std": 0.5}
