@@ -85,13 +85,12 @@ def of_changed_picture(target: Target, scored: Scores, *, mirrored: bool) -> Tar
     Raises:
         TargetError: the target is a box, which another picture need not have, or what lies at a point or in a box.
     """
+    used, instead = advice("smooth='augment'", "--smooth augment"), advice("smooth='eigen'", "--smooth eigen")
     if scored.boxes is not None:
-        used, instead = advice("smooth='augment'", "--smooth augment"), advice("smooth='eigen'", "--smooth eigen")
         raise TargetError(
             f"a detector finds other boxes in a changed picture, so {used} explains no boxes; use {instead}"
         )
     if mirrored and isinstance(target, OnPicture) and not isinstance(target, RegionTarget):
-        used, instead = advice("smooth='augment'", "--smooth augment"), advice("smooth='eigen'", "--smooth eigen")
         raise TargetError(f"{used} cannot mirror the place that the target names; use {instead}")
     fixed = fixed_target(target, scored)
     return _mirrored(fixed) if mirrored else fixed

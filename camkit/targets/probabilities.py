@@ -144,10 +144,14 @@ def _whole_of(scores: Float[Tensor, "n k *cells"]) -> int | None:
     if bool(least.isfinite()) and bool(least < 0):
         return None
     are_finite = scores.sum(1, dtype=torch.float32).isfinite().reshape(len(scores), -1).all(1)
-    finite = scores if bool(are_finite.all()) else scores[are_finite]
-    if not len(finite) or not bool(finite.amin() >= 0):
+    if not bool(are_finite.all()):
+        if not bool(are_finite.any()):
+            return None
+        scores = scores[are_finite]
+        least = scores.amin()
+    if bool(least < 0):
         return None
-    return next((whole for whole in (1, _PERCENT) if bool(_close_to(whole, finite).all())), None)
+    return next((whole for whole in (1, _PERCENT) if bool(_close_to(whole, scores).all())), None)
 
 
 def rows_that_sum_to(whole: int, scores: Float[Tensor, "n k"]) -> Bool[Tensor, "n"]:

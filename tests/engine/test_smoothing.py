@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from networks import SmallNet, small_picture
+from networks import Maps, SmallNet, small_picture
 from oracles import (
     as_float64,
     eigengradcam,
@@ -142,19 +142,6 @@ def test_segmentations_are_smoothed_and_their_mask_is_mirrored() -> None:
     found = camkit.explain(model, image, target=camkit.targets.segment(3, plane), smooth="augment")
     assert isinstance(found, camkit.Explanation)
     assert_equal(found.raw, np.mean(maps, 0))
-
-
-class Maps(nn.Module):
-    """A segmentation network that knows nothing: its classes lie elsewhere in a mirror image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU())
-        self.head = nn.Conv2d(8, 4, 3, padding=1)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"out": nn.functional.interpolate(self.head(self.layer(x)), size=x.shape[2:], mode="bilinear")}
 
 
 @pytest.mark.parametrize("target", [1, camkit.targets.segment(1)])

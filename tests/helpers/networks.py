@@ -16,6 +16,25 @@ from torch import Tensor, nn
 import camkit
 
 
+class Maps(nn.Module):
+    """A segmentation network that knows nothing: its classes lie elsewhere in a mirror image.
+
+    Args:
+        factor: what its scores are multiplied by.
+    """
+
+    def __init__(self, factor: float = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.factor = factor
+        self.layer = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU())
+        self.head = nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        scores = self.factor * self.head(self.layer(x))
+        return {"out": nn.functional.interpolate(scores, size=x.shape[2:], mode="bilinear")}
+
+
 class Parts(nn.Module):
     """A small network with two pure functions that compute the parts before and after ``layer``."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import oracles_metrics as oracles
 import pytest
 import torch
-from networks import Parts
+from networks import Maps, Parts
 from scipy.ndimage import gaussian_filter
 from torch import Tensor, nn
 from unchanged import in_the_middle_of_training, unchanged
@@ -757,24 +757,11 @@ def test_the_class_of_the_explanation_is_judged() -> None:
         evaluate(model, contrast, picture)
 
 
-class Maps(nn.Module):
-    """A segmentation network."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU())
-        self.head = nn.Conv2d(8, 4, 3, padding=1)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"out": nn.functional.interpolate(5 * self.head(self.layer(x)), size=x.shape[2:], mode="bilinear")}
-
-
 OWN_TARGETS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "finer": lambda: (small(classes=8), camkit.targets.finer(2)),
-    "mask": lambda: (Maps().eval(), camkit.targets.segment(2, np.eye(SIZE))),
-    "everywhere": lambda: (Maps().eval(), camkit.targets.segment(2, everywhere=True)),
-    "predicted": lambda: (Maps().eval(), camkit.targets.segment(2)),
+    "mask": lambda: (Maps(factor=5).eval(), camkit.targets.segment(2, np.eye(SIZE))),
+    "everywhere": lambda: (Maps(factor=5).eval(), camkit.targets.segment(2, everywhere=True)),
+    "predicted": lambda: (Maps(factor=5).eval(), camkit.targets.segment(2)),
 }
 
 
