@@ -314,11 +314,14 @@ def _label_pictures(
     """Find the pictures and their labels: by table, by folder or by largest object."""
     if data.is_file():
         return _label_by_table(data, group)
-    if group and _find_table(data) is None:
+    table = _find_table(data)
+    if group and table is None:
         raise InputError(
             f"the group {group!r} must be a column of a CSV with path and label, but {data} has no such CSV; "
             "remove the group setting"
         )
+    if table is not None and (group or {"group", "place"} & find_columns(header_of(table), _COLUMNS).keys()):
+        return _label_by_table(table, group)  # folders name classes only
     folders = [
         folder
         for folder in sorted(data.iterdir())
@@ -338,7 +341,6 @@ def _label_pictures(
         return _label_by_largest(data, sources, only, skip)
     if with_pictures:
         return _label_by_folder(data, by_class, [folder.name for folder in folders if folder.name not in by_class])
-    table = _find_table(data)
     if table is not None:
         return _label_by_table(table, group)
     return _label_by_largest(data, sources, only, skip)
@@ -406,7 +408,7 @@ _MOST_NAMES, _LONGEST_NAME = 8, 40
 def _label_by_table(file: Path, group: str | None) -> _Labelled:
     """Read the pictures and labels that a CSV lists."""
     if file.suffix.lower() == ".json":
-        raise InputError(f"{file} is no table of pictures; pass the folder of pictures, and this file as the regions")
+        raise InputError(f"{file} is not a table of pictures; pass the folder of pictures, and this file as the regions")
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             table = csv.DictReader(lines)
@@ -428,7 +430,7 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
     missing, unlabelled = [], []
     ambiguous: dict[str, None] = {}
     for row in rows:
-        name, label = row[columns["path"]] or "", value(row, "label")
+        name, label = value(row, "path"), value(row, "label")
         path = file.parent / name
         if not _is_file(path):
             missing.append(name)

@@ -149,11 +149,24 @@ def test_a_file_of_regions_is_not_taken_for_the_table_of_pictures(tmp_path: Path
         read_data(tmp_path / "annotations.json")
 
 
+def test_a_table_beside_class_folders_says_the_groups_and_places(tmp_path: Path) -> None:
+    pictures(tmp_path, "cat/a.jpg", "dog/b.jpg")
+    (tmp_path / "t.csv").write_text("label, path, patient, place\ncat, cat/a.jpg, p1, barn\ndog, dog/b.jpg, p2, lawn\n")
+    for group, groups in (("patient", ["p1", "p2"]), (None, ["cat/a.jpg", "dog/b.jpg"])):
+        dataset = read_data(tmp_path, group=group)
+        assert [item.group for item in dataset.items] == groups
+        assert [item.place for item in dataset.items] == ["barn", "lawn"]
+    (tmp_path / "t.csv").write_text("path,label\ncat/a.jpg,cat\n")
+    assert labels(read_data(tmp_path)) == {"cat/a.jpg": "cat", "dog/b.jpg": "dog"}, "it says no more than the folders"
+
+
 def test_a_group_needs_its_column(tmp_path: Path) -> None:
     pictures(tmp_path, "cat/a.jpg")
     (tmp_path / "t.csv").write_text("path,label\ncat/a.jpg,cat\n")
     with pytest.raises(InputError, match=r"has no column 'patient' for the groups; it has path, label"):
         read_data(tmp_path / "t.csv", group="patient")
+    with pytest.raises(InputError, match=r"has no column 'patient' for the groups"):
+        read_data(tmp_path, group="patient")
     (tmp_path / "t.csv").unlink()
     with pytest.raises(InputError, match=r"the group 'patient' must be a column of a CSV"):
         read_data(tmp_path, group="patient")

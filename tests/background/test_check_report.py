@@ -218,6 +218,17 @@ def test_the_page_says_how_often_its_verdict_was_wrong_as_the_docs_do(out):
     assert "19 of 112" in words.reliability("WARN") and "15 of 112" in words.reliability("INCONCLUSIVE")
 
 
+def test_a_waived_class_decides_neither_the_headline_nor_the_next_step(result):
+    gap = result.judged[OVERALL].effects["gap"]
+    judged = {name: replace(own, effects={}) for name, own in result.judged.items()}
+    judged[OVERALL] = replace(judged[OVERALL], verdict="FAIL", effects={"colour": replace(gap, name="colour")})
+    judged["bird"] = replace(judged["bird"], verdict="FAIL", effects={"gap": gap}, waived="known")
+    found = replace(result, judged=judged)
+    assert gap.level == "fail"
+    assert words.sentence(found).startswith("demo-biased relies on the colour of the whole picture")
+    assert "different colour of the whole picture" in words.next_steps(found)[0]
+
+
 def test_a_warning_beside_an_untested_class_has_exit_code_3(result):
     untested = Findings(others=["warn"], untested=True)
     judged = {name: replace(own, findings=Findings()) for name, own in result.judged.items()}

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 
-from camkit.background.effects import CUE_NAMES, OVERALL, EffectName, Level, Measures
+from camkit.background.effects import CUE_NAMES, OVERALL, Effect, EffectName, Level, Measures
 from camkit.background.plan import Plan
 from camkit.background.reasons import in_words
 from camkit.background.result import CheckResult
@@ -92,19 +92,23 @@ def sentence(result: CheckResult) -> str:
 
 def _what(result: CheckResult, level: Level) -> str:
     """Return what the model relies on, by the effects at a level."""
-    effects = [effect for own in result.judged.values() for effect in own.effects.values() if effect.level == level]
+    effects = _effects_at(result, level)
     cues = [effect.name for effect in effects if effect.name in CUE_NAMES]
     if cues and len(cues) == len(effects):
         return f"the {' and the '.join(cues)} of the whole picture"
     return BACKGROUND
 
 
+def _effects_at(result: CheckResult, level: Level) -> list[Effect]:
+    """List the effects at a level, of all classes together and of classes that are not waived."""
+    counted = [own for own in result.judged.values() if not own.waived]
+    return [effect for own in counted for effect in own.effects.values() if effect.level == level]
+
+
 def _evidence(result: CheckResult, level: Level) -> str:
     """Return the finding at a level that says most, in words: the gap of all classes, or the largest of a class."""
-    counted = [own for own in result.judged.values() if not own.waived]
     of_all = [effect for effect in result.judged[OVERALL].effects.values() if effect.level == level]
-    found = of_all or [effect for own in counted for effect in own.effects.values() if effect.level == level]
-    largest = max(found, key=lambda effect: effect.value, default=None)
+    largest = max(of_all or _effects_at(result, level), key=lambda effect: effect.value, default=None)
     return "" if largest is None else in_words(of_all[0] if of_all else largest)
 
 
