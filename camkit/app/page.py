@@ -142,7 +142,7 @@ def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
         event(act, given, parts.seen, api_visibility="private", show_progress="minimal")
 
     def another(asked: Look, file: str) -> Look:
-        return Look(asked.model, file, fill=asked.fill)
+        return Look(asked.model, file, layer=asked.layer, method=asked.method, fill=asked.fill)
 
     def named(choice: str) -> str | None:
         return None if choice == CHOSEN else choice
@@ -198,7 +198,7 @@ def _box_at(viewer: Viewer, look: Look, place: tuple[int, int]) -> FoundBox:
     """Return the box around a click."""
     found = viewer.box_at(look, place)
     if found is None:
-        raise InputError("no box is there; click inside one")
+        raise InputError("there is no box there; click inside one")
     return found
 
 
@@ -271,7 +271,7 @@ def _no_box(viewer: Viewer, look: Look) -> str:
         return f"The detector finds no box with a score above {THRESHOLD:g}."
     name = "" if labels is None or wanted.label is None else f" **{plain(labels[wanted.label])}**"
     return (
-        f"The box{name} is not found any more: no box of this class with a score above {THRESHOLD:g} is in its place."
+        f"The box{name} is no longer found: no box of this class with a score above {THRESHOLD:g} is in its place."
     )
 
 

@@ -217,7 +217,7 @@ class Viewer:
         return min(boxes_there, key=lambda found: area(found.box), default=None)
 
     def _number(self, look: Look) -> int | None:
-        """Return the index, among the answers, of the box that is looked at; None if it is not found any more."""
+        """Return the index, among the answers, of the box that is looked at; None if it is no longer found."""
         wanted = self.box(look)
         if wanted is None:
             return None

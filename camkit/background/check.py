@@ -294,7 +294,7 @@ def _refuse_other_run(heat: CheckHeat, earlier: Mapping[str, Any], hashes: Mappi
 
 def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
     """Return where a baseline is now: the interrupted check may have renamed it before it began."""
-    if out is not None and baseline == out / BASELINE_FILE and not baseline.exists():
+    if out is not None and baseline.resolve() == (out / BASELINE_FILE).resolve() and not baseline.exists():
         return baseline.with_name(f"before-{baseline.name}")
     return baseline
 

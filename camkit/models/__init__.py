@@ -165,7 +165,7 @@ def load_model(
         check_tensors(module)
         module = module.eval().to(pick_device(device))
         module = module if trainable else module.requires_grad_(requires_grad=False)
-    named = None if weights is None else str(weights)
+    named = loaded.weights if weights is None else str(weights)  # a factory may say which weights it loaded
     return replace(loaded, module=module, labels=names or loaded.labels, weights=named)
 
 

@@ -185,6 +185,10 @@ def test_a_contrast_and_a_method_are_chosen(page: Page) -> None:
     page.locator("#method input").fill("layercam")
     page.get_by_role("option", name="layercam", exact=True).click()
     page.wait_for_function("document.querySelector('#sentence').innerText.includes('by layercam')")
+    page.locator("#picture input").click()
+    page.get_by_role("option", name="plane-wood.jpg").click()
+    says(page, "bird")
+    assert "by layercam" in page.inner_text("#sentence"), "the menu still says so"
 
 
 def test_methods_are_compared_and_what_is_seen_is_saved(page: Page, tmp_path: Path) -> None:
@@ -303,7 +307,7 @@ def test_boxes_of_a_detector_are_clicked_and_covered(browser: Browser, tmp_path:
         assert not page.is_visible("#compare")
         click_at(page, 0.05, 0.1)
         page.wait_for_selector(".toast-body")
-        assert "no box is there" in page.inner_text(".toast-body")
+        assert "there is no box there" in page.inner_text(".toast-body")
         other = changes(page, "#heat")
         click_at(page, 0.8, 0.5)
         says(page, "blue")
@@ -314,7 +318,7 @@ def test_boxes_of_a_detector_are_clicked_and_covered(browser: Browser, tmp_path:
         click_at(page, 0.95, 0.8)
         page.wait_for_selector("#before img")
         page.get_by_label("mean").click()  # a blurred square is still blue
-        says(page, "The box blue is not found any more")
+        says(page, "The box blue is no longer found")
         assert "blue" in page.inner_text("#answers-before")
         assert "blue" not in page.inner_text("#answers")
         page.click("#uncover")

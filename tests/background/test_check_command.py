@@ -310,9 +310,10 @@ def test_an_unknown_option_is_refused_with_the_nearest(function):
 
 
 @pytest.mark.extended
-def test_a_resumed_check_finds_the_baseline_that_it_renamed(biased, scenes, tmp_path):
+def test_a_resumed_check_finds_the_baseline_that_it_renamed(biased, scenes, tmp_path, monkeypatch):
     shutil.copy(biased[1] / "report.json", tmp_path / "report.json")
-    arguments = {"config": scenes.parent / "camkit.toml", "out": tmp_path, "baseline": tmp_path / "report.json"}
+    monkeypatch.chdir(tmp_path)
+    arguments = {"config": scenes.parent / "camkit.toml", "out": tmp_path, "baseline": Path("report.json")}
 
     def interrupt(stage, done, of):
         if stage == "experiment":

@@ -496,7 +496,7 @@ def exported():
 
 def told():
     from camkit.models.loaded import LoadedModel
-    return LoadedModel(alone(), "told", prepare, ("left", "right"), activation="sigmoid")
+    return LoadedModel(alone(), "told", prepare, ("left", "right"), activation="sigmoid", weights="own.pth")
 """
 
 
@@ -618,6 +618,10 @@ def test_an_error_in_the_callers_own_model_is_one_sentence(own, name, said):
 
 def test_a_factory_may_return_an_exported_program(own):
     assert camkit.explain(load_model(f"{own / 'own.py'}:exported"), torch.ones(3, 16, 16), target=1).raw.ndim == 2
+
+
+def test_a_factory_may_say_which_weights_it_loaded(own):
+    assert load_model(f"{own / 'own.py'}:told").weights == "own.pth"
 
 
 def test_a_factory_may_say_what_its_logits_mean(own):
