@@ -408,7 +408,7 @@ _MOST_NAMES, _LONGEST_NAME = 8, 40
 def _label_by_table(file: Path, group: str | None) -> _Labelled:
     """Read the pictures and labels that a CSV lists."""
     if file.suffix.lower() == ".json":
-        raise InputError(f"{file} is not a table of pictures; pass the folder of pictures, and this file as the regions")
+        raise InputError(f"{file} is not a table of pictures; pass the folder, and this file as the regions")
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             table = csv.DictReader(lines)

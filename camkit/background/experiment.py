@@ -330,10 +330,10 @@ class Experiment:
         made = in_order(tasks, workers=WORKERS, ahead=WORKERS + 1)
         expected: dict[Item, int] = {}
 
-        def shown() -> Iterator[_Shown]:
+        def shown() -> Iterator[_EditToShow]:
             for item, of_picture in zip(items, made, strict=True):
                 expected[item] = len(of_picture)
-                yield from (_Shown(item, edit, tensor) for edit, tensor in of_picture.items())
+                yield from (_EditToShow(item, edit, tensor) for edit, tensor in of_picture.items())
 
         at_once = passes_at_once(self.plan.memory.record)
         passes = (
@@ -355,7 +355,7 @@ class Experiment:
     def _make(self, item: Item) -> dict[Edit, Float[Tensor, "c h w"]]:
         return {edit: make() for edit, make in self.edits(item, self.plan.settings.check.pastes).items()}
 
-    def _answered(self, batch: list[_Shown]) -> list[tuple[_Shown, Answer]]:
+    def _answered(self, batch: list[_EditToShow]) -> list[tuple[_EditToShow, Answer]]:
         tensors = torch.stack([edited.tensor for edited in batch])
         answers = self.plan.answer(tensors, [edited.item for edited in batch])
         return list(zip(batch, answers, strict=True))
@@ -385,7 +385,7 @@ def batches_of_one_shape(inputs: Iterable[_Input], size: int) -> Iterator[list[_
         yield batch
 
 
-class _Shown(NamedTuple):
+class _EditToShow(NamedTuple):
     """An edit that is to be shown to the model."""
 
     item: Item

@@ -138,7 +138,7 @@ def _with_random_weights(model: LoadedModel, seed: int) -> LoadedModel:
     """Return a copy with the entries of each weight tensor shuffled: the same sizes as before, but no meaning."""
     module = copy.deepcopy(model.module)
     shuffle_weights(module.modules(), torch.Generator().manual_seed(seed))
-    return LoadedModel(module, model.name, model.preprocess, model.labels, None, model.activation)
+    return replace(model, module=module, note=None, weights=None)
 
 
 def compare_mirrored(before: Sequence[np.ndarray | None], after: Sequence[np.ndarray | None]) -> MirrorTest | None:

@@ -145,7 +145,7 @@ def test_an_invalid_table_is_refused_in_one_sentence(tmp_path: Path, content: by
 
 def test_a_file_of_regions_is_not_taken_for_the_table_of_pictures(tmp_path: Path) -> None:
     (tmp_path / "annotations.json").write_text('{"images": [{"id": 0, "file_name": "a.jpg"}]}')
-    with pytest.raises(InputError, match=r"pass the folder of pictures, and this file as the regions$"):
+    with pytest.raises(InputError, match=r"pass the folder, and this file as the regions$"):
         read_data(tmp_path / "annotations.json")
 
 

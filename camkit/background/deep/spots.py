@@ -170,8 +170,8 @@ def _spot(
         mirrored = sum(at(place, _MIRROR[side]) for place in places.values())
         p = float(binomtest(count, count + mirrored, alternative="greater").pvalue)
         compared = f"{mirrored} have one on the other side"
-    row = round(float(np.mean([place[0] for name in sharing if (place := places[name]) is not None])))
-    return Spot(label, _in_words(row, side), _box(row, side), tuple(sharing), total, compared, min(1.0, tests * p))
+    mean = round(float(np.mean([place[0] for name in sharing if (place := places[name]) is not None])))
+    return Spot(label, _in_words(mean, side), _box(mean, side), tuple(sharing), total, compared, min(1.0, tests * p))
 
 
 def _in_words(row: int, side: Side) -> str:
