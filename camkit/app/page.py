@@ -270,9 +270,7 @@ def _no_box(viewer: Viewer, look: Look) -> str:
     if wanted is None:
         return f"The detector finds no box with a score above {THRESHOLD:g}."
     name = "" if labels is None or wanted.label is None else f" **{plain(labels[wanted.label])}**"
-    return (
-        f"The box{name} is no longer found: no box of this class with a score above {THRESHOLD:g} is in its place."
-    )
+    return f"The box{name} is no longer found: no box of this class with a score above {THRESHOLD:g} is in its place."
 
 
 def _name(row: Explanation, number: int) -> str:
