@@ -1,4 +1,4 @@
-"""What takes the place of removed pixels: one function for each fill.
+"""What replaces removed pixels: one function for each fill.
 
 A fill is prepared once for a picture: ``FILLS[name](picture, seed)`` returns a function from masks (M, *size), True
 where pixels are removed, to the changed pictures (M, C, *size).
