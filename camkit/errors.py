@@ -197,8 +197,8 @@ def refusing_other_arguments(
         raise
 
 
-def did_you_mean(word: str, choices: Iterable[str], limit: int = 5) -> str:
-    """Return ``"; did you mean 'a' or 'b'?"`` with the nearest choices, or an empty string if none is similar.
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return ``"; did you mean 'a' or 'b'?"`` with up to 5 near choices, or an empty string if none is similar.
 
     Choices that contain all words of ``word`` come first, then those with similar letters. If there are none, a choice
     with a similar word is near.
@@ -218,7 +218,7 @@ def did_you_mean(word: str, choices: Iterable[str], limit: int = 5) -> str:
         of_words = {part: folded for folded in by_folded for part in _words(folded)}
         near = difflib.get_close_matches(word.lower(), list(of_words), n=_MOST_SIMILAR, cutoff=_SIMILAR)
         similar = [of_words[part] for part in near]
-    return _question(by_folded[folded] for folded in [*dict.fromkeys([*containing, *similar])][:limit])
+    return _question(by_folded[folded] for folded in [*dict.fromkeys([*containing, *similar])][:5])
 
 
 def nearest_numbers(name: str, choices: Iterable[str]) -> str:

@@ -788,7 +788,7 @@ class Explainer:
     def _explain_finite(
         self, request: _Request, batch: list[Prepared], finite: Sequence[bool]
     ) -> list[Explanation | Failure]:
-        """Explain the pictures of a batch whose values are finite; failures take the places of the others."""
+        """Explain the pictures of a batch whose values are finite; failures replace the others."""
         rows: list[Explanation | Failure] = []
         usable: list[Prepared] = []
         for item, is_finite in zip(batch, finite, strict=True):

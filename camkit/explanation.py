@@ -156,7 +156,7 @@ class ColourScale:
 
     def __str__(self) -> str:
         """Return, for example, ``"0 to 12.3, one scale for 3 maps"``."""
-        whose = "this map's own scale" if self.maps == 1 else f"one scale for {self.maps} maps"
+        whose = "scaled to this picture" if self.maps == 1 else f"one scale for {self.maps} maps"
         return f"0 to {figure.number(self.largest)}, {whose}"
 
 

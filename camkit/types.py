@@ -176,7 +176,7 @@ class TargetLayer:
 
 
 WHOLE_MODEL = TargetLayer("whole model", reason="the method reads the whole model")
-"""Takes the place of the layer if a method reads none."""
+"""Replaces the layer if a method reads none."""
 
 
 class ScoresOfMaps(Protocol):
@@ -261,7 +261,7 @@ class ReferenceScores:
 
 @dataclass(frozen=True, eq=False)
 class Failure:
-    """Takes the place of an explanation in the results if a picture could not be explained."""
+    """Replaces an explanation in the results if a picture could not be explained."""
 
     source: str
     error: Exception

@@ -57,7 +57,7 @@ def notice(sample: Sequence[Item], limits: LimitsSection) -> str:
     limit = min(limits.gap, limits.sufficiency, limits.attraction)
     needed = pictures_needed(limit)
     if needed is None:
-        return "no number of pictures excludes an effect above a limit of 0"
+        return "with a limit of 0, no number of pictures is enough"
     counts = Counter(item.label for item in sample)
     untestable = _fewer(counts, limits.least_pictures)
     text = (
@@ -68,8 +68,8 @@ def notice(sample: Sequence[Item], limits: LimitsSection) -> str:
         return f"{text}; the check tests only classes with at least {limits.least_pictures} pictures, and {untestable}"
     small = _fewer(counts, needed)
     if small:
-        return f"{text}; --strict needs as many of each class, and {small}"
-    return f"{text}, and as many of each class, as --strict needs" if len(counts) > 1 else text
+        return f"{text}; --strict needs about {needed} of each class; {small}"
+    return f"{text}, and at least {needed} of each class, as --strict needs" if len(counts) > 1 else text
 
 
 def _fewer(counts: Mapping[str, int], needed: int) -> str:

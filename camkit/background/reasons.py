@@ -104,7 +104,7 @@ def _step(effect: Effect) -> str:
     if (more := effect.more_pictures) is not None:
         return f"add about {more[0]} to {more[1]} pictures{of} with regions, of new groups if the data has groups"
     name = effect.name if effect.name in ("attraction", "sufficiency") else "gap"
-    return f"choose a limit further from {effect.value:.2f} (--{name}), or add many times as many pictures{of}"
+    return f"choose a limit further from {effect.value:.2f} (--{name}), or add far more pictures{of}"
 
 
 def _significant(effect: Effect, measured: MeasuredEffect) -> str:

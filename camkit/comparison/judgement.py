@@ -407,7 +407,7 @@ def _notes_of(row: JudgedRow, pictures: int, most: Mapping[str, int]) -> list[st
         instead = "its mean leaves them out"
     else:
         missing = {name: row.missing.get(name, 0) for name in most}
-        instead = "there it counts like the random map"
+        instead = "it is scored there like the random map"
     return said + [
         f"{row.name} has no value on {count} of {pictures} pictures in {titles}; {instead}."
         for count, titles in _by_count(missing)

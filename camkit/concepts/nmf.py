@@ -27,7 +27,7 @@ times as much, concepts that overlap are not separated yet."""
 
 
 def factorise_cells(
-    cells: Float[Tensor, "cells c"], count: int, seed: int = 0
+    cells: Float[Tensor, "cells c"], count: int
 ) -> tuple[Float[Tensor, "k cells"], Float[Tensor, "k c"]]:
     """Return non-negative H (k, cells) and W (k, C) for which H^T W is as near to the cells V as it gets.
 
@@ -40,11 +40,10 @@ def factorise_cells(
     Args:
         cells: V, not negative.
         count: k.
-        seed: seeds the random starts.
     """
     largest = float(cells.amax()) or 1.0
     scaled = cells.double() / largest  # in float32, strengths that vanish would divide 0 by almost 0
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     size = (float(scaled.mean()) / count) ** 0.5  # the product of random factors then has the mean of the cells
     maps, vectors = (
         size * torch.rand(1 + _RANDOM_STARTS, count, side, generator=generator).double() for side in scaled.shape

@@ -44,7 +44,7 @@ def _resizing(model: nn.Module) -> Iterator[Resized]:
     resized = Resized()
 
     def note(_: nn.Module, __: list[Tensor], output: Any) -> None:
-        size_and_extent = resized_input(output)
+        size_and_extent = _resized_input(output)
         if size_and_extent is not None:
             resized.padded, resized.extent = size_and_extent
 
@@ -52,7 +52,7 @@ def _resizing(model: nn.Module) -> Iterator[Resized]:
         yield resized
 
 
-def resized_input(output: Any) -> tuple[tuple[int, ...], Extent] | None:
+def _resized_input(output: Any) -> tuple[tuple[int, ...], Extent] | None:
     """Return a resized batch's padded size, and the part that the first image covers; None for any other output."""
     batch = output[0] if isinstance(output, tuple) and output else output
     if isinstance(batch, dict):  # some return a key's value for any attribute, or raise a KeyError

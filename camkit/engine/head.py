@@ -87,7 +87,7 @@ def returning(
         model: the model.
         ref: the layer.
         recorded: what a pass returned up to the end of the layer's call; a call whose output is None runs as usual.
-        output: the tensor that takes the place of the recorded one.
+        output: the tensor that replaces the recorded one.
         repeats: for how many pictures the other outputs are repeated.
     """
     layer, maps = model.get_submodule(ref.name), feature_tensor(recorded.output)

@@ -62,8 +62,8 @@ def effective_groups(groups: Sequence[str]) -> int:
 
 
 @functools.cache
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the score interval of a proportion (Wilson 1927).
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Return the 95 % score interval of a proportion (Wilson 1927).
 
     >>> low, high = wilson(0, 30)
     >>> round(low, 3), round(high, 3)
@@ -71,7 +71,7 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
     """
     if trials == 0:
         return 0.0, 1.0
-    score_interval = stats.binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    score_interval = stats.binomtest(successes, trials).proportion_ci(0.95, method="wilson")
     return float(score_interval.low), float(score_interval.high)
 
 
@@ -159,15 +159,15 @@ def _variance_over(residuals: Float[np.ndarray, " m"], groups: Int[np.ndarray, "
     return float(np.square(np.bincount(groups, residuals)).sum()) * count / max(1, count - 1)
 
 
-def interval(draws: Float[np.ndarray, " b"], value: float, groups: int, confidence: float = 0.95) -> Estimate:
-    """Return a value with the percentile interval of its bootstrap draws; NaN and infinite draws are ignored.
+def interval(draws: Float[np.ndarray, " b"], value: float, groups: int) -> Estimate:
+    """Return a value with the 95 % percentile interval of its bootstrap draws; NaN and infinite draws are ignored.
 
     With fewer than MIN_GROUPS groups the bootstrap cannot tell what other groups would show, so the interval is NaN.
     """
     finite = draws[np.isfinite(draws)]
     if groups < MIN_GROUPS or not len(finite):
         return Estimate(value, float("nan"), float("nan"), groups)
-    low, high = np.quantile(finite, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(finite, [0.025, 0.975])
     return Estimate(value, float(low), float(high), groups)
 
 

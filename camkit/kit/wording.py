@@ -39,13 +39,13 @@ def first_of(names: Sequence[object], most: int) -> str:
     return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """Return a number as it is printed; a dash for None and NaN.
+def number(value: float | None) -> str:
+    """Return a number with two decimals; a dash for None and NaN.
 
     >>> number(0.1234), number(-0.001), number(None), number(float("nan"))
     ('0.12', '0.00', '-', '-')
     """
-    return NONE if value is None or math.isnan(value) else f"{round(value, digits) + 0.0:.{digits}f}"
+    return NONE if value is None or math.isnan(value) else f"{round(value, 2) + 0.0:.2f}"
 
 
 def share(value: float | None) -> str:

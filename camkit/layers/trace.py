@@ -23,7 +23,6 @@ from torch.export.unflatten import InterpreterModule
 from torch.nn import functional
 
 from camkit.engine.attach import forward_hooks, starts
-from camkit.engine.capture import resized_input
 from camkit.engine.guard import guarded, switch_off_training
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import feature_tensor, tensors_in
@@ -93,7 +92,6 @@ class TracedCall:
         operation_after: the output's operation at the end of the pass: another one if it was changed in place.
         alone: True if the module returned no other computed tensor.
         scales: the operations of its outputs, if they have several sizes.
-        padded: the size of the images it returned, if it resized and padded the input.
         passes: True if it computes no features.
         weighted: True if it has parameters of its own.
         classes: how many classes it scores, for a linear layer or a 1 x 1 convolution; otherwise None.
@@ -114,7 +112,6 @@ class TracedCall:
     operation_after: int | None = None
     alone: bool = True
     scales: tuple[int, ...] = ()
-    padded: tuple[int, ...] = ()
     passes: bool = False
     weighted: bool = False
     classes: int | None = None
@@ -420,7 +417,7 @@ class _Recording:
         convolution = _geometry(module, arguments, self._leaf)
         if convolution is not None and self._convolved is None:
             self._convolved = arguments[0]
-        maps, resized = feature_tensor(output), resized_input(output)
+        maps = feature_tensor(output)
         tensor = None if maps is None else maps[1]
         if tensor is not None and address(tensor) is None:  # inside of torch.func, such as vmap
             self._hidden, tensor = tensor, None
@@ -439,7 +436,6 @@ class _Recording:
             operation=None if tensor is None else self._graph.number(tensor.grad_fn),
             alone=tensor is None or len(computed) == 1,
             scales=tuple(scale for scale in scales if scale is not None),
-            padded=() if resized is None else resized[0],
             passes=isinstance(module, _PASSING),
             weighted=any(parameter is not None for parameter in module._parameters.values()),
             classes=_classes(module),

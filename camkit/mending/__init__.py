@@ -200,7 +200,7 @@ def halves(plan: Plan) -> tuple[Plan, Plan]:
         groups[counts.most_common(1)[0][0]].append(group)
     few = next((label for label in plan.data.classes if len(groups[label]) < 2), None)
     if few is not None:
-        raise InputError(f"class {few!r} has fewer than two groups of pictures; one must mend and another prove")
+        raise InputError(f"class {few!r} needs two groups of pictures, one for training and one for testing")
     rng = np.random.default_rng(plan.settings.check.seed)
     chosen = {name for label in sorted(groups) for name in rng.permutation(groups[label])[::2].tolist()}
     parts = [[item for item in plan.data.items if (item.group in chosen) == is_chosen] for is_chosen in (True, False)]

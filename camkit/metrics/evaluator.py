@@ -57,7 +57,7 @@ class Evaluator:
             for the unchanged picture is judged in all changed ones.
         region: the pixels of the object, for metrics that compare the map with it: (H, W), True or above 0.5 inside,
             at the size of the model's input.
-        fill: what takes the place of removed pixels: "blur", "mean", "noise", "inpaint" (as the background check fills)
+        fill: what replaces removed pixels: "blur", "mean", "noise", "inpaint" (as the background check fills)
             or "linear" (as ROAD fills); None for each metric's own.
         steps: into how many steps an order of cells is divided.
         layer: the layer of the metrics in feature space; None for the Explainer's.
@@ -139,7 +139,7 @@ class Evaluator:
             UndefinedError: it is NaN or infinite, or not positive.
         """
         if not self.confidence > 0:
-            reason = f"a share of the score needs a positive score, and it is {self.confidence:.3g}"
+            reason = f"this metric needs a positive score; it is {self.confidence:.3g}"
             raise UndefinedError("undefined", reason)
         return self.confidence
 
@@ -272,7 +272,7 @@ class Evaluator:
 
         Args:
             heat: the map; it keeps the curve, which several metrics share.
-            usual_fill: what takes the place of removed pixels, unless the Evaluator has a fill for all metrics.
+            usual_fill: what replaces removed pixels, unless the Evaluator has a fill for all metrics.
             kept: which of the two curves.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What takes the place of removed pixels: one function for each fill.
+"""What replaces removed pixels: one function for each fill.
 
 A fill is prepared once for a picture: ``FILLS[name](picture, seed)`` returns a function from masks (M, *size), True
 where pixels are removed, to the changed pictures (M, C, *size).
@@ -46,13 +46,13 @@ def _draws(picture: Float[Tensor, "c *size"], seed: int) -> Float[Tensor, "c *si
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(tuple(picture.shape), np.float32))
 
 
-def blurred(picture: Float[Tensor, "c *size"], share: float = BLUR) -> Float[Tensor, "c *size"]:
+def blurred(picture: Float[Tensor, "c *size"]) -> Float[Tensor, "c *size"]:
     """Return a picture after a Gaussian blur along each axis; beyond its edges, the nearest pixel repeats.
 
     The window reaches three standard deviations to each side.
     """
     for axis in range(1, picture.dim()):
-        deviation = share * picture.shape[axis]
+        deviation = BLUR * picture.shape[axis]
         reach = max(1, round(3 * deviation))
         weights = np.exp(-((np.arange(-reach, reach + 1) / deviation) ** 2) / 2)
         lines = picture.movedim(axis, -1)

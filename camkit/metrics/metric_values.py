@@ -52,7 +52,7 @@ class Value:
             "needs_method", the map was passed as an array, and the metric makes it anew; "needs_region", the metric
             compares the map with a region and there is none; "undefined" for everything else, as ``reason`` says.
         reason: a sentence about the status; empty for "ok".
-        fill: what took the place of removed pixels; empty if nothing was removed.
+        fill: what replaced removed pixels; empty if nothing was removed.
     """
 
     metric: str

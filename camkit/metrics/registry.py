@@ -33,7 +33,7 @@ class Metric:
         cost: the time it takes, in plain passes of the model for one picture.
         faithful: whether it tests that the map shows what the model used. The others test the map's form, its
             stability, or where it lies.
-        fill: what takes the place of removed pixels unless the call says otherwise; empty if none are removed, or if
+        fill: what replaces removed pixels unless the call says otherwise; empty if none are removed, or if
             the metric's definition fixes it.
         needs_region: whether it compares the map with the region of an object, so that the Evaluator needs one.
         measure: ``measure(evaluator, heat)`` returns the value, or raises ``UndefinedError``.

@@ -192,7 +192,7 @@ def black_box(
         name: what reports call the model; the function's name if not given.
         batch: how many pictures the function takes at a time; None for any number.
         sigmoid: pass True if the scores are the results of a sigmoid: probabilities of classes that do not exclude each
-            other. Otherwise camkit takes scores that do not add up to 1 for logits.
+            other. Otherwise camkit treats scores that do not add up to 1 as logits.
 
     Raises:
         ModelError: ``function`` cannot be called, or ``batch`` is below 1.

@@ -249,7 +249,7 @@ def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedM
     takes_texts = type(config) in _DETECTORS[1]
     if takes_texts and not request.text:
         raise ModelError(
-            f"{request.name} finds what texts name; give at least one: " + advice("text=['a cat']", "--text 'a cat'")
+            f"{request.name} needs a text that says what to find: " + advice("text=['a cat']", "--text 'a cat'")
         )
     if not takes_texts:
         request.refuse_text()

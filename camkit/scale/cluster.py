@@ -179,7 +179,7 @@ class Pool:
         room = math.floor(devices / gpus if gpus else (cores - spared) / cpus)
         pool = cls(actors or max(1, room), cpus, gpus)
         if room < pool.actors:
-            beside = f" beside {_number(spared, 'core')} for the tasks that read" if spared else ""
+            beside = f"; reading takes {_number(spared, 'core')}" if spared else ""
             there = f"{_number(cores, 'core')} and {_number(devices, 'GPU')}"
             raise InputError(f"the cluster has {there}, too few for {pool}{beside}")
         return pool

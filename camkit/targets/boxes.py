@@ -169,9 +169,9 @@ class BoxTarget(Target):
         if len(given) != 1:
             raise TargetError("choose a box by its number, its label, or a box near it: pass one of the three")
         if self.number is not None and self.number < 0:
-            raise TargetError(f"the numbers of boxes start at 0, so there is no box {self.number}")
+            raise TargetError(f"box indices start at 0, not {self.number}")
         if self.near is not None and (self.near[2] <= self.near[0] or self.near[3] <= self.near[1]):
-            raise TargetError(f"near must be (left, top, right, bottom) with an area inside, not {self.near}")
+            raise TargetError(f"near is (left, top, right, bottom) with left < right and top < bottom, not {self.near}")
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> BoxTarget:  # noqa: ARG002
         """Return the target with the label looked up."""

@@ -98,7 +98,7 @@ def mask_in(left: float | int, top: float | int, right: float | int, bottom: flo
     what = "mask_in takes left, top, right and bottom"
     (left, top), (right, bottom) = _numbers(what, left, top), _numbers(what, right, bottom)
     if right <= left or bottom <= top:
-        raise TargetError(f"{what} with an area inside, not {(left, top, right, bottom)}")
+        raise TargetError(f"{what} with left < right and top < bottom, not {(left, top, right, bottom)}")
     return MaskTarget(((left, top), (right, bottom)))
 
 

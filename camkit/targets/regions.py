@@ -119,5 +119,5 @@ def region(
         return RegionTarget(None, direction)
     numbers = [float(side) for side in sides if isinstance(side, (int, float)) and math.isfinite(side)]
     if len(numbers) != 4 or numbers[2] <= numbers[0] or numbers[3] <= numbers[1]:
-        raise TargetError(f"a region is left, top, right, bottom with an area inside, not {sides}")
+        raise TargetError(f"a region is left, top, right, bottom with left < right and top < bottom, not {sides}")
     return RegionTarget((numbers[0], numbers[1], numbers[2], numbers[3]), direction)

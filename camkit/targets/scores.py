@@ -101,7 +101,7 @@ class Target(ABC):
     """What to explain: turns a model's output into one score per image.
 
     Attributes:
-        for_threads: True if scoring runs no code of the user's, so that several threads may score at the same time. A
+        for_threads: True if scoring runs none of the user's code, so that several threads may score at the same time. A
             subclass does not inherit it, since it may be the user's.
     """
 

@@ -103,7 +103,7 @@ def test_the_number_of_pictures_that_is_needed_is_printed_before_the_run(biased)
     needed = "the experiment needs about 97 pictures to exclude an effect above 0.1 if the model has none; it has 40"
 
     assert done.stdout.index(needed) < done.stdout.index("edits: about")
-    assert "--strict needs as many of each class, and every class has fewer (bird 10" in done.stdout
+    assert "--strict needs about 97 of each class; every class has fewer (bird 10" in done.stdout
 
 
 @pytest.fixture(scope="module")

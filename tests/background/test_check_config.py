@@ -544,7 +544,7 @@ def test_the_config_can_ask_for_one_scale(project: Path, capsys: pytest.CaptureF
     assert main(["photo.jpg", "other.jpg"]) == 0
     assert capsys.readouterr().out.count("one scale for 2 maps") == 2
     assert main(["photo.jpg", "other.jpg", "--scale", "each"]) == 0
-    assert capsys.readouterr().out.count("this map's own scale") == 2
+    assert capsys.readouterr().out.count("scaled to this picture") == 2
 
 
 def test_pyproject_serves_all_commands_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

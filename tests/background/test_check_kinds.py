@@ -125,11 +125,11 @@ def test_the_worst_pair_is_the_one_that_was_built_in(misled):
 def test_the_gap_does_not_see_it_and_the_reasons_of_the_class_do(misled):
     assert all(abs(measured.effect.value) < 0.2 for measured in misled.overall.gap.by_fill.values())
     assert misled.judged["a"].verdict != "PASS"
-    assert "the model recognises 0% of the a objects on red" in " ".join(
+    assert "the model recognises 0% of the a objects on backgrounds from red" in " ".join(
         reason.text for reason in misled.judged["a"].reasons
     )
     assert misled.verdict != "FAIL"
-    assert all("on red" not in reason.text for reason in misled.judged["b"].reasons)
+    assert all("from red" not in reason.text for reason in misled.judged["b"].reasons)
 
 
 def test_there_are_no_kinds_if_the_data_names_no_place(folder):
@@ -155,7 +155,7 @@ def test_every_report_says_it(misled):
     assert [kind["name"] for kind in stored["kinds"]] == ["blue", "red"]
     for sentence in stored["sentences"]:
         assert sentence in page
-    assert "the model recognises 0% of the a objects on red" in summary
+    assert "the model recognises 0% of the a objects on backgrounds from red" in summary
 
 
 def test_one_kind_is_said_in_one_sentence(folder, tmp_path):
@@ -220,7 +220,7 @@ def test_every_class_that_is_bad_on_a_place_warns():
     assert [(pair.label, pair.kind) for pair in found.bad] == [("b", "x"), ("a", "y")]
     assert found.worst == found.bad[0]
     assert found.warnings.keys() == {"a", "b"}
-    assert "of the a objects on y" in found.warnings["a"][0].text
+    assert "of the a objects on backgrounds from y" in found.warnings["a"][0].text
 
 
 def test_a_class_that_is_hard_everywhere_is_not_significant():

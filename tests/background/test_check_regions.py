@@ -520,8 +520,8 @@ def test_the_named_table_of_a_yolo_data_set_may_have_any_name_and_place(tmp_path
     [
         ("- a", "names no folder as val"),
         ("names: [a]", "names no folder as val"),
-        ("val: [a, b]", "names no single folder as val"),
-        ("val: gone", "names no folder that exists, but gone"),
+        ("val: [a, b]", "val must be one folder"),
+        ("val: gone", "no folder that .* names exists: gone;"),
         ("val: [", "cannot be read"),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_model_that_needs_its_objects_passes():
 
 
 def test_a_bad_kind_of_background_warns_of_its_class_and_never_fails():
-    sentence = "the model recognises 40% of the dog objects on sand and 90% on the other places"
+    sentence = "the model recognises 40% of the dog objects on backgrounds from sand and 90% elsewhere"
     warning = {"dog": [Reason("less accurate on one place", sentence)]}
     found, without = judged(clean(), warnings=warning), judged(clean())
 

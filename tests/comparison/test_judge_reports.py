@@ -77,9 +77,9 @@ BROKEN = {"mixed/trunc.jpg": "mixed/trunc.jpg cannot be read", "mixed/odd.png": 
 
 NOTES = (
     "fair: 2 of 12 maps are empty or not finite.",
-    "fair has no value on 7 of 12 pictures in ADCC; there it counts like the random map.",
+    "fair has no value on 7 of 12 pictures in ADCC; it is scored there like the random map.",
     "blind fails on 3 of 12 pictures: out of memory.",
-    "blind has no value on 3 of 12 pictures in all metrics; there it counts like the random map.",
+    "blind has no value on 3 of 12 pictures in all metrics; it is scored there like the random map.",
     "The maps of wrong hardly change when the weights are shuffled",
     "now|here works on none of the 12 pictures: needs attention.",
     "centre has no value on 2 of 12 pictures in all metrics; its mean leaves them out.",

@@ -463,7 +463,7 @@ def test_targets_of_one_picture_share_a_scale_unless_each_has_its_own():
     assert np.array_equal(weak.raw, alone.raw)
     assert strong.colour_scale().limits == weak.colour_scale().limits == pytest.approx((largest,))
     assert str(weak.colour_scale()) == f"0 to {largest:.3g}, one scale for 2 maps"
-    assert str(alone.colour_scale()) == f"0 to {largest / 10:.3g}, this map's own scale"
+    assert str(alone.colour_scale()) == f"0 to {largest / 10:.3g}, scaled to this picture"
 
 
 def test_the_shared_scale_is_drawn():
@@ -731,7 +731,7 @@ def test_the_scale_in_a_shell(tmp_path, capsys, scale):
                 np.asarray(picture), row.overlay(style="heatmap", scale=rows if scale == "shared" else scale)
             )
     printed = capsys.readouterr().out
-    assert printed.count("one scale for 3 maps" if scale == "shared" else "this map's own scale") == 3
+    assert printed.count("one scale for 3 maps" if scale == "shared" else "scaled to this picture") == 3
 
 
 def test_a_wrong_scale_is_exit_code_2(capsys):

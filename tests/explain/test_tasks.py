@@ -335,7 +335,7 @@ WRONG = {
     "twice": (lambda: [1, "b"], r"target 1 \(b\) is in the list twice"),
     "box": (lambda: box(0), "not a detector"),
     "box of two kinds": (lambda: box(0, label=1), "one of the three"),
-    "box without an area": (lambda: box(near=(5, 5, 5, 9)), "area inside"),
+    "box without an area": (lambda: box(near=(5, 5, 5, 9)), "left < right"),
     "segment": (lambda: segment(1), "no maps"),
     "threshold": (lambda: above(1.5), "probability"),
 }

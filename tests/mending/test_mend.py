@@ -237,7 +237,7 @@ def test_what_cannot_be_mended_is_refused_in_one_sentence(pictures: Path, tmp_pa
             (alone / name / f"{number}.png").write_bytes((pictures / name / f"{number}.png").read_bytes())
     with pytest.raises(InputError, match="no regions of objects"):
         mend(reads_background(), alone)
-    with pytest.raises(InputError, match="'light' has fewer than two groups"):
+    with pytest.raises(InputError, match="'light' needs two groups of pictures"):
         mend(reads_background(), alone, regions=pictures.parent / "masks")
     with pytest.raises(TypeError, match="did you mean 'preprocess'"):
         camkit.mend(reads_background(), pictures, preprocesing=PREPROCESS)

@@ -314,7 +314,7 @@ def test_a_detector_that_takes_texts_finds_what_its_library_finds(tmp_path, fami
     assert [row.score for row in found] == pytest.approx(logits.flatten()[order].tolist(), abs=1e-4)
     assert np.abs(np.array([row.detection for row in found]) - boxes[order // 2].numpy()).max() < 1
     assert all((row.raw != 0).sum() > 1 for row in found)  # a box of OWL-ViT is a function of one token at the end
-    with pytest.raises(ModelError, match="finds what texts name"):
+    with pytest.raises(ModelError, match="needs a text that says what to find"):
         load_model(str(tmp_path))
 
 

@@ -151,7 +151,7 @@ def test_a_shell_explains_what_a_point_or_a_box_names(folder: Path, picture: Pat
     }.items():
         assert main([*common, option]) == 0
         assert words in capsys.readouterr().out
-    refused = {(): "--point", ("--point", "3"): "takes x,y", ("--box-prompt", "9,9,2,2"): "with an area"}
+    refused = {(): "--point", ("--point", "3"): "takes x,y", ("--box-prompt", "9,9,2,2"): "left < right"}
     for options, words in refused.items():
         assert main([*common, *options]) == 2
         error = capsys.readouterr().err
@@ -167,5 +167,5 @@ def test_a_point_is_refused_where_nothing_is_cut_out():
 def test_points_are_finite_numbers_and_boxes_have_an_area():
     with pytest.raises(TargetError, match="mask_at takes x and y"):
         targets.mask_at(float("nan"), 3)
-    with pytest.raises(TargetError, match="with an area"):
+    with pytest.raises(TargetError, match="left < right"):
         targets.mask_in(9, 2, 2, 9)

@@ -149,8 +149,8 @@ class Kinds(DeepFinding):
     def in_words(self, pair: KindPair) -> str:
         """Return the accuracy of a pair that was tested, and that on the other kinds, in words."""
         return (
-            f"the model recognises {pair.accuracy.value:.0%} of the {pair.label} objects on {pair.kind} "
-            f"({self.of(pair.kind).origin}) and {pair.elsewhere:.0%} on the other places"
+            f"the model recognises {pair.accuracy.value:.0%} of the {pair.label} objects on backgrounds from "
+            f"{pair.kind} ({self.of(pair.kind).origin}) and {pair.elsewhere:.0%} elsewhere"
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class Shortcut:
             return "their texture and shape suffice without the colours"
         if without_shape:
             return "their colours suffice without texture and shape"
-        return "it takes their colours together with their texture and shape"
+        return "neither their colours alone nor their texture and shape alone suffice"
 
     @property
     def sentences(self) -> tuple[str, str, str]:

@@ -131,12 +131,12 @@ def pictures_of(table: Path) -> Path:
     root = table.parent / str(settings.get("path") or "")
     for part, folder in named.items():
         if not isinstance(folder, str):
-            raise InputError(f"{table} names no single folder as {part}; pass the folder of the pictures itself")
+            raise InputError(f"{table}: {part} must be one folder; pass the folder of the pictures itself")
         # Exports of annotation tools write ../valid/images, as seen from a folder that does not exist.
         for place in (root / folder, table.parent / folder, table.parent / folder.removeprefix("../")):
             if place.is_dir():
                 return place
-    raise InputError(f"{table} names no folder that exists, but {listed([*named.values()])}; pass the folder itself")
+    raise InputError(f"no folder that {table} names exists: {', '.join(named.values())}; pass the folder itself")
 
 
 def _check_row(file: Path, name: str, numbers: list[float], *, is_pose: bool) -> None:
