@@ -378,8 +378,7 @@ class Explanation:
         """
         overlay.check(style, colormap, alpha, max_side)
         if style == "figure":
-            side = figure.LARGEST_SIDE if max_side is None else min(max_side, figure.LARGEST_SIDE)
-            return self.captioned(colormap=colormap, alpha=alpha, scale=scale, side=side)
+            return self.captioned(colormap=colormap, alpha=alpha, scale=scale, side=figure.side_within(max_side))
         resize = None if max_side is None else functools.partial(overlay.limited, most=max_side)
         return self._drawn(style, _Colours(colormap, alpha, self.colour_scale(scale)), resize)
 
