@@ -621,6 +621,18 @@ def test_a_run_is_not_resumed_if_the_users_code_has_changed(tmp_path, tiny, monk
     del sys.modules["users_target"]
 
 
+def test_a_run_is_not_resumed_if_the_reference_picture_has_changed(tmp_path, tiny):
+    first, second, *_ = (picture.read_bytes() for picture in write_pictures(tmp_path / "in", 3))
+    reference = tmp_path / "reference.png"
+    options = {"table": tmp_path / "t.csv", "targets": [camkit.targets.similar_to(reference)]}
+    reference.write_bytes(first)
+    tabulate(tiny, tmp_path / "in", **options)
+    assert tabulate(tiny, tmp_path / "in", **options, resume=True) == []
+    reference.write_bytes(second)
+    with pytest.raises(InputError, match=r"it was made with different settings \(targets\)"):
+        tabulate(tiny, tmp_path / "in", **options, resume=True)
+
+
 def test_targets_with_other_settings_are_told_apart():
     def by_default(factor: float) -> Any:
         return lambda output, factor=factor: output[:, 0] * factor
