@@ -44,7 +44,7 @@ class DrawingFiles:
         return file, note_of(shows)
 
     def file_for(self, row: Explanation, found: FoundPicture, rank: int, suffix: str) -> tuple[Path, dict[str, str]]:
-        """Return the file for an explanation, and what it shows.
+        """Return the file for an explanation, and what it shows; if nothing is drawn, its plain name.
 
         Args:
             row: the explanation.
@@ -56,7 +56,6 @@ class DrawingFiles:
             OutputError: as ``free_file``, or the file is one of the pictures to explain.
         """
         job, how = self._job, self._job.how
-        assert job.out is not None
         words = [re.sub(_NOT_IN_METHOD_NAMES, "", row.method)]
         if how.layers:
             words.append(slug(row.layer))
@@ -67,6 +66,8 @@ class DrawingFiles:
             shows["class"] = str(row.target)
         name = self._names.get(found.path) or found.place.with_name(picture_name(found.place))
         name = name.with_suffix("") if name.suffix == suffix == ".mp4" else name
+        if job.out is None:
+            return free_file(Path(), name, words, shows, suffix, overwrite=True), shows
         file = free_file(job.out, name, words, shows, suffix, overwrite=job.overwrite)
         if os.path.lexists(file) and file in job.pictures:
             raise OutputError(f"{file} is itself a picture or video to explain; choose another folder")
