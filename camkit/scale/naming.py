@@ -21,6 +21,8 @@ from camkit.types import Pixels
 
 _LONGEST_SLUG = 30
 """The most characters of a layer's or a target's name in the name of a drawing."""
+_LONGEST_SHOWN = 1000
+"""The most characters of a setting in a drawing's note, of which a JPEG holds 64 KiB."""
 _NOT_IN_METHOD_NAMES = r"[^\w+.-]"
 """Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
 
@@ -91,6 +93,7 @@ def free_file(
     Raises:
         OutputError: the file exists, and nothing in its name could tell the two drawings apart.
     """
+    shows = _noted(shows)
     if names_file(out):
         if overwrite or _is_free(out, shows):
             return out
@@ -132,7 +135,12 @@ def write_drawing(file: Path, pixels: Pixels, shows: Mapping[str, str]) -> None:
 
 def note_of(shows: Mapping[str, str]) -> str:
     """Return what a drawing shows as ASCII text, to be written into its file."""
-    return json.dumps(shows)
+    return json.dumps(_noted(shows))
+
+
+def _noted(shows: Mapping[str, str]) -> dict[str, str]:
+    """Return what a drawing shows as its note says it: of long texts, such as a list of pictures, the checksum."""
+    return {key: text if len(text) <= _LONGEST_SHOWN else digest(text) for key, text in shows.items()}
 
 
 def _is_free(file: Path, shows: Mapping[str, str]) -> bool:

@@ -46,7 +46,7 @@ from camkit.models.loaded import LoadedModel
 from camkit.scale import read
 from camkit.scale.folder import Written
 from camkit.scale.job import Drawing
-from camkit.scale.naming import read_note
+from camkit.scale.naming import free_file, read_note, write_drawing
 from camkit.scale.table import Finished
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -779,6 +779,16 @@ def test_a_drawing_says_what_it_shows_also_as_jpeg(photos):
     assert find_pictures([photos.parent / "out"]) == [photos.parent / "out"]  # drawings are no pictures
     assert [*drawn(photos, "--style", "overlay")] == [file.name for file in files]
     assert len(drawn(photos, "--style", "overlay", "--colormap", "jet")) == 6
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+def test_a_drawing_of_a_thousand_pictures_says_what_it_shows(tmp_path, suffix):
+    first, second = ({"picture": " ".join(f"/data/{folder}/{n:060d}.jpg" for n in range(1000))} for folder in "ab")
+    named = functools.partial(free_file, tmp_path, Path("many"), ["concepts"], suffix=suffix, overwrite=False)
+    file = named(shows=first)
+    write_drawing(file, np.zeros((8, 8, 3), np.uint8), first)
+    assert named(shows=first) == file
+    assert named(shows=second).name.startswith("many.concepts.")
 
 
 def test_the_quality_of_a_jpeg_is_90(photos):
