@@ -44,10 +44,12 @@ from camkit.images.listing import Pictures, find_pictures
 from camkit.kit.fingerprint import describe, differences, fingerprint
 from camkit.models.loaded import LoadedModel
 from camkit.scale import read
+from camkit.scale.bundle import Bundle
 from camkit.scale.folder import Written
 from camkit.scale.job import Drawing
 from camkit.scale.naming import free_file, read_note, write_drawing
-from camkit.scale.table import Finished
+from camkit.scale.schema import row_of
+from camkit.scale.table import Finished, Table
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -187,6 +189,23 @@ def test_a_table_keeps_how_maps_are_smoothed(tmp_path, tiny, name):
     found = camkit.scale.read(tmp_path / name)
     assert [row.smooth for row in found] == ["eigen"] * 2
     assert [row.caption().lines[0] for row in found] == [row.explanation.caption().lines[0] for row in rows]
+
+
+@pytest.mark.parametrize("name", [*TABLES, "bundle"])
+def test_a_table_keeps_what_its_numbers_are(tmp_path, tiny, name):
+    (file,) = write_pictures(tmp_path / "in", 1)
+    written = replace(camkit.explain(tiny, file), without_picture=-0.25, unit="Sums of squares")
+    if name == "bundle":
+        bundle = Bundle(tmp_path / name, {})
+        bundle.add(written, {})
+        bundle.close()
+    else:
+        with Table(tmp_path / name, {}) as table:
+            table.add(row_of(written), 0)
+    (found,) = camkit.scale.read(tmp_path / name)
+    assert (found.without_picture, found.beside_picture) == (-0.25, written.beside_picture)
+    assert found.caption() == written.caption()
+    assert np.array_equal(found.captioned(), written.captioned())
 
 
 @pytest.mark.parametrize("name", TABLES)
