@@ -335,7 +335,8 @@ class Explanation:
             InputError: ``scale`` is none of the possible values.
         """
         if isinstance(scale, ColourScale):
-            return scale
+            is_own = scale.maps == 1 and np.allclose(scale.limits, self.maps.maxima, rtol=1 / _LEVELS, atol=0)
+            return scale if is_own or scale.maps > 1 else replace(scale, maps=2)  # another map's, and now this one's
         if isinstance(scale, str):
             if scale not in get_args(Scale):
                 raise InputError(f"scale is 'shared', 'each' or a list of explanations, not {scale!r}")
@@ -378,8 +379,7 @@ class Explanation:
         """
         overlay.check(style, colormap, alpha, max_side)
         if style == "figure":
-            side = figure.LARGEST_SIDE if max_side is None else min(max_side, figure.LARGEST_SIDE)
-            return self.captioned(colormap=colormap, alpha=alpha, scale=scale, side=side)
+            return self.captioned(colormap=colormap, alpha=alpha, scale=scale, side=figure.side_within(max_side))
         resize = None if max_side is None else functools.partial(overlay.limited, most=max_side)
         return self._drawn(style, _Colours(colormap, alpha, self.colour_scale(scale)), resize)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from camkit.cli.options import METHOD, OUTPUT, Common, Source, events_into
+from camkit.cli.options import METHOD, OUTPUT, Common, PrecisionName, Source, events_into
 from camkit.cli.terminal import TALK, emit, printer
 from camkit.errors import InputError, printable
 
@@ -16,7 +16,7 @@ def diagnose(
     *pictures: str,
     source: Source,
     train: Annotated[bool, Parameter(name="--train", negative=(), group=METHOD, show_default=False)] = False,
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], Parameter(group=METHOD)] = "fp32",
+    precision: Annotated[PrecisionName, Parameter(group=METHOD)] = "fp32",
     limit: Annotated[int, Parameter(group=METHOD, metavar="NUMBER")] = 32,
     recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FOLDER")] = Path("camkit-out"),

@@ -305,8 +305,8 @@ def _with_events(rows: Run, events: Any) -> Generator[Result, None, None]:
         for row in rows:
             if first_error is None and isinstance(row, Written):
                 try:
-                    name = Path(row.source) if row.file is None else row.file
-                    write_explanation(row.explanation, events, tag=f"explain/{name.stem}", **row.drawing.options())
+                    tag = f"explain/{row.name.with_suffix('').as_posix()}"
+                    write_explanation(row.explanation, events, tag=tag, **row.drawing.options())
                 except OutputError as error:
                     first_error = error
             yield row

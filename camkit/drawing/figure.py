@@ -119,6 +119,11 @@ def shown_size(height: int, width: int, most: int = LARGEST_SIDE) -> tuple[int, 
     return size_within((height, width), min(max(height, width, min(SMALLEST_SIDE, most)), most))
 
 
+def side_within(max_side: int | None) -> int:
+    """Return the longest side of a picture in a figure, if no side may have more than ``max_side`` pixels."""
+    return LARGEST_SIDE if max_side is None else min(max_side, LARGEST_SIDE)
+
+
 def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """Return a picture at another height and width; enlarged pixels stay squares."""
     if pixels.shape[:2] == size:

@@ -124,6 +124,7 @@ _TEXTS: Mapping[Any, Callable[[Any, Callable[[Any], str]], str]] = {
     Tensor: lambda value, _: f"{tuple(value.shape)} {digest(_bytes_of(value))}",
     np.ndarray: _of_array,
     (list, tuple): lambda value, inner: f"[{', '.join(map(inner, value))}]",
+    Path: lambda value, _: digest(value.read_bytes()) if value.is_file() else str(value),
     # The order of a set differs between processes.
     (set, frozenset): lambda value, inner: f"{{{', '.join(sorted(map(inner, value)))}}}",
     Mapping: lambda value, inner: ", ".join(f"{key}: {inner(item)}" for key, item in value.items()),

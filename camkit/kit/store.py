@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 _STARTED = "store"
 """The key of the first row, which says how the rows are made; its value is the version of the format."""
-_FORMAT = 5
+_FORMAT = 6
 _BEFORE = len('{"crc32": "00000000", "row": ')
 _SYNC_SECONDS = 1.0
 """How often the system is told to write to the disk itself. A kill loses nothing in between, but a power cut may."""

@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 _PACKAGES = ("camkit", "torch", "torchvision", "timm", "transformers", "onnxruntime", "numpy", "opencv-python-headless")
 """The packages whose versions can change a map."""
 
-_FORMAT = 2
+_FORMAT = 3
 """The version of the manifest, raised when a field is removed or changes its meaning."""
 
 

@@ -57,6 +57,7 @@ class Written:
     Attributes:
         explanation: the explanation.
         file: the file with its drawing; None if nothing was drawn.
+        name: its place below the folder of all drawings; if nothing was drawn, where its drawing would be.
         drawing: how it was drawn.
         row: its row in the table; None if there is no table.
         is_reduced: whether the drawing is smaller than the picture because of ``max_side``.
@@ -64,6 +65,7 @@ class Written:
 
     explanation: Explanation
     file: Path | None
+    name: Path
     drawing: Drawing
     row: Row | None = None
     is_reduced: bool = False
@@ -289,9 +291,9 @@ def _one_drawn(
     scale, file = item.scales.of(explanation.layer, explanation.method), None
     drawing = job.drawing if scale is None else replace(job.drawing, scale=scale)
     try:
+        name, shows = files.file_for(explanation, item.found, rank, drawing.suffix_for(explanation.source))
         if job.out is not None:
-            suffix = drawing.suffix_for(explanation.source)
-            file, shows = files.file_for(explanation, item.found, rank, suffix)
+            file, name = name, name.relative_to(job.folder)
             write_drawing(file, explanation.overlay(**drawing.options()), shows)
         row = None if job.table is None else row_of(explanation, file)
     except CamkitError as error:
@@ -299,7 +301,7 @@ def _one_drawn(
     except Exception as error:
         return _Undrawn(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
     is_reduced = file is not None and drawing.reduces(explanation)
-    return Written(explanation.released(item.found.path), file, drawing, row, is_reduced)
+    return Written(explanation.released(item.found.path), file, name, drawing, row, is_reduced)
 
 
 def _tabled(written: Iterator[tuple[Written | Failure, int]], table: Table) -> Iterator[Written | Failure]:

@@ -22,7 +22,7 @@ from camkit.methods import AUTO, MethodLike, find_method
 from camkit.models.loaded import LoadedModel
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
-from camkit.types import Failure, Fusion, Precision, Progress, Scale, Smoothing
+from camkit.types import Failure, Fusion, Precision, Progress, Scale, Smoothing, Style
 
 Format: TypeAlias = Literal["jpg", "png"]
 
@@ -101,7 +101,7 @@ class Drawing:
         InputError: the style, the colormap or the format is unknown, or alpha or max_side is out of range.
     """
 
-    style: str = "overlay"
+    style: Style = "overlay"
     colormap: str = "turbo"
     alpha: float = 0.5
     scale: Scale | ColourScale = "shared"

@@ -21,6 +21,8 @@ from camkit.types import Pixels
 
 _LONGEST_SLUG = 30
 """The most characters of a layer's or a target's name in the name of a drawing."""
+_LONGEST_SHOWN = 1000
+"""The most characters of a setting in a drawing's note, of which a JPEG holds 64 KiB."""
 _NOT_IN_METHOD_NAMES = r"[^\w+.-]"
 """Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
 
@@ -44,7 +46,7 @@ class DrawingFiles:
         return file, note_of(shows)
 
     def file_for(self, row: Explanation, found: FoundPicture, rank: int, suffix: str) -> tuple[Path, dict[str, str]]:
-        """Return the file for an explanation, and what it shows.
+        """Return the file for an explanation, and what it shows; if nothing is drawn, its plain name.
 
         Args:
             row: the explanation.
@@ -56,7 +58,6 @@ class DrawingFiles:
             OutputError: as ``free_file``, or the file is one of the pictures to explain.
         """
         job, how = self._job, self._job.how
-        assert job.out is not None
         words = [re.sub(_NOT_IN_METHOD_NAMES, "", row.method)]
         if how.layers:
             words.append(slug(row.layer))
@@ -67,6 +68,8 @@ class DrawingFiles:
             shows["class"] = str(row.target)
         name = self._names.get(found.path) or found.place.with_name(picture_name(found.place))
         name = name.with_suffix("") if name.suffix == suffix == ".mp4" else name
+        if job.out is None:
+            return free_file(Path(), name, words, shows, suffix, overwrite=True), shows
         file = free_file(job.out, name, words, shows, suffix, overwrite=job.overwrite)
         if os.path.lexists(file) and file in job.pictures:
             raise OutputError(f"{file} is itself a picture or video to explain; choose another folder")
@@ -90,6 +93,7 @@ def free_file(
     Raises:
         OutputError: the file exists, and nothing in its name could tell the two drawings apart.
     """
+    shows = _noted(shows)
     if names_file(out):
         if overwrite or _is_free(out, shows):
             return out
@@ -131,7 +135,12 @@ def write_drawing(file: Path, pixels: Pixels, shows: Mapping[str, str]) -> None:
 
 def note_of(shows: Mapping[str, str]) -> str:
     """Return what a drawing shows as ASCII text, to be written into its file."""
-    return json.dumps(shows)
+    return json.dumps(_noted(shows))
+
+
+def _noted(shows: Mapping[str, str]) -> dict[str, str]:
+    """Return what a drawing shows as its note says it: of long texts, such as a list of pictures, the checksum."""
+    return {key: text if len(text) <= _LONGEST_SHOWN else digest(text) for key, text in shows.items()}
 
 
 def _is_free(file: Path, shows: Mapping[str, str]) -> bool:

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 
 from camkit.errors import brief
-from camkit.explanation import Explanation, LayerMaps
+from camkit.explanation import Explanation, LayerMaps, finite_or_none
 from camkit.kit.store import Row
-from camkit.types import Box, Failure, Placement, Smoothing, Status
+from camkit.types import Box, ClipFrame, Failure, Placement, Smoothing, Status
 
 Kind: TypeAlias = Literal["text", "whole", "real", "reals", "wholes", "halves"]
 """What a column holds: text, a whole number, a real number, or lists of these; halves are real numbers in 16 bits."""
@@ -26,6 +26,8 @@ COLUMNS: dict[str, Kind] = {
     "score": "real",
     "probability": "real",
     "quantity": "text",
+    "without_picture": "real",
+    "unit": "text",
     "layer": "text",
     "layer_reason": "text",
     "method": "text",
@@ -37,6 +39,8 @@ COLUMNS: dict[str, Kind] = {
     "shape": "wholes",
     "extent": "reals",
     "positions": "reals",
+    "frames": "wholes",
+    "times": "reals",
     "raw": "halves",
     "raw_scale": "real",
     "drawing": "text",
@@ -49,8 +53,8 @@ COLUMNS: dict[str, Kind] = {
 by row, divided by ``raw_scale``, its largest absolute value: 16 bits have no room for very small and large numbers.
 ``shape`` is the shape of the grid, and ``input`` the shape of the model's input. ``extent`` says where the input starts
 and ends along each axis of the grid, as shares of the axis. ``positions`` says where each row and then each column of
-the grid is drawn, in pixels of the input; it is empty if they are spread evenly. ``drawing`` is the file with the
-drawing.
+the grid is drawn, in pixels of the input; it is empty if they are spread evenly. ``frames`` are the numbers of a
+clip's frames, and ``times`` their times in seconds if these are known. ``drawing`` is the file with the drawing.
 """
 
 ERROR = "error"
@@ -67,6 +71,8 @@ def row_of(explanation: Explanation, drawing: Path | None = None) -> Row:
         "score": explanation.score,
         "probability": explanation.probability,
         "quantity": explanation.quantity,
+        "without_picture": finite_or_none(explanation.without_picture),
+        "unit": explanation.unit,
         "layer": explanation.layer,
         "layer_reason": explanation.layer_reason,
         "method": explanation.method,
@@ -78,6 +84,8 @@ def row_of(explanation: Explanation, drawing: Path | None = None) -> Row:
         "shape": list(explanation.raw.shape),
         "extent": [share for axis in explanation.placement.extent for share in axis],
         "positions": [place for axis in explanation.placement.positions for place in axis],
+        "frames": [frame.number for frame in explanation.frames],
+        "times": [frame.time for frame in explanation.frames if frame.time is not None],
         "raw": raw,
         "raw_scale": scale,
         "drawing": None if drawing is None else text_of(drawing),
@@ -95,7 +103,7 @@ def explanation_of(row: Row, folder: Path = Path(), exact: Float[np.ndarray, "..
     """Return the Explanation of a row without faults.
 
     Its map has the precision of 16 bits. If several layers were fused, its heatmap is drawn from their fused map. The
-    picture is read from its file when it is first drawn.
+    picture is read from its file when it is first drawn. The scores of ``references`` are not in a row.
 
     Args:
         row: a row whose status is not "error".
@@ -106,8 +114,12 @@ def explanation_of(row: Row, folder: Path = Path(), exact: Float[np.ndarray, "..
     raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"]) if exact is None else exact
     shares, places = _reals(row, "extent").tolist(), _reals(row, "positions")
     axes = np.split(places, np.cumsum(row["shape"])[:-1]) if len(places) else []
+    numbers, times = _reals(row, "frames").tolist(), _reals(row, "times").tolist()
+    frames = tuple(map(ClipFrame, map(int, numbers), times or [None] * len(numbers)))
     placement = Placement(
-        tuple(zip(shares[::2], shares[1::2], strict=True)), tuple(tuple(axis.tolist()) for axis in axes)
+        tuple(zip(shares[::2], shares[1::2], strict=True)),
+        tuple(tuple(axis.tolist()) for axis in axes),
+        stepped=bool(frames),
     )
     box, detection = (None if row[name] is None else Box(*map(float, row[name])) for name in ("box", "detection"))
     return Explanation(
@@ -128,6 +140,9 @@ def explanation_of(row: Row, folder: Path = Path(), exact: Float[np.ndarray, "..
         detection=detection,
         placement=placement,
         quantity=row["quantity"],
+        frames=frames,
+        without_picture=row["without_picture"],
+        unit=row["unit"],
     )
 
 
@@ -166,6 +181,10 @@ def fault_of(row: Row) -> str:  # noqa: PLR0911 - a return for each column
         return f"raw_scale is {row['raw_scale']}"
     if len(places) and not (len(places) == shape.sum() and np.isfinite(places).all()):
         return f"positions is {brief(places)}"
+    frames, times = _reals(row, "frames"), _reals(row, "times")
+    fit = len(frames) in (0, size[0] * (len(size) == 3)) and len(times) in (0, len(frames))
+    if not (fit and np.isfinite([*frames, *times]).all()):
+        return f"frames is {brief(frames)}, and times is {brief(times)}"
     starts, ends = (extent[::2], extent[1::2]) if len(extent) else (0 * size, 0 * size + 1)
     if len(starts) == len(ends) == len(size):
         pixel = (ends - starts) / size

@@ -15,7 +15,9 @@ import numpy as np
 from PIL import Image
 
 from camkit.drawing.encode import add_video_note
-from camkit.drawing.figure import Caption, compose, resized, shown_size
+from camkit.drawing.figure import Caption, compose, fitted, side_within
+from camkit.drawing.overlay import limited, render
+from camkit.drawing.pixels import size_of
 from camkit.errors import CamkitError, ImageError, InputError, OutputError, TargetError, advice
 from camkit.explanation import ColourScale, Explanation
 from camkit.images.files import names_file
@@ -125,8 +127,7 @@ def _draw_video(found: FoundPicture, job: Job, files: DrawingFiles, explained: E
                     file.write(_frame(row, job.drawing, scales.of(row.layer, row.method)))
                 elif isinstance(row.error, TargetError):
                     absent = row
-                    is_figure = job.drawing.style == "figure"
-                    file.write(_without_target(pixels, str(row.error)) if is_figure else pixels)
+                    file.write(_without_target(pixels, str(row.error), job.drawing))
                 else:
                     raise row.error
         except ImageError as error:
@@ -194,7 +195,8 @@ def _frame(row: Explanation, drawing: Drawing, scale: ColourScale | None) -> Pix
     options = drawing.options(scale)
     if drawing.style != "figure":
         return row.overlay(**options)
-    return row.captioned(colormap=drawing.colormap, alpha=drawing.alpha, scale=options["scale"], fixed=True)
+    side = side_within(drawing.max_side)
+    return row.captioned(colormap=drawing.colormap, alpha=drawing.alpha, scale=options["scale"], side=side, fixed=True)
 
 
 def _named(video: Path, frame: Frame) -> Image.Image:
@@ -211,11 +213,13 @@ def _noted(video: Path, frames: Iterable[Frame], waiting: deque[Pixels]) -> Iter
         yield _named(video, frame)
 
 
-def _without_target(pixels: Pixels, reason: str) -> Pixels:
-    """Return the figure of a frame in which the target does not exist."""
-    height, width = pixels.shape[:2]
-    caption = Caption("no such target in this frame", ("", reason))
-    return compose(resized(pixels, shown_size(height, width)), caption, None, fixed=True)
+def _without_target(pixels: Pixels, reason: str, drawing: Drawing) -> Pixels:
+    """Draw a frame in which the target does not exist, at the size of the other frames."""
+    if drawing.style == "figure":
+        caption = Caption("no such target in this frame", ("", reason))
+        return compose(fitted(pixels, side_within(drawing.max_side)), caption, None, fixed=True)
+    picture = pixels if drawing.max_side is None else limited(pixels, drawing.max_side)
+    return render(picture, np.zeros(size_of(picture), np.float32), None, style=drawing.style, colormap=drawing.colormap)
 
 
 class _VideoFile:

@@ -58,7 +58,13 @@ def ranked_box(
 def boxes_of_class(
     images: Sequence[Detections], index: int, name: str | None = None, part: Part | None = None
 ) -> Scores:
-    """Return the score of each image's best box of a class; ``name`` is its label, for the error."""
+    """Return the score of each image's best box of a class; ``name`` is its label, for the error.
+
+    Raises:
+        TargetError: the detections have no labels.
+    """
+    if not all("labels" in detections for detections in images):
+        raise TargetError("the detections have no labels; choose a box by its number or its position")
     what = f"of class {index}" if name is None else f"of class {name!r}"
     return ranked_box(images, lambda detections: detections["labels"].eq(index), what=what, part=part)
 
@@ -186,8 +192,6 @@ class BoxTarget(Target):
         if self.near is not None:
             return nearest_box(images, self.near, self.part)
         if self.label is not None:
-            if not all("labels" in detections for detections in images):
-                raise TargetError("the detections have no labels; choose a box by its number or its position")
             return boxes_of_class(images, int(self.label), self.name, self.part)
         return numbered_box(images, self.number or 0, self.part)
 

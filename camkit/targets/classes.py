@@ -405,7 +405,7 @@ def above(threshold: float = 0.5) -> AboveTarget:
     Raises:
         TargetError: the threshold is not a probability below 1.
     """
-    if not isinstance(threshold, Real) or not 0 <= threshold < 1:
+    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold < 1:
         raise TargetError(f"the threshold must be a probability from 0 to below 1, not {threshold!r}")
     return AboveTarget(threshold)
 

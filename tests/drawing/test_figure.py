@@ -480,6 +480,16 @@ def test_the_shared_scale_is_drawn():
     assert not (bar_of(weak.overlay(style="figure", scale="each"))[0] == INK).all(1).any()
 
 
+def test_the_scale_of_another_map_is_drawn_and_named():
+    strong, weak = explained(noise(480, 640), [0, 1])
+    others, own = strong.colour_scale("each"), weak.colour_scale("each")
+    assert weak.colour_scale(others) == weak.colour_scale(), "both have it now"
+    for style in ("heatmap", "figure"):
+        assert np.array_equal(weak.overlay(style=style, scale=others), weak.overlay(style=style))
+        assert np.array_equal(weak.overlay(style=style, scale=own), weak.overlay(style=style, scale="each"))
+    assert weak.colour_scale(own) == own
+
+
 def test_pictures_share_a_scale_on_request(tmp_path):
     photos = [np.full((32, 32, 3), level, np.uint8) for level in (250, 170)]
     found = explained(photos)

@@ -174,6 +174,20 @@ def test_pictures_without_the_box_are_reported_and_the_others_explained():
         camkit.explain(net, with_car, target=box(near=(0, 0, 2, 2)))
 
 
+def test_a_class_of_a_detector_without_labels_is_one_sentence():
+    class Unlabelled(Detecting):
+        def boxes(self, maps: Tensor) -> dict[str, Tensor]:
+            found = super().boxes(maps)
+            return {name: found[name] for name in ("boxes", "scores")}
+
+    net = Unlabelled().eval()
+    image, _ = beside(("car", "wood", 2))
+    for target in (1, "car", box(label=1)):
+        with pytest.raises(TargetError, match="the detections have no labels; choose a box by its number"):
+            camkit.explain(net, image, target=target, labels=NAMES)
+    assert camkit.explain(net, image, target=box(0)).target is None
+
+
 def test_a_box_on_the_original_picture(tmp_path):
     picture, _ = scene("car", "wood", 2)
     Image.fromarray(picture).resize((256, 256)).save(tmp_path / "car.png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from folders import run_folder
 from tiny_models import lively, saved_once
 from torch import Tensor
 
@@ -98,6 +100,23 @@ def test_a_clip_is_sampled_and_prepared_as_its_library_does(saved, clip, family)
     assert row.score == pytest.approx(float(logits.max().detach()), abs=1e-5)
     assert row.raw.shape == ((8 if family == "timesformer" else 4), 4, 4)
     assert row.heatmap.shape == (8, 32, 32)
+
+
+def test_tables_and_bundles_keep_the_frames_of_a_clip(saved, clip, tmp_path):
+    loaded = load_model(f"hf:{saved('videomae')}", device="cpu")
+    for name in ("t.csv", "t.parquet"):
+        list(run_folder(loaded, [clip], None, table=tmp_path / name, bundle=tmp_path / f"bundle of {name}"))
+
+    written = camkit.explain(loaded, clip)
+
+    assert written.frames[-1].time
+    for file in tmp_path.iterdir():
+        if not file.name.startswith("."):
+            (found,) = camkit.scale.read(file)
+            assert found.frames == written.frames
+            assert found.placement == written.placement
+            assert np.abs(found.heatmap - written.heatmap).max() < 2e-3
+            assert np.abs(found.overlay().astype(int) - replace(written, shown=None).overlay()).max() <= 8
 
 
 @pytest.mark.parametrize("family", ["videomae", "vivit"])

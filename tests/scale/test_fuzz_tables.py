@@ -224,6 +224,8 @@ def test_csvs_with_other_cells_are_read_right_or_refused(copied, step):
         ("extent", [2.0, 3.0, 0.0, 1.0], r"a map with the extent \[2\. 3\. 0\. 1\.\] does not fit"),
         ("positions", [1.0, 2.0], r"positions is \[1\. 2\.\]"),
         ("positions", [np.nan] * 16, "positions is"),
+        ("frames", [1, 2, 3], r"frames is \[1\. 2\. 3\.\]"),
+        ("times", [0.5], r"times is \[0\.5\]"),
         ("raw", [2.0] * 64, "raw holds what is not between -1 and 1"),
         ("raw", [np.nan] * 64, "raw holds what is not between -1 and 1"),
         ("raw_scale", np.inf, "raw_scale is inf"),

@@ -44,10 +44,12 @@ from camkit.images.listing import Pictures, find_pictures
 from camkit.kit.fingerprint import describe, differences, fingerprint
 from camkit.models.loaded import LoadedModel
 from camkit.scale import read
+from camkit.scale.bundle import Bundle
 from camkit.scale.folder import Written
 from camkit.scale.job import Drawing
-from camkit.scale.naming import read_note
-from camkit.scale.table import Finished
+from camkit.scale.naming import free_file, read_note, write_drawing
+from camkit.scale.schema import row_of
+from camkit.scale.table import Finished, Table
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -187,6 +189,23 @@ def test_a_table_keeps_how_maps_are_smoothed(tmp_path, tiny, name):
     found = camkit.scale.read(tmp_path / name)
     assert [row.smooth for row in found] == ["eigen"] * 2
     assert [row.caption().lines[0] for row in found] == [row.explanation.caption().lines[0] for row in rows]
+
+
+@pytest.mark.parametrize("name", [*TABLES, "bundle"])
+def test_a_table_keeps_what_its_numbers_are(tmp_path, tiny, name):
+    (file,) = write_pictures(tmp_path / "in", 1)
+    written = replace(camkit.explain(tiny, file), without_picture=-0.25, unit="Sums of squares")
+    if name == "bundle":
+        bundle = Bundle(tmp_path / name, {})
+        bundle.add(written, {})
+        bundle.close()
+    else:
+        with Table(tmp_path / name, {}) as table:
+            table.add(row_of(written), 0)
+    (found,) = camkit.scale.read(tmp_path / name)
+    assert (found.without_picture, found.beside_picture) == (-0.25, written.beside_picture)
+    assert found.caption() == written.caption()
+    assert np.array_equal(found.captioned(), written.captioned())
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -621,6 +640,18 @@ def test_a_run_is_not_resumed_if_the_users_code_has_changed(tmp_path, tiny, monk
     del sys.modules["users_target"]
 
 
+def test_a_run_is_not_resumed_if_the_reference_picture_has_changed(tmp_path, tiny):
+    first, second, *_ = (picture.read_bytes() for picture in write_pictures(tmp_path / "in", 3))
+    reference = tmp_path / "reference.png"
+    options = {"table": tmp_path / "t.csv", "targets": [camkit.targets.similar_to(reference)]}
+    reference.write_bytes(first)
+    tabulate(tiny, tmp_path / "in", **options)
+    assert tabulate(tiny, tmp_path / "in", **options, resume=True) == []
+    reference.write_bytes(second)
+    with pytest.raises(InputError, match=r"it was made with different settings \(targets\)"):
+        tabulate(tiny, tmp_path / "in", **options, resume=True)
+
+
 def test_targets_with_other_settings_are_told_apart():
     def by_default(factor: float) -> Any:
         return lambda output, factor=factor: output[:, 0] * factor
@@ -767,6 +798,16 @@ def test_a_drawing_says_what_it_shows_also_as_jpeg(photos):
     assert find_pictures([photos.parent / "out"]) == [photos.parent / "out"]  # drawings are no pictures
     assert [*drawn(photos, "--style", "overlay")] == [file.name for file in files]
     assert len(drawn(photos, "--style", "overlay", "--colormap", "jet")) == 6
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+def test_a_drawing_of_a_thousand_pictures_says_what_it_shows(tmp_path, suffix):
+    first, second = ({"picture": " ".join(f"/data/{folder}/{n:060d}.jpg" for n in range(1000))} for folder in "ab")
+    named = functools.partial(free_file, tmp_path, Path("many"), ["concepts"], suffix=suffix, overwrite=False)
+    file = named(shows=first)
+    write_drawing(file, np.zeros((8, 8, 3), np.uint8), first)
+    assert named(shows=first) == file
+    assert named(shows=second).name.startswith("many.concepts.")
 
 
 def test_the_quality_of_a_jpeg_is_90(photos):

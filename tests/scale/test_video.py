@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -127,15 +128,16 @@ def test_every_nth_frame_at_the_same_speed(tmp_path, capsys):
         assert int(np.argmin(differences)) == number
 
 
-def test_the_frames_of_a_figure_have_one_size_and_their_own_captions(tmp_path):
+@pytest.mark.parametrize("side", [0, 64])
+def test_the_frames_of_a_figure_have_one_size_and_their_own_captions(tmp_path, side):
     clip = write_video(tmp_path / "clip.mp4", frames(5, (97, 131)))  # odd sides
 
-    assert run(clip, "--out", tmp_path) == 0
+    assert run(clip, "--out", tmp_path, "--max-side", side) == 0
 
     drawn, _ = read_video(tmp_path / "clip.gradcam.mp4")
     assert len(drawn) == 5
     picture = read_video(clip)[0][0]
-    figure = camkit.explain("demo-fair", picture).captioned(fixed=True)
+    figure = camkit.explain("demo-fair", picture).captioned(fixed=True, side=side or 960)
     height, width = figure.shape[:2]
     assert drawn[0].shape == (height + height % 2, width + width % 2, 3)
     top = drawn[0][:60].astype(int)
@@ -212,8 +214,9 @@ def test_a_frame_without_the_target_is_drawn_without_heat(tmp_path, capsys):
     clip = write_video(tmp_path / "clip.mp4", levels)
     arguments = [clip, "--model", f"{model}:make", "--size", 64, "--mean", "0,0,0", "--std", "1,1,1", "--target", 0]
 
-    for style in ("figure", "overlay"):
-        assert main(list(map(str, [*arguments, "--out", tmp_path / style, "--style", style, "--json"]))) == 0
+    for style, side in itertools.product(("figure", "overlay", "side-by-side"), (0, 32)):
+        options = ["--out", tmp_path / f"{style}{side}", "--style", style, "--max-side", side]
+        assert main(list(map(str, [*arguments, *options, "--json"]))) == 0
         (row,) = rows(capsys)
         assert row["labels"] == {"class 0": 2}
         assert len(read_video(Path(row["file"]))[0]) == 4

@@ -748,6 +748,7 @@ WRONG_OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 WRONG_KINDS: list[Callable[[], Any]] = [
     lambda: t.top("2"), lambda: t.top(2.0), lambda: t.top(True), lambda: t.above("x"), lambda: t.box(0.5),
+    lambda: t.above(False),
     lambda: t.box(near=3), lambda: t.box(near="abcd"), lambda: t.box(near=(1, 2)), lambda: t.direction("+", "x"),
     lambda: t.contrast(1, None), lambda: t.contrast(1, 0.5), lambda: t.segment(2.5), lambda: t.top, lambda: t.box,
 ]  # fmt: skip

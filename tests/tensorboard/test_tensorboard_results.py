@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_explain_writes_the_pictures_that_it_draws(tmp_path):
     for file in drawn:
         with Image.open(file) as same:
             assert np.array_equal(picture(events, f"explain/{file.stem}"), np.asarray(same.convert("RGB")))
+
+
+@pytest.mark.parametrize("options", [["--out", "out"], ["--table", "t.csv", "--no-pictures"]])
+def test_each_explanation_has_a_tag_of_its_own(tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    for folder, name in (("a", "plane-sky"), ("b", "car-sea")):
+        Path("in", folder).mkdir(parents=True)
+        shutil.copy(scene_paths()[name], f"in/{folder}/x.png")
+    assert main(["in", "--model", "demo-fair", "--top-k", "3", "--tensorboard", "runs", *options]) == 0
+    tags = read(tmp_path / "runs").Tags()["images"]
+    assert len(tags) == 6
+    drawn = [file.relative_to("out").with_suffix("") for file in Path("out").rglob("*.png")]
+    assert not drawn or sorted(tags) == sorted(f"explain/{name.as_posix()}" for name in drawn)
 
 
 def test_an_explanation_goes_to_a_writer_at_a_step(tmp_path):
