@@ -125,6 +125,8 @@ class Choices:
         method = find_method(merged.pop("method", AUTO))
         if asked.get("references") is None and not method.need.references:
             merged.pop("references", None)
+        if asked.get("method") is not None and target_layer is None and not method.layer:
+            merged.pop("target_layer", None)  # the config's
         return cls(method, **merged)
 
     @property

@@ -251,6 +251,10 @@ class Explainer:
         )
         self._used: tuple[TargetLayer, ...] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy the model and the choices; what is known about the model holds for this one alone."""
+        return _anew, (self._loaded, self._choices)
+
     @property
     def model(self) -> nn.Module:
         """The model that is explained."""
@@ -886,3 +890,8 @@ def _explanation(row: Explanation | Failure) -> Explanation:
         # A copy: an error whose traceback holds frames that hold the error would keep the pictures alive.
         raise copy.copy(row.error) from row.error.__cause__
     return row
+
+
+def _anew(loaded: LoadedModel, choices: Choices) -> Explainer:
+    """Return an Explainer that knows nothing about the model yet."""
+    return Explainer._sharing(ModelMemory(loaded.module), CropBoxes(), loaded, choices)

@@ -94,6 +94,8 @@ def factorise(
     image = image.to(device_of(loaded.module), dtype_of(loaded.module))
     layer = TargetLayer(explainer.layer.name, explainer.layer.call, explainer.layer.layout)
     chances = class_probabilities(loaded.module, layer, image, vectors, loaded.activation)
+    if chances is not None and loaded.labels is not None and len(loaded.labels) != chances.shape[1]:
+        raise InputError(f"{len(loaded.labels)} labels were given, but the model has {chances.shape[1]} classes")
     classes = None if chances is None else tuple(chances.argmax(1).tolist())
     return Concepts(
         maps=tuple(part.numpy() for part in _maps(strengths, maps)),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from camkit.errors import InputError, ModelError
+from camkit.errors import InputError, ModelError, did_you_mean
 
 
 class HeldInputs(nn.Module):
@@ -77,7 +78,8 @@ def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: s
     """Return a model that holds its other inputs and returns one of its outputs; the model itself if none is named.
 
     Raises:
-        InputError: ``others`` is not a dictionary of names, ``picture`` is not a name, or names one of the others.
+        InputError: ``others`` is not a dictionary of names, ``picture`` is not a name or is one of the others, or the
+            model has no such argument.
     """
     if others is not None or picture is not None:
         model = _with_inputs(model, others, picture)
@@ -91,4 +93,10 @@ def _with_inputs(model: nn.Module, others: Any, picture: Any) -> HeldInputs:
         raise InputError(f"picture must be the name of the model's argument for the picture, not {picture!r}")
     if picture is not None and picture in (others or {}):
         raise InputError(f"{picture!r} is named as the picture and among the other inputs")
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name in () if takes_any else [*(others or {}), *([picture] if picture else [])]:
+        if name not in parameters:
+            near = did_you_mean(name, parameters)
+            raise InputError(f"the model's forward has no argument {name!r}; it has {', '.join(parameters)}{near}")
     return HeldInputs(model, others or {}, picture)

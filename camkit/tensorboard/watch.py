@@ -43,7 +43,7 @@ from camkit.models.modules import spatial_rank, unwrapped
 from camkit.session import explain
 from camkit.targets import TargetLike, as_targets
 from camkit.tensorboard.events import Tile, add_histogram, add_picture, contact_sheet, naming_the_folder, opened
-from camkit.types import ImageLike, Pixels, Preprocess
+from camkit.types import WHOLE_MODEL, ImageLike, Pixels, Preprocess
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -247,7 +247,7 @@ class TrainingWatch:
         layer = explanations[0].layer
         if explanations[0].method == SHARPENED.name:
             layer = layer.rpartition("+")[2]  # the deepest one
-        if "+" not in layer:
+        if "+" not in layer and layer != str(WHOLE_MODEL):
             first, preprocess = self._images[0], self._explain_options["preprocess"]
             maps = feature_maps(self._model, first, layer, top=_MOST_MAPS, preprocess=preprocess)
             drawn[f"features/{layer}"] = maps.sheet()

@@ -231,6 +231,8 @@ def test_the_shell_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ({"images": []}, ImageError, "there is no picture to factorise"),
         ({"images": "nowhere.png"}, ImageError, "nowhere.png"),
         ({"target_layer": "lay"}, LayerError, "did you mean 'layer'"),
+        ({"labels": ["a", "b"]}, InputError, "2 labels were given, but the model has 3 classes"),
+        ({"labels": ["a", "b", "c", "d"]}, InputError, "4 labels were given, but the model has 3 classes"),
     ],
 )
 def test_bad_input_is_one_sentence(options: dict, kind: type[Exception], words: str) -> None:

@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import json
+import pickle
 import threading
 import types
 import weakref
@@ -996,12 +997,43 @@ def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys, monke
         ({"inputs": [1]}, "dictionary"),
         ({"picture": 3}, "name of the model's argument"),
         ({"picture": "x", "inputs": {"x": 1}}, "among the other inputs"),
+        ({"inputs": {"ages": 1}}, "no argument 'ages'; it has x, age; did you mean 'age'"),
+        ({"inputs": {"age": torch.ones(1, 1)}, "picture": "image"}, "no argument 'image'; it has x, age"),
     ],
 )
 def test_wrong_inputs_are_one_sentence(options, said):
     with pytest.raises(InputError, match=said) as caught:
         camkit.explain(WithAge().eval(), torch.zeros(3, 16, 16), **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "hirescam"}, {"layer": "0"}])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda explainer: pickle.loads(pickle.dumps(explainer))])
+def test_a_copy_of_an_explainer_explains_a_copy_of_the_model(copied, options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    image = torch.rand(3, 16, 16)
+    method, layer = options.get("method"), net[0] if "layer" in options else None
+    explainer = camkit.Explainer(net, layer, method=method)
+    unused = copied(explainer)
+    found = explainer(image)
+    for other in (unused, copied(explainer)):
+        again = other(image)
+        assert other.model is not net
+        assert (again.layer, again.method) == (found.layer, found.method)
+        np.testing.assert_array_equal(again.raw, found.raw)
+        with torch.no_grad():
+            other.model[-1].weight.zero_()
+        assert other(image).status != "ok"
+    assert explainer(image).status == "ok"
+
+
+def test_a_method_of_the_call_needs_no_layer_of_the_config():
+    config = {"explain": {"layer": "features.2"}}
+    found = camkit.explain("demo-fair", camkit.scenes.scene_paths()["plane-sky"], method="occlusion", config=config)
+    assert found.layer == "whole model"
+    with pytest.raises(MethodError, match="reads the whole model and no layer"):
+        camkit.Explainer("demo-fair", config={"explain": {"layer": "features.2", "method": "occlusion"}})
 
 
 def test_a_type_error_of_the_models_own_passes_through():

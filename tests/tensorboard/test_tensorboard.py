@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 from disks import files_of_at_most
 from PIL import Image, ImageDraw, ImageFont
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -179,6 +180,19 @@ def test_the_maps_of_the_deepest_layer_are_drawn_if_a_finer_one_sharpens_the_hea
         train(net, 1, watch)
 
     assert "features/3" in read(tmp_path).Tags()["images"]
+
+
+def test_heat_that_reads_no_layer_has_no_sheet_of_maps(tmp_path):
+    torch.manual_seed(0)
+    size = {"image_size": 32, "patch_size": 8, "hidden_dim": 16, "mlp_dim": 16}
+    net = torchvision.models.VisionTransformer(**size, num_layers=2, num_heads=2, num_classes=3)
+    nn.init.normal_(net.heads[0].weight)
+    assert camkit.explain(net, torch.rand(3, 32, 32)).layer == "whole model"
+    with TrainingWatch(net, torch.rand(2, 3, 32, 32), tmp_path, every=1) as watch:
+        nn.functional.cross_entropy(net(torch.rand(4, 3, 32, 32)), torch.arange(4) % 3).backward()
+        watch.step()
+
+    assert read(tmp_path).Tags()["images"] == ["heat"]
 
 
 def test_pictures_are_a_grid_of_the_heat_and_a_sheet_of_maps(watched):
