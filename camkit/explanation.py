@@ -332,9 +332,12 @@ class Explanation:
         """Return the scale on which ``overlay`` and ``save`` draw the map.
 
         Raises:
-            InputError: ``scale`` is none of the possible values.
+            InputError: ``scale`` is none of the possible values, or that of a map of more or fewer layers.
         """
         if isinstance(scale, ColourScale):
+            layers = len(self.maps.raws)
+            if len(scale.limits) != layers:
+                raise InputError(f"layers of the scale: {len(scale.limits)}; of the map: {layers}; the numbers must be equal")
             is_own = scale.maps == 1 and np.allclose(scale.limits, self.maps.maxima, rtol=1 / _LEVELS, atol=0)
             return scale if is_own or scale.maps > 1 else replace(scale, maps=2)  # another map's, and now this one's
         if isinstance(scale, str):

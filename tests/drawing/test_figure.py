@@ -26,7 +26,7 @@ from camkit.cli import main
 from camkit.demo.scenes import scene_paths
 from camkit.drawing import text
 from camkit.errors import InputError, OutputError
-from camkit.explanation import Explanations
+from camkit.explanation import ColourScale, Explanations
 
 PRESET = ImageClassification(crop_size=32, resize_size=32)
 INK, GREY, AMBER = (32, 33, 36), (110, 114, 120), (176, 92, 0)
@@ -488,6 +488,8 @@ def test_the_scale_of_another_map_is_drawn_and_named():
         assert np.array_equal(weak.overlay(style=style, scale=others), weak.overlay(style=style))
         assert np.array_equal(weak.overlay(style=style, scale=own), weak.overlay(style=style, scale="each"))
     assert weak.colour_scale(own) == own
+    with pytest.raises(InputError, match="layers of the scale: 2; of the map: 1"):
+        weak.overlay(scale=ColourScale((1.0, 2.0)))
 
 
 def test_pictures_share_a_scale_on_request(tmp_path):
