@@ -488,7 +488,7 @@ def test_the_scale_of_another_map_is_drawn_and_named():
         assert np.array_equal(weak.overlay(style=style, scale=others), weak.overlay(style=style))
         assert np.array_equal(weak.overlay(style=style, scale=own), weak.overlay(style=style, scale="each"))
     assert weak.colour_scale(own) == own
-    with pytest.raises(InputError, match="layers of the scale: 2; of the map: 1"):
+    with pytest.raises(InputError, match="limits, one for each layer, not"):
         weak.overlay(scale=ColourScale((1.0, 2.0)))
 
 
