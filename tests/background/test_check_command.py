@@ -306,7 +306,7 @@ def test_failing_on_what_is_worse_needs_a_baseline(scenes, tmp_path):
     """It may stand in the config, with the baseline in the call."""
     config, stages = {**QUICK, "run": {"fail_on_worse": True}}, []
     for options in ({"fail_on_worse": True}, {"config": config}):
-        with pytest.raises(InputError, match="^fail_on_worse needs a baseline to compare with$"):
+        with pytest.raises(InputError, match=r"^fail_on_worse needs a baseline to compare with$"):
             camkit.check("demo-fair", scenes, progress=lambda *stage: stages.append(stage), **options)
     done = run(scenes, "--model", "demo-fair", "--out", tmp_path / "out", "--fail-on-worse")
     assert done.returncode == 2
