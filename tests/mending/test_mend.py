@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
 from torchvision.transforms import v2
 
@@ -110,6 +112,13 @@ def test_a_network_whose_features_know_the_object_is_mended(found: camkit.MendRe
     swapped[:, 0] = 0.8  # red
     swapped[:, :, 14:34, 14:34] = 0.04  # a black object, which the old network calls light
     assert (int(model(swapped).argmax()), int(again(swapped).argmax())) == (1, 0)
+
+    tied = copy.deepcopy(found.model).to(memory_format=torch.channels_last)
+    tied.head.other = tied.head.weight
+    replace(found, model=tied).save(tmp_path / "mended.safetensors")
+    stored = load_file(tmp_path / "mended.safetensors")
+    assert stored.keys() == {*saved, "head.other"}
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in saved.items())
 
 
 def test_a_gap_that_shrinks_in_few_groups_or_pictures_counts_as_far_as_it_shows(found: camkit.MendResult) -> None:
