@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import csv
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -296,6 +298,16 @@ def blind():
         model.sees[0].weight[:2] = 0
     return model
 """
+
+
+def test_a_name_that_is_not_text_is_escaped_in_the_table(command: list[str], pictures: Path, tmp_path: Path) -> None:
+    odd = Path(shutil.copytree(pictures.parent, tmp_path / "odd")) / "pictures"
+    for file in sorted(odd.parent.glob("*/*/*.png")):
+        file.rename(file.with_name(os.fsdecode(b"\xff") + file.name))
+    assert main(["mend", str(odd), *command[2:], "--export", "pasted"]) == 0
+    groups = {row["group"] for row in csv.DictReader((tmp_path / "pasted" / "labels.csv").read_text().splitlines())}
+    assert len(groups) == PER_CLASS
+    assert all(group.rpartition("/")[2].startswith(r"\xff") for group in groups)
 
 
 def test_the_pasted_pictures_can_be_written(command: list[str], tmp_path: Path) -> None:
