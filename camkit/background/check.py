@@ -247,6 +247,8 @@ def finish_check(
     """
     settings = plan.settings.run
     out, baseline = settings.out, settings.baseline
+    if settings.fail_on_worse and baseline is None:
+        raise InputError(f"{advice('fail_on_worse', '--fail-on-worse')} needs a baseline to compare with")
     started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
     hashes, heat, experiment = plan.fingerprint(), CheckHeat(plan), Experiment(plan)
     earlier = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 from cyclopts.argument import ArgumentCollection, update_argument_collection
 
+from camkit.cli.terminal import say
 from camkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ A check reads its own tables, since the config has more of them than the command
 
 
 def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Add the config's values to the options that were not typed. cyclopts calls this before it converts them.
+    """Add the config's values to the options that were not typed, and print its name.
+
+    cyclopts calls this before it converts the options.
 
     Raises:
         InputError: the config cannot be read, has an unknown key or an invalid value, or was found and names code.
@@ -45,6 +48,9 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     settings, models = read_config(file), typed("--model")
     if not named and not models:
         _refuse_code(settings.model.name, file)
+    if not options["--quiet"].tokens:
+        here = "" if named else " in this folder; to use another, pass --config FILE"
+        say(f"using the config {file}{here}")
     values: dict[str, Any] = {"config": str(file)}
     if not models or settings.model.describes(models[-1]):
         values |= {"model" if name == "name" else name: value for name, value in _values(settings.model).items()}

@@ -230,7 +230,10 @@ def explain(
         events = stack.enter_context(events_into(results.tensorboard))
         rows = rows if events is None else Run(_with_events(rows, events), rows.stills)
         form: Form = "json" if results.json else "csv" if results.csv else "text"
-        return report(rows, job, form, passes, with_raw=results.raw)
+        code = report(rows, job, form, passes, with_raw=results.raw)
+        if rows.stills.videos and (results.bundle or results.tensorboard):
+            say("--bundle and --tensorboard leave out videos and animated pictures")
+        return code
 
 
 _OF_SLIDES = {"true", "target", "method", "references", "precision", "recursive", "out", "overwrite", "style"}

@@ -201,7 +201,7 @@ class Common:
     verbose: Annotated[bool, Parameter(alias="-v", negative=(), show_default=False)] = False
 
     def begin(self) -> None:
-        """Set how much is printed, and say which config applies.
+        """Set how much is printed.
 
         Raises:
             InputError: ``quiet`` and ``verbose`` are both given.
@@ -209,9 +209,6 @@ class Common:
         if self.quiet and self.verbose:
             raise InputError("--quiet and --verbose cannot be combined")
         TALK.set(quiet=self.quiet, verbose=self.verbose)
-        if self.config is not None:
-            here = " in this folder; to use another, pass --config FILE" if self.config.parent == Path() else ""
-            say(f"using the config {self.config}{here}")
 
 
 @contextmanager

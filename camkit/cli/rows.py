@@ -87,6 +87,7 @@ class _Tally:
                 self.images += row.frames if isinstance(row, WrittenVideo) else 1
             if isinstance(row, WrittenVideo):
                 self.code = max(self.code, InputError.exit_code if row.problem else 0)
+                self.empty += row.status != "ok"
             else:
                 self.empty += row.explanation.status != "ok"
                 self.reduced += row.is_reduced

@@ -78,7 +78,10 @@ def video(written: WrittenVideo) -> Text:
         f"  layer {printable(f'{written.layer} ({written.layer_reason})')}\n",
     )
     scale = "on each frame's own scale" if written.scale is None else f"from {written.scale}"
-    text.append(f"  colours {scale}\n")
+    if written.status in _NOTES:
+        text.append(f"  {_NOTES[written.status]}\n", "yellow")
+    else:
+        text.append(f"  colours {scale}\n")
     if written.problem:
         text.append(f"  {printable(written.problem)}; the frames before that are drawn\n", "red")
     sheet = "" if written.sheet is None else f" and {printable(str(written.sheet))}"

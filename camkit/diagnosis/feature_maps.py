@@ -145,7 +145,7 @@ def feature_maps(
 
     Raises:
         LayerError: there is no such layer, several layers match, or the layer's output has no grid of cells.
-        InputError: ``top`` is less than 1, or the picture cannot be read.
+        InputError: ``top`` is not a whole number from 1, or the picture cannot be read.
 
     Examples:
         >>> import camkit
@@ -153,8 +153,8 @@ def feature_maps(
         >>> features.maps.shape, features.total
         ((9, 16, 16), 64)
     """
-    if top is not None and top < 1:
-        raise InputError(f"top must be at least 1 map, not {top}")
+    if top is not None and (not isinstance(top, (int, np.integer)) or isinstance(top, bool) or top < 1):
+        raise InputError(f"top must be a whole number, at least 1 map, not {top!r}")
     loaded = as_model(model, preprocess=preprocess, device=device)
     module = loaded.module
     source = str(img) if isinstance(img, (str, Path)) else "the picture"

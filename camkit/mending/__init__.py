@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeAlias, Unpack
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -100,13 +101,18 @@ class MendResult:
         return ""
 
     def save(self, path: str | Path) -> None:
-        """Write the mended weights: a state dict with the keys of the model's own.
+        """Write the mended weights: a state dict with the keys of the model's own, in the type that the suffix says.
 
         Raises:
             OutputError: the file cannot be written.
         """
+        state = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
+        if Path(path).suffix.lower() == ".safetensors":  # refuses tensors that share memory, such as tied weights
+            own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
+            write_file(Path(path), safetensors.torch.save(own))
+            return
         buffer = io.BytesIO()
-        torch.save({name: tensor.cpu() for name, tensor in self.model.state_dict().items()}, buffer)
+        torch.save(state, buffer)
         write_file(Path(path), buffer.getvalue())
 
     def __repr__(self) -> str:

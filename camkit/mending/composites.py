@@ -16,6 +16,7 @@ from camkit.background.showcase import in_levels
 from camkit.errors import as_cell
 from camkit.images.files import csv_line, write_file
 from camkit.images.regions import Shades
+from camkit.scale.schema import text_of
 
 ORIGINAL = "original"
 """Stands in place of a fill's name for a picture that is not edited."""
@@ -78,6 +79,7 @@ def export(plan: Plan, folder: Path, progress: Callable[[int, int], None]) -> in
         pixels = in_levels(made.shades, made.tensor)
         # Without the mark of a drawing, by which camkit would leave these pictures out of a folder.
         write_file(folder / path, cv2.imencode(".png", pixels[..., ::-1])[1].tobytes())
-        lines.append(csv_line(map(as_cell, (str(path), made.label, made.group, made.background, made.fill))))
+        cells = path, made.label, made.group, made.background, made.fill
+        lines.append(csv_line(as_cell(text_of(cell)) for cell in cells))
     write_file(folder / "labels.csv", lines)
     return len(lines) - 1

@@ -53,6 +53,7 @@ class WrittenVideo:
         rate: frames per second of the drawn video.
         labels: in how many of the frames each target was explained, most frequent first.
         layer, layer_reason, method: what the frames were explained with.
+        status: "ok" if any frame has evidence; otherwise why the first has none, as for a picture.
         scale: the scale that all frames share; None if each has its own.
         problem: a sentence if the video broke off, so that the drawn video is shorter; otherwise empty.
         sheet: for a model of clips, the file with all frames side by side, if the drawings go into a folder.
@@ -67,14 +68,15 @@ class WrittenVideo:
     layer: str
     layer_reason: str
     method: str
+    status: str = "ok"
     scale: ColourScale | None = None
     problem: str = ""
     sheet: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
-        scale = None if self.scale is None else list(self.scale.limits)
-        status = "error" if self.problem else "ok"
+        scale = None if self.scale is None or self.status != "ok" else list(self.scale.limits)
+        status = "error" if self.problem else self.status
         values = {**vars(self), "file": str(self.file), "scale": scale, "status": status}
         problem, sheet = values.pop("problem"), values.pop("sheet")
         values |= {} if sheet is None else {"sheet": str(sheet)}
@@ -113,6 +115,7 @@ def _draw_video(found: FoundPicture, job: Job, files: DrawingFiles, explained: E
     video, every = found.path, job.every
     scales = Scales(explained(_frames_of(video, every)) if job.drawing.one_scale else ())
     labels: Counter[str] = Counter()
+    statuses: set[str] = set()
     first: Explanation | None = None
     absent: Failure | None = None
     problem = ""
@@ -124,6 +127,7 @@ def _draw_video(found: FoundPicture, job: Job, files: DrawingFiles, explained: E
                 if isinstance(row, Explanation):
                     first = first or row
                     labels[row.name] += 1
+                    statuses.add(row.status)
                     file.write(_frame(row, job.drawing, scales.of(row.layer, row.method)))
                 elif isinstance(row.error, TargetError):
                     absent = row
@@ -149,6 +153,7 @@ def _draw_video(found: FoundPicture, job: Job, files: DrawingFiles, explained: E
         layer=first.layer,
         layer_reason=first.layer_reason,
         method=first.method,
+        status="ok" if "ok" in statuses else first.status,
         scale=scales.of(first.layer, first.method),
         problem=problem,
     )
@@ -185,6 +190,7 @@ def _draw_clip(found: FoundPicture, job: Job, files: DrawingFiles, explained: Ex
         layer=row.layer,
         layer_reason=row.layer_reason,
         method=row.method,
+        status=row.status,
         scale=row.colour_scale("each"),
         sheet=sheet,
     )

@@ -302,6 +302,21 @@ def test_a_baseline_of_another_layer_or_grid_is_refused_before_anything_is_compu
     assert not stages
 
 
+def test_failing_on_what_is_worse_needs_a_baseline(scenes, tmp_path):
+    """It may stand in the config, with the baseline in the call."""
+    config, stages = {**QUICK, "run": {"fail_on_worse": True}}, []
+    for options in ({"fail_on_worse": True}, {"config": config}):
+        with pytest.raises(InputError, match=r"^fail_on_worse needs a baseline to compare with$"):
+            camkit.check("demo-fair", scenes, progress=lambda *stage: stages.append(stage), **options)
+    done = run(scenes, "--model", "demo-fair", "--out", tmp_path / "out", "--fail-on-worse")
+    assert done.returncode == 2
+    assert "--fail-on-worse needs a baseline to compare with" in done.stderr
+    assert (stages, list(tmp_path.glob("out/*"))) == ([], [])
+
+    with pytest.raises(InputError, match=r"missing\.json"):
+        camkit.check("demo-fair", scenes, config=config, baseline=tmp_path / "missing.json")
+
+
 @pytest.mark.parametrize("function", [camkit.check, plan_check])
 def test_an_unknown_option_is_refused_with_the_nearest(function):
     message = rf"{function.__name__}\(\) got an unexpected keyword argument 'regoins'; did you mean 'regions'\?"

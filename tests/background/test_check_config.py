@@ -396,6 +396,8 @@ def test_each_command_says_which_config_it_uses(project: Path, capsys: pytest.Ca
         assert sentence in capsys.readouterr().err, command
         assert main([*command, "--quiet"]) in (0, 2)
         assert sentence not in capsys.readouterr().err, command
+    assert main(["layers", "--config", "camkit.toml"]) == 0
+    assert capsys.readouterr().err.splitlines()[0] == "camkit: using the config camkit.toml"
 
 
 def test_layers_and_diagnose_use_the_config(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,8 +83,9 @@ class TestFeatureMaps:
             camkit.feature_maps(model, image, "5")
         with pytest.raises(LayerError, match="no layer '9'"):
             camkit.feature_maps(model, image, "9")
-        with pytest.raises(InputError, match="at least 1 map"):
-            camkit.feature_maps(model, image, "0", top=0)
+        for top in (0, 2.5, True):
+            with pytest.raises(InputError, match=f"top must be a whole number, at least 1 map, not {top}"):
+                camkit.feature_maps(model, image, "0", top=top)
 
     def test_the_command_writes_one_picture(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         options = ["--model", "demo-fair", "--layer", "features.2", "--top", "7", "--out", str(tmp_path)]

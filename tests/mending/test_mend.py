@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import csv
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
 from torchvision.transforms import v2
 
@@ -110,6 +114,13 @@ def test_a_network_whose_features_know_the_object_is_mended(found: camkit.MendRe
     swapped[:, 0] = 0.8  # red
     swapped[:, :, 14:34, 14:34] = 0.04  # a black object, which the old network calls light
     assert (int(model(swapped).argmax()), int(again(swapped).argmax())) == (1, 0)
+
+    tied = copy.deepcopy(found.model).to(memory_format=torch.channels_last)
+    tied.head.other = tied.head.weight
+    replace(found, model=tied).save(tmp_path / "mended.safetensors")
+    stored = load_file(tmp_path / "mended.safetensors")
+    assert stored.keys() == {*saved, "head.other"}
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in saved.items())
 
 
 def test_a_gap_that_shrinks_in_few_groups_or_pictures_counts_as_far_as_it_shows(found: camkit.MendResult) -> None:
@@ -287,6 +298,16 @@ def blind():
         model.sees[0].weight[:2] = 0
     return model
 """
+
+
+def test_a_name_that_is_not_text_is_escaped_in_the_table(command: list[str], pictures: Path, tmp_path: Path) -> None:
+    odd = Path(shutil.copytree(pictures.parent, tmp_path / "odd")) / "pictures"
+    for file in sorted(odd.parent.glob("*/*/*.png")):
+        file.rename(file.with_name(os.fsdecode(b"\xff") + file.name))
+    assert main(["mend", str(odd), *command[2:], "--export", "pasted"]) == 0
+    groups = {row["group"] for row in csv.DictReader((tmp_path / "pasted" / "labels.csv").read_text().splitlines())}
+    assert len(groups) == PER_CLASS
+    assert all(group.rpartition("/")[2].startswith(r"\xff") for group in groups)
 
 
 def test_the_pasted_pictures_can_be_written(command: list[str], tmp_path: Path) -> None:

@@ -99,6 +99,29 @@ def test_the_scale_of_a_video_is_printed(tmp_path, capsys):
     assert "  1 frame, 0.12 per second" in capsys.readouterr().out
 
 
+def test_a_video_whose_frames_have_no_evidence_counts_as_empty(tmp_path, capsys):
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def make():\n"
+        "    net = nn.Sequential(nn.AvgPool2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)).eval()\n"
+        "    net[3].weight.data = torch.tensor([[-1.0] * 3, [1.0] * 3])\n"
+        "    return net\n"
+    )
+    clip, model = write_video(tmp_path / "clip.mp4", frames(2)), f"{tmp_path / 'net.py'}:make"
+    call = [clip, "--model", model, "--size", 64, "--mean", "0,0,0", "--std", "1,1,1", "--method", "gradcam"]
+    call += ["--scale", "shared", "--out", tmp_path]
+
+    for target, status, summary in ((0, "no_positive_evidence", "1 empty"), (1, "ok", "0 empty")):
+        assert main(list(map(str, [*call, "--target", target]))) == 0
+        text = capsys.readouterr().out
+        assert main(list(map(str, [*call, "--target", target, "--json"]))) == 0
+        (row,) = rows(capsys)
+        assert (row["status"], row["scale"] is None) == (status, target == 0)
+        assert f"1 explained, 0 failed, {summary}" in text
+        assert ("no positive evidence: " in text, "colours from" in text) == (target == 0, target == 1)
+
+
 def test_the_notes_of_a_frame_are_not_shortened():
     found = camkit.explain("demo-fair", frames(2))
 
@@ -170,6 +193,19 @@ def test_an_animated_picture_becomes_a_video(tmp_path, capsys, name, kind):
     assert Path(row["file"]) == tmp_path / "out" / f"{name}.gradcam.mp4"
     assert len(drawn) == row["frames"] == 5
     assert rate == pytest.approx(4)
+
+
+def test_a_bundle_and_tensorboard_say_that_they_leave_out_videos(tmp_path, capsys):
+    note = "camkit: --bundle and --tensorboard leave out videos and animated pictures"
+    clip, still = write_video(tmp_path / "clip.mp4", frames(2)), scene_paths()["plane-sky"]
+    drawn, bundled = ["--out", tmp_path / "out"], ["--no-pictures", "--bundle"]
+    for number, (file, *options) in enumerate(
+        ([clip, *drawn, "--tensorboard"], [clip, *bundled], [still, *drawn, "--tensorboard"], [still, *bundled])
+    ):
+        assert run(file, *options, tmp_path / str(number)) == 0
+        assert (note in capsys.readouterr().err.splitlines()) == (file == clip)
+    assert run(clip, *drawn) == 0
+    assert note not in capsys.readouterr().err
 
 
 def test_a_picture_that_could_be_animated_stays_a_picture(tmp_path, capsys):
