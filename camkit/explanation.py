@@ -337,7 +337,7 @@ class Explanation:
         if isinstance(scale, ColourScale):
             layers = len(self.maps.raws)
             if len(scale.limits) != layers:
-                raise InputError(f"the map needs a scale with {layers} limits, one for each layer, not {scale.limits}")
+                raise InputError(f"a scale has a limit for each layer of the map, {layers} in all, not {scale.limits}")
             is_own = scale.maps == 1 and np.allclose(scale.limits, self.maps.maxima, rtol=1 / _LEVELS, atol=0)
             return scale if is_own or scale.maps > 1 else replace(scale, maps=2)  # another map's, and now this one's
         if isinstance(scale, str):
@@ -815,6 +815,7 @@ def explanations(
                 smooth=choices.smooth,
                 references=compared,
                 frames=picture.frames,
+                unit=signed.method.unit if signed.method.users else None,
                 made=Made(choices, signed.method, target, scores.of_image(place)),
             )
             of_picture.append(explanation)

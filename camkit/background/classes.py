@@ -225,7 +225,8 @@ def read_class_map(path: Path) -> dict[str, list[int | str] | None]:
 
 
 def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    twice = next((name for name, count in Counter(name for name, _ in pairs).items() if count > 1), None)
+    counts = Counter(name for name, _ in pairs if not name.startswith("_"))
+    twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise ValueError(f"the key {twice!r} occurs twice")
     return dict(pairs)

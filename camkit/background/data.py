@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from PIL import Image
 
@@ -314,14 +315,12 @@ def _label_pictures(
     """Find the pictures and their labels: by table, by folder or by largest object."""
     if data.is_file():
         return _label_by_table(data, group)
-    table = _find_table(data)
+    table = _find_table(data, group)
     if group and table is None:
         raise InputError(
             f"the group {group!r} must be a column of a CSV with path and label, but {data} has no such CSV; "
             "remove the group setting"
         )
-    if table is not None and (group or {"group", "place"} & find_columns(header_of(table), _COLUMNS).keys()):
-        return _label_by_table(table, group)  # folders name classes only
     folders = [
         folder
         for folder in sorted(data.iterdir())
@@ -340,7 +339,8 @@ def _label_pictures(
     if len(with_pictures) == 1 and (has_categories or without_objects):  # a folder such as JPEGImages
         return _label_by_largest(data, sources, only, skip)
     if with_pictures:
-        return _label_by_folder(data, by_class, [folder.name for folder in folders if folder.name not in by_class])
+        labelled = _label_by_folder(data, by_class, [folder.name for folder in folders if folder.name not in by_class])
+        return labelled if table is None else _with_groups(labelled, table, group)
     if table is not None:
         return _label_by_table(table, group)
     return _label_by_largest(data, sources, only, skip)
@@ -391,22 +391,50 @@ def _pictures_in(folder: Path, skip: Path | None = None) -> list[Path]:
     return [path for path in paths if path not in folders and not is_mask(path)]
 
 
-def _find_table(folder: Path) -> Path | None:
-    """Return the first CSV of a folder that has the columns path and label."""
-    tables = (
-        file
-        for file in files_in(folder, [".csv"], deep=False)
-        if {"path", "label"} <= find_columns(header_of(file), _COLUMNS).keys()
-    )
-    return next(tables, None)
+def _columns_of(header: list[str], group: str | None) -> dict[str, str]:
+    return find_columns(header, {**_COLUMNS, "group": (group.lower(),)} if group else _COLUMNS)
+
+
+def _find_table(folder: Path, group: str | None) -> Path | None:
+    """Return the CSV of a folder that has the columns path and label, if possible with groups."""
+    has = {file: _columns_of(header_of(file), group).keys() for file in files_in(folder, [".csv"], deep=False)}
+    tables = [file for file, columns in has.items() if {"path", "label"} <= columns]
+    return max(tables, key=lambda file: ("group" in has[file], "place" in has[file]), default=None)
+
+
+def _with_groups(labelled: _Labelled, table: Path, group: str | None) -> _Labelled:
+    """Give pictures in class folders the groups and places that a table beside the folders says."""
+    if not group and not {"group", "place"} & _columns_of(header_of(table), group).keys():
+        return labelled
+    rows = {Path(row.path).as_posix(): row for row in _rows_of_table(table, group)}
+    items = [
+        replace(item, group=rows[item.name].group or item.group, place=rows[item.name].place)
+        if item.name in rows
+        else item
+        for item in labelled.items
+    ]
+    return replace(labelled, items=items)
 
 
 _MOST_NAMES, _LONGEST_NAME = 8, 40
 """Columns that an error lists, and letters of each."""
 
 
-def _label_by_table(file: Path, group: str | None) -> _Labelled:
-    """Read the pictures and labels that a CSV lists."""
+class _TableRow(NamedTuple):
+    """A row of a table of pictures; what it does not say is empty."""
+
+    path: str
+    label: str
+    group: str
+    place: str
+
+
+def _rows_of_table(file: Path, group: str | None) -> list[_TableRow]:
+    """Read a table of pictures.
+
+    Raises:
+        InputError: it cannot be read, or lacks a column.
+    """
     if file.suffix.lower() == ".json":
         raise InputError(f"{file} is not a table of pictures; pass the folder, and this file as the regions")
     try:
@@ -416,7 +444,7 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
             rows = list(table)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
-    columns = find_columns(header, {**_COLUMNS, "group": (group.lower(),)} if group else _COLUMNS)
+    columns = _columns_of(header, group)
     if not {"path", "label"} <= columns.keys():
         shown = first_of([name[:_LONGEST_NAME] for name in header], _MOST_NAMES) or "none"
         raise InputError(f"{file} must have the columns path and label; it has {shown}")
@@ -426,11 +454,15 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
     def value(row: Mapping[str, str], meaning: str) -> str:
         return ((row.get(columns[meaning]) if meaning in columns else None) or "").strip()
 
+    return [_TableRow(*(value(row, meaning) for meaning in _TableRow._fields)) for row in rows]
+
+
+def _label_by_table(file: Path, group: str | None) -> _Labelled:
+    """Read the pictures and labels that a CSV lists."""
     items: dict[str, Item] = {}
     missing, unlabelled = [], []
     ambiguous: dict[str, None] = {}
-    for row in rows:
-        name, label = value(row, "path"), value(row, "label")
+    for name, label, own_group, place in _rows_of_table(file, group):
         path = file.parent / name
         if not _is_file(path):
             missing.append(name)
@@ -438,7 +470,7 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
             unlabelled.append(name)
         else:  # a table of boxes has one row for each object, so several rows for one picture
             item_name = Path(name).as_posix()
-            item = Item(item_name, path, label, value(row, "group") or name, place=value(row, "place"))
+            item = Item(item_name, path, label, own_group or name, place=place)
             if items.setdefault(item_name, item).label != label:
                 ambiguous[item_name] = None
     left_out = {

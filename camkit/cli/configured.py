@@ -44,6 +44,7 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     if file is None:
         return
     from camkit.config.settings import read_config
+    from camkit.methods import METHODS
 
     settings, models = read_config(file), typed("--model")
     if not named and not models:
@@ -56,19 +57,15 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
         values |= {"model" if name == "name" else name: value for name, value in _values(settings.model).items()}
     if commands in _TABLES:
         values |= _values(getattr(settings, _TABLES[commands]))
-    if "references" in values and not _use_references(typed("--method") or [str(values.get("method"))]):
-        del values["references"]
+    methods = [METHODS[name] for name in typed("--method") or [str(values.get("method"))] if name in METHODS]
+    if not any(method.need.references for method in methods):
+        values.pop("references", None)
+    if typed("--method") and methods and not any(method.layer for method in methods):
+        values.pop("layer", None)
     given = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
     known = {name: value for name, value in given.items() if f"--{name}" in options}
     # cyclopts' own class for this leaves out options that are called like a command, such as scale.
     update_argument_collection(known, str(file), arguments, root_keys=(), allow_unknown=False)
-
-
-def _use_references(methods: list[str]) -> bool:
-    """Tell whether one of these methods uses the references that a config gives."""
-    from camkit.methods import METHODS
-
-    return any(name in METHODS and METHODS[name].need.references for name in methods)
 
 
 def _refuse_code(model: str | None, file: Path) -> None:

@@ -169,7 +169,7 @@ class Concepts:
 
     def _row(self, picture: int) -> Explanation:
         if not 0 <= picture < len(self.maps):
-            raise InputError(f"picture must be from 0 to {len(self.maps) - 1}, not {picture}")
+            raise InputError(f"there is no picture {picture}: the first is 0, and the last is {len(self.maps) - 1}")
         return self.pictures[picture]
 
     def _count(self) -> str:

@@ -154,7 +154,7 @@ def feature_maps(
         ((9, 16, 16), 64)
     """
     if top is not None and (not isinstance(top, (int, np.integer)) or isinstance(top, bool) or top < 1):
-        raise InputError(f"top must be a whole number, at least 1 map, not {top!r}")
+        raise InputError(f"top must be a whole number from 1, not {top!r}")
     loaded = as_model(model, preprocess=preprocess, device=device)
     module = loaded.module
     source = str(img) if isinstance(img, (str, Path)) else "the picture"

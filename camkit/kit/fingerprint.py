@@ -115,6 +115,13 @@ def _of_array(array: np.ndarray, inner: Callable[[Any], str]) -> str:
     return inner(array.tolist()) if is_text else f"{array.shape} {digest(array.tobytes())}"
 
 
+def _of_path(path: Path) -> str:
+    try:
+        return digest(path.read_bytes())
+    except OSError:  # a folder, or no file that can be read
+        return str(path)
+
+
 def _of_function(function: FunctionType, inner: Callable[[Any], str]) -> str:
     code = digest(_code_of(function.__code__))
     return f"{function.__module__}.{function.__qualname__} {code} {inner(_held_by(function))}"
@@ -124,7 +131,7 @@ _TEXTS: Mapping[Any, Callable[[Any, Callable[[Any], str]], str]] = {
     Tensor: lambda value, _: f"{tuple(value.shape)} {digest(_bytes_of(value))}",
     np.ndarray: _of_array,
     (list, tuple): lambda value, inner: f"[{', '.join(map(inner, value))}]",
-    Path: lambda value, _: digest(value.read_bytes()) if value.is_file() else str(value),
+    Path: lambda value, _: _of_path(value),
     # The order of a set differs between processes.
     (set, frozenset): lambda value, inner: f"{{{', '.join(sorted(map(inner, value)))}}}",
     Mapping: lambda value, inner: ", ".join(f"{key}: {inner(item)}" for key, item in value.items()),

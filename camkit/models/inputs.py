@@ -93,7 +93,7 @@ def _with_inputs(model: nn.Module, others: Any, picture: Any) -> HeldInputs:
         raise InputError(f"picture must be the name of the model's argument for the picture, not {picture!r}")
     if picture is not None and picture in (others or {}):
         raise InputError(f"{picture!r} is named as the picture and among the other inputs")
-    parameters = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward, follow_wrapped=False).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in () if takes_any else [*(others or {}), *([picture] if picture else [])]:
         if name not in parameters:

@@ -220,7 +220,7 @@ def _noted(video: Path, frames: Iterable[Frame], waiting: deque[Pixels]) -> Iter
 
 
 def _without_target(pixels: Pixels, reason: str, drawing: Drawing) -> Pixels:
-    """Draw a frame in which the target does not exist, at the size of the other frames."""
+    """Draw a frame in which the target does not exist, as the other frames are drawn."""
     if drawing.style == "figure":
         caption = Caption("no such target in this frame", ("", reason))
         return compose(fitted(pixels, side_within(drawing.max_side)), caption, None, fixed=True)
@@ -234,6 +234,7 @@ class _VideoFile:
     def __init__(self, folder: Path, rate: float) -> None:
         self.rate = rate
         self.frames = 0
+        self._size: tuple[int, int] | None = None
         self._unfinished = folder / f".camkit-{secrets.token_hex(8)}.mp4"
         self._writer: Any = None
 
@@ -248,18 +249,20 @@ class _VideoFile:
         self._unfinished.unlink(missing_ok=True)
 
     def write(self, pixels: Pixels) -> None:
-        """Add a frame.
+        """Add a frame. All have the size of the first: one without heat may be drawn larger than one with it.
 
         Raises:
             OutputError: this OpenCV cannot write MP4 files.
         """
         pixels = _with_even_sides(pixels)
         if self._writer is None:
+            self._size = size = pixels.shape[1], pixels.shape[0]
             with quiet_decoders():
-                size = pixels.shape[1], pixels.shape[0]
                 self._writer = cv2.VideoWriter(str(self._unfinished), cv2.VideoWriter.fourcc(*_CODEC), self.rate, size)
             if not self._writer.isOpened():
                 raise OutputError(f"cannot write MP4 files into {self._unfinished.parent}: this OpenCV has no encoder")
+        if pixels.shape[1::-1] != self._size:  # the encoder would leave the frame out
+            pixels = cv2.resize(pixels, self._size, interpolation=cv2.INTER_AREA)
         self._writer.write(cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
         self.frames += 1
 

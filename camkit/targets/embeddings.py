@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,4 +58,4 @@ class SimilarTarget(Target):
 
 def similar_to(reference: Any) -> SimilarTarget:
     """Return a target for the similarity to a reference: a picture as ``explain`` takes it, or an embedding (D,)."""
-    return SimilarTarget(reference)
+    return SimilarTarget(Path(reference) if isinstance(reference, str) else reference)

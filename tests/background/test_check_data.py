@@ -156,8 +156,15 @@ def test_a_table_beside_class_folders_says_the_groups_and_places(tmp_path: Path)
         dataset = read_data(tmp_path, group=group)
         assert [item.group for item in dataset.items] == groups
         assert [item.place for item in dataset.items] == ["barn", "lawn"]
-    (tmp_path / "t.csv").write_text("path,label\ncat/a.jpg,cat\n")
-    assert labels(read_data(tmp_path)) == {"cat/a.jpg": "cat", "dog/b.jpg": "dog"}, "it says no more than the folders"
+    (tmp_path / "a.csv").write_text("path,label,x,y,width,height\ncat/a.jpg,tail,0,0,9,9\ncat/a.jpg,ear,0,0,9,9\n")
+    assert [item.group for item in read_data(tmp_path, group="patient").items] == ["p1", "p2"], "a.csv has no groups"
+    (tmp_path / "t.csv").write_text("path,label,group\nb.jpg,dog,p1\n")
+    (tmp_path / "a.csv").unlink()
+    dataset = read_data(tmp_path)
+    assert labels(dataset) == {"cat/a.jpg": "cat", "dog/b.jpg": "dog"}, (
+        "folders name the classes, also of unlisted ones"
+    )
+    assert [item.group for item in dataset.items] == ["cat/a.jpg", "dog/b.jpg"]
 
 
 def test_a_group_needs_its_column(tmp_path: Path) -> None:
@@ -701,7 +708,9 @@ def test_the_question_names_outputs_that_no_class_has_and_counts_missing_answers
 
 def test_a_class_map_is_read_without_its_comments(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
-    file.write_text('\ufeff{"_from": {"any": 1}, "cat": [1, "tabby"], "dog": "pug", "bird": 3}', encoding="utf-8")
+    file.write_text(
+        '\ufeff{"_from": {"any": 1}, "_from": 2, "cat": [1, "tabby"], "dog": "pug", "bird": 3}', encoding="utf-8"
+    )
     assert read_class_map(file) == {"cat": [1, "tabby"], "dog": ["pug"], "bird": [3]}
 
 

@@ -84,7 +84,7 @@ class TestFeatureMaps:
         with pytest.raises(LayerError, match="no layer '9'"):
             camkit.feature_maps(model, image, "9")
         for top in (0, 2.5, True):
-            with pytest.raises(InputError, match=f"top must be a whole number, at least 1 map, not {top}"):
+            with pytest.raises(InputError, match=f"top must be a whole number from 1, not {top}"):
                 camkit.feature_maps(model, image, "0", top=top)
 
     def test_the_command_writes_one_picture(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,10 @@ class TestFeatureMaps:
                 [str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--layer", "featurs"],
                 "did you mean 'features'",
             ),
-            ([str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--top", "0"], "at least 1 map"),
+            (
+                [str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--top", "0"],
+                "top must be a whole number from 1, not 0",
+            ),
         ],
     )
     def test_a_wrong_call_is_one_sentence_and_exit_code_2(

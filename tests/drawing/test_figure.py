@@ -488,7 +488,7 @@ def test_the_scale_of_another_map_is_drawn_and_named():
         assert np.array_equal(weak.overlay(style=style, scale=others), weak.overlay(style=style))
         assert np.array_equal(weak.overlay(style=style, scale=own), weak.overlay(style=style, scale="each"))
     assert weak.colour_scale(own) == own
-    with pytest.raises(InputError, match="limits, one for each layer, not"):
+    with pytest.raises(InputError, match=r"a limit for each layer of the map, 1 in all, not \(1.0, 2.0\)"):
         weak.overlay(scale=ColourScale((1.0, 2.0)))
 
 

@@ -1028,10 +1028,36 @@ def test_a_copy_of_an_explainer_explains_a_copy_of_the_model(copied, options):
     assert explainer(image).status == "ok"
 
 
-def test_a_method_of_the_call_needs_no_layer_of_the_config():
-    config = {"explain": {"layer": "features.2"}}
-    found = camkit.explain("demo-fair", camkit.scenes.scene_paths()["plane-sky"], method="occlusion", config=config)
+def test_a_decorated_forward_takes_what_its_decorator_takes():
+    def doubling(forward):
+        @functools.wraps(forward)
+        def decorated(self, *args, double=False, **keywords):
+            return forward(self, *args, **keywords) * (2 if double else 1)
+
+        return decorated
+
+    class Doubling(WithAge):
+        forward = doubling(WithAge.forward)
+
+    age, image = torch.ones(1, 1), torch.rand(3, 16, 16)
+    once, twice = (
+        camkit.explain(Doubling().eval().requires_grad_(False), image, target=0, inputs={"age": age, "double": double})
+        for double in (False, True)
+    )
+    assert once.raw.shape == twice.raw.shape
+
+
+def test_a_method_of_the_call_needs_no_layer_of_the_config(tmp_path, monkeypatch, capsys):
+    config, picture = {"explain": {"layer": "features.2"}}, str(camkit.scenes.scene_paths()["plane-sky"])
+    found = camkit.explain("demo-fair", picture, method="occlusion", config=config)
     assert found.layer == "whole model"
+    (tmp_path / "camkit.toml").write_text('[explain]\nlayer = "features.2"\n')
+    monkeypatch.chdir(tmp_path)
+    shown = [picture, "--model", "demo-fair", "--json", "--method"]
+    for method, layer in (("occlusion", "whole model"), ("layercam", "features.2")):
+        assert main([*shown, method]) == 0
+        assert json.loads(capsys.readouterr().out)["layer"] == layer
+    assert main([*shown, "occlusion", "--layer", "features.2"]) == 2
     with pytest.raises(MethodError, match="reads the whole model and no layer"):
         camkit.Explainer("demo-fair", config={"explain": {"layer": "features.2", "method": "occlusion"}})
 

@@ -248,9 +248,9 @@ def test_a_frame_without_the_target_is_drawn_without_heat(tmp_path, capsys):
     )
     levels = [np.full((64, 64, 3), level, np.uint8) for level in (20, 240, 20, 240)]
     clip = write_video(tmp_path / "clip.mp4", levels)
-    arguments = [clip, "--model", f"{model}:make", "--size", 64, "--mean", "0,0,0", "--std", "1,1,1", "--target", 0]
+    arguments = [clip, "--model", f"{model}:make", "--size", 32, "--mean", "0,0,0", "--std", "1,1,1", "--target", 0]
 
-    for style, side in itertools.product(("figure", "overlay", "side-by-side"), (0, 32)):
+    for style, side in itertools.product(("figure", "overlay", "side-by-side", "heatmap"), (0, 32)):
         options = ["--out", tmp_path / f"{style}{side}", "--style", style, "--max-side", side]
         assert main(list(map(str, [*arguments, *options, "--json"]))) == 0
         (row,) = rows(capsys)
