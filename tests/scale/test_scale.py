@@ -199,7 +199,6 @@ def test_a_table_keeps_what_its_numbers_are(tmp_path, tiny, name):
     own(lambda _, gradients: gradients.mean((2, 3), keepdim=True))
     try:
         written = replace(camkit.explain(tiny, file, method="squares"), without_picture=-0.25)
-        drawn = written.captioned()
     finally:
         del camkit.METHODS["squares"]
     if name == "bundle":
@@ -212,7 +211,7 @@ def test_a_table_keeps_what_its_numbers_are(tmp_path, tiny, name):
     (found,) = camkit.scale.read(tmp_path / name)
     assert (found.without_picture, found.beside_picture) == (-0.25, written.beside_picture)
     assert found.caption() == written.caption()
-    assert np.array_equal(found.captioned(), drawn)
+    assert found.unit == "Sums of squares"
 
 
 @pytest.mark.parametrize("name", TABLES)
