@@ -34,7 +34,7 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
         return
 
     def typed(option: str) -> list[str]:
-        return [token.value for token in options[option].tokens]
+        return [token.value for token in options[option].tokens] if option in options else []
 
     from camkit.config.files import find_config
 
