@@ -44,7 +44,6 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     if file is None:
         return
     from camkit.config.settings import read_config
-    from camkit.methods import METHODS
 
     settings, models = read_config(file), typed("--model")
     if not named and not models:
@@ -57,15 +56,23 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
         values |= {"model" if name == "name" else name: value for name, value in _values(settings.model).items()}
     if commands in _TABLES:
         values |= _values(getattr(settings, _TABLES[commands]))
-    methods = [METHODS[name] for name in typed("--method") or [str(values.get("method"))] if name in METHODS]
-    if not any(method.need.references for method in methods):
-        values.pop("references", None)
-    if typed("--method") and methods and not any(method.layer for method in methods):
-        values.pop("layer", None)
+    if {"references", "layer"} & values.keys():
+        _leave_out_unused(values, typed("--method"))
     given = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
     known = {name: value for name, value in given.items() if f"--{name}" in options}
     # cyclopts' own class for this leaves out options that are called like a command, such as scale.
     update_argument_collection(known, str(file), arguments, root_keys=(), allow_unknown=False)
+
+
+def _leave_out_unused(values: dict[str, Any], typed: list[str]) -> None:
+    """Leave out references that no method uses, and a layer that no typed method reads."""
+    from camkit.methods import METHODS
+
+    methods = [METHODS[name] for name in typed or [str(values.get("method"))] if name in METHODS]
+    if not any(method.need.references for method in methods):
+        values.pop("references", None)
+    if typed and methods and not any(method.layer for method in methods):
+        values.pop("layer", None)
 
 
 def _refuse_code(model: str | None, file: Path) -> None:
