@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from camkit.errors import InputError, did_you_mean
 
@@ -29,11 +30,14 @@ def spans(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Sp
     """Return the words of a sentence with their tokens.
 
     A token belongs to the word in which its first letter falls. The text of the first tokens, from one up, says where
-    each token ends; so this works for every tokenizer, also if a letter is several tokens.
+    each token ends. In the middle of a character, that text ends in replacement signs which the sentence does not
+    have there; the token then ends where the next text that fits does. This works for every tokenizer.
     """
-    ends = [len(decode(ids[: number + 1])) for number in range(len(ids))]
     text = decode(ids)
-    starts = [0, *ends[:-1]]
+    known = [decode(ids[: number + 1]) for number in range(len(ids))]
+    finished = [each if text.startswith(each) else each.rstrip("\ufffd") for each in known]
+    starts = [0, *accumulate(map(len, finished[:-1]), max)]
+    ends = [next(len(each) for each in known[number:] if text.startswith(each)) for number in range(len(ids))]
     words: list[Span] = []
     for match in _PARTS.finditer(text):
         inside = [
@@ -59,5 +63,8 @@ def numbers_of(text: str, words: Sequence[str], sentence: str) -> list[int]:
 
 
 def _first_letter(text: str, start: int, end: int) -> int:
-    """Return where the first character of a token is that is not a space."""
-    return next((place for place in range(start, end) if not text[place].isspace()), start)
+    """Return where the first character of a token is that is not a space, or the last before its end if it adds none.
+
+    A replacement sign that is part of the sentence is there from the first of its tokens on.
+    """
+    return next((place for place in range(start, end) if not text[place].isspace()), end - 1)

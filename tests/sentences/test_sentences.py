@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import re
+import string
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from results import assert_is_a_result
 from scipy.optimize import minimize_scalar
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import camkit
 from camkit.cli import main
@@ -337,6 +341,38 @@ def test_tokens_of_one_word_are_joined_and_punctuation_stands_alone():
         ("The", [0]), ("aircraft's", [1, 2, 3]), ("wing", [4]), (",", [5]), ("now", [6]), (".", [7]),
     ]  # fmt: skip
     assert [span.is_punctuation for span in found] == [False, False, False, True, False, True]
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "GemmaTokenizer", "GPT2Tokenizer"])
+def test_a_word_has_the_tokens_of_all_its_bytes(kind, picture):
+    """Each byte is a token: so a word's place among the sentence's bytes says which are its own."""
+    sentence = "a 狗 собака né 🐕🐈 👩‍🚒 � ��dog 犬と猫"
+    special = ["<unk>", "<pad>", "<image>", "<s>", "</s>"]
+    if kind == "GPT2Tokenizer":
+        pieces = [*special, *bytes_to_unicode().values()]
+    else:
+        pieces = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *string.printable.strip()]
+    tokenizer = getattr(transformers, kind)(
+        vocab={piece: number for number, piece in enumerate(pieces)},
+        merges=[],
+        pad_token="<pad>",
+        eos_token="</s>",
+        extra_special_tokens={"image_token": "<image>"},
+    )
+    processor = processor_for(tokenizer, side=32)
+    model = build(tokenizer, width=32, layers=1, side=32).eval()
+    found = camkit.words(model, picture, PROMPT, processor=processor, words=sentence, method="attention")
+    written = re.findall(r"\w+|[^\w\s]+", sentence)
+    assert [word.text for word in found] == written
+    lead = kind == "LlamaTokenizer"  # which puts a space before a sentence
+    ends = np.cumsum([lead, *(len(piece.encode()) for piece in re.split(r"(\s|(?<=�)(?=d))", sentence))])
+    assert [(word.tokens.start, word.tokens.stop) for word in found] == list(zip(ends[::2], ends[1::2], strict=True))
+    for word in (found[1], found[-1]):
+        own = log_probability(model, processor, picture, sentence, word)
+        assert np.log(word.probability) == pytest.approx(own, abs=1e-4)
+    ids = tokenizer(sentence, add_special_tokens=False)["input_ids"]
+    cut = spans(ids[:-1], tokenizer.decode)  # inside the last character
+    assert cut[-1].tokens.stop == len(ids) - 1
 
 
 def test_the_command_writes_a_page_a_sheet_and_json(llava, picture, tmp_path, capsys):
