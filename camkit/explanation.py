@@ -804,7 +804,7 @@ def explanations(
                 layer=names,
                 layer_reason=reason,
                 method=signed.method.name,
-                status=_status(maps, raw, influenced=of_target.influenced[place]),
+                status=status_of(maps, raw, influenced=of_target.influenced[place]),
                 box=picture.box,
                 reduction=picture.reduction,
                 shown=shown[place],
@@ -888,7 +888,8 @@ def _detection(corners: tuple[float, ...] | None, item: Prepared, size: tuple[in
     )
 
 
-def _status(maps: LayerMaps, raw: np.ndarray, *, influenced: bool) -> Status:
+def status_of(maps: LayerMaps, raw: np.ndarray, *, influenced: bool) -> Status:
+    """Return the status of a map; ``influenced`` tells whether the score depends on its cells at all."""
     if not np.isfinite(raw).all():
         return "non_finite"
     if not influenced:

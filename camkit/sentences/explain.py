@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from camkit.engine.guard import guarded
 from camkit.engine.interrupts import interruptible
 from camkit.errors import InputError
-from camkit.explanation import Explanation, LayerMaps
+from camkit.explanation import Explanation, LayerMaps, status_of
 from camkit.images.prepare import source_of
 from camkit.sentences.reading import Reading, SentenceReader
 from camkit.sentences.references import read
@@ -21,7 +21,7 @@ from camkit.sentences.result import Words
 from camkit.sentences.sentence import numbers_of
 from camkit.sentences.word import PREDICTABLE, Word
 from camkit.sentences.word_methods import DEFAULT, WordMethod, find_word_method
-from camkit.types import ImageLike, Placement, ReferenceScores, ReferencesLike, Status
+from camkit.types import ImageLike, Placement, ReferenceScores, ReferencesLike
 
 
 class WordSettings:
@@ -122,18 +122,11 @@ def explanation_of(
     size = max(round(box.bottom - box.top), 1), max(round(box.right - box.left), 1)
     axes = zip((reading.places.rows, reading.places.columns), size, strict=True)
     placement = Placement(positions=tuple(tuple(share * side - 0.5 for share in axis) for axis, side in axes))
-    cells = np.asarray(raw.numpy())
-    status: Status = "ok"
-    if not np.isfinite(cells).all():
-        status = "non_finite"
-    elif not cells.any():
-        status = "no_influence"
-    elif cells.max() <= 0:
-        status = "no_positive_evidence"
+    maps = LayerMaps((raw,), (placement,), "mean", size)
     own, mean = float(reading.own[word]), float(reading.others.mean(0)[word])
     return Explanation(
-        maps=LayerMaps((raw,), (placement,), "mean", size),
-        raw=cells,
+        maps=maps,
+        raw=np.asarray(raw.numpy()),
         target=None,
         label=reading.spans[word].text,
         score=own,
@@ -141,7 +134,7 @@ def explanation_of(
         layer=reading.cut.name,
         layer_reason="the picture enters the decoder here",
         method=method.name,
-        status=status,
+        status=status_of(maps, raw.numpy(), influenced=bool(raw.any())),
         box=box,
         shown=reading.picture,
         source=source,

@@ -69,7 +69,7 @@ def find_cut(
     if blind is not None:
         raise ModelError(
             f"camkit cannot say where the {len(blind.tokens)} tokens that {type(model).__name__} makes of a picture "
-            "look: each depends on all of it; pass a model whose picture tokens are patches"
+            "look: each depends on all of it; pass a larger picture, or a model whose picture tokens are patches"
         )
     raise ModelError(
         f"camkit cannot find where the picture enters the part of {type(model).__name__} that writes; pass a "

@@ -85,17 +85,15 @@ def places_of(cut: Cut, inputs: Inputs, picture: Image.Image) -> Places | None:
     x, y, seen = (torch.cat([part[name].flatten()[numbers] for name, numbers in chosen.items()])
                   for part in (origin.x, origin.y, origin.seen))  # fmt: skip
     reads = torch.bincount(owner, minlength=count)
-    inside = torch.bincount(owner[seen], minlength=count)
-    placed = inside >= _FEWEST
+    placed = torch.bincount(owner[seen], minlength=count) >= _FEWEST
     if 2 * int((reads >= _FEWEST).sum()) < count or not placed.any():
         return None
     owner, axes = owner[seen], [x[seen], y[seen]]
     looks = [_look(owner, axis, count) for axis in axes]
     if float((looks[0].width * looks[1].width)[placed].median()) > _LARGEST:
         return None
-    whole = placed & (inside > 0.9 * reads)
-    return _on_grid(owner, axes, looks, placed, whole if whole.any() else placed, picture.size,
-                    int((reads < _FEWEST).sum()))  # fmt: skip
+    places = _on_grid(owner, axes, looks, placed, picture.size, int((reads < _FEWEST).sum()))
+    return places if len(places.shares) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -194,15 +192,17 @@ def _on_grid(
     axes: list[Tensor],
     looks: list[_Look],
     placed: Bool[Tensor, " n"],
-    whole: Bool[Tensor, " n"],
     size: tuple[int, int],
     without: int,
 ) -> Places:
-    """Return the places of tokens on the grid of the smallest; larger ones are spread over its cells."""
-    sizes = [max(float(look.width[whole].quantile(_SMALL)), 1e-6) for look in looks]
-    small = placed.clone()
-    for look, width in zip(looks, sizes, strict=True):
-        small &= look.width <= 1.4 * width
+    """Return the places of tokens on the grid of the smallest; larger ones are spread over its cells.
+
+    A token's longer side says how small it is: a whole picture that was squeezed into a square has flat tokens, and a
+    tile's token of which the picture fills only a part keeps its other side.
+    """
+    longer = torch.maximum(*(look.width * side for look, side in zip(looks, size, strict=True)))
+    small = placed & (longer <= 1.4 * longer[placed].quantile(_SMALL))
+    sizes = [max(float(look.width[small].quantile(1 - _SMALL)), 1e-6) for look in looks]
     ends = [_ends(owner, axis) for axis in axes]
     lines = [_lines(look.middle[small], width, end) for look, width, end in zip(looks, sizes, ends, strict=True)]
     fits = small.clone()
@@ -242,10 +242,13 @@ def _nearest(lines: Float[Tensor, " l"], places: Float[Tensor, " p"]) -> Int[Ten
 
 
 def _ends(owner: Int[Tensor, " p"], places: Float[Tensor, " p"]) -> tuple[float, float]:
-    """Return where the values that tokens read start and end; each stands in the middle of a pixel."""
+    """Return where the values that tokens read start and end; each stands in the middle of a pixel.
+
+    If a token reads values of one place only, its pixel may be as long as the picture.
+    """
     most = places[owner == owner.bincount().argmax()]
     steps = (4096 * most).round().unique().diff()
-    half = float(steps.median()) / 4096 / 2 if len(steps) else 0.0
+    half = float(steps.median()) / 4096 / 2 if len(steps) else 0.5
     start, end = float(places.min()) - half, float(places.max()) + half
     return (0.0 if start < _LEVEL else start), (1.0 if end > 1 - _LEVEL else end)
 

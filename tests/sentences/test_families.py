@@ -104,6 +104,45 @@ def test_a_family_is_scored_as_it_writes_and_a_bright_patch_has_the_heat(name, t
         assert share_near_the_patch(word.explanation) > 0.65  # of chance 0.16
 
 
+@pytest.mark.parametrize("size", [(64, 64), (120, 40), (160, 40), (240, 40), (40, 120), (40, 240)])
+@pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
+def test_the_grid_of_a_long_picture_is_that_of_its_unpadded_tiles(name, size):
+    """The model itself puts the tiles' features in rows, each with a token at its end."""
+    torch.manual_seed(0)
+    model, processor = FAMILIES[name]()
+    localised(model).eval()
+    plain = np.random.default_rng(0).integers(90, 130, (*size[::-1], 3), dtype=np.uint8)
+    bright = plain.copy()
+    bright[-16:-4, -16:-4] = 255
+    made = processor.image_processor([Image.fromarray(plain)], return_tensors="pt")
+    features = [torch.zeros(made["pixel_values"].shape[1], 16, 32)]
+    options = {"vision_feature_select_strategy": "default"} if name == "llava_next" else {}
+    options |= {"image_newline": torch.ones(32)}
+    packed = model.model.pack_image_features(features, made["image_sizes"], **options)[0][0]
+    shown, without = Image.fromarray(bright), Image.fromarray(plain)
+    found = camkit.words(model, shown, PROMPT, processor=processor, words=SENTENCE, references=[without], only="boat")
+    explanation = found.named("boat")[0].explanation
+    rows, columns = explanation.raw.shape
+    assert columns == packed[16:, 0].nonzero()[0]
+    assert len(packed) == 16 + rows * (columns + 1)
+    assert np.isfinite(explanation.heatmap).all()
+    raw = np.abs(explanation.raw)
+    assert raw[rows // 2 :, columns // 2 :].sum() > 0.85 * raw.sum()
+
+
+def test_pictures_of_few_pixels_have_finite_heat_and_one_pixel_has_none():
+    torch.manual_seed(0)
+    model, processor = FAMILIES["idefics3"]()
+    options = {"processor": processor, "words": SENTENCE, "only": "boat"}
+    for size, grid in (((200, 3), (1, 4)), ((1, 50), (4, 1))):
+        shown = Image.fromarray(np.random.default_rng(0).integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
+        explanation = camkit.words(model.eval(), shown, PROMPT, **options).named("boat")[0].explanation
+        assert explanation.raw.shape == grid
+        assert np.isfinite(explanation.heatmap).all()
+    with pytest.raises(ModelError, match="pass a larger picture, or a model whose picture tokens are patches"):
+        camkit.words(model, Image.new("RGB", (1, 1)), PROMPT, **options)
+
+
 @pytest.mark.parametrize("name", ["llava_next", "qwen3_vl", "idefics3"])
 def test_of_two_pictures_in_a_prompt_each_has_the_heat_of_its_own_patch(name):
     torch.manual_seed(0)
