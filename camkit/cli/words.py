@@ -87,9 +87,10 @@ def words(
 
 def demo_words(out: Path) -> int:
     """Explain the words of the model that ships with camkit."""
-    from camkit.demo.described import run
+    from camkit.demo.described import NO_TREE, run
 
     _print(*run(out))
+    emit(NO_TREE)
     return 0
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from camkit.demo.scenes import words_model, words_pictures
-from camkit.images.files import check_folder
+from camkit.images.files import check_folder, write_file
 from camkit.sentences import Words, words
 from camkit.sentences.loading import load
+from camkit.sentences.page import render
 
-QUESTION = "what is here ?"
-"""The only question that the model learned."""
+NO_TREE = (
+    'There is no tree in the picture: the model learned only sentences that end in "near a tree", so it writes that '
+    "about every scene."
+)
 
 
 def run(out: Path) -> tuple[Words, list[Path]]:
@@ -23,5 +27,9 @@ def run(out: Path) -> tuple[Words, list[Path]]:
     check_folder(out)
     model, processor = load(f"hf:{words_model()}", "cpu")
     first, *others = words_pictures()
-    found = words(model.float(), first, QUESTION, processor=processor, references=others)
-    return found, [found.save(out / f"words{suffix}") for suffix in (".html", ".png")]
+    question = "what is here ?"  # the only one that the model learned
+    found = words(model.float(), first, question, processor=processor, references=others)
+    found = replace(found, source="a drawn scene")
+    page = out / "words.html"
+    write_file(page, render(found.words, found.to_dict(), NO_TREE).encode())
+    return found, [page, found.save(out / "words.png")]

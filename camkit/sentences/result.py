@@ -65,7 +65,9 @@ class Words(Tabular, Sequence[Word]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the picture as JSON values."""
-        return {**self._facts(), "words": [word.to_dict() for word in self.words]}
+        names = ("source", "prompt", "sentence", "written", "references")
+        facts = {name: getattr(self, name) for name in names}
+        return {**facts, "beside": list(self.beside), "words": [word.to_dict() for word in self.words]}
 
     def table(self) -> Rows:
         """Return a row for each word, without its heat."""
@@ -73,10 +75,6 @@ class Words(Tabular, Sequence[Word]):
             flat({name: value for name, value in row.items() if name != "explanation"})
             for row in self.to_dict()["words"]
         ]
-
-    def _facts(self) -> dict[str, Any]:
-        names = ("source", "prompt", "sentence", "written", "references")
-        return {**{name: getattr(self, name) for name in names}, "beside": list(self.beside)}
 
     def sheet(self) -> Pixels:
         """Draw the heat of the words that need the picture side by side, each on its own scale."""
@@ -99,7 +97,7 @@ class Words(Tabular, Sequence[Word]):
 
         file = Path(path)
         if file.suffix == ".html":
-            write_file(file, render(self.words, self._facts()).encode())
+            write_file(file, render(self.words, self.to_dict()).encode())
         elif file.suffix == ".json":
             write_file(file, json.dumps(self.to_dict(), indent=1).encode())
         else:

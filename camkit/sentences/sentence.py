@@ -38,13 +38,12 @@ def spans(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Sp
     finished = [each if text.startswith(each) else each.rstrip("\ufffd") for each in known]
     starts = [0, *accumulate(map(len, finished[:-1]), max)]
     ends = [next(len(each) for each in known[number:] if text.startswith(each)) for number in range(len(ids))]
+    # A token that adds nothing goes on with the last character: a replacement sign is there from its first token on.
+    letters = [next((place for place in range(start, end) if not text[place].isspace()), end - 1)
+               for start, end in zip(starts, ends, strict=True)]  # fmt: skip
     words: list[Span] = []
     for match in _PARTS.finditer(text):
-        inside = [
-            number
-            for number, (start, end) in enumerate(zip(starts, ends, strict=True))
-            if match.start() <= _first_letter(text, start, end) < match.end()
-        ]
+        inside = [number for number, letter in enumerate(letters) if match.start() <= letter < match.end()]
         if inside:
             words.append(Span(match[0], range(inside[0], inside[-1] + 1)))
     return words
@@ -60,11 +59,3 @@ def numbers_of(text: str, words: Sequence[str], sentence: str) -> list[int]:
     if not found:
         raise InputError(f"the sentence {sentence!r} has no word {text!r}{did_you_mean(text, words)}")
     return found
-
-
-def _first_letter(text: str, start: int, end: int) -> int:
-    """Return where the first character of a token is that is not a space, or the last before its end if it adds none.
-
-    A replacement sign that is part of the sentence is there from the first of its tokens on.
-    """
-    return next((place for place in range(start, end) if not text[place].isspace()), end - 1)

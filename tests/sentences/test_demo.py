@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import replace
 
@@ -54,10 +55,20 @@ def test_the_page_and_the_sheet_draw_no_heat_for_words_that_need_no_picture(desc
     assert sheet.stat().st_size > 10_000
 
 
+def test_the_page_opens_on_the_toy_says_that_there_is_no_tree_and_names_no_folder(described):
+    found, (page, _) = described
+    text = page.read_text()
+    opened = re.findall(r'<input [^>]*id="w(\d+)" checked', text)
+    assert [found[int(number)].text for number in opened] == ["triangle"]
+    assert "<p>There is no tree in the picture: " in html.unescape(text)
+    assert str(words_pictures()[0].parent) not in text + found.source
+
+
 def test_the_command_prints_each_word_and_nothing_of_the_loading(tmp_path, capsys):
     assert main(["demo", "--words", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert "Loading" not in printed.err
+    assert "There is no tree in the picture" in printed.out
     assert re.search(r"purple +99\.\d%.*needs the picture", printed.out)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["words.html", "words.png"]
     assert main(["demo", "--words", "--check", "--out", str(tmp_path)]) == 2
