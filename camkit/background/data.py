@@ -19,7 +19,7 @@ from camkit.background.regions.boxes import find_columns, header_of
 from camkit.background.regions.masks import holds_photographs, is_mask
 from camkit.background.regions.unread import find_unread
 from camkit.config.settings import normalize_name
-from camkit.errors import InputError, did_you_mean
+from camkit.errors import InputError, did_you_mean, refuse_pipe
 from camkit.images.files import files_in, has_picture_suffix
 from camkit.images.listing import find_pictures
 from camkit.kit.wording import first_of
@@ -141,6 +141,7 @@ def _read_data(
 ) -> Dataset:
     if not data.exists():
         raise InputError(f"{data} does not exist")
+    refuse_pipe(data)
     if data.is_file() and has_picture_suffix(data.name):
         raise InputError(
             f"{data} is a single picture, but the check needs many; pass a folder with a folder per class, or a CSV "

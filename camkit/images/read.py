@@ -14,7 +14,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin, UnidentifiedImageError
 
 from camkit.errors import ImageError, advice, as_error, brief, refuse_pipe
-from camkit.images.files import about_address, files_in, is_regular
+from camkit.images.files import about_address, files_in
 from camkit.images.listing import find_pictures
 
 _WHITE_OF_16_BITS = 65535
@@ -116,10 +116,10 @@ _PAGED = ("TIFF",)
 
 def is_animated(path: Path) -> bool:
     """Tell whether a file is an animated picture; False if it cannot be read."""
-    if path.suffix.lower() not in _ANIMATED or not is_regular(path):
+    if path.suffix.lower() not in _ANIMATED:
         return False
     try:
-        with Image.open(path) as picture:
+        with opened(path) as picture:
             return picture.format in _ANIMATED.values() and _has_several_frames(picture)
     except Exception:  # a damaged file can make its decoder fail in any way; reading it reports the error
         return False
@@ -390,9 +390,9 @@ def jpeg_quality(path: Path) -> float:
     compares the means of the tables, so it is right to about one step from 25 on; below, entries are cut at 255.
     """
     try:
-        with Image.open(path) as picture:
+        with opened(path) as picture:
             table = getattr(picture, "quantization", {}).get(0)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # reading it reports the error
         return LOSSLESS
     if not table:
         return LOSSLESS

@@ -18,7 +18,7 @@ from PIL import Image, ImageSequence
 
 from camkit.errors import ImageError, brief
 from camkit.images.files import about_address, is_regular
-from camkit.images.read import VIDEO_SUFFIXES, as_rgb, is_animated, shortened
+from camkit.images.read import VIDEO_SUFFIXES, as_rgb, is_animated, opened, shortened
 from camkit.types import Pixels
 
 _READER = cv2.CAP_FFMPEG if cv2.videoio_registry.hasBackend(cv2.CAP_FFMPEG) else cv2.CAP_ANY
@@ -119,7 +119,7 @@ def _animated(path: Path, every: int) -> Iterator[Video]:
     problem = ""
     with contextlib.ExitStack() as stack:
         try:
-            picture = stack.enter_context(Image.open(path))
+            picture = stack.enter_context(opened(path))
             for frame in ImageSequence.Iterator(picture):
                 frame.load()  # some formats say how long a frame is shown only when it is decoded
                 durations.append(float(frame.info.get("duration") or _USUAL_DURATION))

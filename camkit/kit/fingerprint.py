@@ -117,8 +117,8 @@ def _of_array(array: np.ndarray, inner: Callable[[Any], str]) -> str:
 
 def _of_path(path: Path) -> str:
     try:
-        return digest(path.read_bytes())
-    except OSError:  # a folder, or no file that can be read
+        return digest(path.read_bytes()) if path.is_file() else str(path)  # a pipe would wait for its writer
+    except OSError:
         return str(path)
 
 

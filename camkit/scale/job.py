@@ -73,7 +73,8 @@ class How:
         settings: dict[str, Any] = {"method": self.method or AUTO.name}
         settings |= {name: getattr(self, name) for name in names} | {"fuse": self._fusion}
         if self.references is not None:
-            settings["references"] = digest(Path(str(file)).read_bytes() for file in chosen(self.references)[0])
+            files = [Path(str(file)) for file in chosen(self.references)[0]]
+            settings["references"] = digest(file.read_bytes() for file in files if file.is_file())
         return {**settings, "draft": self.draft}
 
     def words(self) -> dict[str, str]:

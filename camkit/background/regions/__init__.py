@@ -71,6 +71,7 @@ def read_regions(source: Path, table: Path | None = None) -> list[Annotations]:
     Raises:
         InputError: there are no regions in a known format.
     """
+    refuse_pipe(source)
     regions: list[Annotations] = []
     if source.is_dir():
         files = [(known, file) for known in FORMATS.values() for file in known.find(source)]
@@ -80,7 +81,6 @@ def read_regions(source: Path, table: Path | None = None) -> list[Annotations]:
         if not regions and files_in(source, [".png"]):
             regions = [masks.read(source)]
     elif (known := _format_of(source)) is not None:
-        refuse_pipe(source)
         regions = [known.read(source)]
     if not regions:
         if source.is_dir() and (unread := find_unread(source)) is not None:
