@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,26 +17,15 @@ from camkit.background.classes import ClassMap
 from camkit.background.regions import find_regions, read_regions, yolo
 from camkit.background.regions.annotations import Annotations, ObjectAnnotation
 from camkit.background.regions.boxes import find_columns, header_of
-from camkit.background.regions.masks import holds_photographs, is_mask
+from camkit.background.regions.masks import holds_photographs
 from camkit.background.regions.unread import find_unread
 from camkit.config.settings import normalize_name
 from camkit.errors import InputError, did_you_mean, refuse_pipe
 from camkit.images.files import files_in, has_picture_suffix
 from camkit.images.listing import find_pictures
+from camkit.images.mask_pictures import MASK_SUFFIXES, has_few_values, names_masks
 from camkit.kit.wording import first_of
 from camkit.types import Box
-
-_REGION_FOLDERS = {
-    "masks",
-    "mask",
-    "labels",
-    "annotations",
-    "segmentations",
-    "segmentationclass",
-    "segmentationobject",
-    "trimaps",
-}
-"""Folders with these names hold regions, not pictures of a class."""
 
 _COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "image", "image_path", "picture"),
@@ -158,7 +148,7 @@ def _read_data(
     # Beside a table, subfolders need not belong to the data.
     if not sources and (unread := find_unread(root, of_classes, deep=root == data)) is not None:
         raise InputError(f"{unread}, or move such files away to check without regions")
-    labelled = _label_pictures(data, sources, group, skip, only, of_classes)
+    labelled = _label_pictures(data, sources, group, skip, regions, only, of_classes)
     if not labelled.items:
         raise InputError(
             f"{data} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
@@ -310,6 +300,7 @@ def _label_pictures(
     sources: Sequence[Annotations],
     group: str | None,
     skip: Path | None,
+    regions: Path | None,
     only: Collection[str] | None,
     of_classes: Collection[str],
 ) -> _Labelled:
@@ -325,12 +316,13 @@ def _label_pictures(
     folders = [
         folder
         for folder in sorted(data.iterdir())
-        if folder.is_dir() and folder.name[0] != "." and (skip is None or not _is_same(folder, skip))
+        if folder.is_dir() and folder.name[0] != "."
+        if not any(_is_same(folder, other) for other in (skip, regions) if other is not None)
     ]
     by_class = {
         folder.name: _pictures_in(folder)
         for folder in folders
-        if folder.name in of_classes or folder.name.lower() not in _REGION_FOLDERS
+        if folder.name in of_classes or not names_masks(folder.name)
     }
     with_pictures = [name for name, files in by_class.items() if files]
     has_categories = any(
@@ -353,12 +345,13 @@ def _class_folders(data: Path, classes: Collection[str]) -> set[str]:
     A folder counts if the class map names it or its pictures are photographs: "mask" may be a class of people who wear
     masks.
     """
-    folders = [folder for folder in data.iterdir() if folder.name.lower() in _REGION_FOLDERS and folder.is_dir()]
+    folders = [folder for folder in data.iterdir() if names_masks(folder.name) and folder.is_dir()]
     return {folder.name for folder in folders if folder.name in classes or holds_photographs(folder)}
 
 
 def _label_by_folder(data: Path, by_class: Mapping[str, Sequence[Path]], region_folders: Sequence[str]) -> _Labelled:
     """Give each picture the class that its folder is named after; ``region_folders`` hold regions, not pictures."""
+    _refuse_masks(by_class)
     names = {file: file.relative_to(data).as_posix() for files in by_class.values() for file in files}
     items = [Item(names[file], file, label, names[file]) for label, files in by_class.items() for file in files]
     left_out = {
@@ -366,6 +359,28 @@ def _label_by_folder(data: Path, by_class: Mapping[str, Sequence[Path]], region_
         "folders that hold regions, judging by their names": tuple(region_folders),
     }
     return _Labelled(items, "a folder per class", _without_empty(left_out))
+
+
+_MOST_EXAMINED = 4
+"""In each folder, this many of the first pictures that may be masks are examined."""
+
+
+def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
+    """Refuse masks with unusual names among photographs: they would count as pictures of a class."""
+    masks, photographs = [], 0
+    for files in by_class.values():
+        for _, of_folder in itertools.groupby(files, key=lambda file: file.parent):
+            pictures = list(of_folder)
+            possible = [file for file in pictures if file.suffix.lower() in MASK_SUFFIXES]
+            examined = possible[:_MOST_EXAMINED]
+            few = list(filter(has_few_values, examined))
+            masks += few if 2 * len(few) >= len(examined) else []
+            photographs += len(pictures) - len(possible) + len(examined) - len(few)
+    if masks and photographs:
+        raise InputError(
+            f"{masks[0]} has only a few colours, as a mask has, but is in a folder of a class; name masks like their "
+            "pictures, either in a folder named masks or as NAME_mask.png, or list the pictures and classes in a CSV"
+        )
 
 
 def _without_empty(left_out: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -389,7 +404,7 @@ def _pictures_in(folder: Path, skip: Path | None = None) -> list[Path]:
         raise InputError(
             f"the folder {unreadable[0]} cannot be read; grant read permission, or move it out of the data"
         )
-    return [path for path in paths if path not in folders and not is_mask(path)]
+    return [path for path in paths if path not in folders]
 
 
 def _columns_of(header: list[str], group: str | None) -> dict[str, str]:
@@ -530,7 +545,7 @@ def _no_class(pictures: Sequence[str], indexes: Sequence[_AnnotationIndex], only
 
 
 def _is_in_region_folder(name: str) -> bool:
-    return any(part.lower() in _REGION_FOLDERS for part in Path(name).parts[:-1])
+    return any(map(names_masks, Path(name).parts[:-1]))
 
 
 def _area(box: Box | None) -> float:

@@ -20,7 +20,7 @@ from camkit.types import Pixels
 _MARKED_BYTES = 128
 """The first bytes of a PNG or a JPEG, which contain camkit's mark: it follows the header of at most 33 bytes."""
 
-_PICTURE_SUFFIXES = (
+PICTURE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".apng", ".webp", ".avif", ".gif", ".bmp", ".dib"),
     *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
 )
@@ -89,7 +89,7 @@ def refuse_other_file(out: Path) -> None:
 
 def has_picture_suffix(name: str) -> bool:
     """Return whether a file in a folder is a picture by its name."""
-    return os.path.splitext(name)[1].lower() in _PICTURE_SUFFIXES  # noqa: PTH122 - for names of millions of files
+    return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES  # noqa: PTH122 - for names of millions of files
 
 
 def is_drawing(file: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from camkit.errors import InputError
 from camkit.images.files import has_picture_suffix, is_drawing, refuse_address
+from camkit.images.mask_pictures import is_mask
 
 _WILDCARDS = "*?["
 _SORTED_AT_ONCE = 1 << 16
@@ -52,8 +53,8 @@ class Pictures:
     """The picture files in files, folders and glob patterns. Each iteration lists them again.
 
     Folders are searched in order of name, with their subfolders if ``recursive``; a folder of more than 65,536 names in
-    blocks of as many. Hidden files and folders are left out, and so is everything in ``skip`` and every drawing that
-    camkit wrote. A pattern that matches nothing stays in the list, and so does a folder that cannot be listed, so that
+    blocks of as many. Hidden files and folders are left out, and so is everything in ``skip``, every drawing that
+    camkit wrote, and every mask beside its picture. A pattern that matches nothing stays in the list, and so does a folder that cannot be listed, so that
     reading it reports the error. A file that is reached in two ways is listed once.
 
     The place of ``photos/2020/cat.jpg`` is ``2020/cat.jpg`` if ``photos`` was named, ``photos/2020/cat.jpg`` if
@@ -88,7 +89,7 @@ class Pictures:
         path = Path(pattern)
         if os.path.lexists(path) or not any(sign in str(pattern) for sign in _WILDCARDS):
             return path, [path]
-        others = [match for match in _matches(str(pattern)) if not is_drawing(match)]
+        others = [match for match in _matches(str(pattern)) if _is_photo(match, match.parent)]
         return _fixed_part(path), [match for match in others if not self._skips(match)] or others or [path]
 
     def _skips(self, path: Path) -> bool:
@@ -100,7 +101,7 @@ class Pictures:
         for pattern, starts in self._patterns:
             is_empty = True
             for start in starts:
-                for file in self._below(start.path) if start.is_folder else [start.path]:
+                for file in self._below(start.path, start.root) if start.is_folder else [start.path]:
                     is_empty = False
                     if not self._came_before(file.absolute(), number):
                         yield start.found(file)
@@ -118,7 +119,7 @@ class Pictures:
 
     def count(self) -> int:
         """Return about how many pictures there are: drawings and files that are reached in two ways count too."""
-        searches = (self._below(start.path, quick=True) if start.is_folder else [start.path] for start in self._starts)
+        searches = (self._below(start.path, start.root, quick=True) if start.is_folder else [start.path] for start in self._starts)
         return sum(1 for files in searches for _ in files)
 
     def __contains__(self, file: Path) -> bool:
@@ -144,36 +145,42 @@ class Pictures:
         is_reached = not any(part[0] == "." for part in parts) and (self._recursive or len(parts) == 1)
         above = itertools.takewhile(lambda parent: parent != folder, file.parents)
         is_skipped = self._skip is not None and any(os.path.realpath(parent) == self._skip for parent in above)
-        return is_reached and not is_skipped and has_picture_suffix(file.name) and not is_drawing(file)
+        return is_reached and not is_skipped and has_picture_suffix(file.name) and _is_photo(file, folder)
 
-    def _below(self, folder: str | Path, *, quick: bool = False) -> Iterator[Path]:
+    def _below(self, folder: str | Path, root: Path, *, quick: bool = False) -> Iterator[Path]:
         """List a folder's pictures, those of subfolders in the place of their folder.
 
         Args:
             folder: the folder.
+            root: what the places of its files are relative to.
             quick: neither sort the names nor look into files, and leave out what cannot be read.
         """
         try:
             with os.scandir(folder) as entries:
                 shown = (entry for entry in entries if entry.name[0] != ".")
                 if quick:
-                    yield from self._of_block(shown, quick=True)
+                    yield from self._of_block(shown, root, quick=True)
                     return
                 while block := sorted(itertools.islice(shown, _SORTED_AT_ONCE), key=lambda entry: entry.name):
-                    yield from self._of_block(block, quick=False)
+                    yield from self._of_block(block, root, quick=False)
         except OSError:
             if not quick:
                 yield Path(folder)
 
-    def _of_block(self, entries: Iterable[os.DirEntry[str]], *, quick: bool) -> Iterator[Path]:
+    def _of_block(self, entries: Iterable[os.DirEntry[str]], root: Path, *, quick: bool) -> Iterator[Path]:
         for entry in entries:
             if _is_real_folder(entry):
                 if self._recursive and (self._skip is None or os.path.realpath(entry.path) != self._skip):
-                    yield from self._below(entry.path, quick=quick)
+                    yield from self._below(entry.path, root, quick=quick)
             elif has_picture_suffix(entry.name) and not _leads_to_folder(entry):
                 path = Path(entry.path)
-                if quick or not is_drawing(path):
+                if quick or _is_photo(path, root):
                     yield path
+
+
+def _is_photo(file: Path, root: Path) -> bool:
+    """Tell whether a file is neither a drawing of camkit's nor the mask of a picture."""
+    return not is_drawing(file) and not is_mask(file, root)
 
 
 def _is_real_folder(entry: os.DirEntry[str]) -> bool:

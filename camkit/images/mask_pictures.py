@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -11,7 +12,8 @@ from jaxtyping import Integer
 from PIL import Image
 
 from camkit.errors import ImageError, as_error, brief
-from camkit.images.read import opened, shortened, turned
+from camkit.images.files import PICTURE_SUFFIXES, is_regular
+from camkit.images.read import open_picture, opened, shortened, turned
 
 Storage: TypeAlias = Literal["alpha", "palette", "colour", "grey"]
 """How a file stores its pixels: with transparency, with a palette, in colour or in grey."""
@@ -29,6 +31,17 @@ CHANNELS: dict[Storage, tuple[Channel, ...]] = {
 
 VIVID = 1 << 24
 """Added to 0xRRGGBB, the number of a colour. The number of a grey is its level."""
+
+_WORD = r"(ground[ _-]?truth|gt|mask|segmentation|seg|trimap|matte|alpha|label|annotation|anno)s?"
+_MASK_NAME = re.compile(rf"(?<=.)([ ._-]+\(?{_WORD}([ _-]?{_WORD})*\)?)([ _-]?\d+)?$", re.IGNORECASE)
+_FOLDER_NAME = re.compile(rf"{_WORD}([ _-]?({_WORD}|class|object|images?|png|raw))*", re.IGNORECASE)
+"""How data sets name masks and the folders of masks: ``dog_mask_2.png``, ``bird0-gt.png``; ``SegmentationClass``."""
+
+MASK_SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+"""The files that may be masks. JPEG changes the values."""
+
+_FEW_VALUES = 16
+"""Pictures of at most this many colours are masks or drawings: a photograph of 28 pixels has some hundred."""
 
 MOST_COLOURS = 1024
 """A mask has at most this many colours: one for each class or object. Photographs have tens of thousands."""
@@ -122,6 +135,40 @@ def _rawmode(picture: Image.Image) -> str:
 
 def _wrong_size(name: str, size: tuple[int, int], wanted: tuple[int, int]) -> str:
     return f"{name} has {size[0]}x{size[1]} pixels, but its picture has {wanted[0]}x{wanted[1]}"
+
+
+def names_masks(folder: str) -> bool:
+    """Return whether a folder with this name usually holds masks or other annotations."""
+    return _FOLDER_NAME.fullmatch(folder) is not None
+
+
+def picture_of(mask: Path) -> Path:
+    """Return the place of a mask's picture without its extension: ``cat/a`` for ``cat/gt/a_mask.png``."""
+    folders = [part for part in mask.parts[:-1] if not names_masks(part)]
+    return Path(*folders, _MASK_NAME.sub("", mask.stem))
+
+
+def is_mask(file: Path, root: Path) -> bool:
+    """Return whether a file below ``root`` is the mask of a picture: ``dog_seg.png`` beside ``dog.jpg``, ``gt/dog.png``.
+
+    A photograph never is: it may show somebody who wears a mask.
+    """
+    stem = _MASK_NAME.sub("", file.stem)
+    if stem != file.stem:
+        endings = (ending for suffix in PICTURE_SUFFIXES for ending in (suffix, suffix.upper()))
+        if any(is_regular(file.with_name(stem + ending)) for ending in endings):
+            return not is_photograph(file)
+    is_inside = any(map(names_masks, file.relative_to(root).parts[:-1]))
+    return is_inside and file.suffix.lower() in MASK_SUFFIXES and not is_photograph(file)
+
+
+def has_few_values(file: Path) -> bool:
+    """Return whether a picture has two or a few more colours, as masks have; False if it cannot be read."""
+    try:
+        colours = open_picture(file).getcolors(_FEW_VALUES)
+    except ImageError:
+        return False
+    return colours is not None and len(colours) > 1
 
 
 def is_photograph(file: Path) -> bool:

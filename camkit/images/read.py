@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import math
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin, UnidentifiedImageError
 
 from camkit.errors import ImageError, advice, as_error, brief, refuse_pipe
-from camkit.images.files import about_address, files_in
-from camkit.images.listing import find_pictures
+from camkit.images.files import about_address, files_in, has_picture_suffix
 
 _WHITE_OF_16_BITS = 65535
 
@@ -76,7 +76,7 @@ def open_draft(path: str | Path, shorter: int | None, data: bytes | None = None)
         raise
     except IsADirectoryError as error:
         reason = "a folder; pass the picture files in it"
-        if find_pictures([path]) == [path]:
+        if not any(has_picture_suffix(name) for _, _, names in os.walk(path) for name in names):
             reason = "a folder without pictures"
             if files_in(path, VIDEO_SUFFIXES):
                 reason += advice("; pass the frames of its videos", "; to draw its videos, name the files")

@@ -70,8 +70,9 @@ def categories(data: Dataset) -> dict[str, list[str]]:
 
 
 def test_a_folder_per_class_ignores_empty_and_hidden_folders_and_reports(tmp_path: Path) -> None:
-    pictures(tmp_path, "cat/a.jpg", "cat/deep/b.PNG", "dog/a.jpg", ".cache/c.jpg", "out/page/d.png", "labels/e.png")
-    (tmp_path / "fish").mkdir()
+    pictures(tmp_path, "cat/a.jpg", "cat/deep/b.PNG", "dog/a.jpg", ".cache/c.jpg", "out/page/d.png")
+    for name in ("fish", "labels"):
+        (tmp_path / name).mkdir()
     (tmp_path / "cat" / "notes.txt").write_text("not a picture")
     dataset = read_data(tmp_path, skip=tmp_path / "out")
     assert labels(dataset) == {"cat/a.jpg": "cat", "cat/deep/b.PNG": "cat", "dog/a.jpg": "dog"}
@@ -421,6 +422,56 @@ def test_a_folder_of_photographs_is_a_class_whatever_its_name(
     dataset = read_data(tmp_path)
     assert dataset.classes == tuple(sorted([name, "no_mask"]))
     assert dataset.facts[-1] == "no regions"
+
+
+def with_masks(folder: Path, name: str) -> Path:
+    """Write photographs of two classes and masks: ``name`` is that of the mask of a picture, from the data folder."""
+    mask = np.zeros((60, 60), np.uint8)
+    mask[10:30, 10:30] = 255
+    for number, label in enumerate(["bird", "cat"] * 2):
+        photograph(folder / label / f"{number}.jpg", number)
+        file = folder / name.format(label=label, stem=number)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(mask).save(file)
+    return folder
+
+
+SUFFIXES = ("_gt", "-GT", "_mask_1", "_segmentation", "_label", "_matte", "_alpha", "_groundtruth", "_trimap", " (mask)")
+FOLDERS = ("gt", "Ground_Truth", "groundtruth", "labels", "annotations", "SegmentationClass", "mask_images", "mattes")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{{label}}/{{stem}}{suffix}.png" for suffix in SUFFIXES),
+        *(f"{folder}/{{label}}/{{stem}}.png" for folder in FOLDERS),
+        *("gt/{stem}.png", "gt/{label}/{stem}_gt.png", "{label}/gt/{stem}.png", "../gt/{label}/{stem}.png"),
+    ],
+)
+def test_masks_with_usual_names_are_read_and_are_no_pictures(tmp_path: Path, name: str) -> None:
+    data = read_data(with_masks(tmp_path / "data", name))
+    assert labels(data) == {"bird/0.jpg": "bird", "bird/2.jpg": "bird", "cat/1.jpg": "cat", "cat/3.jpg": "cat"}
+    assert all(len(item.objects) == 1 for item in data.items)
+
+
+@pytest.mark.parametrize(
+    "name", ["{label}/{stem}_manual1.png", "{label}/mask_{stem}.png", "other/{stem}.png", "{label}/other/{stem}.png"]
+)
+def test_masks_with_other_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="has only a few colours, as a mask has, but is in a folder of a class; name"):
+        read_data(with_masks(tmp_path, name))
+
+
+def test_a_named_folder_of_masks_among_the_classes_is_no_class(tmp_path: Path) -> None:
+    data = read_data(with_masks(tmp_path, "other/{stem}.png"), regions=tmp_path / "other")
+    assert data.classes == ("bird", "cat")
+
+
+def test_classes_of_drawings_are_pictures(tmp_path: Path) -> None:
+    with_masks(tmp_path, "{label}/{stem}.png")
+    for file in tmp_path.rglob("*.jpg"):
+        file.unlink()
+    assert len(read_data(tmp_path).items) == 4
 
 
 def test_cut_outs_are_masks_although_they_have_many_colours(tmp_path: Path) -> None:

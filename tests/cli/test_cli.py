@@ -1103,6 +1103,35 @@ class TestFolders:
         assert all("is a pipe or a device; save its contents to a file" in line for line in said), said
         assert len(said) == len(calls)
 
+    def test_a_pipe_among_the_pictures_does_not_stop_a_check(self, plane: Path, tmp_path: Path) -> None:
+        for name in ("plane/a.jpg", "ship/a.jpg"):
+            (tmp_path / "data" / name).parent.mkdir(parents=True)
+            (tmp_path / "data" / name).write_bytes(plane.read_bytes())
+        os.mkfifo(tmp_path / "data/plane/b.jpg")
+        os.mkfifo(tmp_path / "data.yaml")
+        for data, code in ((tmp_path / "data", 3), (tmp_path / "data.yaml", 2)):
+            call = [CAMKIT, "check", str(data), "--model", "demo-fair", "--out", str(tmp_path / "out")]
+            done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=300)
+            assert done.returncode == code, done.stderr
+        assert "data.yaml is a pipe or a device; save its contents to a file" in done.stderr
+        assert "b.jpg is a pipe or a device" in (tmp_path / "out/report.json").read_text()
+
+    def test_masks_beside_pictures_are_not_explained(
+        self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        mask = np.zeros((60, 60), np.uint8)
+        mask[10:30, 10:30] = 255
+        (tmp_path / "gt").mkdir()
+        for name in ("a.jpg", "b_gt.png"):  # without b beside it, the second is a picture
+            (tmp_path / name).write_bytes(plane.read_bytes())
+        for name in ("a_gt.png", "gt/a.png"):
+            cv2.imwrite(str(tmp_path / name), mask)
+        for pattern in ("", "*"):
+            call = [str(tmp_path / pattern), "--model", "demo-fair", "--out", str(tmp_path / "out"), "--json"]
+            assert main(call) == 0
+            rows = capsys.readouterr().out.splitlines()
+            assert [Path(json.loads(row)["source"]).name for row in rows] == ["a.jpg", "b_gt.png"]
+
     @pytest.mark.parametrize("pattern", represented_by("", "*", among=["", "*", "*.png", "**/*.png"]))
     def test_camkits_own_drawings_are_not_explained(
         self, plane: Path, tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from camkit.background.regions import boxes, coco, masks, voc, yolo
 from camkit.background.regions.annotations import Annotations
-from camkit.background.regions.masks import holds_photographs, is_mask
+from camkit.background.regions.masks import holds_photographs
 from camkit.background.regions.unread import find_unread
 from camkit.errors import InputError, refuse_pipe
 from camkit.images.files import files_in
@@ -22,7 +22,6 @@ __all__ = [
     "find_regions",
     "find_unread",
     "holds_photographs",
-    "is_mask",
     "masks",
     "read_regions",
     "voc",

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 from camkit.background.regions.annotations import AnnotationCollector, Annotations
-from camkit.images.files import files_in
-from camkit.images.mask_pictures import is_photograph
+from camkit.images.files import PICTURE_SUFFIXES, files_in
+from camkit.images.mask_pictures import MASK_SUFFIXES, is_mask, is_photograph, names_masks, picture_of
 from camkit.images.masks import MaskFile, understand_masks
-
-_FOLDERS = (
-    "masks",
-    "mask",
-    "Masks",
-    "Mask",
-    "segmentations",
-    "SegmentationClass",
-    "SegmentationObject",
-    "annotations/trimaps",
-    "trimaps",
-)
-_MASK_SUFFIX = re.compile(r"[._-](mask|segmentation_mask|seg)$", re.IGNORECASE)
-_MASK_EXTENSIONS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-_PICTURE_EXTENSIONS = (".jpg", ".jpeg", *_MASK_EXTENSIONS)
 
 _MOST_EXAMINED = 5
 """At most this many pictures are examined to tell photographs from masks."""
@@ -37,30 +21,30 @@ _KINDS = {
 }
 
 
-def is_mask(file: Path) -> bool:
-    """Return whether a file among pictures is the mask of one: ``dog-mask.png`` or ``dog_seg.png`` beside ``dog.jpg``.
-
-    If there is no such picture beside it, the file is itself a picture, perhaps of somebody who wears a mask.
-    """
-    if file.suffix.lower() not in _MASK_EXTENSIONS or _MASK_SUFFIX.search(file.stem) is None:
-        return False
-    picture = file.with_name(f"{_MASK_SUFFIX.sub('', file.stem)}.any")
-    extensions = (variant for extension in _PICTURE_EXTENSIONS for variant in (extension, extension.upper()))
-    return any(picture.with_suffix(extension).is_file() for extension in extensions)
-
-
 def find(folder: Path) -> list[Path]:
     """Return the folder of masks in or beside a folder of pictures, or that folder itself if it contains masks."""
     for masks in mask_folders(folder):
         if _possible_masks(masks):
             return [masks]
-    return [folder] if any(map(is_mask, _possible_masks(folder))) else []
+    return [folder] if any(is_mask_in(folder, file) for file in _possible_masks(folder)) else []
 
 
 def mask_folders(folder: Path) -> list[Path]:
-    """List the folders in and beside a folder of pictures that hold masks, judging by their names."""
-    inside = [masks for masks in (folder / name for name in _FOLDERS) if not holds_photographs(masks)]
-    return [masks for masks in (*inside, *(folder.parent / name for name in _FOLDERS)) if masks.is_dir()]
+    """List the folders in and beside a folder of pictures that hold masks, judging by their names and pictures."""
+    folders = [place for parent in (folder, folder.parent) for place in sorted(parent.glob("*"), key=_likely)]
+    named = (place for place in folders if names_masks(place.name) and place.is_dir() and place != folder)
+    return [place for place in named if not holds_photographs(place)]
+
+
+def _likely(folder: Path) -> tuple[bool, bool, str]:
+    """Sort folders of masks before those of segmentations, and these before others, which often hold boxes."""
+    return "mask" not in folder.name.lower(), "seg" not in folder.name.lower(), folder.name
+
+
+def is_mask_in(folder: Path, file: Path) -> bool:
+    """Return whether a file is a mask among the pictures in a folder, or in one of its folders of a class."""
+    parts = file.relative_to(folder).parts
+    return is_mask(file, folder / parts[0] if len(parts) > 1 else folder)
 
 
 def holds_photographs(folder: Path) -> bool:
@@ -68,14 +52,14 @@ def holds_photographs(folder: Path) -> bool:
 
     Most of its pictures must be photographs in colour; the others may be grey.
     """
-    pictures = [file for file in files_in(folder, _PICTURE_EXTENSIONS) if not file.name.startswith(".")]
+    pictures = [file for file in files_in(folder, PICTURE_SUFFIXES) if not file.name.startswith(".")]
     examined = pictures[:_MOST_EXAMINED]
     return sum(map(is_photograph, examined)) > len(examined) / 2
 
 
 def _possible_masks(folder: Path) -> list[Path]:
     # Archives made on a Mac, such as the one of Oxford-IIIT Pets, hold a hidden file for each picture.
-    return [file for file in files_in(folder, _MASK_EXTENSIONS) if not file.name.startswith(".")]
+    return [file for file in files_in(folder, MASK_SUFFIXES) if not file.name.startswith(".")]
 
 
 def read(folder: Path) -> Annotations:
@@ -86,10 +70,10 @@ def read(folder: Path) -> Annotations:
     """
     collector = AnnotationCollector()
     possible = _possible_masks(folder)
-    files = [file for file in possible if is_mask(file)] or possible
+    files = [file for file in possible if is_mask_in(folder, file)] or possible
     readings = understand_masks(files)
     for file in files:
-        name = file.relative_to(folder).with_suffix("").as_posix()
-        collector.add(_MASK_SUFFIX.sub("", name) or name, "", None, MaskFile(file, readings))
+        name = picture_of(file.relative_to(folder)).as_posix()
+        collector.add(name, "", None, MaskFile(file, readings))
     facts = tuple(f"{_KINDS[storage]}: {reading.words}" for storage, reading in readings.items())
     return replace(collector.finish("mask pictures", folder), facts=facts)

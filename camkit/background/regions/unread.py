@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from itertools import filterfalse
 from pathlib import Path
 
 from camkit.background.regions.coco import looks_like_coco
-from camkit.background.regions.masks import holds_photographs, mask_folders
+from camkit.background.regions.masks import is_mask_in, mask_folders
+from camkit.drawing.encode import JPEG_SUFFIXES
 from camkit.errors import advice
 from camkit.images.files import files_in
 
@@ -83,9 +83,10 @@ def find_unread(folder: Path, classes: Collection[str] = (), *, deep: bool = Tru
             continue
         if (sentence := _recognise(file, text)) is not None:
             return sentence
-    for place in filterfalse(holds_photographs, mask_folders(folder)):
-        for file in [] if place.parent == folder and place.name in classes else files_in(place, _UNREAD_MASKS)[:1]:
-            return f"masks found, such as {file}, in a format that camkit does not read: save them as PNG"
+    places = [place for place in mask_folders(folder) if place.parent != folder or place.name not in classes]
+    beside = [file for file in files_in(folder, JPEG_SUFFIXES, deep=deep) if is_mask_in(folder, file)]
+    for file in [*beside, *(file for place in places for file in files_in(place, _UNREAD_MASKS))]:
+        return f"masks found, such as {file}, in a format that camkit does not read: save them as PNG"
     return None
 
 
