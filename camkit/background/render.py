@@ -31,11 +31,6 @@ _FARTHEST = 10
 """How far a polygon may reach, as a multiple of its picture's longer side: pycocotools visits every pixel of the
 edge."""
 
-_LONGEST_OUTLINE = 1_000_000
-"""The greatest length of all edges of an outline, in pixels: pycocotools keeps five points for each pixel. Even an
-outline that winds through every second pixel of a two-megapixel picture is shorter."""
-
-
 def in_pixels(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
     """Return an object with its coordinates in pixels of a picture of ``size`` (width, height).
 
@@ -156,8 +151,6 @@ def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h 
         if isinstance(outline, list):
             if not all(abs(side) <= _FARTHEST * max(size) for polygon in outline for side in polygon):
                 raise ValueError("a polygon reaches far out of its picture")  # noqa: TRY301
-            if sum(map(_edge_length, outline)) > _LONGEST_OUTLINE:
-                raise ValueError(f"its edges are longer than {_LONGEST_OUTLINE} pixels")  # noqa: TRY301
             encoding: Any = rle.merge(rle.frPyObjects(outline, height, width))
             region = decode_runs({**encoding, "counts": encoding["counts"].decode()})
         else:
@@ -168,12 +161,6 @@ def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h 
     if region is None:
         raise ImageError(f"an outline is for {stated[1]}x{stated[0]} pixels, but the picture has {width}x{height}")
     return np.asarray(region)
-
-
-def _edge_length(polygon: Sequence[float | int]) -> float:
-    """Return the length of a closed polygon's edges, along the longer axis of each."""
-    corners = np.asarray(polygon, float).reshape(-1, 2)
-    return float(np.abs(corners - np.roll(corners, 1, 0)).max(1).sum())
 
 
 def picture_size(path: Path) -> tuple[int, int]:

@@ -12,20 +12,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
+from pycocotools import mask as rle
 
-from camkit.background.regions.annotations import AnnotationCollector, Annotations, are_shares, shorten
+from camkit.background.regions.annotations import (
+    AnnotationCollector,
+    Annotations,
+    are_shares,
+    clip_box,
+    shorten,
+)
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in
 from camkit.types import Box
 
 _FOLDERS = ("", "annotations", "../annotations")
 _USUAL_NAME = re.compile(r"coco|instances|annotation", re.IGNORECASE)
-
-_MOST_PIXELS = 1 << 28
-"""The largest run-length encoding, in pixels: more than the 179 million above which Pillow refuses a picture."""
-
-_MOST_BITS = 35
-"""The longest number in a compressed encoding: seven characters of 5 bits hold any difference of two runs."""
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """The errors that reading a malformed file may raise."""
@@ -59,17 +60,13 @@ def read(file: Path) -> Annotations:
         categories = _names_by_id(content.get("categories", []), "name")
         collector = AnnotationCollector()
         for row in content["images"]:
-            if row.get("width") and row.get("height"):
+            if (row.get("width") or 0) > 0 and (row.get("height") or 0) > 0:
                 width, height = parse_numbers([row["width"], row["height"]], 2)
                 collector.sizes[str(row["file_name"])] = (int(width), int(height))
         parsed = [_parse_annotation(collector, row, pictures, categories) for row in content["annotations"]]
         objects = [annotation for annotation in parsed if annotation is not None]
         shares = are_shares(annotation.box for annotation in objects)
         for annotation in objects:
-            outline = annotation.outline
-            if isinstance(outline, list) and are_shares([_bounding_box(outline)]) != are_shares([annotation.box]):
-                collector.problems["boxes in other units than their outlines"].append(annotation.picture)
-                continue
             if annotation.crowd:
                 collector.problems["crowds, removed but not explained"].append(annotation.picture)
             collector.add(*annotation[:4], shares=shares, crowd=annotation.crowd)
@@ -130,12 +127,11 @@ def _parse_annotation(
         )
         return None
     outline = _parse_segmentation(row.get("segmentation") or None)
-    box = None
-    if row.get("bbox"):
+    box = None if outline is None else _bounding_box(outline)
+    if (box is None or clip_box(box, None) is None) and row.get("bbox"):  # tools write empty boxes beside an outline
+        outline = None
         left, top, width, height = parse_numbers(row["bbox"], 4)
         box = Box(left, top, left + width, top + height)
-    elif outline is not None:
-        box = _bounding_box(outline)
     if box is None:
         collector.problems["annotations with neither box nor outline"].append(name)
         return None
@@ -170,23 +166,11 @@ def _parse_segmentation(value: Any) -> list[list[float]] | dict[str, Any] | None
 
 def _bounding_box(outline: list[list[float]] | dict[str, Any]) -> Box:
     if isinstance(outline, dict):
-        return _box_of_runs(_parse_runs(outline), int(outline["size"][0]))
+        is_packed = isinstance(outline["counts"], str)
+        left, top, width, height = rle.toBbox(outline if is_packed else rle.frPyObjects(outline, *outline["size"]))
+        return Box(left, top, left + width, top + height)
     across, down = ([side for polygon in outline for side in polygon[start::2]] for start in (0, 1))
     return Box(min(across), min(down), max(across), max(down))
-
-
-def _box_of_runs(runs: list[int], height: int) -> Box:
-    """Return the box around the pixels of an encoding without drawing them: a short encoding may cover gigabytes."""
-    ends = np.cumsum(runs)
-    inside = (np.arange(len(runs)) % 2 == 1) & (np.diff(ends, prepend=0) > 0)
-    if not inside.any():
-        return Box(0, 0, 0, 0)
-    starts, lasts = (ends - runs)[inside], ends[inside] - 1
-    columns = starts // height, lasts // height
-    is_broken = columns[0] != columns[1]  # a run that goes on in the next column touches the top and the bottom
-    top = np.where(is_broken, 0, starts % height).min()
-    bottom = np.where(is_broken, height - 1, lasts % height).max()
-    return Box(float(columns[0].min()), float(top), float(columns[1].max() + 1), float(bottom + 1))
 
 
 def decode_runs(encoding: Mapping[str, Any]) -> Bool[np.ndarray, "h w"]:
@@ -208,12 +192,7 @@ def _parse_runs(encoding: Mapping[str, Any]) -> list[int]:
     runs = _decompress_runs(counts) if isinstance(counts, str) else [int(run) for run in parse_numbers(counts)]
     if runs != counts and not isinstance(counts, str):
         raise ValueError("the runs of an encoding must be whole numbers")
-    if (
-        min(runs, default=0) < 0
-        or min(height, width) < 1
-        or sum(runs) != height * width
-        or height * width > _MOST_PIXELS
-    ):
+    if min(runs, default=0) < 0 or min(height, width) < 1 or sum(runs) != height * width:
         raise ValueError(
             f"the runs of an encoding fill {sum(runs)} pixels, but its size is {shorten(encoding['size'])}"
         )
@@ -234,8 +213,6 @@ def _decompress_runs(text: str) -> list[int]:
             bits = ord(character) - 48
             if not 0 <= bits < 64:
                 raise ValueError(f"{character!r} is not allowed in a compressed encoding")
-            if shift == _MOST_BITS:
-                raise ValueError(f"a number in a compressed encoding has more than {_MOST_BITS} bits")
             value |= (bits & 31) << shift
             shift += 5
             if not bits & 32:

@@ -12,7 +12,7 @@ import yaml
 
 from camkit.background.regions.annotations import LARGEST_SHARE, AnnotationCollector, Annotations, shorten
 from camkit.errors import InputError, brief
-from camkit.images.files import files_in, has_picture_suffix
+from camkit.images.files import PICTURE_SUFFIXES, files_in, has_picture_suffix
 from camkit.kit.wording import listed
 from camkit.types import Box
 
@@ -26,18 +26,25 @@ _Row: TypeAlias = tuple[str, list[float]]
 
 def find(folder: Path) -> list[Path]:
     """Return the folder that holds the text files: ``labels`` in or beside the pictures' folder, or that folder."""
-    for place in dict.fromkeys((folder / "labels", folder.parent / "labels", _labels_of_images(folder), folder)):
-        if place.is_dir() and any(map(_looks_like_yolo, _text_files(place))):
-            return [place]
-    return []
+    return [place for place in _places(folder) if any(map(_looks_like_yolo, _text_files(place)))][:1]
 
 
-def _labels_of_images(folder: Path) -> Path:
-    """Return a path with its last ``images`` replaced by ``labels``."""
+def find_empty(folder: Path) -> Path | None:
+    """Return the folder with a text file for pictures, all of which are empty."""
+    stems = {picture.stem for picture in files_in(folder, PICTURE_SUFFIXES)}
+    for place in _places(folder):
+        files = [file for file in _text_files(place) if not stems or file.stem in stems]
+        if files and not any(file.read_bytes().strip() for file in files):
+            return place
+    return None
+
+
+def _places(folder: Path) -> list[Path]:
+    """List the folders that may hold the text files of a folder of pictures; ``images/val`` has ``labels/val``."""
     parts = list(folder.parts)
     if "images" in parts:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    return Path(*parts)
+    return [*dict.fromkeys((folder / "labels", folder.parent / "labels", Path(*parts), folder))]
 
 
 def _text_files(folder: Path) -> list[Path]:
@@ -122,7 +129,7 @@ def pictures_of(table: Path) -> Path:
         InputError: the file cannot be read, or names no folder that exists.
     """
     try:
-        settings: Any = yaml.load(table.read_text(encoding="utf-8-sig"), _WithoutAliases)
+        settings: Any = yaml.safe_load(table.read_text(encoding="utf-8-sig"))
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{table} cannot be read as the data.yaml of a YOLO data set: {brief(error)}") from error
     named = {part: settings[part] for part in _PARTS if settings.get(part)} if isinstance(settings, dict) else {}
@@ -173,12 +180,12 @@ def _pose_test(tables: list[Path], rows: list[list[float]]) -> Callable[[list[fl
     ``kpt_shape``, in one of the tables, says how many keypoints there are; each has 2 or 3 numbers. A detector
     adds its confidence to every row. Without ``kpt_shape``, the rows are poses if, in all rows that are longer than a
     box, every third number after the box is a visibility (0, 1 or 2). Keypoints of two numbers need ``kpt_shape``,
-    because they look like a polygon.
+    because they look like a polygon. So do a confidence and the number of a track, which all longer rows then have.
     """
     longer = [numbers for numbers in rows if len(numbers) > 5]
     for file in tables:
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
-            table = yaml.load(file.read_text(encoding="utf-8-sig"), _WithoutAliases)
+            table = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
             if table.get("kpt_shape") is not None:
                 points = int(table["kpt_shape"][0])
                 lengths = {4 + 2 * points, 4 + 3 * points}
@@ -187,7 +194,8 @@ def _pose_test(tables: list[Path], rows: list[list[float]]) -> Callable[[list[fl
                 return lambda numbers: len(numbers) in lengths
     visible = all(len(numbers) % 3 == 1 and {*numbers[6::3]} <= {0, 1, 2} for numbers in longer)
     poses = visible and any(number % 1 for numbers in longer for number in numbers)
-    return lambda numbers: poses and len(numbers) > 5
+    tracks = all(len(numbers) == 6 and numbers[5].is_integer() for numbers in longer)
+    return lambda numbers: (poses or tracks) and len(numbers) > 5
 
 
 def _files_of_names(folder: Path, names: tuple[str, ...], table: Path | None) -> list[Path]:
@@ -213,20 +221,10 @@ def _read_class_names(file: Path) -> dict[int, str] | None:
     text = file.read_text(encoding="utf-8-sig")
     if file.suffix not in (".yaml", ".yml"):
         return {number: line.strip() for number, line in enumerate(text.splitlines())}
-    names: Any = (yaml.load(text, _WithoutAliases) or {}).get("names")
+    names: Any = (yaml.safe_load(text) or {}).get("names")
     if names is None:
         return None
     by_number = dict(enumerate(names)) if isinstance(names, list) else names
     if not isinstance(by_number, dict) or any(isinstance(name, (list, dict)) for name in by_number.values()):
         raise ValueError("names must be a list or a table from number to name")
     return {int(number): str(name) for number, name in by_number.items()}
-
-
-class _WithoutAliases(yaml.SafeLoader):
-    """Refuses aliases: a few lines of aliases to aliases stand for billions of values."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Return the next node."""
-        if self.check_event(yaml.AliasEvent):
-            raise ValueError("aliases are not supported; write the values out")
-        return super().compose_node(parent, index)
