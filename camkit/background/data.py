@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from PIL import Image
-
 from camkit.background.classes import ClassMap
 from camkit.background.regions import find_regions, read_regions, yolo
 from camkit.background.regions.annotations import Annotations, ObjectAnnotation
@@ -21,7 +19,7 @@ from camkit.background.regions.masks import holds_photographs
 from camkit.background.regions.unread import find_unread
 from camkit.config.settings import normalize_name
 from camkit.errors import InputError, did_you_mean, refuse_pipe
-from camkit.images.files import files_in, has_picture_suffix
+from camkit.images.files import files_in, has_picture_suffix, is_regular
 from camkit.images.listing import find_pictures
 from camkit.images.mask_pictures import MASK_SUFFIXES, has_few_values, names_masks
 from camkit.kit.wording import first_of
@@ -480,7 +478,7 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
     ambiguous: dict[str, None] = {}
     for name, label, own_group, place in _rows_of_table(file, group):
         path = file.parent / name
-        if not _is_file(path):
+        if not is_regular(path):
             missing.append(name)
         elif not label:
             unlabelled.append(name)
@@ -500,19 +498,12 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
     return _Labelled(labelled, f"the table {file.name}", _without_empty(left_out))
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # not a valid file name: too long, or with a null byte
-        return False
-
-
 def _label_by_largest(
     data: Path, sources: Sequence[Annotations], only: Collection[str] | None, skip: Path | None
 ) -> _Labelled:
     """Give each picture the class of its largest annotated object."""
     files = {file.relative_to(data).as_posix(): file for file in _pictures_in(data, skip)}
-    files = {name: file for name, file in files.items() if not _is_in_region_folder(name)}
+    files = {name: file for name, file in files.items() if not any(map(names_masks, Path(name).parts[:-1]))}
     indexes = [_AnnotationIndex(source, files) for source in sources]
     items, bare = [], []
     for name, file in files.items():
@@ -542,10 +533,6 @@ def _no_class(pictures: Sequence[str], indexes: Sequence[_AnnotationIndex], only
     if only is not None and not categories & set(only):
         return f"the class map has no entry for the categories of the regions ({_listed(categories)})"
     return f"no region can name the class of a picture, because all regions are crowds ({_listed(categories)})"
-
-
-def _is_in_region_folder(name: str) -> bool:
-    return any(map(names_masks, Path(name).parts[:-1]))
 
 
 def _area(box: Box | None) -> float:
@@ -603,7 +590,7 @@ def _as_path(name: str) -> str:
 
 def _as_path_without_extension(name: str) -> str:
     path = PurePosixPath(_as_path(name))
-    return path.with_suffix("").as_posix() if path.suffix.lower() in Image.registered_extensions() else path.as_posix()
+    return path.with_suffix("").as_posix() if has_picture_suffix(path.name) else path.as_posix()
 
 
 def _as_path_below_first_folder(name: str) -> str:

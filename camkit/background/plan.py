@@ -21,7 +21,7 @@ from camkit.background.answers import NO_ANSWER, Answer, answer_of_boxes, answer
 from camkit.background.classes import ClassMatch
 from camkit.background.cues import COMPRESSION, CUES
 from camkit.background.data import Dataset, Item
-from camkit.background.render import boxes_on_input, in_pixels, picture_size
+from camkit.background.render import boxes_on_input, in_pixels
 from camkit.config.settings import Settings
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, quiet_pass
@@ -29,7 +29,7 @@ from camkit.errors import CamkitError, InputError, advice
 from camkit.explanation import Explanation
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
-from camkit.images.read import jpeg_quality
+from camkit.images.read import jpeg_quality, open_picture
 from camkit.images.regions import ShadesBySize
 from camkit.kit.fingerprint import digest, digest_of_preprocessing, digest_of_weights
 from camkit.layers.memory import ModelMemory
@@ -195,7 +195,7 @@ class Plan:
             CamkitError: the picture cannot be read, or its regions cannot be followed through the preprocessing.
         """
         if item.name not in self._wanted:
-            size = picture_size(item.path)
+            size = open_picture(item.path).size
             objects = [in_pixels(annotation, size) for annotation in item.objects]
             self._wanted[item.name] = boxes_on_input(objects, size, self.preprocess, self.shades.of(size))
         return self._wanted[item.name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -17,7 +16,6 @@ from camkit.background.regions.annotations import ObjectAnnotation, clip_box
 from camkit.background.regions.coco import decode_runs
 from camkit.errors import ImageError, brief
 from camkit.images.masks import MaskFile
-from camkit.images.read import open_picture
 from camkit.images.regions import Shades, extent, preprocess_region
 from camkit.types import Box, Preprocess
 
@@ -161,12 +159,3 @@ def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h 
     if region is None:
         raise ImageError(f"an outline is for {stated[1]}x{stated[0]} pixels, but the picture has {width}x{height}")
     return np.asarray(region)
-
-
-def picture_size(path: Path) -> tuple[int, int]:
-    """Return the width and height of a picture after the rotation that its EXIF data asks for.
-
-    Raises:
-        ImageError: the file cannot be read.
-    """
-    return open_picture(path).size

@@ -22,7 +22,7 @@ _MARKED_BYTES = 128
 
 PICTURE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".apng", ".webp", ".avif", ".gif", ".bmp", ".dib"),
-    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
+    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi", ".heic", ".heif", ".hif", ".dcm"),
 )
 """The files of a folder that are pictures. A file that is named explicitly may have any suffix."""
 

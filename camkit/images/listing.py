@@ -169,10 +169,10 @@ class Pictures:
 
     def _of_block(self, entries: Iterable[os.DirEntry[str]], root: Path, *, quick: bool) -> Iterator[Path]:
         for entry in entries:
-            if _is_real_folder(entry):
+            if entry.is_dir(follow_symlinks=False):  # links may lead in circles
                 if self._recursive and (self._skip is None or os.path.realpath(entry.path) != self._skip):
                     yield from self._below(entry.path, root, quick=quick)
-            elif has_picture_suffix(entry.name) and not _leads_to_folder(entry):
+            elif has_picture_suffix(entry.name) and not os.path.isdir(entry.path):
                 path = Path(entry.path)
                 if quick or _is_photo(path, root):
                     yield path
@@ -181,22 +181,6 @@ class Pictures:
 def _is_photo(file: Path, root: Path) -> bool:
     """Tell whether a file is neither a drawing of camkit's nor the mask of a picture."""
     return not is_drawing(file) and not is_mask(file, root)
-
-
-def _is_real_folder(entry: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is a folder, and no link to one: links may lead in circles."""
-    try:
-        return entry.is_dir(follow_symlinks=False)
-    except OSError:
-        return False
-
-
-def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is a link to a folder."""
-    try:
-        return entry.is_symlink() and entry.is_dir()
-    except OSError:
-        return False
 
 
 def find_pictures(patterns: Iterable[str | Path], skip: Path | None = None, *, recursive: bool = True) -> list[Path]:

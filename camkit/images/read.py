@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
@@ -85,7 +86,7 @@ def open_draft(path: str | Path, shorter: int | None, data: bytes | None = None)
         raise ImageError(about_address(str(path)) or f"there is no file {path}") from error
     except UnidentifiedImageError as error:
         size = path.stat().st_size if data is None else len(data)
-        kind = "an empty file" if size == 0 else "not a picture"
+        kind = _OTHER_FORMATS.get(path.suffix.lower(), "not a picture") if size else "an empty file"
         if size and path.suffix.lower() in VIDEO_SUFFIXES:
             kind = (
                 "a video; pass its frames to explain_many, or draw it in a shell with camkit VIDEO --model NAME, "
@@ -106,6 +107,11 @@ def open_draft(path: str | Path, shorter: int | None, data: bytes | None = None)
     return read, reduction
 
 
+_OTHER_FORMATS = {
+    **dict.fromkeys((".heic", ".heif", ".hif"), "HEIC; install pillow-heif, or convert it to JPEG"),
+    ".dcm": "DICOM; convert it to PNG, or in Python pass its pixels as an array of numbers from 0 to 1",
+}
+"""What Pillow alone does not read, and what to do."""
 _DRAFTED = ("JPEG", "MPO")
 """Formats that are decoded at a reduced size; MPO is a JPEG with further views, as many phones write it."""
 _ANIMATED = {".gif": "GIF", ".png": "PNG", ".apng": "PNG", ".webp": "WEBP", ".avif": "AVIF"}
@@ -144,11 +150,24 @@ def opened(path: Path, data: bytes | None = None) -> Image.Image:
     """
     if data is None:
         refuse_pipe(path, ImageError)
-    picture = Image.open(path if data is None else io.BytesIO(data))
+    try:
+        picture = Image.open(path if data is None else io.BytesIO(data))
+    except UnidentifiedImageError:
+        _register_heif()
+        picture = Image.open(path if data is None else io.BytesIO(data))
     if picture.format == "EPS":
         picture.close()
         raise ImageError(f"{path} is PostScript, a program that camkit does not run; save the picture as PNG")
     return picture
+
+
+@functools.cache
+def _register_heif() -> None:
+    """Let Pillow read HEIC if pillow-heif is installed."""
+    with contextlib.suppress(ImportError):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener()
 
 
 _LONGEST_PATH = 300

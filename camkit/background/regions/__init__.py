@@ -10,7 +10,7 @@ from pathlib import Path
 from camkit.background.regions import boxes, coco, masks, voc, yolo
 from camkit.background.regions.annotations import Annotations
 from camkit.background.regions.masks import holds_photographs
-from camkit.background.regions.unread import find_unread
+from camkit.background.regions.unread import READ, find_unread
 from camkit.errors import InputError, refuse_pipe
 from camkit.images.files import files_in
 
@@ -79,21 +79,16 @@ def read_regions(source: Path, table: Path | None = None) -> list[Annotations]:
         regions = [_read(known, file, table) for known, file in own]
         if not regions and files_in(source, [".png"]):
             regions = [masks.read(source)]
-    elif (known := _format_of(source)) is not None:
-        regions = [known.read(source)]
+    else:
+        regions = [known.read(source) for known in FORMATS.values() if known.extension == (source.suffix.lower() or None)]
     if not regions:
         if source.is_dir() and (unread := find_unread(source)) is not None:
             raise InputError(unread)
         raise InputError(
-            f"no regions found in {source}; camkit reads COCO JSON, Pascal VOC XML, YOLO text, mask pictures and CSV "
-            "files of boxes"
+            f"no regions found in {source}; camkit reads {READ}"
         )
     return regions
 
 
 def _read(known: RegionFormat, file: Path, table: Path | None) -> Annotations:
     return yolo.read(file, table) if known.read is yolo.read else known.read(file)
-
-
-def _format_of(file: Path) -> RegionFormat | None:
-    return next((known for known in FORMATS.values() if known.extension == (file.suffix.lower() or None)), None)

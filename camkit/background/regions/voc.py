@@ -18,10 +18,8 @@ from camkit.types import Box
 
 def find(folder: Path) -> list[Path]:
     """Return the folder that holds the XML files: the pictures' own, or ``Annotations`` in or beside it."""
-    for place in (folder, folder / "Annotations", folder / "annotations", folder.parent / "Annotations"):
-        if any(_may_be_voc(file) for file in files_in(place, [".xml"])):
-            return [place]
-    return []
+    places = (folder, folder / "Annotations", folder / "annotations", folder.parent / "Annotations")
+    return [place for place in places if any(map(_may_be_voc, files_in(place, [".xml"])))][:1]
 
 
 def _may_be_voc(file: Path) -> bool:
@@ -66,8 +64,6 @@ def read(source: Path) -> Annotations:
             picture = annotation.get("filename") or file.stem
         except (OSError, ElementTree.ParseError, KeyError, AttributeError, ValueError, LookupError) as error:
             raise InputError(f"{file} is not a Pascal VOC annotation: {brief(error)}") from error
-        except RecursionError as error:
-            raise InputError(f"{file} is not a Pascal VOC annotation: its elements are nested too deeply") from error
         # Pictures in two folders may share a name. Their annotations then lie in folders with the same names.
         subfolder = file.relative_to(source).parent if source.is_dir() else Path()
         try:
