@@ -25,7 +25,7 @@ from camkit.background.data import Item
 from camkit.background.edits import outer_ring
 from camkit.background.journal import Journal, PictureRow, RowKind, how_to_start_again
 from camkit.background.plan import Plan
-from camkit.background.render import in_pixels, object_region, picture_size
+from camkit.background.render import in_pixels, object_region
 from camkit.engine.heatmap import enlarge
 from camkit.errors import CamkitError, InputError
 from camkit.explanation import Explanation
@@ -365,7 +365,7 @@ class CheckHeat:
         plan = self.plan
         # Without a box, the explanation's picture is the model's input, and the original's size is read from the file.
         original = explanation.picture if explanation.box is not None else None
-        size = picture_size(item.path) if original is None else (original.shape[1], original.shape[0])
+        size = open_picture(item.path).size if original is None else (original.shape[1], original.shape[0])
         if isinstance(explanation.shown, Tensor):
             check_crop(plan.preprocess, open_picture(item.path), explanation.shown, self._boxes)
         original_region = object_region([in_pixels(annotation, size) for annotation in item.objects], size)

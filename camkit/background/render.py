@@ -29,6 +29,7 @@ _FARTHEST = 10
 """How far a polygon may reach, as a multiple of its picture's longer side: pycocotools visits every pixel of the
 edge."""
 
+
 def in_pixels(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
     """Return an object with its coordinates in pixels of a picture of ``size`` (width, height).
 

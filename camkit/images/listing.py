@@ -119,7 +119,10 @@ class Pictures:
 
     def count(self) -> int:
         """Return about how many pictures there are: drawings and files that are reached in two ways count too."""
-        searches = (self._below(start.path, start.root, quick=True) if start.is_folder else [start.path] for start in self._starts)
+        searches = (
+            self._below(start.path, start.root, quick=True) if start.is_folder else [start.path]
+            for start in self._starts
+        )
         return sum(1 for files in searches for _ in files)
 
     def __contains__(self, file: Path) -> bool:

@@ -204,12 +204,14 @@ def understand_masks(files: Sequence[Path]) -> MaskReadings:
         tally = _shows_the_object(storage, tallies)
         readings[storage] = reading = _understand(tally)
         edge, everything = np.array(sorted(tally.at_edge)), np.array(sorted(tally.values))
-        if reading.is_object(everything).all():
-            raise InputError(f"{_named(tally)} show no background: every pixel is {_listed(tally.values)}; {_ADVICE}")
         if len(files) > 1 and reading.is_object(edge).all():
-            raise InputError(
-                f"{_named(tally)} look inverted: the object touches every edge of every picture; {_ADVICE}"
+            is_white = reading.is_object(everything).all()
+            fault = (
+                f"show no background: every pixel is {_listed(tally.values)}"
+                if is_white
+                else ("look inverted: the object touches every edge of every picture")
             )
+            raise InputError(f"{_named(tally)} {fault}; {_ADVICE}")
     return readings
 
 

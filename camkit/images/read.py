@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import math
 import os
@@ -165,9 +166,7 @@ def opened(path: Path, data: bytes | None = None) -> Image.Image:
 def _register_heif() -> None:
     """Let Pillow read HEIC if pillow-heif is installed."""
     with contextlib.suppress(ImportError):
-        from pillow_heif import register_heif_opener
-
-        register_heif_opener()
+        importlib.import_module("pillow_heif").register_heif_opener()
 
 
 _LONGEST_PATH = 300

@@ -41,6 +41,14 @@ def pictures(folder: Path, *names: str) -> Path:
     return folder
 
 
+def mask(file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    drawn = Image.new("L", SIZE)
+    drawn.paste(255, (2, 2, 9, 9))
+    drawn.save(file)
+    return file
+
+
 def coco(file: Path, boxes: dict[str, list[tuple[str, list[float]]]]) -> Path:
     """Write a COCO file. ``boxes`` has the category and the box of each object, by picture."""
     categories = sorted({category for rows in boxes.values() for category, _ in rows})
@@ -270,9 +278,7 @@ def test_an_object_belongs_to_one_picture(tmp_path: Path) -> None:
 def test_the_folder_of_the_pictures_need_not_be_in_the_names_of_their_masks(tmp_path: Path) -> None:
     pictures(tmp_path, "images/cat/1.jpg", "images/dog/1.jpg", "images/dog/2.jpg")
     for name in ("cat/1", "dog/1"):
-        mask = tmp_path / "masks" / f"{name}.png"
-        mask.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", SIZE, 255).save(mask)
+        mask(tmp_path / "masks" / f"{name}.png")
     table = tmp_path / "pictures.csv"
     table.write_text("path,label\nimages/cat/1.jpg,cat\nimages/dog/1.jpg,dog\nimages/dog/2.jpg,dog\n")
     found = {name: len(objects) for name, objects in categories(read_data(table)).items()}
@@ -291,9 +297,8 @@ def test_a_dot_in_a_name_does_not_begin_an_extension(tmp_path: Path) -> None:
 
 def test_two_pictures_with_one_stem_do_not_share_a_mask(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/a.jpg", "cat/a.png", "cat/b.jpg")
-    (data / "masks").mkdir()
     for name in ("a", "b"):
-        Image.new("L", SIZE, 255).save(data / "masks" / f"{name}.png")
+        mask(data / "masks" / f"{name}.png")
     dataset = read_data(data)
     assert {name: len(objects) for name, objects in categories(dataset).items()} == {
         "cat/a.jpg": 0,
@@ -426,17 +431,24 @@ def test_a_folder_of_photographs_is_a_class_whatever_its_name(
 
 def with_masks(folder: Path, name: str) -> Path:
     """Write photographs of two classes and masks: ``name`` is that of the mask of a picture, from the data folder."""
-    mask = np.zeros((60, 60), np.uint8)
-    mask[10:30, 10:30] = 255
     for number, label in enumerate(["bird", "cat"] * 2):
         photograph(folder / label / f"{number}.jpg", number)
-        file = folder / name.format(label=label, stem=number)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(mask).save(file)
+        mask(folder / name.format(label=label, stem=number))
     return folder
 
 
-SUFFIXES = ("_gt", "-GT", "_mask_1", "_segmentation", "_label", "_matte", "_alpha", "_groundtruth", "_trimap", " (mask)")
+SUFFIXES = (
+    "_gt",
+    "-GT",
+    "_mask_1",
+    "_segmentation",
+    "_label",
+    "_matte",
+    "_alpha",
+    "_groundtruth",
+    "_trimap",
+    " (mask)",
+)
 FOLDERS = ("gt", "Ground_Truth", "groundtruth", "labels", "annotations", "SegmentationClass", "mask_images", "mattes")
 
 
@@ -565,7 +577,7 @@ def test_every_format_is_found_without_being_named(tmp_path: Path) -> None:
         elif name == "COCO":
             coco(file, {"a.jpg": [("cat", [1, 1, 5, 5])]})
         else:
-            Image.new("L", SIZE, 255).save(file)
+            mask(file)
         dataset = read_data(data)
         assert {item.name: len(item.objects) for item in dataset.items} == {"cat/a.jpg": 1, "dog/b.jpg": 0}
         assert any(fact.startswith(f"{name} in ") for fact in dataset.facts)

@@ -8,8 +8,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +293,6 @@ def test_a_compressed_encoding_cut_anywhere_is_refused(tmp_path: Path) -> None:
         '{"images": [], "annotations": [], "categories": [{"id": 1}]}',
         '{"images": [{"id": 1, "file_name": "a", "width": "wide", "height": 3}], "annotations": []}',
         '{"images": [{"id": 1, "file_name": "a", "width": Infinity, "height": 3}], "annotations": []}',
-        '{"images": [{"id": 1, "file_name": "a", "width": NaN, "height": 3}], "annotations": []}',
         '{"images": [{"id": 1, "file_name": "a"}, {"id": 1, "file_name": "b"}], "annotations": []}',
         '{"images": [{"id": 1, "file_name": ""}], "categories": [{"id": 1, "name": "c"}], '
         '"annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]}]}',
@@ -1101,7 +1099,7 @@ def test_masks_among_the_pictures_belong_to_the_picture_they_are_named_after(tmp
 def test_only_the_named_folder_is_read(tmp_path: Path) -> None:
     for place in ("my_regions", "masks"):
         (tmp_path / place).mkdir()
-        Image.new("L", SIZE, 255).save(tmp_path / place / f"{place}.png")
+        levels(BOTH * 255).save(tmp_path / place / f"{place}.png")
     (tmp_path / "Annotations").mkdir()
     (tmp_path / "Annotations" / "a.xml").write_text("<annotation><filename>a.png</filename></annotation>")
     for place in ("my_regions", "masks"):
@@ -1143,7 +1141,7 @@ def test_a_mask_folder_without_masks_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "masks").mkdir()
     (tmp_path / "masks" / "readme.md").write_text("masks will follow")
     assert find_regions(tmp_path) == []
-    Image.new("L", SIZE, 255).save(tmp_path / "masks" / "a.png")
+    levels(BOTH * 255).save(tmp_path / "masks" / "a.png")
     (annotations,) = find_regions(tmp_path)
     assert list(annotations.objects) == ["a"]
 
@@ -1343,10 +1341,6 @@ def test_a_limited_number_of_different_shades_is_kept() -> None:
         assert int(shades.of((256, side)).view.sum()) == 256 * side
 
 
-def nested(depth: int) -> str:
-    return "<annotation>" + "<a>" * depth + "</a>" * depth + "</annotation>"
-
-
 def test_fewer_masks_are_examined_if_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("camkit.images.masks._MOST_PIXELS", 3 * 40 * 30)
     files = [tmp_path / f"{number}.png" for number in range(20)]
@@ -1355,13 +1349,6 @@ def test_fewer_masks_are_examined_if_they_are_large(tmp_path: Path, monkeypatch:
 
     known = understand_masks(files)["grey"].words
     assert known.count(", ") == 3, f"4 of the 20 values were seen: {known}"
-
-
-@pytest.mark.parametrize("depth", [2_000, 200_000])
-def test_xml_nested_too_deeply_is_one_sentence(tmp_path: Path, depth: int) -> None:
-    (tmp_path / "a.xml").write_text(nested(depth))
-    with pytest.raises(InputError, match=r"a\.xml is not a Pascal VOC annotation: its elements are nested too deeply"):
-        read_regions(tmp_path)
 
 
 def test_a_pipe_among_the_regions_is_left_alone(tmp_path: Path) -> None:

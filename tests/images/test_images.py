@@ -737,6 +737,22 @@ def test_an_empty_file_and_a_missing_file_and_a_folder_say_so(net, tmp_path):
         assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "words"), [("a.heic", "install pillow-heif"), ("a.DCM", "convert it to PNG, or in")])
+def test_what_pillow_does_not_read_says_how_it_is_read(net, tmp_path, name, words):
+    (tmp_path / name).write_bytes(bytes(128) + b"DICM")
+    for path in (tmp_path / name, tmp_path):
+        (row,) = camkit.explain_many(net, [path], "features", preprocess=PRESET)
+        assert words in str(row.error)
+
+
+def test_heic_is_read_if_pillow_heif_is_installed(net, tmp_path, pattern):
+    heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
+    heif.from_pillow(Image.fromarray(pattern)).save(tmp_path / "a.heic", quality=-1)
+    shown = camkit.explain(net, tmp_path / "a.heic", "features", preprocess=PRESET)
+    plain = camkit.explain(net, pattern, "features", preprocess=PRESET)
+    assert np.corrcoef(shown.raw.ravel(), plain.raw.ravel())[0, 1] > 0.99
+
+
 @pytest.mark.parametrize("name", ["a" * 300 + ".png", "null\0byte.png"])
 def test_a_path_no_file_can_have_is_an_image_error(net, name):
     with pytest.raises(ImageError):

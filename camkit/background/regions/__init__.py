@@ -80,13 +80,13 @@ def read_regions(source: Path, table: Path | None = None) -> list[Annotations]:
         if not regions and files_in(source, [".png"]):
             regions = [masks.read(source)]
     else:
-        regions = [known.read(source) for known in FORMATS.values() if known.extension == (source.suffix.lower() or None)]
+        regions = [
+            known.read(source) for known in FORMATS.values() if known.extension == (source.suffix.lower() or None)
+        ]
     if not regions:
         if source.is_dir() and (unread := find_unread(source)) is not None:
             raise InputError(unread)
-        raise InputError(
-            f"no regions found in {source}; camkit reads {READ}"
-        )
+        raise InputError(f"no regions found in {source}; camkit reads {READ}")
     return regions
 
 
