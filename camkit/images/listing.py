@@ -54,8 +54,8 @@ class Pictures:
 
     Folders are searched in order of name, with their subfolders if ``recursive``; a folder of more than 65,536 names in
     blocks of as many. Hidden files and folders are left out, and so is everything in ``skip``, every drawing that
-    camkit wrote, and every mask beside its picture. A pattern that matches nothing stays in the list, and so does a folder that cannot be listed, so that
-    reading it reports the error. A file that is reached in two ways is listed once.
+    camkit wrote, and every mask of a picture. A pattern that matches nothing stays in the list, and so does a folder
+    that cannot be listed, so that reading it reports the error. A file that is reached in two ways is listed once.
 
     The place of ``photos/2020/cat.jpg`` is ``2020/cat.jpg`` if ``photos`` was named, ``photos/2020/cat.jpg`` if
     ``photos`` was one of several names, and ``cat.jpg`` if the file itself was named. If two folders of the same name

@@ -13,7 +13,7 @@ from PIL import Image
 
 from camkit.errors import ImageError, as_error, brief
 from camkit.images.files import PICTURE_SUFFIXES, is_regular
-from camkit.images.read import open_picture, opened, shortened, turned
+from camkit.images.read import open_picture, opened, turned
 
 Storage: TypeAlias = Literal["alpha", "palette", "colour", "grey"]
 """How a file stores its pixels: with transparency, with a palette, in colour or in grey."""
@@ -101,7 +101,7 @@ def read_mask(file: Path, size: tuple[int, int] | None = None) -> MaskPicture:
     Raises:
         ImageError: it cannot be read, or is not of ``size`` (width, height).
     """
-    name = f"the mask {shortened(file)}"
+    name = f"the mask {brief(file)}"
     with as_error(ImageError, lambda error: f"{name} cannot be read: {brief(error)}"), opened(file) as picture:
         return _decoded(name, picture, size)
 
@@ -111,12 +111,13 @@ def _decoded(name: str, picture: Image.Image, size: tuple[int, int] | None) -> M
         raise ImageError(f"{name} holds several pictures; save the mask as a single picture")
     if ";16" in _rawmode(picture) and picture.mode[:2] != "I;":  # Pillow would drop the lower half of each colour
         raise ImageError(f"{name} has 16 bits per colour; save it with 8 bits, or in grey")
-    if size is not None and sorted(picture.size) != sorted(size):  # before decoding, which may cost much memory
-        raise ImageError(_wrong_size(name, picture.size, size))
     picture.load()
     upright = turned(picture)
     if size is not None and upright.size != size:
-        raise ImageError(_wrong_size(name, upright.size, size) + "; its EXIF data turns it")
+        why = "; its EXIF data turns it" if picture.size == size else ""
+        raise ImageError(
+            f"{name} has {upright.width}x{upright.height} pixels, but its picture has {size[0]}x{size[1]}{why}"
+        )
     if upright.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
         return MaskPicture(name, "alpha", upright.convert("RGBA"))
     if upright.mode == "P":
@@ -133,10 +134,6 @@ def _rawmode(picture: Image.Image) -> str:
     return first if isinstance(first, str) else ""
 
 
-def _wrong_size(name: str, size: tuple[int, int], wanted: tuple[int, int]) -> str:
-    return f"{name} has {size[0]}x{size[1]} pixels, but its picture has {wanted[0]}x{wanted[1]}"
-
-
 def names_masks(folder: str) -> bool:
     """Return whether a folder with this name usually holds masks or other annotations."""
     return _FOLDER_NAME.fullmatch(folder) is not None
@@ -149,7 +146,7 @@ def picture_of(mask: Path) -> Path:
 
 
 def is_mask(file: Path, root: Path) -> bool:
-    """Return whether a file below ``root`` is the mask of a picture: ``dog_seg.png`` beside ``dog.jpg``, ``gt/dog.png``.
+    """Return whether a file below ``root`` is the mask of a picture: ``a_seg.png`` beside ``a.jpg``, or ``gt/a.png``.
 
     A photograph never is: it may show somebody who wears a mask.
     """

@@ -19,9 +19,8 @@ import cv2
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from camkit.errors import ImageError, InputError
+from camkit.errors import ImageError, InputError, brief
 from camkit.images.mask_pictures import CHANNELS, MOST_COLOURS, VIVID, Channel, MaskPicture, Storage, read_mask
-from camkit.images.read import shortened
 
 _SAMPLE = 200
 """At most this many masks are examined: enough to contain every class, and read within seconds."""
@@ -321,7 +320,7 @@ def _is_vivid(tally: _Tally) -> bool:
 
 
 def _named(tally: _Tally) -> str:
-    return f"the masks, such as {shortened(tally.example)},"
+    return f"the masks, such as {brief(tally.example)},"
 
 
 def _unit(tally: _Tally) -> str:

@@ -97,7 +97,7 @@ def open_draft(path: str | Path, shorter: int | None, data: bytes | None = None)
     except Image.DecompressionBombError as error:
         raise ImageError(f"{path} is too large to open safely: {brief(error)}") from error
     except Exception as error:  # a damaged file can make its decoder fail in any way
-        raise ImageError(f"{shortened(path)} cannot be read: {brief(error)}") from error
+        raise ImageError(f"{brief(path)} cannot be read: {brief(error)}") from error
     if several:
         kind = (
             "is animated, and camkit uses its first frame"
@@ -167,16 +167,6 @@ def _register_heif() -> None:
     """Let Pillow read HEIC if pillow-heif is installed."""
     with contextlib.suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
-
-
-_LONGEST_PATH = 300
-"""Characters of a path that an error repeats; a path the file system refuses can be much longer."""
-
-
-def shortened(path: Path) -> str:
-    """Return a path for an error, without its middle if it is very long."""
-    text = str(path)
-    return text if len(text) < _LONGEST_PATH else f"{text[:120]}...{text[-40:]}"
 
 
 _TO_UPRIGHT = {

@@ -18,7 +18,7 @@ from PIL import Image, ImageSequence
 
 from camkit.errors import ImageError, brief
 from camkit.images.files import about_address, is_regular
-from camkit.images.read import VIDEO_SUFFIXES, as_rgb, is_animated, opened, shortened
+from camkit.images.read import VIDEO_SUFFIXES, as_rgb, is_animated, opened
 from camkit.types import Pixels
 
 _READER = cv2.CAP_FFMPEG if cv2.videoio_registry.hasBackend(cv2.CAP_FFMPEG) else cv2.CAP_ANY
@@ -86,7 +86,7 @@ def opened_video(path: Path, every: int = 1) -> Iterator[Video]:
     try:
         if not capture.isOpened():
             raise ImageError(
-                f"{shortened(path)} cannot be read as a video: it is damaged, or this OpenCV has no decoder for it"
+                f"{brief(path)} cannot be read as a video: it is damaged, or this OpenCV has no decoder for it"
             )
         rate = capture.get(cv2.CAP_PROP_FPS)
         count = capture.get(cv2.CAP_PROP_FRAME_COUNT)
@@ -125,7 +125,7 @@ def _animated(path: Path, every: int) -> Iterator[Video]:
                 durations.append(float(frame.info.get("duration") or _USUAL_DURATION))
         except Exception as error:  # a damaged file can make its decoder fail in any way
             if not durations:
-                raise ImageError(f"{shortened(path)} cannot be read: {brief(error)}") from error
+                raise ImageError(f"{brief(path)} cannot be read: {brief(error)}") from error
             problem = f"{path} breaks off after {len(durations)} frames: {brief(error)}"
         rate = 1000 * len(durations) / sum(durations)
         rate = min(max(rate, _RATES[0]), _RATES[1])

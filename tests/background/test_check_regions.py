@@ -172,25 +172,6 @@ def test_coco_objects_in_the_wrong_unit_are_left_out_and_said(tmp_path: Path) ->
     }
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"image_id": "1"}, "of a picture that the file does not list (an id is text in one place and a number in the"),
-        ({"category_id": "1"}, "of a category that the file does not list (an id is text in one place and a number"),
-        ({"image_id": 2}, "of a picture that the file does not list"),
-    ],
-)
-def test_why_an_id_of_coco_is_not_found(tmp_path: Path, change: dict[str, object], why: str) -> None:
-    (problem,) = coco.read(coco_file(tmp_path, [row(bbox=[1, 1, 5, 5]) | change])).problems
-    assert problem.startswith(f"annotations {why}")
-    assert ("text" in problem) == ("text" in why)
-
-
-def test_coco_without_categories_says_so(tmp_path: Path) -> None:
-    (problem,) = coco.read(coco_file(tmp_path, [row(bbox=[1, 1, 5, 5])], categories=[])).problems
-    assert problem == "annotations of a category that the file does not list (it lists none)"
-
-
 def test_an_outline_without_a_box_gets_the_box_around_it(tmp_path: Path) -> None:
     shape = rectangle(5, 4, 25, 20)
     packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))

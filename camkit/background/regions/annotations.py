@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -75,12 +74,10 @@ class AnnotationCollector:
         """Add an object, or record a problem if its box has no area, lies outside its picture or is in another unit.
 
         Raises:
-            ValueError: no picture is named, or a side of the box is not finite.
+            ValueError: no picture is named.
         """
         if not Path(picture).name:
             raise ValueError(f"an object must name its picture, not {picture!r}")
-        if box is not None and not all(map(math.isfinite, box)):
-            raise ValueError(f"the sides of a box must be finite, not {tuple(box)}")
         clipped = None if box is None else clip_box(box, _UNIT_SQUARE if shares else self.sizes.get(picture))
         if box is not None and clipped is None:
             empty = box.right <= box.left or box.bottom <= box.top
@@ -102,16 +99,6 @@ class AnnotationCollector:
             {picture: tuple(objects) for picture, objects in self.objects.items()},
             {problem: tuple(names) for problem, names in self.problems.items()},
         )
-
-
-_LONGEST_VALUE = 80
-"""An error quotes at most this many characters of a wrong value."""
-
-
-def shorten(value: Any) -> str:
-    """Return a wrong value as text for an error, cut off if it is long."""
-    shown = repr(value)
-    return shown[:_LONGEST_VALUE] + "..." * (len(shown) > _LONGEST_VALUE)
 
 
 LARGEST_SHARE = 1.5

@@ -19,7 +19,6 @@ from camkit.background.regions.annotations import (
     Annotations,
     are_shares,
     clip_box,
-    shorten,
 )
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in
@@ -88,7 +87,7 @@ def _names_by_id(rows: Any, field: str) -> dict[Any, str]:
         name = str(row[field])
         if names.setdefault(row["id"], name) != name:
             raise ValueError(
-                f"the id {shorten(row['id'])} is used for {shorten(names[row['id']])} and for {shorten(name)}"
+                f"the id {brief(repr(row['id']))} is used for {brief(repr(names[row['id']]))} and for {brief(repr(name))}"
             )
     return names
 
@@ -101,7 +100,7 @@ def parse_numbers(value: Any, count: int | None = None) -> list[float]:
     """
     valid = isinstance(value, list) and all(type(number) in (int, float) and math.isfinite(number) for number in value)
     if not valid or (count is not None and len(value) != count):
-        raise ValueError(f"expected {'' if count is None else f'{count} '}numbers, not {shorten(value)}")
+        raise ValueError(f"expected {'' if count is None else f'{count} '}numbers, not {brief(repr(value))}")
     return [float(number) for number in value]
 
 
@@ -119,12 +118,8 @@ def _parse_annotation(
     """Return one annotation, or record the problem that it has and return None."""
     name, category = pictures.get(row["image_id"]), categories.get(row.get("category_id"))
     if name is None or category is None:
-        what, value, known = (
-            ("picture", row["image_id"], pictures) if name is None else ("category", row.get("category_id"), categories)
-        )
-        collector.problems[f"annotations of a {what} that the file does not list{_why_unknown(value, known)}"].append(
-            str(row.get("id"))
-        )
+        unlisted = "picture" if name is None else "category"
+        collector.problems[f"annotations of a {unlisted} that the file does not list"].append(str(row.get("id")))
         return None
     outline = _parse_segmentation(row.get("segmentation") or None)
     box = None if outline is None else _bounding_box(outline)
@@ -138,14 +133,6 @@ def _parse_annotation(
     return _Annotation(name, category, box, outline, bool(row.get("iscrowd")))
 
 
-def _why_unknown(value: Any, known: Mapping[Any, str]) -> str:
-    """Say why a file does not list an id: it has no list, or the id is text in one place and a number in the other."""
-    if not known:
-        return " (it lists none)"
-    same = next((number for number in known if type(number) is not type(value) and str(number) == str(value)), None)
-    return "" if same is None else " (an id is text in one place and a number in the other)"
-
-
 def _parse_segmentation(value: Any) -> list[list[float]] | dict[str, Any] | None:
     """Return the polygons with at least three corners, or a valid run-length encoding; None if there is neither.
 
@@ -156,7 +143,9 @@ def _parse_segmentation(value: Any) -> list[list[float]] | dict[str, Any] | None
         _parse_runs(value)
         return value
     if value is not None and not isinstance(value, list):
-        raise ValueError(f"a segmentation must be a list of polygons or a run-length encoding, not {shorten(value)}")
+        raise ValueError(
+            f"a segmentation must be a list of polygons or a run-length encoding, not {brief(repr(value))}"
+        )
     polygons = [parse_numbers(part) for part in value or ()]
     odd = next((polygon for polygon in polygons if len(polygon) % 2), None)
     if odd is not None:
@@ -194,7 +183,7 @@ def _parse_runs(encoding: Mapping[str, Any]) -> list[int]:
         raise ValueError("the runs of an encoding must be whole numbers")
     if min(runs, default=0) < 0 or min(height, width) < 1 or sum(runs) != height * width:
         raise ValueError(
-            f"the runs of an encoding fill {sum(runs)} pixels, but its size is {shorten(encoding['size'])}"
+            f"the runs of an encoding fill {sum(runs)} pixels, but its size is {brief(repr(encoding['size']))}"
         )
     return runs
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import yaml
 
-from camkit.background.regions.annotations import LARGEST_SHARE, AnnotationCollector, Annotations, shorten
+from camkit.background.regions.annotations import LARGEST_SHARE, AnnotationCollector, Annotations
 from camkit.errors import InputError, brief
 from camkit.images.files import PICTURE_SUFFIXES, files_in, has_picture_suffix
 from camkit.kit.wording import listed
@@ -152,7 +152,7 @@ def _check_row(file: Path, name: str, numbers: list[float], *, is_pose: bool) ->
     if count < 4 or (count > 5 and count % 2 and not is_pose) or not np.isfinite(numbers).all():
         raise InputError(
             f"{file}: each line must be a class and a box (4 numbers) or a polygon, not "
-            f"{shorten(' '.join([name, *map(str, numbers)]))}; for poses, data.yaml must have kpt_shape"
+            f"{brief(' '.join([name, *map(str, numbers)]))}; for poses, data.yaml must have kpt_shape"
         )
     if _is_number(name) and not (float(name) >= 0 and float(name).is_integer()):
         raise InputError(f"{file}: a class must be a whole number from 0 or a name, not {name}")
