@@ -216,7 +216,7 @@ def _no_region_of_class(items: Sequence[Item], indexes: Sequence[_AnnotationInde
         annotations = [annotation for index in indexes for annotation in index.objects_in(item.name)]
         if annotations:
             others = sorted({annotation.category for annotation in annotations if not annotation.crowd})
-            regions = first_of(list(map(repr, others)), _MOST_LISTED) if others else "only crowds"
+            regions = _listed(others) if others else "only crowds"
             return (
                 f"no picture has a region of its own class: {item.name!r} has the class {item.label!r}, but its "
                 f"regions are {regions}; give classes and categories the same names, or allow further categories in "
@@ -231,7 +231,7 @@ def _no_match(pictures: Sequence[str], indexes: Sequence[_AnnotationIndex]) -> s
     for names, candidates in (ambiguous for index in indexes for ambiguous in index.ambiguous):
         return (
             f"no picture matches a region: the names of the regions ({listed}) are ambiguous, because "
-            f"{first_of(sorted(map(repr, names)), _MOST_LISTED)} can mean any of {first_of(sorted(map(repr, candidates)), _MOST_LISTED)}; name each picture with its folder"
+            f"{_listed(names)} can mean any of {_listed(candidates)}; name each picture with its folder"
         )
     example = next((name for index in indexes for name in index.source.objects), None)
     problems = [f"{len(names)} {problem}" for index in indexes for problem, names in index.source.problems.items()]
@@ -241,6 +241,10 @@ def _no_match(pictures: Sequence[str], indexes: Sequence[_AnnotationIndex]) -> s
         f"no picture matches a region: {len(pictures)} pictures have names such as {pictures[0]!r}, but the regions "
         f"({listed}) have {'no objects' if example is None else f'names such as {example!r}'}"
     )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return first_of(sorted(map(repr, names)), _MOST_LISTED)
 
 
 def _coverage(source: Annotations, index: _AnnotationIndex, items: Iterable[Item], root: Path) -> str:
@@ -525,8 +529,8 @@ def _no_class(pictures: Sequence[str], indexes: Sequence[_AnnotationIndex], only
     if not categories:
         return "the regions name no classes; sort the pictures into a folder per class, or list them in a CSV"
     if only is not None and not categories & set(only):
-        return f"the class map has no entry for the categories of the regions ({first_of(sorted(map(repr, categories)), _MOST_LISTED)})"
-    return f"no region can name the class of a picture, because all regions are crowds ({first_of(sorted(map(repr, categories)), _MOST_LISTED)})"
+        return f"the class map has no entry for the categories of the regions ({_listed(categories)})"
+    return f"no region can name the class of a picture, because all regions are crowds ({_listed(categories)})"
 
 
 def _area(box: Box | None) -> float:

@@ -142,8 +142,8 @@ def test_crowds_and_dangling_ids_and_bad_boxes_are_counted_and_left_out(tmp_path
     assert [tuple(one.box) for one in annotations.objects["a.jpg"] if one.crowd] == [(0, 0, 40, 30)]
     assert {what: len(names) for what, names in annotations.problems.items()} == {
         "crowds, removed but not explained": 1,
-        "annotations of a picture that the file does not list": 1,
-        "annotations of a category that the file does not list": 1,
+        "annotations of a picture that is not listed (an id must be a number everywhere, or text everywhere)": 1,
+        "annotations of a category that is not listed (an id must be a number everywhere, or text everywhere)": 1,
         "boxes without an area": 2,
         "boxes outside their picture": 2,
         "boxes clipped to their picture": 1,

@@ -87,7 +87,7 @@ def _names_by_id(rows: Any, field: str) -> dict[Any, str]:
         name = str(row[field])
         if names.setdefault(row["id"], name) != name:
             raise ValueError(
-                f"the id {brief(repr(row['id']))} is used for {brief(repr(names[row['id']]))} and for {brief(repr(name))}"
+                f"the id {brief(row['id'])} is used for {brief(repr(names[row['id']]))} and for {brief(repr(name))}"
             )
     return names
 
@@ -118,8 +118,10 @@ def _parse_annotation(
     """Return one annotation, or record the problem that it has and return None."""
     name, category = pictures.get(row["image_id"]), categories.get(row.get("category_id"))
     if name is None or category is None:
-        unlisted = "picture" if name is None else "category"
-        collector.problems[f"annotations of a {unlisted} that the file does not list"].append(str(row.get("id")))
+        collector.problems[
+            f"annotations of a {'picture' if name is None else 'category'} that is not listed (an id must be a number "
+            "everywhere, or text everywhere)"
+        ].append(str(row.get("id")))
         return None
     outline = _parse_segmentation(row.get("segmentation") or None)
     box = None if outline is None else _bounding_box(outline)
@@ -143,9 +145,7 @@ def _parse_segmentation(value: Any) -> list[list[float]] | dict[str, Any] | None
         _parse_runs(value)
         return value
     if value is not None and not isinstance(value, list):
-        raise ValueError(
-            f"a segmentation must be a list of polygons or a run-length encoding, not {brief(repr(value))}"
-        )
+        raise ValueError(f"a segmentation must be polygons or a run-length encoding, not {brief(repr(value))}")
     polygons = [parse_numbers(part) for part in value or ()]
     odd = next((polygon for polygon in polygons if len(polygon) % 2), None)
     if odd is not None:
