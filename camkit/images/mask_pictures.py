@@ -140,9 +140,12 @@ def names_masks(folder: str) -> bool:
 
 
 def picture_of(mask: Path) -> Path:
-    """Return the place of a mask's picture without its extension: ``cat/a`` for ``cat/gt/a_mask.png``."""
-    folders = [part for part in mask.parts[:-1] if not names_masks(part)]
-    return Path(*folders, _MASK_NAME.sub("", mask.stem))
+    """Return the place of a mask's picture without its extension: ``cat/a`` for ``cat/gt/a_mask.png``.
+
+    The first folder is that of a class, which may be named "mask".
+    """
+    folders = [part for part in mask.parts[1:-1] if not names_masks(part)]
+    return Path(*mask.parts[:-1][:1], *folders, _MASK_NAME.sub("", mask.stem))
 
 
 def is_mask(file: Path, root: Path) -> bool:

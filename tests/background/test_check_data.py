@@ -506,12 +506,9 @@ def test_cut_outs_are_masks_although_they_have_many_colours(tmp_path: Path) -> N
 
 
 def test_a_class_may_be_named_mask_beside_a_folder_of_masks(tmp_path: Path) -> None:
-    mask = np.zeros((60, 60), np.uint8)
-    mask[10:30, 10:30] = 255
-    for number, label in enumerate(["mask", "no_mask"]):
-        photograph(tmp_path / label / f"{number}.png", number)
-        (tmp_path / "masks" / label).mkdir(parents=True)
-        Image.fromarray(mask).save(tmp_path / "masks" / label / f"{number}.png")
+    for seed, label in enumerate(["mask", "no_mask"]):
+        photograph(tmp_path / label / "0.png", seed)
+        mask(tmp_path / "masks" / label / "0.png")
     dataset = read_data(tmp_path)
     assert dataset.classes == ("mask", "no_mask")
     assert all(item.objects for item in dataset.items)

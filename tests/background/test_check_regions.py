@@ -31,7 +31,6 @@ from camkit.background.regions.unread import find_unread
 from camkit.background.render import in_pixels, object_region, widened_boxes
 from camkit.errors import ImageError, InputError
 from camkit.images.crop import check_crop
-from camkit.images.listing import find_pictures
 from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.regions import ShadesBySize, measure_shades, preprocess_region
 from camkit.types import Box
@@ -1074,7 +1073,6 @@ def test_masks_among_the_pictures_belong_to_the_picture_they_are_named_after(tmp
         Image.new("RGB", SIZE).save(tmp_path / picture)
     (annotations,) = find_regions(tmp_path)
     assert list(annotations.objects) == ["a"]
-    assert [file.name for file in find_pictures([tmp_path])] == ["a.JPG", "b.png", "c-with-mask.png"]
 
 
 def test_only_the_named_folder_is_read(tmp_path: Path) -> None:

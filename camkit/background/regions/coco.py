@@ -153,8 +153,8 @@ def _parse_segmentation(value: Any) -> list[list[float]] | dict[str, Any] | None
     return [polygon for polygon in polygons if len(polygon) >= 6] or None
 
 
-def _bounding_box(outline: list[list[float]] | dict[str, Any]) -> Box:
-    if isinstance(outline, dict):
+def _bounding_box(outline: Any) -> Box:
+    if not isinstance(outline, list):
         is_packed = isinstance(outline["counts"], str)
         left, top, width, height = rle.toBbox(outline if is_packed else rle.frPyObjects(outline, *outline["size"]))
         return Box(left, top, left + width, top + height)

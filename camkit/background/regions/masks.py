@@ -31,14 +31,18 @@ def find(folder: Path) -> list[Path]:
 
 def mask_folders(folder: Path) -> list[Path]:
     """List the folders in and beside a folder of pictures that hold masks, judging by their names and pictures."""
-    folders = [place for parent in (folder, folder.parent) for place in sorted(parent.glob("*"), key=_likely)]
+    folders = [
+        place
+        for parent in (folder, folder.parent)
+        for place in sorted([*parent.glob("*"), *parent.glob("annotations/*")], key=_likely)
+    ]
     named = (place for place in folders if names_masks(place.name) and place.is_dir() and place != folder)
     return [place for place in named if not holds_photographs(place)]
 
 
-def _likely(folder: Path) -> tuple[bool, bool, str]:
+def _likely(folder: Path) -> tuple[bool, bool, int, str]:
     """Sort folders of masks before those of segmentations, and these before others, which often hold boxes."""
-    return "mask" not in folder.name.lower(), "seg" not in folder.name.lower(), folder.name
+    return "mask" not in folder.name.lower(), "seg" not in folder.name.lower(), -len(folder.parts), folder.name
 
 
 def is_mask_in(folder: Path, file: Path) -> bool:
