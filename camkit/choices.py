@@ -110,7 +110,7 @@ class Choices:
     precision: Precision = "fp32"
     fuse: Fusion | None = None
     smooth: Smoothing | None = None
-    spread: Spread = "strides"
+    spread: Spread = "measured"
     progress: Progress | None = None
     references: References | ReferencesLike | None = None
     batch_size: int | None = None

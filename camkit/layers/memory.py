@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from types import FunctionType, MappingProxyType
 from typing import Any, TypeAlias, cast
 
@@ -136,14 +136,18 @@ class ModelMemory:
         except Exception:  # noqa: BLE001 - a target may raise anything, for example if it is made for a larger batch
             return decision
 
-    def placed(self, layer: TargetLayer, image: Float[Tensor, "1 c *size"], spread: Spread) -> Layout | None:
-        """Return a layer's layout with the places of its cells, unless these are spread evenly."""
-        if layer.layout is None:
-            return None
-        key = kind_of(image), layer.ref, layer.layout, spread
-        if key not in self._placed:
-            _keep(self._placed, key, with_places(self._living, image, layer, spread, self.record))
-        return self._placed[key]
+    def placed(
+        self, layers: Sequence[TargetLayer], image: Float[Tensor, "1 c *size"], spread: Spread
+    ) -> Mapping[LayerRef, Layout]:
+        """Return the layouts of layers, with the places of their cells unless these are spread evenly."""
+        keys = {layer.ref: (kind_of(image), layer.ref, layer.layout, spread) for layer in layers}
+        new = [layer for layer in layers if keys[layer.ref] not in self._placed]
+        if new:
+            modules = self.selected(tuple(layer.ref for layer in new))
+            stages = [(layer, modules[layer.ref]) for layer in new]
+            for ref, layout in with_places(self._living, image, stages, spread, self.record).items():
+                _keep(self._placed, keys[ref], layout)
+        return {ref: self._placed[key] for ref, key in keys.items() if key in self._placed}
 
     def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
         """Return a decision for one target of this very image, without remembering it."""

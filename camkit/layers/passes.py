@@ -308,7 +308,8 @@ class LayerPasses:
         layers = tuple(replace(layer, layout=layout, size=size) for layer, layout in both)
         for layer in layers:
             self.memory.remember(layer, inputs)
-        if all(self.memory.placed(layer, inputs[:1], self._spread) is layer.layout for layer in layers):
+        placed = self.memory.placed(layers, inputs[:1], self._spread)
+        if all(placed.get(layer.ref) is layer.layout for layer in layers):
             return captured, layers
         return run(layers), layers
 
@@ -382,11 +383,7 @@ class LayerPasses:
         apart = memory.keeps_pictures_apart(inputs, in_a_pass, modules)
         if not apart and len(inputs) > 1:
             raise OneByOneError
-        layouts = {
-            ref: memory.placed(layer, inputs[:1], self._spread)
-            for ref, layer in zip(refs, layers, strict=True)
-            if layer.size
-        }
+        layouts = memory.placed([layer for layer in layers if layer.size], inputs[:1], self._spread)
         batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if method.need.pictures else inputs
         options = Pass(
             modules,

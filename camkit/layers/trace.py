@@ -550,19 +550,6 @@ def _geometry(module: nn.Module, arguments: list[Tensor], picture: Tensor) -> Co
     return Convolution(module.kernel_size, module.stride, padded, size)
 
 
-def followed(model: nn.Module, image: Tensor, call: Key, record: ModelRecord) -> Followed | None:
-    """Return where the cells of one call's output come from; None if it is not computed from the input.
-
-    Args:
-        model: the model, which runs once; it is restored exactly.
-        image: one input (1, C, *size) on the model's device.
-        call: the module's name and the number of the call.
-        record: the model's record.
-    """
-    with _undisturbed_pass(model, record):
-        return _followed(model, image.detach().clone(), {call}).get(call)
-
-
 def _followed(model: nn.Module, image: Tensor, wanted: set[Key], first: Key | None = None) -> dict[Key, Followed]:
     """Run the model, and return where the cells of some calls' outputs come from."""
     rank = image.dim() - 2
