@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from camkit.errors import ModelError, as_error
+from camkit.errors import ModelError, as_error, brief
 from camkit.models.from_file import described, extra_texts, file_to_read, refuse_bomb
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
@@ -33,6 +34,15 @@ _NAME = re.compile(r"[\w.-]*")
 
 _CONTAINERS = {None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"}
 """The containers that a program may take or return; for others, PyTorch imports modules that the file names."""
+
+_OPERATION = re.compile(
+    r"torch\.ops\.aten\.(?!__|save\b|from_file\b|warn\b|_print\b)\w+\.[A-Za-z]\w*"
+    r"|torch\.ops\.(torchvision|quantized_decomposed)\.[a-z]\w*\.[A-Za-z]\w*"
+    r"|torch\.ops\.higher_order\.(cond|wrap_with_autocast|wrap_with_set_grad_enabled)"
+    r"|_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_|getitem)"
+    r"|torch\._?sym_\w+|math\.\w+"
+)
+"""What a program may call: other operations of PyTorch write files, print texts or call functions by name."""
 
 _SYMBOL = re.compile(r"Symbol\('[a-z]+\d*'(?:, \w+=(?:True|False))*\)")
 _FORMULA = re.compile(r"(?:\b(?:Add|FloorDiv|Integer|Max|Min|Mod|Mul)\b|\*(?!\*)|[-+/(), ]|\b\d{1,9}\b)*")
@@ -94,9 +104,9 @@ def _read(path: Path) -> ExportedProgram:
     # Where PyTorch would read a pickle, it reads only tensors.
     only_tensors = mock.patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
     with as_error(ModelError, said):
-        _refuse_code(path)
+        checked = _checked(path)
         with _LOAD, only_tensors, _keeping_error(kept):
-            return torch.export.load(path)
+            return torch.export.load(checked)
 
 
 @contextlib.contextmanager
@@ -118,16 +128,23 @@ def _keeping_error(kept: list[BaseException]) -> Iterator[None]:
         log.removeFilter(keep)
 
 
-def _refuse_code(path: Path) -> None:
-    """Refuse a program that would run code while it is read: pickled objects, compiled parts, formulas."""
-    with zipfile.ZipFile(path) as archive:
+def _checked(path: Path) -> io.BytesIO:
+    """Return a copy of a program, and refuse one that would run code: pickled objects, compiled parts, formulas.
+
+    PyTorch reads the copy, because its own reader may find other parts in a crafted archive than Python's.
+    """
+    texts, copy = [], io.BytesIO()
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copy, "w") as checked:
         refuse_bomb(archive, path)
-        names = archive.namelist()
+        names = [name.lower() for name in archive.namelist()]  # PyTorch finds parts by names in any case
         if len(set(names)) != len(names):
             raise ModelError(f"{path} holds two parts of one name")
         if any("/data/aotinductor/" in name for name in names):
             raise ModelError(f"{path} is compiled and has no layers; pass the program that it was compiled from")
-        texts = [archive.read(name).decode() for name in names if name.endswith(".json")]
+        for name in archive.namelist():
+            data = archive.read(name)
+            checked.writestr(name, data)
+            texts += [data.decode()] if name.lower().endswith(".json") else []
     for text in texts:
         for value in _values(json.loads(text)):
             if value.get("use_pickle") or str(value.get("path_name", "")).startswith(("custom_obj", "opaque_obj")):
@@ -139,6 +156,13 @@ def _refuse_code(path: Path) -> None:
             formula = value.get("expr_str")
             if formula is not None and not _FORMULA.fullmatch(_SYMBOL.sub("", formula)):
                 raise ModelError(f"{path} holds a formula that camkit does not read: {first_line(ValueError(formula))}")
+            if "target" in value and not _OPERATION.fullmatch(str(value["target"])):
+                raise ModelError(
+                    f"{path} calls {brief(value['target'])}, which camkit does not run from a file; if you trust it, "
+                    "load it with torch.export.load and pass the program"
+                )
+    copy.seek(0)
+    return copy
 
 
 def _names_in(value: Mapping[str, Any]) -> list[str]:

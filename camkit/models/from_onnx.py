@@ -52,6 +52,9 @@ _FIRST_OPSET = 19
 
 _QUANTISED = (*_STORING, "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 
+_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
+"""onnxruntime's own operators."""
+
 _LARGEST = 1 << 31
 """The most bytes that a protobuf message, and so an ONNX file, may have."""
 
@@ -205,6 +208,7 @@ def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:
         )
     with as_error(ModelError, lambda error: f"{path} cannot be read as an ONNX file ({brief(error)})"):
         graph = onnx.load(path, load_external_data=False)
+        _refuse_code(graph, path)
         outside = [tensor for tensor in _tensors(graph) if tensor.data_location == onnx.TensorProto.EXTERNAL]
         named = sorted({_entry(tensor, "location") for tensor in outside})
         if all(Path(name).name == name for name in named):
@@ -214,15 +218,34 @@ def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:
     raise ModelError(f"{path} names weights in other folders; they must lie beside it")
 
 
-def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors of a graph: its weights, and the constants of its nodes, subgraphs and functions."""
-    if isinstance(message, onnx.TensorProto):
-        yield message
-    else:
-        for field, value in message.ListFields():
-            if field.message_type is not None:
-                for part in value if field.is_repeated else (value,):
-                    yield from _tensors(part)
+def _refuse_code(graph: onnx.ModelProto, path: Path) -> None:
+    """Refuse what onnxslim or onnx2pytorch could take for code: they go by the names of operators and evaluate texts."""
+    if graph.functions:
+        raise ModelError(
+            f"{path} holds functions, which camkit does not run; save onnx.inliner.inline_local_functions(graph)"
+        )
+    for part in _parts(graph):
+        if isinstance(part, onnx.NodeProto) and part.domain not in _DOMAINS:
+            raise ModelError(f"{path} uses {part.domain}.{part.op_type}, which is not an operator of onnxruntime")
+        is_text = isinstance(part, onnx.TensorProto) and (part.string_data or part.data_type == part.STRING)
+        if isinstance(part, onnx.AttributeProto):
+            is_text = part.name == "value_string" or (bool(part.strings) and part.name != "activations")
+        if is_text:
+            raise ModelError(f"{path} holds texts among its numbers, which camkit does not read; export it without them")
+
+
+def _parts(message: Any) -> Iterator[Any]:
+    """Yield a message and those inside it: graphs, nodes, attributes, subgraphs, tensors."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if field.is_repeated else (value,):
+                yield from _parts(part)
+
+
+def _tensors(graph: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """Return the tensors of a graph: its weights, and the constants of its nodes and subgraphs."""
+    return [part for part in _parts(graph) if isinstance(part, onnx.TensorProto)]
 
 
 def _entry(tensor: onnx.TensorProto, key: str) -> str:

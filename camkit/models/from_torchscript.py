@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 import zipfile
 from importlib.metadata import version
@@ -11,23 +10,25 @@ from typing import Any
 
 import torch
 
-from camkit.errors import ModelError, as_error
+from camkit.errors import ModelError, advice, as_error
 from camkit.models.black_box import FileBox
-from camkit.models.from_file import COLOURS, described, extra_texts, file_to_read, refuse_bomb
+from camkit.models.from_file import COLOURS, described, extra_texts, file_to_read
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import dtype_of
 from camkit.models.request import Request
 from camkit.models.weights import first_line, is_torchscript
 
-_WRITES = re.compile(rb"\b(?:torch|aten)\.(?:save|from_file)\b")
-"""What a script could harm the machine with; everything else in TorchScript computes."""
-
-
 def load(request: Request) -> LoadedModel:
     """Load a TorchScript file, which camkit can run but not look into."""
     path = file_to_read(request)
     with as_error(ModelError, lambda error: f"{path} cannot be read as a TorchScript file ({first_line(error)})"):
-        metadata = _refuse_others(path)
+        metadata = _metadata(path)
+        if not request.trust_remote_code:
+            raise ModelError(
+                f"{path} is TorchScript, which is code: it may write files; export the model with torch.export and "
+                "pass the .pt2 file, or, if you trust this file, pass "
+                + advice("trust_remote_code=True", "--trust-remote-code")
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated
             script = torch.jit.load(path, map_location="cpu").eval()
@@ -53,19 +54,12 @@ def _ends_in_sigmoid(script: torch.jit.ScriptModule) -> bool:
     return str(node.kind()) in ("aten::sigmoid", "aten::sigmoid_")
 
 
-def _refuse_others(path: Path) -> dict[str, Any]:
-    """Return the file's metadata, and refuse what is not TorchScript, as state dicts, and what writes to files."""
-    is_script, code, metadata = False, list[bytes](), dict[str, Any]()
+def _metadata(path: Path) -> dict[str, Any]:
+    """Return the texts beside a script, and refuse what is not TorchScript, such as state dicts."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            refuse_bomb(archive, path)
-            is_script, metadata = is_torchscript(archive), extra_texts(archive)
-            code = [archive.read(name) for name in archive.namelist() if name.endswith(".py")]
-    if any(map(_WRITES.search, code)):
-        raise ModelError(f"{path} writes to files while it runs, which camkit does not allow")
-    if not is_script:
-        raise ModelError(
-            f"{path} is not a TorchScript file; if it holds a state dict, name the network and pass the file as its "
-            "weights"
-        )
-    return metadata
+            if is_torchscript(archive):
+                return extra_texts(archive)
+    raise ModelError(
+        f"{path} is not a TorchScript file; if it holds a state dict, name the network and pass the file as its weights"
+    )

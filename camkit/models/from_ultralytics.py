@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import pickle
+import re
 import zipfile
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -17,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.ops import batched_nms, box_convert
 
-from camkit.errors import ModelError, advice
+from camkit.errors import ModelError, advice, as_error
 from camkit.models.from_file import file_to_read
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, preset
@@ -36,9 +38,15 @@ _GREY = 114
 _OVERLAP, _MOST_BOXES = 0.7, 300
 """Boxes of one class that overlap by more are one object, and the most boxes of a picture: the package's own values."""
 
-_MODULES = ("torch.nn.", "ultralytics.nn.")
-_VALUES = ("ultralytics.utils.IterableSimpleNamespace", "torch.Size", "pathlib.PosixPath", "pathlib.WindowsPath")
-"""What a file may be made of without ``trust_remote_code``: modules of these packages, and these kinds of values."""
+_LAYERS = re.compile(
+    r"(torch\.nn\.modules\.\w+|ultralytics\.nn\.(tasks|modules\.(activation|block|conv|head|transformer|utils)))\.\w+"
+)
+"""The modules that a file may be made of without ``trust_remote_code``."""
+
+_SETTINGS = "ultralytics.utils.IterableSimpleNamespace"
+
+_PLAIN = (type(None), bool, int, float, str, torch.Size, torch.dtype, torch.device)
+"""Values that are taken from a file as they are."""
 
 _TASKS = ("detect", "segment", "pose", "obb", "classify")
 
@@ -59,7 +67,7 @@ def load(request: Request) -> LoadedModel:
         ModelError: the package is missing, the file needs other code, or its task is not known.
     """
     path = file_to_read(request)
-    model = _network(path, trusted=request.trust_remote_code).float().eval()
+    model = _network(path, trusted=request.trust_remote_code)
     task = str(getattr(model, "task", None) or _task_of(model))
     names = model.names
     labels = tuple(str(names[index]) for index in sorted(names)) if isinstance(names, dict) else tuple(map(str, names))
@@ -96,44 +104,68 @@ def _task_of(model: Any) -> str:
 
 
 def _network(path: Path, *, trusted: bool) -> Any:
-    try:
+    def said(error: Exception) -> str:
+        if isinstance(error, ModuleNotFoundError):
+            return f"{path} needs the package {error.name}, which is not installed: pip install ultralytics"
+        return f"{path} cannot be read ({first_line(error)})"
+
+    with as_error(ModelError, said):
         if trusted:
             held = torch.load(path, map_location="cpu", weights_only=False)
         else:
-            with torch.serialization.safe_globals(_classes_in(path)):
+            named = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            stand_ins = [(type(name, (_StandIn,), {}), name) for name in named]
+            with torch.serialization.safe_globals(stand_ins):
                 held = torch.load(path, map_location="cpu", weights_only=True)
-    except ModuleNotFoundError as error:
-        raise ModelError(
-            f"{path} needs the package {error.name}, which is not installed: pip install ultralytics"
-        ) from error
-    except pickle.UnpicklingError as error:
-        raise ModelError(f"{path} cannot be read ({first_line(error)})") from error
-    network = held.get("ema") or held.get("model") if isinstance(held, dict) else held
-    if not isinstance(network, nn.Module) or not hasattr(network, "names"):
-        raise ModelError(f"{path} does not hold an ultralytics network")
-    return network
+        network = held.get("ema") or held.get("model") if isinstance(held, dict) else held
+        network = network if trusted else _made(network, path, {})
+        if isinstance(network, nn.Module) and hasattr(network, "names"):
+            return network.float().eval()
+    raise ModelError(f"{path} does not hold an ultralytics network")
 
 
-def _classes_in(path: Path) -> list[Any]:
-    """Return the classes that a file is made of.
+class _StandIn:
+    """Takes the place of a class or function while a file is read, so that nothing of the file's choice is called."""
 
-    Raises:
-        ModelError: there are others than those of torch and ultralytics.
+    def __init__(self, *args: Any) -> None:
+        pass
+
+
+def _made(value: Any, path: Path, known: dict[int, Any]) -> Any:
+    """Return what a value from a file stands for: modules, made without calling them, tensors, and plain values.
+
+    Nothing else that could be called remains, such as hooks.
+
+    Args:
+        value: the value, with stand-ins.
+        path: the file.
+        known: what was made already of each value, by its id.
     """
-    classes: list[Any] = []
-    for name in torch.serialization.get_unsafe_globals_in_checkpoint(path):
-        module, _, kind = name.rpartition(".")
-        found = None
-        if name.startswith(_MODULES) or name in _VALUES:
-            found = getattr(importlib.import_module(module), kind, None)
-        is_known = isinstance(found, type) and (issubclass(found, nn.Module) or name in _VALUES)
-        if not is_known:
+    kind = type(value)
+    if id(value) in known or kind in _PLAIN:
+        return known.get(id(value), value)
+    if kind in (dict, OrderedDict):
+        made: Any = kind((_made(key, path, known), _made(each, path, known)) for key, each in value.items())
+    elif kind in (list, tuple, set):
+        made = kind(_made(each, path, known) for each in value)
+    elif kind is Tensor:
+        made = Tensor.detach(value)
+    elif kind is nn.Parameter:
+        made = nn.Parameter(Tensor.detach(value), requires_grad=value.requires_grad)
+    elif kind.__name__ == _SETTINGS:
+        made = SimpleNamespace(**_made(vars(value), path, known))
+    else:
+        module, _, name = kind.__name__.rpartition(".")
+        layer = getattr(importlib.import_module(module), name, None) if _LAYERS.fullmatch(kind.__name__) else None
+        if not (isinstance(layer, type) and issubclass(layer, nn.Module) and layer.__module__ == module):
             raise ModelError(
-                f"{path} holds {name}, which is not a module of torch or ultralytics, and reading it may run code; if "
-                f"you trust the file, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
+                f"{path} holds {kind.__name__}, which is not a module of torch or ultralytics, and reading it may run "
+                f"code; if you trust the file, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
             )
-        classes.append(found)
-    return classes
+        made = known[id(value)] = layer.__new__(layer)
+        nn.Module.__init__(made)
+        vars(made).update({name: _made(each, path, known) for name, each in vars(value).items() if "hook" not in name})
+    return known.setdefault(id(value), made)
 
 
 class Logits(nn.Module):
