@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import re
 import zipfile
 from collections import OrderedDict
@@ -44,6 +45,14 @@ _LAYERS = re.compile(
 """The modules that a file may be made of without ``trust_remote_code``."""
 
 _SETTINGS = "ultralytics.utils.IterableSimpleNamespace"
+
+_CALLED = {
+    "__builtin__.set": set,  # as Python 2 called it
+    "collections.OrderedDict": OrderedDict,
+    "torch._utils._rebuild_tensor_v2": torch._utils._rebuild_tensor_v2,
+    "torch._utils._rebuild_parameter": torch._utils._rebuild_parameter,
+}
+"""All that a file may call by name; it may also make sizes, devices and types of numbers."""
 
 _PLAIN = (type(None), bool, int, float, str, torch.Size, torch.dtype, torch.device)
 """Values that are taken from a file as they are."""
@@ -110,13 +119,10 @@ def _network(path: Path, *, trusted: bool) -> Any:
         return f"{path} cannot be read ({first_line(error)})"
 
     with as_error(ModelError, said):
-        if trusted:
-            held = torch.load(path, map_location="cpu", weights_only=False)
-        else:
-            named = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-            stand_ins = [(type(name, (_StandIn,), {}), name) for name in named]
-            with torch.serialization.safe_globals(stand_ins):
-                held = torch.load(path, map_location="cpu", weights_only=True)
+        if not trusted:
+            torch.serialization.get_unsafe_globals_in_checkpoint(path)  # refuses what torch.load would not unpickle
+        reader = pickle if trusted else SimpleNamespace(Unpickler=_Reader, __name__=__name__)
+        held = torch.load(path, map_location="cpu", weights_only=False, pickle_module=reader)
         network = held.get("ema") or held.get("model") if isinstance(held, dict) else held
         network = network if trusted else _made(network, path, {})
         if isinstance(network, nn.Module) and hasattr(network, "names"):
@@ -129,6 +135,15 @@ class _StandIn:
 
     def __init__(self, *args: Any) -> None:
         pass
+
+
+class _Reader(pickle.Unpickler):
+    """Reads tensors and plain values; everything else becomes a stand-in of its name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = getattr(torch, name, None) if module == "torch" else _CALLED.get(f"{module}.{name}")
+        is_plain = module != "torch" or known in _PLAIN or isinstance(known, torch.dtype)
+        return known if known is not None and is_plain else type(f"{module}.{name}", (_StandIn,), {})
 
 
 def _made(value: Any, path: Path, known: dict[int, Any]) -> Any:

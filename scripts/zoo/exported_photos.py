@@ -136,7 +136,7 @@ def rows_of(name: str, data: Path, photos: Path, folder: Path) -> list[list[str]
         model, result = plain, expected
         if file:
             export(plain.module, folder / file)
-            model = camkit.load_model(str(folder / file))
+            model = camkit.load_model(str(folder / file), trust_remote_code=True)
             result = check(model)
         method: Any = OCCLUSION if "without gradients" in (model.note or "") else "gradcam"
         explainer = camkit.Explainer(model, method=method)

@@ -88,7 +88,7 @@ def test_an_exported_file_is_checked_as_its_model(
         torch.onnx.export(
             plain.module, (example,), file, dynamo=False, opset_version=17, input_names=["images"], dynamic_axes=axes
         )
-    again = camkit.load_model(str(file))
+    again = camkit.load_model(str(file), trust_remote_code=True)
     found = camkit.check(
         again, scenes, config=CONFIG, out=tmp_path / "out", preprocess=plain.preprocess, labels=plain.labels
     )
