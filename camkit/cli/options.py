@@ -86,7 +86,8 @@ class _ModelOptions:
         labels: A file with the names of the classes: one per line, or JSON.
         text: A class of a CLIP-like model, as text; repeat the option for each class.
         output: Which of several outputs holds the scores: its name, or its index, from 0.
-        trust_remote_code: Run the Python code that comes with a Hugging Face model. By default, it is refused.
+        trust_remote_code: Run the code that comes with a model: in a Hugging Face folder, in TorchScript, or in an
+            ultralytics file. By default, it is refused.
     """
 
     weights: Annotated[str | None, Parameter(alias="-w", metavar="FILE")] = None

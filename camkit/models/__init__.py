@@ -132,8 +132,8 @@ def load_model(
         text: the classes of a CLIP-like model, one text per class.
         output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
         trainable: keep ``requires_grad`` as the model sets it. By default it is switched off, as explaining needs none.
-        trust_remote_code: run the Python code in the folder of a Hugging Face model, or in its repository on the hub.
-            By default, such a model is refused.
+        trust_remote_code: run the code that comes with a model: in the folder or the repository of a Hugging Face
+            model, in TorchScript, or in an ultralytics file. By default, such a model is refused.
 
     Raises:
         ModelError: the model or the device does not exist, the weights cannot be loaded or do not fit, the model comes
@@ -181,9 +181,16 @@ def _load(request: Request) -> LoadedModel:
         return from_torchvision.load(request)
     source = _source(name)
     if source is None and is_file(Path(name)):
+        is_foreign = Path(name).suffix.lower() in (".keras", ".h5", ".tflite", ".engine")
         raise ModelError(
-            f"camkit cannot load {name} as a model: exported files end in {', '.join(KINDS)}, and a state dict needs a "
-            "network: " + advice(f"load_model(NETWORK, weights={name!r})", f"--model NETWORK --weights {name}")
+            f"camkit cannot load {name} as a model: "
+            + (
+                "convert it to ONNX, or pass a function that runs it: "
+                + advice("camkit.black_box(function)", "--model file.py:factory, which returns a camkit.black_box")
+                if is_foreign
+                else f"exported files end in {', '.join(KINDS)}, and a state dict needs a network: "
+                + advice(f"load_model(NETWORK, weights={name!r})", f"--model NETWORK --weights {name}")
+            )
         )
     if source is None:
         hint = did_you_mean(name, model_names()) or (

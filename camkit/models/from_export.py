@@ -21,13 +21,16 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from camkit.errors import ModelError, as_error, brief
-from camkit.models.from_file import described, extra_texts, file_to_read, refuse_bomb
+from camkit.models.from_file import described, extra_texts, file_to_read
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line
 
 _LOAD = threading.Lock()
 """One thread at a time loads a program, because the variable that forbids pickles belongs to the process."""
+
+_MOST_UNPACKED = 256 << 20
+"""The most bytes that the compressed parts of an archive may unpack to."""
 
 _NAME = re.compile(r"[\w.-]*")
 """A name in a program: PyTorch writes names into the code that it generates."""
@@ -135,7 +138,13 @@ def _checked(path: Path) -> io.BytesIO:
     """
     texts, copy = [], io.BytesIO()
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copy, "w") as checked:
-        refuse_bomb(archive, path)
+        if sum(entry.compress_size for entry in archive.infolist()) > path.stat().st_size:
+            raise ModelError(f"{path} is an archive whose parts overlap; export it again")
+        parts = (entry.file_size for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED)
+        if sum(parts) > _MOST_UNPACKED:  # PyTorch compresses nothing but code
+            raise ModelError(
+                f"{path} is compressed and unpacks to more than {_MOST_UNPACKED >> 20} MiB; export it again"
+            )
         names = [name.lower() for name in archive.namelist()]  # PyTorch finds parts by names in any case
         if len(set(names)) != len(names):
             raise ModelError(f"{path} holds two parts of one name")

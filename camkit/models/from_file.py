@@ -35,9 +35,6 @@ Shape = Sequence[int | None]
 COLOURS = 3
 """The channels of the pictures that size, mean and std are for."""
 
-_MOST_UNPACKED = 256 << 20
-"""The most bytes that the compressed parts of an archive may unpack to."""
-
 MOST_VALUES = 1 << 28
 """The most values that one picture may have: a damaged file may name a size that no memory holds."""
 
@@ -64,21 +61,6 @@ def file_to_read(request: Request) -> Path:
         raise ModelError(f"there is no file {path}")
     refuse_pipe(path, ModelError)
     return path
-
-
-def refuse_bomb(archive: zipfile.ZipFile, path: Path) -> None:
-    """Refuse an archive whose compressed parts unpack to very much, or whose parts overlap.
-
-    PyTorch compresses the code only.
-
-    Raises:
-        ModelError: they do.
-    """
-    if sum(entry.compress_size for entry in archive.infolist()) > path.stat().st_size:
-        raise ModelError(f"{path} is an archive whose parts overlap; export it again")
-    parts = (entry.file_size for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED)
-    if sum(parts) > _MOST_UNPACKED:
-        raise ModelError(f"{path} is compressed and unpacks to more than {_MOST_UNPACKED >> 20} MiB; export it again")
 
 
 def extra_texts(archive: zipfile.ZipFile) -> dict[str, Any]:
@@ -171,7 +153,7 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
             facts["labels"] = as_labels(named)
     for name in ("mean", "std"):
         numbers = values.get(name)
-        if isinstance(numbers, (list, tuple)) and len(numbers) in (1, 3) and all(map(_is_number, numbers)):
+        if isinstance(numbers, (list, tuple)) and len(numbers) in (1, 3) and {*map(type, numbers)} <= {int, float}:
             values_of = tuple(map(float, numbers))
             # Above 1, they are for values of 0 to 255, or for something else.
             if all(-math.inf < value <= 1 for value in values_of) and (name == "mean" or min(values_of) > 0):
@@ -182,10 +164,6 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if metadata.get("author") == "Ultralytics" and metadata.get("task") == "classify":
         facts |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     return facts
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _value(text: Any) -> Any:

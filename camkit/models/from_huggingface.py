@@ -239,7 +239,11 @@ def _with_maps(request: Request, name: str, config: Any, build: Any) -> LoadedMo
     model = _built(request, build, name, config)
     labels = None if build.__name__.endswith("DepthEstimation") else _labels(config)
     if build is _OF_MAPS[1].get(type(config), None):
-        tasks = transformers.AutoTokenizer.from_pretrained(name) if config.model_type == "oneformer" else None
+        tasks = (
+            transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
+            if config.model_type == "oneformer"
+            else None
+        )
         model = queried_maps(model, tasks)
     return LoadedModel(model, request.name, _prepared(request, name), labels)
 

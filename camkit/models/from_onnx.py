@@ -219,7 +219,7 @@ def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:
 
 
 def _refuse_code(graph: onnx.ModelProto, path: Path) -> None:
-    """Refuse what onnxslim or onnx2pytorch could take for code: they go by the names of operators and evaluate texts."""
+    """Refuse what could become code: onnxslim and onnx2pytorch go by the names of operators, and evaluate texts."""
     if graph.functions:
         raise ModelError(
             f"{path} holds functions, which camkit does not run; save onnx.inliner.inline_local_functions(graph)"
@@ -227,11 +227,11 @@ def _refuse_code(graph: onnx.ModelProto, path: Path) -> None:
     for part in _parts(graph):
         if isinstance(part, onnx.NodeProto) and part.domain not in _DOMAINS:
             raise ModelError(f"{path} uses {part.domain}.{part.op_type}, which is not an operator of onnxruntime")
-        is_text = isinstance(part, onnx.TensorProto) and (part.string_data or part.data_type == part.STRING)
-        if isinstance(part, onnx.AttributeProto):
-            is_text = part.name == "value_string" or (bool(part.strings) and part.name != "activations")
-        if is_text:
-            raise ModelError(f"{path} holds texts among its numbers, which camkit does not read; export it without them")
+        is_tensor, is_attribute = isinstance(part, onnx.TensorProto), isinstance(part, onnx.AttributeProto)
+        if (is_tensor and (part.string_data or part.data_type == part.STRING)) or (
+            is_attribute and (part.name == "value_string" or (part.strings and part.name != "activations"))
+        ):
+            raise ModelError(f"{path} holds texts among its numbers, which camkit cannot run; export it without them")
 
 
 def _parts(message: Any) -> Iterator[Any]:

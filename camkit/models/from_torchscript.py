@@ -16,7 +16,8 @@ from camkit.models.from_file import COLOURS, described, extra_texts, file_to_rea
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import dtype_of
 from camkit.models.request import Request
-from camkit.models.weights import first_line, is_torchscript
+from camkit.models.weights import first_line
+
 
 def load(request: Request) -> LoadedModel:
     """Load a TorchScript file, which camkit can run but not look into."""
@@ -58,7 +59,7 @@ def _metadata(path: Path) -> dict[str, Any]:
     """Return the texts beside a script, and refuse what is not TorchScript, such as state dicts."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            if is_torchscript(archive):
+            if any(name.partition("/")[2] == "constants.pkl" for name in archive.namelist()):
                 return extra_texts(archive)
     raise ModelError(
         f"{path} is not a TorchScript file; if it holds a state dict, name the network and pass the file as its weights"

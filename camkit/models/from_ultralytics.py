@@ -8,7 +8,7 @@ import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,18 +44,18 @@ _LAYERS = re.compile(
 )
 """The modules that a file may be made of without ``trust_remote_code``."""
 
-_SETTINGS = "ultralytics.utils.IterableSimpleNamespace"
-
-_CALLED = {
+_VALUES = {
     "__builtin__.set": set,  # as Python 2 called it
     "collections.OrderedDict": OrderedDict,
+    "pathlib.PosixPath": PurePosixPath,
+    "pathlib.WindowsPath": PureWindowsPath,
+    "torch.Size": torch.Size,
+    "torch.device": torch.device,
     "torch._utils._rebuild_tensor_v2": torch._utils._rebuild_tensor_v2,
     "torch._utils._rebuild_parameter": torch._utils._rebuild_parameter,
+    "ultralytics.utils.IterableSimpleNamespace": SimpleNamespace,
 }
-"""All that a file may call by name; it may also make sizes, devices and types of numbers."""
-
-_PLAIN = (type(None), bool, int, float, str, torch.Size, torch.dtype, torch.device)
-"""Values that are taken from a file as they are."""
+"""The other values that it may be made of. A file can call these, with any arguments, and nothing else."""
 
 _TASKS = ("detect", "segment", "pose", "obb", "classify")
 
@@ -121,66 +121,30 @@ def _network(path: Path, *, trusted: bool) -> Any:
     with as_error(ModelError, said):
         if not trusted:
             torch.serialization.get_unsafe_globals_in_checkpoint(path)  # refuses what torch.load would not unpickle
-        reader = pickle if trusted else SimpleNamespace(Unpickler=_Reader, __name__=__name__)
-        held = torch.load(path, map_location="cpu", weights_only=False, pickle_module=reader)
+        held = torch.load(path, "cpu", pickle if trusted else _reader(path), weights_only=False)
         network = held.get("ema") or held.get("model") if isinstance(held, dict) else held
-        network = network if trusted else _made(network, path, {})
         if isinstance(network, nn.Module) and hasattr(network, "names"):
             return network.float().eval()
     raise ModelError(f"{path} does not hold an ultralytics network")
 
 
-class _StandIn:
-    """Takes the place of a class or function while a file is read, so that nothing of the file's choice is called."""
+def _reader(path: Path) -> Any:
+    """Return what ``torch.load`` reads a pickle with: it makes modules of the known kinds, but does not call them."""
 
-    def __init__(self, *args: Any) -> None:
-        pass
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, kind: str) -> Any:
+            name = f"{module}.{kind}"
+            if name in _VALUES:
+                return _VALUES[name]
+            layer: Any = getattr(importlib.import_module(module), kind, None) if _LAYERS.fullmatch(name) else None
+            if not (isinstance(layer, type) and issubclass(layer, nn.Module) and layer.__module__ == module):
+                raise ModelError(
+                    f"{path} holds {name}, which is not a module of torch or ultralytics, and reading it may run code; "
+                    f"if you trust the file, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
+                )
+            return type(name, (), {"__new__": lambda *_: layer.__new__(layer)})  # in place of the class, an empty one
 
-
-class _Reader(pickle.Unpickler):
-    """Reads tensors and plain values; everything else becomes a stand-in of its name."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = getattr(torch, name, None) if module == "torch" else _CALLED.get(f"{module}.{name}")
-        is_plain = module != "torch" or known in _PLAIN or isinstance(known, torch.dtype)
-        return known if known is not None and is_plain else type(f"{module}.{name}", (_StandIn,), {})
-
-
-def _made(value: Any, path: Path, known: dict[int, Any]) -> Any:
-    """Return what a value from a file stands for: modules, made without calling them, tensors, and plain values.
-
-    Nothing else that could be called remains, such as hooks.
-
-    Args:
-        value: the value, with stand-ins.
-        path: the file.
-        known: what was made already of each value, by its id.
-    """
-    kind = type(value)
-    if id(value) in known or kind in _PLAIN:
-        return known.get(id(value), value)
-    if kind in (dict, OrderedDict):
-        made: Any = kind((_made(key, path, known), _made(each, path, known)) for key, each in value.items())
-    elif kind in (list, tuple, set):
-        made = kind(_made(each, path, known) for each in value)
-    elif kind is Tensor:
-        made = Tensor.detach(value)
-    elif kind is nn.Parameter:
-        made = nn.Parameter(Tensor.detach(value), requires_grad=value.requires_grad)
-    elif kind.__name__ == _SETTINGS:
-        made = SimpleNamespace(**_made(vars(value), path, known))
-    else:
-        module, _, name = kind.__name__.rpartition(".")
-        layer = getattr(importlib.import_module(module), name, None) if _LAYERS.fullmatch(kind.__name__) else None
-        if not (isinstance(layer, type) and issubclass(layer, nn.Module) and layer.__module__ == module):
-            raise ModelError(
-                f"{path} holds {kind.__name__}, which is not a module of torch or ultralytics, and reading it may run "
-                f"code; if you trust the file, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
-            )
-        made = known[id(value)] = layer.__new__(layer)
-        nn.Module.__init__(made)
-        vars(made).update({name: _made(each, path, known) for name, each in vars(value).items() if "hook" not in name})
-    return known.setdefault(id(value), made)
+    return SimpleNamespace(Unpickler=Unpickler, __name__=__name__)
 
 
 class Logits(nn.Module):

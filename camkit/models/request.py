@@ -24,7 +24,7 @@ class Request:
         size: height and width that replace those of the model's own preprocessing.
         mean, std: one number or one per channel, which replace those of the model's own preprocessing.
         text: the classes of a model that compares pictures with texts.
-        trust_remote_code: True to run the Python code that comes with a Hugging Face model.
+        trust_remote_code: True to run the code that comes with a model.
         labels: names of the classes that replace the model's own.
 
     Raises:

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -100,7 +100,8 @@ def read_weights(path: str | Path) -> Weights:
     """
     path = Path(path)
     state, note = _innermost(_shards(path) if path.name.endswith(".index.json") else _content(path), path)
-    if not isinstance(state, dict) or not state or not all(map(_is_entry, state.items())):
+    entries = state.items() if isinstance(state, dict) else ()
+    if not entries or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in entries):
         raise ModelError(f"{path} is not a state dict; save one with torch.save(model.state_dict(), ...)")
     odd = next((value for value in state.values() if value.is_nested or value.layout is not torch.strided), None)
     if odd is not None or any(value.is_meta for value in state.values()):
@@ -109,53 +110,34 @@ def read_weights(path: str | Path) -> Weights:
     return Weights(_unwrapped(state), path, note)
 
 
-def _is_entry(item: tuple[Any, Any]) -> bool:
-    return isinstance(item[0], str) and isinstance(item[1], Tensor)
-
-
 def _content(path: Path) -> Any:
     """Return what a file holds; its first bytes tell the format."""
+
+    def said(error: Exception) -> str:
+        if isinstance(error, FileNotFoundError):
+            return f"there is no weights file {path}"
+        is_pickle, cause = isinstance(error, pickle.UnpicklingError), f"{type(error).__name__}: {first_line(error)}"
+        return (
+            f"{path} cannot be read as weights ({'it holds Python objects or is damaged' if is_pickle else cause}); "
+            "save a state dict with torch.save(model.state_dict(), ...)"
+        )
+
     refuse_pipe(path, ModelError)
-    try:
-        with path.open("rb") as file:
-            start = file.read(9)
-            if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST_HEADER:
-                return load_file(path)
-            _refuse_other_archives(path, file)
-            file.seek(0)
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except ModelError:
-        raise
-    except FileNotFoundError as error:
-        raise ModelError(f"there is no weights file {path}") from error
-    except pickle.UnpicklingError as error:
-        raise ModelError(
-            f"{path} holds Python objects or is damaged; save a plain state dict with "
-            "torch.save(model.state_dict(), ...)"
-        ) from error
-    except Exception as error:
-        raise ModelError(f"{path} cannot be read as weights ({type(error).__name__}: {first_line(error)})") from error
-
-
-def is_torchscript(archive: zipfile.ZipFile) -> bool:
-    """Return whether an archive is TorchScript, by a part that all TorchScript has."""
-    return any(name.partition("/")[2] == "constants.pkl" for name in archive.namelist())
-
-
-def _refuse_other_archives(path: Path, file: IO[bytes]) -> None:
-    """Refuse TorchScript, and compressed archives: a small file may unpack to more than the memory holds."""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            if is_torchscript(archive):
-                raise ModelError(
-                    f"{path} is a TorchScript archive; save the weights of its Python module with "
-                    "torch.save(model.state_dict(), ...)"
-                )
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise ModelError(
-                    f"{path} is a compressed archive; unpack it, or save the weights with "
-                    "torch.save(model.state_dict(), ...), which does not compress them"
-                )
+    with as_error(ModelError, said), path.open("rb") as file:
+        start = file.read(9)
+        if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST_HEADER:
+            return load_file(path)
+        if not start.startswith((b"PK", b"\x80")):
+            raise ModelError(f"{path} is neither a file of PyTorch nor of safetensors; pass a state dict")
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                    raise ModelError(  # a small file may unpack to more than the memory holds
+                        f"{path} is a compressed archive, as TorchScript is; save the weights with "
+                        "torch.save(model.state_dict(), ...)"
+                    )
+        file.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _shards(path: Path) -> dict[str, Tensor]:
@@ -186,7 +168,8 @@ def _innermost(checkpoint: Any, path: Path) -> tuple[Any, str | None]:
     while isinstance(checkpoint, dict) and not any(checkpoint is container for container in outer):
         outer.append(checkpoint)
         plain, averaged = (
-            [key for key in keys if _is_filled(checkpoint.get(key))] for keys in (_PLAIN_KEYS, _EMA_KEYS)
+            [key for key in keys if isinstance(checkpoint.get(key), dict) and checkpoint[key]]
+            for keys in (_PLAIN_KEYS, _EMA_KEYS)
         )
         keys = plain + averaged
         if not keys:
@@ -197,10 +180,6 @@ def _innermost(checkpoint: Any, path: Path) -> tuple[Any, str | None]:
             note = note or f"{path}: using the weights under {keys[0]!r}{ema}{others}"
         checkpoint = checkpoint[keys[0]]
     return None, note
-
-
-def _is_filled(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value)
 
 
 def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:

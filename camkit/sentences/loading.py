@@ -31,10 +31,13 @@ def processor_of(name: str) -> Any:
     """
     from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer  # noqa: PLC0415 - an optional package
 
-    processor = AutoProcessor.from_pretrained(name)
+    processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
     if hasattr(processor, "tokenizer") and hasattr(processor, "image_processor"):
         return processor
-    return ProcessorPair(AutoImageProcessor.from_pretrained(name), AutoTokenizer.from_pretrained(name))
+    return ProcessorPair(
+        AutoImageProcessor.from_pretrained(name, trust_remote_code=False),
+        AutoTokenizer.from_pretrained(name, trust_remote_code=False),
+    )
 
 
 def processor_beside(model: Any) -> Any:
@@ -65,7 +68,9 @@ def load(name: str, device: str | None = None) -> tuple[nn.Module, Any]:
 
     try:
         with quiet():
-            model, info = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True)
+            model, info = AutoModelForImageTextToText.from_pretrained(
+                folder, output_loading_info=True, trust_remote_code=False
+            )
             processor = processor_of(folder)
     except Exception as error:
         raise ModelError(
