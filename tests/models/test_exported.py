@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import itertools
 import json
+import struct
 import zipfile
 from collections.abc import Callable
 from importlib.metadata import version
@@ -166,7 +168,18 @@ def ran(folder: Path) -> Any:
     return Runs()
 
 
+def writing(data: bytes) -> bytes:
+    """Replace a ReLU by an operation that makes a file."""
+    program = json.loads(data)
+    node = next(node for node in program["graph_module"]["graph"]["nodes"] if ".relu" in node["target"])
+    node["target"], values = "torch.ops.aten.from_file.default", {"filename": "ran", "shared": True, "size": 8}
+    kinds = {"filename": "as_string", "shared": "as_bool", "size": "as_int"}
+    node["inputs"] = [{"name": name, "arg": {kinds[name]: value}, "kind": 1} for name, value in values.items()]
+    return json.dumps(program).encode()
+
+
 HOSTILE = {
+    "an operation that writes a file": ("models/", writing, r"calls torch\.ops\.aten\.from_file\.default"),
     "a pickled weight": (
         "weights_config.json",
         lambda data: data.replace(b'"use_pickle": false', b'"use_pickle": true', 1),
@@ -208,17 +221,53 @@ def test_a_hostile_program_runs_no_code(
     assert not (tmp_path / "ran").exists()
 
 
-def twice(file: Path, out: Path) -> Path:
-    """Write a copy that has one part twice."""
-    with zipfile.ZipFile(file) as before, zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as after:
-        for name in (*before.namelist(), next(name for name in before.namelist() if "models/" in name)):
-            after.writestr(name, before.read(name))
-    return out
+def zipped(parts: list[tuple[str, bytes]], before: bytes = b"") -> tuple[bytes, bytes, int, bytes]:
+    """Return an archive behind other bytes, without its end, and its end for large archives, its place and its end."""
+    stream = io.BytesIO(before)
+    stream.seek(len(before))
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, data in parts:
+            archive.writestr(name, data)
+    data = stream.getvalue()
+    count, length, place = struct.unpack("<HII", data[-12:-2])
+    large = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, place)
+    return data[:-22], large, len(data) - 22, data[-22:]
 
 
-def test_a_program_with_two_parts_of_one_name_is_refused(program: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="holds two parts of one name"):
-        camkit.load_model(str(twice(program, tmp_path / "m.pt2")))
+def twice(good: list[tuple[str, bytes]], hostile: tuple[str, bytes]) -> bytes:
+    return b"".join(zipped([*good, hostile])[::3])
+
+
+def in_capitals(good: list[tuple[str, bytes]], hostile: tuple[str, bytes]) -> bytes:
+    name = hostile[0].replace(".json", ".JSON")
+    return b"".join(zipped([*(part for part in good if part[0] != hostile[0]), (name, hostile[1])])[::3])
+
+
+def of_two_directories(good: list[tuple[str, bytes]], hostile: tuple[str, bytes]) -> bytes:
+    """Return an archive in which PyTorch looks up where the directory ends, and Python looks just before the end."""
+    parts, large, place, _ = zipped([hostile if part[0] == hostile[0] else part for part in good])
+    parts, own, _, _ = zipped(good, parts + large)
+    lookup = struct.pack("<4sIQI", b"PK\6\7", 0, place, 1)
+    return parts + own + lookup + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(twice, "two parts of one name"), (in_capitals, "holds a formula"), (of_two_directories, None)],
+)
+def test_pytorch_reads_the_parts_that_were_checked(
+    make: Callable[..., bytes], said: str | None, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile(program) as archive:
+        good = [(name, archive.read(name)) for name in archive.namelist()]
+    name, data = next(part for part in good if "/models/" in part[0])
+    file = tmp_path / "m.pt2"
+    file.write_bytes(make(good, (name, HOSTILE["a formula"][1](data))))
+    with pytest.raises(ModelError, match=said) if said else contextlib.nullcontext():
+        camkit.load_model(str(file))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_program_exported_in_training_mode_is_refused() -> None:
@@ -727,6 +776,38 @@ def program_of_a_huge_picture(folder: Path) -> Path:
     )
 
 
+def of_texts(form: str) -> Callable[[Path], Path]:
+    """Return what writes a graph in which a text that makes a file is taken for numbers."""
+    text = "__import__('pathlib').Path('ran').touch()"
+    texts = helper.make_tensor("scales", TensorProto.STRING, [4], [text.encode()] * 4)
+
+    def write(folder: Path) -> Path:
+        graph = onnx.load(resized(folder / "m.onnx"))
+        resize = next(node for node in graph.graph.node if node.op_type == "Resize")
+        constant = helper.make_node("Constant", [], ["scales"], value_strings=[text] * 4)
+        branch = helper.make_graph([constant], "branch", [], [helper.make_tensor_value_info("scales", 1, [4])])
+        if form != "another domain":
+            graph.graph.initializer.remove(next(each for each in graph.graph.initializer if each.name == "scales"))
+        if form in ("a function", "an initializer"):
+            graph.graph.initializer.append(texts)
+        if form == "a subgraph":
+            graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
+            branches = {"then_branch": branch, "else_branch": branch}
+            graph.graph.node.insert(0, helper.make_node("If", ["yes"], ["scales"], **branches))
+        if form in ("a function", "another domain"):
+            resize.domain = "own"
+            resize.ClearField("attribute")
+            graph.opset_import.append(helper.make_opsetid("own", 1))
+        if form == "a function":
+            inner = [helper.make_node("Identity", ["x"], ["y"])]
+            opset = [helper.make_opsetid("", 17)]
+            graph.functions.append(helper.make_function("own", "Resize", ["x", "r", "s"], ["y"], inner, opset))
+        (folder / "m.onnx").write_bytes(graph.SerializeToString())
+        return folder / "m.onnx"
+
+    return write
+
+
 def recursive(folder: Path) -> Path:
     file = graph_file(folder / "m.onnx", [helper.make_node("F", ["images"], ["scores"], domain="own")])
     graph = onnx.load(file)
@@ -784,6 +865,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a state dict": (state_dict, "if it holds a state dict, name the network and pass the file as its weights"),
     "a huge picture of a program": (program_of_a_huge_picture, "which no memory holds"),
     "a function that calls itself": (recursive, "holds functions, which camkit does not run"),
+    "a function with texts": (of_texts("a function"), "holds functions, which camkit does not run"),
+    "texts as constants": (of_texts("an initializer"), "holds texts among its numbers"),
+    "texts in a subgraph": (of_texts("a subgraph"), "holds texts among its numbers"),
+    "another domain": (of_texts("another domain"), r"uses own\.Resize, which is not an operator of onnxruntime"),
     "a script": (scripted, "is TorchScript, which is code.*pass the .pt2 file, or, if you trust this file, pass"),
     "a program that unpacks to very much": (bomb(".pt2"), "is compressed and unpacks to more than 256 MiB"),
     "a huge constant": (of_a_huge_constant, "cannot be run"),
@@ -793,10 +878,15 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_files_that_cannot_be_read_are_one_sentence(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make, said = REFUSED[name]
     file = make(tmp_path)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=said):
         camkit.load_model(str(file))
     assert main([str(SCENE), "--model", str(file), "--out", str(tmp_path / "out.png")]) == 2
@@ -804,6 +894,7 @@ def test_files_that_cannot_be_read_are_one_sentence(
     assert captured.err.count("\n") == 1
     assert str(file) in captured.err
     assert not [record for record in caplog.records if record.name.startswith("torch.export")]
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx", ".ts"])
@@ -1114,14 +1205,28 @@ def test_what_a_function_raises_passes_through() -> None:
         camkit.explain(camkit.black_box(fails), picture())
 
 
+def foreign(name: str) -> str:
+    Path(name).write_text("some text in a file", "utf-8")
+    return name
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda: camkit.black_box(as_function, batch=0), "batch must be a whole number from 1, not 0"),
         (lambda: camkit.load_model(str(SCENE)), r"camkit cannot load .*\.(png|jpg) as a model: exported files end in"),
+        (lambda: camkit.load_model(foreign("m.keras")), r"m\.keras as a model: convert it to ONNX, or pass a function"),
+        (
+            lambda: camkit.load_model(foreign("m.engine")),
+            r"m\.engine as a model: convert it to ONNX, or pass a function",
+        ),
+        (lambda: camkit.load_model("demo-fair", foreign("m.h5")), r"m\.h5 is neither a file of PyTorch nor"),
         (lambda: camkit.load_model("m.onnx", weights="w.pth"), r"m\.onnx holds its own weights; leave out weights"),
     ],
 )
-def test_a_wrong_call_is_one_sentence(call: Callable[[], object], said: str) -> None:
+def test_a_wrong_call_is_one_sentence(
+    call: Callable[[], object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=said):
         call()

@@ -5,6 +5,7 @@ The package is not a dependency. These tests run where it is installed, but for 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import zipfile
@@ -194,21 +195,73 @@ def test_the_logit_of_a_mask_is_its_mean_where_the_package_draws_the_mask(saved)
         assert row.status == "ok"
 
 
-class Harmful:
-    """A value that would run code when it is unpickled."""
+class Calls:
+    """A value that is unpickled by a call."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
 
     def __reduce__(self) -> Any:
-        return print, ("unpickled",)
+        return self.call
 
 
-def test_a_file_that_needs_other_code_is_not_read(tmp_path, capsys):
-    pytest.importorskip("ultralytics")
-    torch.save({"model": Harmful(), "package": "ultralytics"}, tmp_path / "bad.pt")
+def called(file: Path, module: str, name: str, argument: str) -> None:
+    """Write a file whose network is what a function of some module returns for a text."""
+    text = b"X" + len(argument).to_bytes(4, "little") + argument.encode()
+    key = b"X\x05\x00\x00\x00model"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(
+            "yolo/data.pkl",
+            b"\x80\x02}" + key + f"c{module}\n{name}\n".encode() + text + b"\x85RsX\x0b\x00\x00\x00ultralyticsNs.",
+        )
+        archive.writestr("yolo/version", b"3\n")
+        archive.writestr("yolo/byteorder", b"little")
 
-    with pytest.raises(ModelError, match=r"not a module of torch or ultralytics, .*pass trust_remote_code=True"):
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("posix.system", "builtins.eval", "torch.load", "torch.fx.graph_module.reduce_graph_module"),
+        *(
+            "torch.nn.modules.module.warnings",
+            "ultralytics.nn.autobackend.AutoBackend",
+            "ultralytics.nn.text_model.CLIP",
+        ),
+    ],
+)
+def test_a_file_that_needs_other_code_is_not_read(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    code = "touch ran" if name.endswith("system") else "__import__('os').system('touch ran')"
+    called(tmp_path / "bad.pt", *name.rpartition(".")[::2], code)
+
+    with pytest.raises(ModelError, match=rf"holds {name}, which is not a module.*pass trust_remote_code=True"):
         load_model(str(tmp_path / "bad.pt"))
 
-    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("place", ["network", "attribute", "hook"])
+def test_a_network_of_the_package_is_not_called_while_its_file_is_read(saved, tmp_path, monkeypatch, place):
+    """The package evaluates the text that names the activation."""
+    held = torch.load(saved("yolo11n"), weights_only=False)
+    monkeypatch.chdir(tmp_path)
+    text = "[__import__('os').system('touch ran'), torch.nn.SiLU()][1]"
+    layers = [[-1, 1, "Conv", [8, 3, 2]]] * 3
+    settings = {"nc": 2, "activation": text, "depth_multiple": 1.0, "width_multiple": 1.0, "backbone": layers}
+    settings["head"] = [[[0, 1, 2], 1, "Detect", ["nc"]]]
+    call = Calls(type(held["model"]), settings, 3, None, False)
+    if place == "network":
+        held["model"] = call
+    elif place == "attribute":
+        held["model"].extra = call
+    else:
+        held["model"].model[0]._forward_hooks[0] = call
+    torch.save(held, tmp_path / "bad.pt")
+
+    with contextlib.suppress(ModelError, TypeError, AttributeError):
+        camkit.explain(load_model(str(tmp_path / "bad.pt"), size=160, device="cpu"), PLANE, target=targets.box(0))
+
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch):
