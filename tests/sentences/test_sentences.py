@@ -454,6 +454,16 @@ def test_a_model_without_some_of_its_weights_is_refused(llava, tmp_path):
         load(f"hf:{tmp_path}", "cpu")
 
 
+def test_code_that_a_folder_names_is_refused_without_a_question(llava, tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda _="": pytest.fail("a question was asked on standard input"))
+    llava[0].config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    named = {"AutoConfig": "somebody/model--own.Config"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": named}), "utf-8")
+    with pytest.raises(ModelError, match="cannot be loaded as a model that writes about pictures"):
+        load(f"hf:{tmp_path}", "cpu")
+
+
 def test_pictures_of_a_folder_are_compared_with_the_others(llava, tmp_path, capsys):
     """A broken picture is named, stops no other and is no reference; the table has a row for each word."""
     model, processor = llava
