@@ -1,8 +1,8 @@
 """Runs a pass and leaves everything as it was: the model, the random generators, and what all threads share.
 
-A pass may change training flags, buffers, small parameters, attributes of modules, and the items of lists, dictionaries
-and sets among them. All of this is restored, also after an exception. Several threads may use the same model at once,
-or models that share modules: the first one to enter saves the state, and the last one to leave restores it.
+A pass may change training flags, buffers and attributes of modules. All of this is restored, also after an exception.
+Several threads may use the same model at once, or models that share modules: the first one to enter saves the state,
+and the last one to leave restores it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,14 @@ from torch.utils.hooks import RemovableHandle
 
 from camkit.engine.attach import remove_hooks_since
 from camkit.engine.interrupts import undisturbed
-from camkit.engine.record import (
-    CONTAINERS,
-    DISPATCH,
-    FEW_VALUES,
-    ORDINARY,
-    PYTORCHS,
-    Copier,
-    ModelRecord,
-    same_values,
-    values_in,
-)
+from camkit.engine.record import PYTORCHS, ModelRecord, version_of
 
 _lock = threading.Lock()
 
 _LARGEST_COPY = 1_000_000
-"""Tensors and arrays that a module keeps as attributes are copied if they have at most this many values."""
-
-_MOST_SEARCHED = 1000
-"""Containers with more items than this, such as vocabularies, are copied, but not searched for tensors."""
+"""Tensors that a module keeps as attributes are copied if they have at most this many values."""
 
 _TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
-_SHAPE = operator.attrgetter("shape")
 _PARAMETERS, _BUFFERS = operator.attrgetter("_parameters"), operator.attrgetter("_buffers")
 
 
@@ -83,8 +69,8 @@ def guarded(model: nn.Module, record: ModelRecord | None = None, *, users_code: 
 class _Saved:
     """The state of some modules before a pass.
 
-    The user's own code, besides setting attributes and writing to buffers, may change PyTorch's modules (such as the
-    momentum of a normalisation), write to parameters and tensors, and draw from generators of its own.
+    Only code of others than PyTorch, torchvision and timm is expected to change PyTorch's modules (such as the momentum
+    of a normalisation), and to write to parameters and to tensors that are attributes.
     """
 
     def __init__(self, record: ModelRecord) -> None:
@@ -93,68 +79,49 @@ class _Saved:
         self._modules = modules
         self._flags = list(map(_TRAINING, modules))
         self._changeable = modules if own else authored
-        self._attributes = [vars(module).copy() for module in self._changeable]
-        tables = [table for module in self._changeable for table in (module._parameters, module._buffers)]
-        containers = [*tables, *(value for value in others if type(value) in CONTAINERS)]
-        self._containers = [(container, container.copy()) for container in containers]
-        self._holders = [*map(vars, self._changeable), *containers]
-        self._tables = [holder for holder in self._holders if isinstance(holder, dict)]
-        self._parameters = parameters = _tensors_of(map(_PARAMETERS, modules)) if own else []
-        self._required = list(map(_REQUIRES_GRAD, parameters))
-        leaves = _leaves(others, set(map(id, parameters))) if own else []
-        copied = _tensors_of(map(_BUFFERS, modules))
-        few = [each for each in parameters if each.numel() <= FEW_VALUES and DISPATCH(each) is ORDINARY]
-        copied += few
-        copied += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if not record.copier.fits(copied):
-            record.copier = Copier(copied)
-        self._copies = _Copies(record.copier)
-        self._large = [parameter for parameter in parameters if parameter.numel() > FEW_VALUES]
-        self._large_marks = _marks_of(self._large)
-        self._states = [(leaf, _state_of(leaf)) for leaf in leaves if not isinstance(leaf, Tensor)]
+        self._tables = [
+            table for module in self._changeable for table in (vars(module), module._parameters, module._buffers)
+        ]
+        self._contents = [table.copy() for table in self._tables]
+        self._parameters = _tensors_of(map(_PARAMETERS, modules)) if own else []
+        self._required = list(map(_REQUIRES_GRAD, self._parameters))
+        self._versions = list(map(version_of, self._parameters))
+        tensors = [value for value in others if isinstance(value, Tensor) and value.numel() <= _LARGEST_COPY]
+        copied = _tensors_of(map(_BUFFERS, self._changeable)) + (tensors if own else [])
+        self._copied = [each for each in copied if each.layout is torch.strided and not each.is_inference()]
+        self._copies = [(tensor.clone(), tensor._version) for tensor in self._copied]
         self._first_new_hook = RemovableHandle.next_id
         if any(self._flags):
-            self._switch_off_training()
+            for module in modules:
+                module.training = False
         self._items = self._all_items()
 
-    def _switch_off_training(self) -> None:
-        for module in self._modules:
-            module.training = False
-
     def _all_items(self) -> list[Any]:
-        """Return the names and values of all that is compared by identity, in one flat list."""
+        """Return the names and values of all attributes, parameters and buffers, in one flat list."""
         values = itertools.chain.from_iterable(map(dict.values, self._tables))
-        return [*itertools.chain.from_iterable(self._holders), *values]
+        return [*itertools.chain.from_iterable(self._tables), *values]
 
     def restore(self) -> list[Tensor]:
-        """Restore everything, and return the parameters that were written to and cannot be restored."""
+        """Restore everything, and return the parameters that were written to."""
         if not _are_identical(self._all_items(), self._items):
             # Parameters and buffers go first, since a pass may have turned an attribute into one of these.
-            for container, contents in self._containers:
-                _restore_contents(container, contents)
-            for module, attributes in zip(self._changeable, self._attributes, strict=True):
-                _restore_attributes(module, attributes)
+            for table, contents in zip(reversed(self._tables), reversed(self._contents), strict=True):
+                _restore_table(table, contents)
+            for module in self._changeable:
                 # A model that sets hooks in its first pass also notes that, and would set them again without the note.
                 remove_hooks_since(module, self._first_new_hook)
         if list(map(_TRAINING, self._modules)) != self._flags:
             for module, flag in zip(self._modules, self._flags, strict=True):
                 module.training = flag
-        replaced = self._copies.restore()
-        if replaced:
-            self._put_in_place(replaced)
         if list(map(_REQUIRES_GRAD, self._parameters)) != self._required:
             for parameter, required in zip(self._parameters, self._required, strict=True):
                 parameter.requires_grad_(required)
-        for leaf, state in self._states:
-            _set_state(leaf, state)
-        marks = zip(self._large, self._large_marks, _marks_of(self._large), strict=True)
-        return [parameter for parameter, before, after in marks if before != after]
-
-    def _put_in_place(self, replaced: dict[int, Tensor]) -> None:
-        """Put new tensors into the places of those that cannot be restored."""
-        tables = [*map(vars, self._changeable), *map(_BUFFERS, self._modules), *map(_PARAMETERS, self._modules)]
-        for table in tables:
-            table.update({name: replaced[id(value)] for name, value in table.items() if id(value) in replaced})
+        for tensor, (copy, version) in zip(self._copied, self._copies, strict=True):
+            # Batch normalisation, ``.data`` and NumPy write without raising the version. A GPU is not waited for.
+            if tensor._version != version or (tensor.is_cpu and not torch.equal(tensor, copy)):
+                _restore_values(tensor, copy)
+        pairs = zip(self._parameters, self._versions, strict=True)
+        return [parameter for parameter, version in pairs if version_of(parameter) != version]
 
 
 def _tensors_of(tables: Iterable[dict[str, Tensor | None]]) -> list[Tensor]:
@@ -162,120 +129,30 @@ def _tensors_of(tables: Iterable[dict[str, Tensor | None]]) -> list[Tensor]:
     return [tensor for tensor in held if tensor is not None]
 
 
-def _marks_of(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Return the address of each tensor's values, and its version; 0 or -1 if it has none."""
-    return [
-        (
-            tensor.data_ptr() if tensor.layout is torch.strided else 0,
-            -1 if tensor.is_inference() else tensor._version,
-        )
-        for tensor in tensors
-    ]
-
-
 def _are_identical(items: list[Any], others: list[Any]) -> bool:
     return len(items) == len(others) and all(map(operator.is_, items, others))
 
 
-def _restore_attributes(module: nn.Module, saved: dict[str, Any]) -> None:
-    """Restore the attributes that a forward pass changed, such as a cache and the flag that it is filled."""
-    attributes = vars(module)
-    for name in [name for name in attributes if name not in PYTORCHS and name not in saved]:
-        del attributes[name]
-    for name, value in saved.items():
-        # PyTorch manages its own attributes. A pass may also have turned an attribute into a module.
-        if name not in PYTORCHS and name not in module._modules:
-            attributes[name] = value
-
-
-def _restore_contents(container: Any, contents: Any) -> None:
-    """Give a list, dictionary or set the items that it had when it was copied, in the same order."""
-    same_keys = isinstance(container, set) and container == contents
-    if same_keys or _are_identical([*container, *values_in(container)], [*contents, *values_in(contents)]):
+def _restore_table(table: dict[str, Any], contents: dict[str, Any]) -> None:
+    """Restore a module's attributes, parameters or buffers, except what PyTorch manages."""
+    if "_modules" not in table:  # parameters or buffers, whose order counts
+        if not _are_identical([*table, *table.values()], [*contents, *contents.values()]):
+            table.clear()
+            table.update(contents)
         return
-    container.clear()
-    (container.extend if isinstance(container, list) else container.update)(contents)
+    for name in table.keys() - PYTORCHS - contents.keys():
+        del table[name]
+    # A pass may also have turned an attribute into a module.
+    kept = contents.keys() - PYTORCHS - table["_modules"].keys()
+    table.update({name: contents[name] for name in contents if name in kept})
 
 
-def _leaves(values: Iterable[Any], parameters: set[int]) -> list[Any]:
-    """Return the tensors, arrays and generators among attributes and in their containers, each once."""
-    containers = [value for value in values if type(value) in (*CONTAINERS, tuple) and len(value) <= _MOST_SEARCHED]
-    candidates = itertools.chain(values, *map(values_in, containers))
-    leaves = {id(value): value for value in candidates if isinstance(value, _LEAVES) and id(value) not in parameters}
-    return [leaf for leaf in leaves.values() if not isinstance(leaf, Tensor) or _is_copied(leaf)]
-
-
-def _is_copied(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.numel() <= _LARGEST_COPY
-
-
-_LEAVES = (Tensor, np.ndarray, torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
-"""What a module may hold as an attribute, and a pass may change without replacing it."""
-
-
-def _state_of(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray):
-        return leaf.copy() if leaf.size <= _LARGEST_COPY else None
-    if isinstance(leaf, np.random.Generator):
-        return leaf.bit_generator.state
-    return leaf.getstate() if isinstance(leaf, random.Random) else leaf.get_state()
-
-
-def _set_state(leaf: Any, state: Any) -> None:
-    if isinstance(leaf, np.ndarray):
-        if state is not None and leaf.shape == state.shape and leaf.flags.writeable:
-            leaf[...] = state
-    elif isinstance(leaf, np.random.Generator):
-        leaf.bit_generator.state = state
-    elif isinstance(leaf, random.Random):
-        leaf.setstate(state)
-    else:
-        leaf.set_state(state)
-
-
-class _Copies:
-    """The values, shapes and flags that tensors had when they were copied."""
-
-    def __init__(self, copier: Copier) -> None:
-        self._copier = copier
-        self._values = copier.values()
-        self._marks = copier.marks()
-        self._shapes = list(map(_SHAPE, copier.tensors))
-
-    def restore(self) -> dict[int, Tensor]:
-        """Restore all tensors that were written to.
-
-        Returns:
-            By the identity of each tensor that can no longer hold its values, a new tensor in its place.
-        """
-        if self._copier.marks() == self._marks and self._copier.are_equal(self._values):
-            return {}
-        before = dict(zip(map(id, self._copier.tensors), zip(self._shapes, self._marks[1], strict=True), strict=True))
-        replaced = {}
-        for tensor, copy in self._copier.pairs(self._values):
-            shape, required = before[id(tensor)]
-            values = copy.view(shape) if copy.layout is torch.strided else copy
-            restored = _with_values(tensor, values, required=required)
-            if restored is not tensor:
-                replaced[id(tensor)] = restored
-        return replaced
-
-
-def _with_values(tensor: Tensor, values: Tensor, *, required: bool) -> Tensor:
-    """Return a tensor with its former values, or a new tensor if it can no longer hold them."""
-    if tensor.requires_grad == required and same_values([tensor], [values]):
-        return tensor
-    try:
-        if tensor.dtype != values.dtype:  # ``.data`` was set
-            tensor.data = values
-        elif tensor.shape != values.shape:
-            tensor.resize_(values.shape)
-        tensor.copy_(values)
-        if tensor.requires_grad and not tensor.is_leaf:
-            tensor.detach_()
-        return tensor.requires_grad_(required)
-    except Exception:
-        return values.clone().requires_grad_(required)
+def _restore_values(tensor: Tensor, copy: Tensor) -> None:
+    if tensor.shape != copy.shape:
+        tensor.resize_(copy.shape)
+    tensor.data.copy_(copy)  # NaN differs from itself, and ``.data`` does not raise the version
+    if not tensor.is_leaf:
+        tensor.detach_()
 
 
 @dataclass

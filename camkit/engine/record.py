@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
@@ -19,17 +17,15 @@ from camkit.engine.attach import is_ours
 PYTORCHS = frozenset(vars(nn.Module()))
 """Attributes that belong to PyTorch, such as the hooks. Other threads may set them during a pass."""
 
-CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
-"""Containers that a forward pass may fill, and whose items are restored."""
-
 _PLAIN = frozenset([bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size])
 """Types of values that refer to no other object."""
 
 _MOST_ITEMS = 64
-"""Longer containers and arrays are tables of labels or results, not switches; only their lengths are compared."""
+"""Longer tensors are tables or results, not switches."""
 
-_PACKAGES = ("torch.", "torchvision.", "timm.")
-"""Packages whose networks use only PyTorch's random generators in evaluation mode, and write to nothing but buffers."""
+_PACKAGES = ("torch.nn.", "torchvision.", "timm.")
+"""Packages whose networks use only PyTorch's random generators in evaluation mode, and write to nothing but their own
+buffers. The graphs of ``torch.fx`` run code of the user's."""
 
 _FORWARD = operator.attrgetter("forward")
 _MODULES, _BUFFERS = operator.attrgetter("_modules"), operator.attrgetter("_buffers")
@@ -47,7 +43,6 @@ class ModelRecord:
         keys: the identities of the modules.
         devices: the devices besides the CPU that the model's tensors are on.
         runs_own_code: True if hooks or modules of others than PyTorch, torchvision and timm run.
-        copier: copies what passes may write to; a guard replaces it if the model has got other tensors.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -62,7 +57,6 @@ class ModelRecord:
         self.runs_own_code = bool(_users_hooks(modules)) or not all(
             _is_packages(modules[number]) for number in self._authored
         )
-        self.copier = Copier([])
         self._plain = [(number, getter) for number, module in enumerate(modules) if (getter := _plain_getter(module))]
         self._others = [
             (number, name)
@@ -95,7 +89,7 @@ class ModelRecord:
         """Select, from the result of ``modules()``, those that others than PyTorch wrote.
 
         Returns:
-            These modules, and their attributes that are not plain values: containers, tensors, objects.
+            These modules, and their attributes that are not plain values: tensors and objects.
         """
         tables = [(vars(modules[number]), name) for number, name in self._others]
         return [modules[number] for number in self._authored], [table[name] for table, name in tables if name in table]
@@ -103,7 +97,7 @@ class ModelRecord:
     def is_current(self) -> bool:
         """Tell whether modules, buffers, hooks and attributes are the same as before; weights may have changed.
 
-        Not compared are globals, closures, classes, the user's own objects and what lies deeper in containers.
+        Not compared are globals, closures, and the contents of containers and of the user's own objects.
         """
         modules = self.modules()
         try:
@@ -176,17 +170,7 @@ def _switch(value: Any) -> Any:
     if isinstance(value, Tensor):
         is_plain = type(value) is Tensor and value.layout is torch.strided and value.device.type == "cpu"
         return repr(value.detach().tolist()) if is_plain and value.numel() <= _MOST_ITEMS else None
-    if isinstance(value, np.ndarray):
-        return repr(value.tolist()) if value.size <= _MOST_ITEMS else None
-    if type(value) in CONTAINERS or type(value) is tuple:
-        items = values_in(value) if len(value) <= _MOST_ITEMS else ()
-        return len(value), [item if _is_plain(item) else id(item) for item in items]
     return id(value)
-
-
-def values_in(container: Any) -> Iterable[Any]:
-    """Return the values of a dictionary, or the items of another container."""
-    return container.values() if isinstance(container, dict) else container
 
 
 def _users_hooks(modules: Sequence[nn.Module]) -> list[int]:
@@ -196,104 +180,22 @@ def _users_hooks(modules: Sequence[nn.Module]) -> list[int]:
     return [number for hooks in hooked for number, hook in list(hooks.items()) if not is_ours(hook)]
 
 
-_VERSION, _REQUIRES_GRAD = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
-
-FEW_VALUES = 1024
-"""Parameters with at most this many values are copied and compared by value: gates, scales and tokens. Writing to
-``.data`` does not raise a tensor's version. Copies of all weights would take the memory of the model once more."""
-
-DISPATCH: Callable[[object], object] = operator.attrgetter("__torch_dispatch__")
-ORDINARY = DISPATCH(Tensor)
-"""How ordinary tensors run operations. torchao's tensors, for example, have their own and may not support comparing."""
-
-
-class Copier:
-    """Copies tensors with one operation per type and device.
-
-    On a CPU, it compares values, since PyTorch's batch normalisation, ``.data`` and NumPy write without raising a
-    tensor's version. On other devices that would wait for the device, so it compares versions there.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tensors
-        groups: defaultdict[Any, list[Tensor]] = defaultdict(list)
-        for tensor in tensors:
-            groups[(tensor.dtype, tensor.device) if _can_be_joined(tensor) else id(tensor)].append(tensor)
-        self._groups = list(groups.values())
-        joined = [tensor for group in self._groups if len(group) > 1 for tensor in group]
-        self._views = [
-            [tensor.detach().view(-1) for tensor in group] if len(group) > 1 else [group[0].detach()]
-            for group in self._groups
-        ]
-        self._joined, self._addresses = joined, list(map(Tensor.data_ptr, joined))
-        self._versioned = [tensor for tensor in tensors if not tensor.is_inference()]
-
-    def fits(self, tensors: Sequence[Tensor]) -> bool:
-        """Tell whether it was made for these very tensors, and none of them has got other memory through ``.data``."""
-        same = len(tensors) == len(self.tensors) and all(map(operator.is_, tensors, self.tensors))
-        return same and list(map(Tensor.data_ptr, self._joined)) == self._addresses
-
-    def values(self) -> list[Tensor]:
-        """Return copies of the values; those of tensors of one type and device are one flat tensor."""
-        return [torch.cat(views) if len(views) > 1 else views[0].clone() for views in self._views]
-
-    def marks(self) -> tuple[list[int], list[bool]]:
-        """Return the versions and flags that show, besides the values, that a tensor was written to."""
-        return list(map(_VERSION, self._versioned)), list(map(_REQUIRES_GRAD, self.tensors))
-
-    def are_equal(self, values: Sequence[Tensor]) -> bool:
-        """Tell whether the tensors on a CPU have the values that were copied."""
-        on_cpu = [(own, copy) for own, copy in zip(self._views, values, strict=True) if copy.device.type == "cpu"]
-        present = (torch.cat(own) if len(own) > 1 else own[0] for own, _ in on_cpu)
-        return same_values(present, (copy for _, copy in on_cpu))
-
-    def pairs(self, values: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each tensor, with its copied values; they are flat if they were copied with others."""
-        for group, views, copy in zip(self._groups, self._views, values, strict=True):
-            yield from zip(group, copy.split([*map(Tensor.numel, views)]) if len(group) > 1 else [copy], strict=True)
-
-
 class WeightMarks:
-    """Marks that show whether parameters or buffers have been written to or replaced."""
+    """The identities and versions of parameters and buffers, which show whether they were written to or replaced."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._marks, small = _marks_of_weights(modules)
-        self._copier = Copier(small)
-        self._values = self._copier.values()
+        self._marks = _marks_of(modules)
 
     def still_hold(self, modules: Iterable[nn.Module]) -> bool:
         """Tell whether nothing has been written to in between."""
-        marks, small = _marks_of_weights(modules)
-        if marks != self._marks or not self._copier.fits(small):
-            return False
-        return same_values(self._copier.values(), self._values)
+        return _marks_of(modules) == self._marks
 
 
-def _marks_of_weights(modules: Iterable[nn.Module]) -> tuple[list[int], list[Tensor]]:
-    """Return the identities and versions of all parameters and buffers, and those of few values."""
+def _marks_of(modules: Iterable[nn.Module]) -> list[tuple[int, int]]:
     held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
-    tensors = [tensor for tensor in held if tensor is not None]
-    versions = [tensor._version for tensor in tensors if not tensor.is_inference()]
-    return [*map(id, tensors), *versions], [
-        tensor for tensor in tensors if tensor.numel() <= FEW_VALUES and DISPATCH(tensor) is ORDINARY
-    ]
+    return [(id(tensor), version_of(tensor)) for tensor in held if tensor is not None]
 
 
-def _can_be_joined(tensor: Tensor) -> bool:
-    """Tell whether a tensor can be copied together with others, as part of a flat tensor."""
-    ordinary = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
-    return ordinary and tensor.is_contiguous() and not tensor.is_inference()
-
-
-def same_values(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> bool:
-    """Tell whether tensors have the given values; NaN equals NaN."""
-    for tensor, value in zip(tensors, values, strict=True):
-        if (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
-            return False
-        if tensor.layout is not torch.strided:
-            tensor, value = tensor.to_dense(), value.to_dense()  # noqa: PLW2901
-        if not torch.equal(tensor, value):
-            both_nan = tensor.isnan() & value.isnan()
-            if not torch.equal(tensor.masked_fill(both_nan, 0), value.masked_fill(both_nan, 0)):
-                return False
-    return True
+def version_of(tensor: Tensor) -> int:
+    """Return a number that PyTorch raises with each change in place; inference tensors have none."""
+    return -1 if tensor.is_inference() else tensor._version
