@@ -40,7 +40,6 @@ from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, RunError, advice, refuse_unknown_options, refusing_exit
 from camkit.images.files import set_aside
 from camkit.kit import wording
-from camkit.kit.fingerprint import CODE, digest_of_code
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import Loadable
 from camkit.types import Preprocess
@@ -256,7 +255,7 @@ def finish_check(
         earlier = read_baseline(_baseline_of_resumed(baseline, out) if settings.resume else baseline)
         _refuse_other_run(heat, earlier, hashes, baseline)
     journal = None if out is None else out / JOURNAL
-    made_with = {"version of camkit": wording.VERSION, **hashes, CODE: digest_of_code(plan.model)}
+    made_with = {"version of camkit": wording.VERSION, **hashes}
     with Journal(journal, made_with, resume=settings.resume) as rows:
         if rows.damaged:
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)

@@ -50,7 +50,7 @@ class Journal:
 
     Args:
         path: the file; None keeps the rows in memory only.
-        made_with: what decides the rows: the data, the weights, the settings and the code.
+        made_with: what decides the rows: the data, the weights and the settings.
         resume: keep the rows that are in the file.
 
     Raises:

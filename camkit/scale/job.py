@@ -17,7 +17,7 @@ from camkit.images.files import check_folder, names_file, refuse_input, refuse_o
 from camkit.images.listing import Pictures
 from camkit.images.references import chosen
 from camkit.images.video import is_video
-from camkit.kit.fingerprint import Fingerprint, digest, digest_of_code, fingerprint
+from camkit.kit.fingerprint import Fingerprint, digest, fingerprint
 from camkit.methods import AUTO, MethodLike, find_method
 from camkit.models.loaded import LoadedModel
 from camkit.targets import TargetLike
@@ -252,6 +252,5 @@ class Job:
 
     def fingerprint(self, model: LoadedModel) -> Fingerprint:
         """Return what decides the rows of the table."""
-        code = digest_of_code(model, self.how.method, self.how.targets)
         drawings = None if self.out is None else self.drawing.settings()
-        return fingerprint(model, **self.how.settings(), drawings=drawings, code=code)
+        return fingerprint(model, **self.how.settings(), drawings=drawings)

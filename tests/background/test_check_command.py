@@ -30,7 +30,6 @@ from camkit.cli import main
 from camkit.config.settings import read_config
 from camkit.demo.scenes import write_scenes
 from camkit.errors import InputError, RunError
-from camkit.kit.fingerprint import digest_of_code
 
 QUICK = {"check": {"pastes": 1}}
 PER_CLASS = 10
@@ -798,31 +797,6 @@ def test_rows_of_other_code_are_not_resumed(scenes, tmp_path, changed):
 
     write_net(tmp_path)
     assert resume().exit_code() == 3
-
-
-@pytest.mark.parametrize("preprocess", ["lambda p: helper.prepare(p)", "v2.Compose([v2.Lambda(helper.prepare)])"])
-def test_the_code_that_a_model_imports_belongs_to_the_run(tmp_path, monkeypatch, preprocess):
-    """A change that only some pictures show must be found in the code, because few answers are computed again."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "helper.py").write_text("import deeper\ndef prepare(picture):\n    return deeper.prepare(picture)\n")
-    (tmp_path / "deeper.py").write_text(
-        "import camkit\ndef prepare(picture):\n    return camkit.scenes.preprocess(picture)\n"
-    )
-    (tmp_path / "net.py").write_text(
-        "import camkit, helper\nfrom torchvision.transforms import v2\n"
-        f"def make():\n    return camkit.load_model('demo-fair').module, {preprocess}\n"
-    )
-    loaded = camkit.load_model(f"{tmp_path / 'net.py'}:make")
-    before = digest_of_code(loaded)
-    assert digest_of_code(loaded) == before
-
-    for name in ("helper.py", "deeper.py"):
-        text = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(f"{text}    # changed")
-        assert digest_of_code(loaded) != before
-        (tmp_path / name).write_text(text)
-    for name in ("helper", "deeper"):
-        del sys.modules[name]
 
 
 @pytest.mark.extended

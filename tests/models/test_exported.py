@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import camkit
 from camkit.cli import main
 from camkit.errors import ImageError, InputError, LayerError, MethodError, ModelError, RunError, TargetError
-from camkit.kit.fingerprint import code_files, digest_of_weights
+from camkit.kit.fingerprint import digest_of_weights
 from camkit.methods import variant
 
 SCENE = camkit.scenes.scene_paths()["plane-sky"]
@@ -1191,10 +1191,6 @@ def test_files_with_the_same_weights_and_other_code_have_fingerprints_of_their_o
         torch.export.save(exported(model), tmp_path / f"{number}.pt2")
         prints.append(digest_of_weights(camkit.load_model(str(tmp_path / f"{number}.pt2")).module))
     assert prints[0] != prints[1]
-
-
-def test_the_file_of_a_function_is_code_of_its_black_box() -> None:
-    assert Path(__file__) in code_files(camkit.black_box(as_function))
 
 
 def test_what_a_function_raises_passes_through() -> None:
