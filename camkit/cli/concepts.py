@@ -35,13 +35,13 @@ def concepts(
         batch_size: Pictures per pass; halved automatically if memory runs out. Default: 32 on a GPU, 4 on a CPU.
         recursive: Search subfolders too, which is the default, or leave them out.
         out: The folder for the sheet, or a file such as concepts.png.
-        overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.
+        overwrite: Replace a file that camkit did not draw.
     """
     common.begin()
     if not pictures:
         raise InputError("name at least one picture: camkit concepts image.jpg --model resnet50")
     from camkit.concepts import factorise
-    from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file, shown_model
+    from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file
     from camkit.images.listing import find_pictures
     from camkit.kit.picture_names import picture_name
     from camkit.scale.naming import free_file, slug, write_drawing
@@ -54,14 +54,8 @@ def concepts(
     found = factorise(loaded, files, count, layer, batch_size=batch_size)
     words = [f"{count}-concepts", slug(found.layer)]
     first, more = picture_name(files[0]), len(files) - 1
-    shows = {
-        "picture": " ".join(str(file.absolute()) for file in files),
-        "name": ".".join(words),
-        "model": shown_model(loaded.name),
-        **source.about(),
-    }
-    file = free_file(out, Path(f"{first}-and-{more}-more" if more else first), words, shows, overwrite=overwrite)
-    write_drawing(file, found.sheet(), shows)
+    file = free_file(out, Path(f"{first}-and-{more}-more" if more else first), words, overwrite=overwrite)
+    write_drawing(file, found.sheet())
     if TALK.quiet:
         return 0
     lines = [f"{printable(str(files[0]))}{f' and {more} more' if more else ''}  layer {printable(found.layer)}"]

@@ -93,7 +93,7 @@ def features(
         scale: each scales every map to its own range, to show its form; together scales all maps to one range, so that
             you can compare them.
         out: The folder for the sheet, or a file such as sheet.png.
-        overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.
+        overwrite: Replace a file that camkit did not draw.
     """
     common.begin()
     if picture is None:
@@ -105,7 +105,6 @@ def features(
         refuse_address,
         refuse_input,
         refuse_other_file,
-        shown_model,
     )
     from camkit.kit.picture_names import picture_name
     from camkit.scale.naming import free_file, slug, write_drawing
@@ -117,16 +116,8 @@ def features(
     check_folder(out.parent if names_file(out) else out)
     maps = feature_maps(loaded, picture, layer, top=top)
     words = ["features", slug(maps.layer)]
-    shows = {
-        "picture": str(picture.absolute()),
-        "name": ".".join(words),
-        "model": shown_model(loaded.name),
-        **source.about(),
-        "top": f"top-{top}",
-        "scale": scale,
-    }
-    file = free_file(out, Path(picture_name(picture)), words, shows, overwrite=overwrite)
-    write_drawing(file, maps.sheet(scale=scale), shows)
+    file = free_file(out, Path(picture_name(picture)), words, overwrite=overwrite)
+    write_drawing(file, maps.sheet(scale=scale))
     if TALK.quiet:
         return 0
     printer().print(

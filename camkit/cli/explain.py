@@ -80,8 +80,7 @@ class DrawingOptions:
     Attributes:
         out: The folder for the drawings, with the same subfolders as the pictures; or, for one picture, a file such as
             heat.png.
-        overwrite: Replace files that show something else, and the table. Without it, camkit adds what differs to the
-            name of the drawing.
+        overwrite: Replace files that camkit did not draw, and the table.
         style: figure (with a caption and a colour bar), overlay, side-by-side, heatmap, or slide: one slide of a single
             picture (.png, .pdf or .svg), with the heat of the answer and of the class in --true, or of each --target.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
@@ -218,7 +217,6 @@ def explain(
             None if results.no_pictures else drawing.out,
             how.on(device, targets.targets(files.first(2), loaded.preprocess, detects=loaded.detects)),
             drawn,
-            about={**source.about(), **targets.about()},
             overwrite=drawing.overwrite,
             every=drawing.every,
             table=results.table,
@@ -256,7 +254,7 @@ def _slide(
 ) -> int:
     """Draw one slide of one picture."""
     import camkit
-    from camkit.images.files import refuse_input, refuse_other_file, shown_file, shown_model
+    from camkit.images.files import refuse_input, refuse_other_file
     from camkit.images.listing import Pictures
     from camkit.models import device_of
     from camkit.scale.naming import free_file, slug, write_drawing
@@ -265,24 +263,14 @@ def _slide(
     if len(files) != 1:
         raise InputError("a slide shows one picture; name one file")
     is_page = drawing.out.suffix in (".pdf", ".svg")
-    shows = {
-        "picture": str(files[0].absolute()),
-        "model": shown_model(source.model or ""),
-        **source.about(),
-        "true": targets.true or "",
-        "targets": "-".join(targets.target or []),
-        "method": str(how.method),
-        "precision": how.precision or "",
-        "references": shown_file(how.references),
-    }
-    if is_page:  # a page does not record what it shows
+    if is_page:
         file = drawing.out
         if file.exists() and not drawing.overwrite:
             raise OutputError(f"{file} exists already; name another file, or pass --overwrite")
     else:
         refuse_other_file(drawing.out)
         words = ["slide", *map(slug, [*([targets.true] if targets.true else []), *(targets.target or [])])]
-        file = free_file(drawing.out, Path(files[0].stem), words, shows, overwrite=drawing.overwrite)
+        file = free_file(drawing.out, Path(files[0].stem), words, overwrite=drawing.overwrite)
     refuse_input(file, [*files, *source.files()])
     loaded = source.load()
     asked = how.on(device_of(loaded.module), None)
@@ -291,7 +279,7 @@ def _slide(
     if is_page:
         made.save(file)
     else:
-        write_drawing(file, made.draw(), shows)
+        write_drawing(file, made.draw())
     if not TALK.quiet:
         emit(printable(made.sentence))
         emit(printable(f"  wrote {file}"))

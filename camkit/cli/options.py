@@ -100,20 +100,6 @@ class _ModelOptions:
     output: Annotated[str | None, Parameter(metavar="NAME")] = None
     trust_remote_code: Annotated[bool, Parameter(negative=(), show_default=False)] = False
 
-    def about(self) -> dict[str, str]:
-        """Return the options that change what a drawing shows, as words for its name; empty if not given."""
-        from camkit.images.files import shown_file
-
-        return {
-            "weights": shown_file(self.weights),
-            "size": self.size or "",
-            "mean": "" if self.mean is None else f"mean-{self.mean}",
-            "std": "" if self.std is None else f"std-{self.std}",
-            "labels": shown_file(self.labels),
-            "text": "+".join(self.text or ()),
-            "output": "" if self.output is None else f"output-{self.output}",
-        }
-
     def files(self) -> list[Path | None]:
         """Return the files that the options name."""
         return [self.labels, None if self.weights is None else Path(self.weights)]

@@ -72,21 +72,6 @@ class TargetOptions:
     everywhere: Annotated[bool, Parameter(negative=(), show_default=False)] = False
     similar_to: Annotated[Path | None, Parameter(metavar="FILE")] = None
 
-    def about(self) -> dict[str, str]:
-        """Return the options that a target's label does not show, as words for a drawing's name; empty if not given."""
-        from camkit.images.files import shown_file
-
-        return {
-            "mask": shown_file(self.mask),
-            "box": "" if self.box is None else f"box-{self.box}",
-            "near": "" if self.near is None else f"near-{self.near}",
-            "box_at": "" if self.box_at is None else f"box-at-{self.box_at}",
-            "region": "" if self.region is None else f"region-{self.region}",
-            "part": self.part or "",
-            "everywhere": "everywhere" if self.everywhere else "",
-            "similar": shown_file(self.similar_to),
-        }
-
     def check(self) -> None:
         """Check that the options fit together.
 

@@ -55,20 +55,6 @@ def about_address(name: str) -> str | None:
     return f"{address} is a URL, but camkit reads only files; download the picture and pass the file"
 
 
-def shown_file(file: str | Path | None) -> str:
-    """Return a file as a drawing records it, which is its full path; published weights have a name only."""
-    named = str(file or "")
-    return str(Path(named).absolute()) if named and os.path.lexists(named) else named
-
-
-def shown_model(name: str) -> str:
-    """Return a model as a drawing records it: by the full path of its file, with the factory if it is Python."""
-    file, _, factory = name.rpartition(":")
-    if file.endswith(".py"):
-        return f"{Path(file).absolute()}:{factory}"
-    return str(Path(name).absolute()) if Path(name).is_file() else name
-
-
 def names_file(out: Path) -> bool:
     """Return whether an output path names a picture file and not a folder."""
     return out.suffix.lower() in _DRAWN_SUFFIXES and not out.is_dir()
@@ -93,12 +79,15 @@ def has_picture_suffix(name: str) -> bool:
 
 
 def is_drawing(file: Path) -> bool:
-    """Return whether a file is a drawing that camkit wrote, by the mark in its first bytes."""
-    if file.suffix.lower() not in (".png", *JPEG_SUFFIXES) or not is_regular(file):
+    """Return whether camkit drew a file, by the mark in its first bytes, or in the last ones of a video."""
+    suffix = file.suffix.lower()
+    if suffix not in (".png", ".mp4", *JPEG_SUFFIXES) or not is_regular(file):
         return False
     try:
-        with file.open("rb") as start:
-            return MARK in start.read(_MARKED_BYTES)
+        with file.open("rb") as data:
+            if suffix == ".mp4":
+                data.seek(-len(MARK), os.SEEK_END)
+            return MARK in data.read(_MARKED_BYTES)
     except OSError:  # reading it as a picture reports the error
         return False
 

@@ -71,10 +71,8 @@ def describe(value: Any) -> str:
     >>> describe(["cat", 3]), describe(None)
     ("['cat', 3]", 'None')
     """
-    if isinstance(value, Tensor):
-        return f"{tuple(value.shape)} {digest(_bytes_of(value))}"
-    if isinstance(value, np.ndarray):
-        return f"{value.shape} {digest(value.tobytes())}"
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"{tuple(value.shape)} {digest(value.tobytes() if isinstance(value, np.ndarray) else _bytes_of(value))}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(describe, value))}]"
     if isinstance(value, Mapping):

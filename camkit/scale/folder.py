@@ -100,8 +100,7 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
     Failure, and the first frame of an animated picture is explained.
 
     The name of a drawing consists of its picture's name, the method and, if the caller chose them, the layer and the
-    target. If a file of that name shows something else, the new name also says what differs, such as the model or the
-    style.
+    target. A drawing of that name is replaced; a file that camkit did not draw is not.
 
     Args:
         model: a model from ``camkit.load_model``.
@@ -125,7 +124,7 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
     if job.bundle is not None:
         bundle = Bundle(job.bundle, job.fingerprint(model), overwrite=job.overwrite)
     stills = Stills(job.pictures, table)
-    files = DrawingFiles(job, model.name)
+    files = DrawingFiles(job)
     stream = functools.partial(elsewhere or functools.partial(explain_many_or_later, model), **options)
 
     def find_scales() -> Scales:
@@ -291,10 +290,10 @@ def _one_drawn(
     scale, file = item.scales.of(explanation.layer, explanation.method), None
     drawing = job.drawing if scale is None else replace(job.drawing, scale=scale)
     try:
-        name, shows = files.file_for(explanation, item.found, rank, drawing.suffix_for(explanation.source))
+        name = files.file_for(explanation, item.found, rank, drawing.suffix_for(explanation.source))
         if job.out is not None:
             file, name = name, name.relative_to(job.folder)
-            write_drawing(file, explanation.overlay(**drawing.options()), shows)
+            write_drawing(file, explanation.overlay(**drawing.options()))
         row = None if job.table is None else row_of(explanation, file)
     except CamkitError as error:
         return _Undrawn(explanation.source, error)

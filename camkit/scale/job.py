@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -13,7 +13,7 @@ from camkit.drawing import overlay
 from camkit.drawing.encode import JPEG_SUFFIXES
 from camkit.errors import InputError
 from camkit.explanation import ColourScale, Explanation
-from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file, shown_file
+from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file
 from camkit.images.listing import Pictures
 from camkit.images.references import chosen
 from camkit.images.video import is_video
@@ -77,15 +77,6 @@ class How:
             settings["references"] = digest(file.read_bytes() for file in files if file.is_file())
         return {**settings, "draft": self.draft}
 
-    def words(self) -> dict[str, str]:
-        """Return the settings that a drawing's plain name does not tell, as words for the names of files."""
-        return {
-            "precision": self.precision,
-            "fuse": self._fusion,
-            "smooth": self.smooth or "",
-            "references": shown_file(self.references),
-        }
-
 
 @dataclass(frozen=True)
 class Drawing:
@@ -124,16 +115,6 @@ class Drawing:
         """Return what decides the drawings, for a fingerprint."""
         return {**self.options(), "format": self.format, "one scale": self.one_scale}
 
-    def words(self) -> dict[str, str]:
-        """Return what decides a drawing, as words for the names of files."""
-        return {
-            "style": self.style,
-            "colormap": self.colormap,
-            "alpha": f"alpha-{self.alpha}",
-            "scale": "shared-by-all" if self.one_scale else str(self.scale),
-            "side": "" if self.max_side is None else f"side-{self.max_side}",
-        }
-
     def suffix_for(self, picture: str) -> str:
         """Return the suffix of the drawing of a picture."""
         is_jpeg = os.path.splitext(picture)[1].lower() in JPEG_SUFFIXES  # noqa: PTH122 - a source may be no path
@@ -171,8 +152,7 @@ class Job:
             picture with one target; or None to draw nothing.
         how: how the pictures are explained.
         drawing: how they are drawn.
-        about: further settings that distinguish a drawing from others of the same name, such as the weights, as words.
-        overwrite: replace files that show something else, without adding to their names; replace the table.
+        overwrite: replace files that camkit did not draw, and the table.
         every: draw one of this many frames of a video.
         table: a file ending in .parquet or .csv for the results; see ``camkit.scale.table``. A drawing that cannot be
             written leaves no row, so that a resumed run draws it again.
@@ -189,7 +169,6 @@ class Job:
     out: Path | None = None
     how: How = How()
     drawing: Drawing = Drawing()
-    about: Mapping[str, str] = field(default_factory=dict)
     overwrite: bool = False
     every: int = 1
     table: Path | None = None
@@ -239,16 +218,6 @@ class Job:
         """The folder of all drawings."""
         assert self.out is not None
         return self.out.parent if names_file(self.out) else self.out
-
-    def words(self) -> dict[str, str]:
-        """Return what decides a drawing besides its picture, method, layer and target, as words for its name."""
-        return {
-            **self.about,
-            **self.how.words(),
-            **self.drawing.words(),
-            "every": f"every-{self.every}",
-            "draft": "draft" if self.how.draft else "",
-        }
 
     def fingerprint(self, model: LoadedModel) -> Fingerprint:
         """Return what decides the rows of the table."""

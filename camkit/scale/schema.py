@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from camkit.errors import brief
 from camkit.explanation import Explanation, LayerMaps, finite_or_none
 from camkit.kit.store import Row
-from camkit.types import Box, ClipFrame, Failure, Placement, Smoothing, Status
+from camkit.types import Box, ClipFrame, Failure, Placement
 
 Kind: TypeAlias = Literal["text", "whole", "real", "reals", "wholes", "halves"]
 """What a column holds: text, a whole number, a real number, or lists of these; halves are real numbers in 16 bits."""
@@ -148,50 +147,6 @@ def explanation_of(row: Row, folder: Path = Path(), exact: Float[np.ndarray, "..
 
 def _reals(row: Row, name: str) -> Float[np.ndarray, " numbers"]:
     return np.asarray([] if row[name] is None else row[name], np.float64)  # a CSV has no empty lists
-
-
-_GIVEN = ("path", "layer", "layer_reason", "method", "quantity", "raw_scale", "shape", "input", "raw")
-"""The columns in which the row of every explanation holds something."""
-
-_MOST_PIXELS = 2**28
-"""The most pixels of a model's input, of 4 bytes each. Tables have no larger input, and so large a map can be drawn."""
-
-
-@np.errstate(all="ignore")  # of numbers that no table holds; NaN is in no range
-def fault_of(row: Row) -> str:  # noqa: PLR0911 - a return for each column
-    """Return why the row of an explanation cannot be read, as a clause; "" if it can."""
-    missing = [name for name in _GIVEN if row[name] is None]
-    if missing:
-        return f"{missing[0]} is missing"
-    for name, choices in (("status", get_args(Status)), ("smooth", (None, *get_args(Smoothing)))):
-        if row[name] not in choices:
-            return f"{name} is {brief(row[name])}"
-    for name in ("box", "detection"):
-        corners = np.asarray((0, 0, 1, 1) if row[name] is None else row[name], np.float32)
-        if len(corners) != 4 or not (np.isfinite(corners).all() and (corners[:2] < corners[2:]).all()):
-            return f"{name} is {brief(row[name])}"
-    shape, size, raw = (np.asarray(row[name]) for name in ("shape", "input", "raw"))
-    extent, places = _reals(row, "extent"), _reals(row, "positions")
-    if not (1 <= len(shape) == len(size) <= 3 and (size >= 1).all() and (shape >= 1).all()) or len(raw) != shape.prod():
-        return f"an input of size {brief(row['input'])} has no map of shape {brief(row['shape'])} with {len(raw)} cells"
-    finite = np.isfinite(raw)
-    if not (np.abs(raw[finite]) <= 1).all() or not (finite.all() or row["status"] == "non_finite"):
-        return "raw holds what is not between -1 and 1"
-    if not 0 < row["raw_scale"] <= np.finfo(np.float32).max:
-        return f"raw_scale is {row['raw_scale']}"
-    if len(places) and not (len(places) == shape.sum() and np.isfinite(places).all()):
-        return f"positions is {brief(places)}"
-    frames, times = _reals(row, "frames"), _reals(row, "times")
-    fit = len(frames) in (0, size[0] * (len(size) == 3)) and len(times) in (0, len(frames))
-    if not (fit and np.isfinite([*frames, *times]).all()):
-        return f"frames is {brief(frames)}, and times is {brief(times)}"
-    starts, ends = (extent[::2], extent[1::2]) if len(extent) else (0 * size, 0 * size + 1)
-    if len(starts) == len(ends) == len(size):
-        pixel = (ends - starts) / size
-        covered = np.minimum(ends, 1) - np.maximum(starts, 0)
-        if (covered >= pixel).all() and (pixel > 0).all() and min(pixel.prod(), 1 / size.prod()) >= 1 / _MOST_PIXELS:
-            return ""
-    return f"a map with the extent {brief(extent)} does not fit an input of size {brief(row['input'])}"
 
 
 def text_of(name: str | Path) -> str:

@@ -6,13 +6,11 @@ one file. This file knows how tables lie on the disk; ``schema.py`` knows their 
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import itertools
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from camkit.errors import InputError, OutputError, advice, as_cell, brief, from_cell, refuse_pipe
+from camkit.errors import InputError, OutputError, advice, as_cell, as_error, brief, from_cell, refuse_pipe
 from camkit.explanation import Explanations, sharing_scale
 from camkit.images.files import csv_line, why_unwritable, write_file
 from camkit.kit.fingerprint import Fingerprint, differences, digest
 from camkit.kit.store import Row, Store, packed, rows_of, started_with, unpacked
 from camkit.scale.bundle import MANIFEST, read_bundle
-from camkit.scale.schema import COLUMNS, ERROR, Kind, explanation_of, fault_of, text_of
+from camkit.scale.schema import COLUMNS, ERROR, Kind, explanation_of, text_of
 
 _ROWS = 4096
 """Rows of a part. A million pictures make 250 files, which is few enough for every reader of tables."""
@@ -56,29 +54,18 @@ def read(path: str | Path) -> Explanations:
         return read_bundle(path)
     store = _store_of(path)
     if store.is_file():
-        folder, explained = started_with(store).get("folder", ""), _explained(store, map(_from_store, rows_of(store)))
+        folder, rows = started_with(store).get("folder", ""), map(_from_store, rows_of(store))
     else:
         form = _Parquet(path) if path.is_dir() else _form_of(path)
         if not form.exists():
             raise InputError(f"there is no table {path}")
-        folder, explained = form.about().get("folder", ""), _explained(path, form.rows())
+        folder, rows = form.about().get("folder", ""), form.rows()
     explanations = Explanations()
-    for _, group in itertools.groupby(explained, key=lambda row: [row[name] for name in _TOGETHER]):
-        explanations.extend(sharing_scale([explanation_of(row, Path(folder)) for row in group]))
+    explained = (row for row in rows if row["status"] != ERROR)
+    with as_error(InputError, lambda error: f"{path} cannot be read: {brief(error)}"):
+        for _, group in itertools.groupby(explained, key=lambda row: [row[name] for name in _TOGETHER]):
+            explanations.extend(sharing_scale([explanation_of(row, Path(folder)) for row in group]))
     return explanations
-
-
-def _explained(file: Path, rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the rows of explanations.
-
-    Raises:
-        InputError: a row holds something that is not an explanation's.
-    """
-    for row in rows:
-        if row["status"] != ERROR:
-            if fault := fault_of(row):
-                raise InputError(f"{file} cannot be read: in the row of {brief(row['path'])}, {fault}")
-            yield row
 
 
 def _store_of(table: Path) -> Path:
@@ -157,15 +144,14 @@ class Table:
         about = self._form.about()
         if not about:
             raise InputError(
-                f"{self.path} cannot be continued: the file that says how it was made, {self._form.beside}, is missing "
-                "or damaged; choose another name"
+                f"{self.path} cannot be continued: {self._form.beside}, which says how it was made, is missing; "
+                "choose another name"
             )
-        if different := differences(about["fingerprint"], self._made_with):
+        if different := differences(about.get("fingerprint", {}), self._made_with):
             raise InputError(
                 f"{self.path} cannot be continued: it was made with different settings ({different}); {instead}"
             )
-        self._form.repair()
-        return map(_for_store, self._form.rows()), about["folder"]
+        return map(_for_store, self._form.rows()), about.get("folder", "")
 
     def _pictures(self, failed: list[str]) -> Iterator[str]:
         """Yield the absolute path of each picture that has rows, and add those with only errors to a list.
@@ -288,15 +274,10 @@ def _checksum(name: str) -> bytes:
     return bytes.fromhex(digest(name))[:16]
 
 
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""The errors of reading how a table was made, if that is damaged."""
-
-
-def _about_of(data: bytes) -> dict[str, Any]:
-    about = json.loads(data)
-    text_of(os.fspath(about["folder"]))
-    "".join(about["fingerprint"].values())
-    return dict(about)
+def _about_in(file: Path) -> dict[str, Any]:
+    """Return how a table was made, as the file beside it says."""
+    with as_error(InputError, lambda error: f"{file} cannot be read: {brief(error)}; delete it"):
+        return dict(json.loads(file.read_bytes()))
 
 
 def _form_of(path: Path) -> _Parquet | _Csv:
@@ -328,74 +309,6 @@ def arrow_table(rows: Sequence[Row], schema: Any) -> Any:
 
     columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-_IN_EVERY_ROW = ("path", "status")
-
-
-def _values_of(name: str, column: Any) -> Iterable[Any]:
-    """Return the values of a column of Parquet: texts, numbers, or arrays of numbers.
-
-    Raises:
-        ValueError: it holds something else.
-    """
-    import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
-
-    expected, texts = arrow_schema().field(name).type, []
-    if expected == "string":
-        for chunk in column.dictionary_encode().chunks:
-            words = chunk.dictionary.cast(expected).to_pylist()
-            texts += [None if index is None else words[index] for index in chunk.indices.to_pylist()]
-        if name in _IN_EVERY_ROW and not all(texts):
-            raise ValueError(f"the column {name!r} has empty cells")
-        return texts
-    try:
-        column = column.cast(expected)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise ValueError(f"the column {name!r} holds {column.type}, not {expected}") from error
-    if pa.types.is_list(expected):
-        return (None if cell.values is None else cell.values.to_numpy(zero_copy_only=False) for cell in column)
-    return (cell.as_py() for cell in column)
-
-
-_UNPACKED = 256
-"""The most bytes that a byte of a part unpacks to; so small a file as 1 MiB counts as that. Maps without evidence, of
-zeros alone, are all that is packed as well."""
-
-_ROW = 4096
-"""The bytes of an Explanation, besides its map."""
-
-
-def _check_part(file: Any, size: int, columns: Sequence[str]) -> None:
-    """Refuse a part that lacks columns, has texts in others than those of texts, or unpacks to far more than its size.
-
-    Raises:
-        ValueError: it is such a part.
-    """
-    schema, expected, footer = file.schema_arrow, arrow_schema(), file.metadata
-    for name in columns:
-        if schema.names.count(name) != 1:
-            raise ValueError(f"it has {schema.names.count(name)} columns {name!r}, not 1")
-    leaves = [leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path.split(".")[0] in columns]
-    for leaf in map(footer.schema.column, leaves):
-        name, *within = leaf.path.split(".")
-        held, wanted, has_text = schema.field(name).type, expected.field(name).type, leaf.physical_type == "BYTE_ARRAY"
-        if held != "null" and (has_text != (wanted == "string") or (has_text and within)):
-            raise ValueError(f"the column {name!r} holds {held}, not {wanted}")
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    _check_unpacked(sum(group.total_byte_size for group in groups), size)
-    file.scan_contents(list(columns))  # raises an error for damaged chunks, where column() ends the process
-    unpacked = 0
-    for group in groups:
-        chunks = map(group.column, leaves)
-        unpacked += sum(max(chunk.total_uncompressed_size, 4 * chunk.num_values) for chunk in chunks)
-        unpacked += _ROW * group.num_rows
-    _check_unpacked(unpacked, size)
-
-
-def _check_unpacked(unpacked: int, size: int) -> None:
-    if unpacked > _UNPACKED * max(size, 2**20):
-        raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,}, more than a table of camkit does")
 
 
 class _Parquet:
@@ -431,25 +344,14 @@ class _Parquet:
         self._path.mkdir(parents=True, exist_ok=True)
 
     def about(self) -> dict[str, Any]:
-        """Return what was given to ``write``, from its own file or from the metadata of a part; empty if damaged."""
-        with contextlib.suppress(*_DAMAGED):
-            return _about_of(self.beside.read_bytes())
+        """Return what was given to ``write``, from its own file or from the metadata of a part; empty if it is lost."""
+        if self.beside.is_file():
+            return _about_in(self.beside)
         for part in self._parts():
-            with contextlib.suppress(*_DAMAGED):
-                return _about_of(self._pq.read_metadata(part).metadata[self._METADATA])
+            metadata = self._pq.read_metadata(part).metadata or {}
+            if self._METADATA in metadata:
+                return dict(json.loads(metadata[self._METADATA]))
         return {}
-
-    def repair(self) -> None:
-        """Set aside what a damaged disk left."""
-        for part in self._parts():
-            try:
-                self._read(part)
-            except InputError:
-                aside = part.with_name(f"_damaged-{part.name}")
-                part.replace(aside)
-                warnings.warn(
-                    f"{part} is damaged, so its pictures are explained again; it is kept as {aside.name}", stacklevel=2
-                )
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows.
@@ -468,8 +370,7 @@ class _Parquet:
         schema, written = arrow_schema().with_metadata({self._METADATA: json.dumps(about)}), []
         for number, part in enumerate(parts):
             data = io.BytesIO()
-            # The checksums tell a damaged part.
-            self._pq.write_table(arrow_table(part, schema), data, compression="zstd", write_page_checksum=True)
+            self._pq.write_table(arrow_table(part, schema), data, compression="zstd")
             written.append(self._path / f"{self._NEW}part-{number:06d}.parquet")
             write_file(written[-1], data.getvalue())
         for earlier in self._parts():
@@ -484,16 +385,17 @@ class _Parquet:
         return sorted(self._path.glob("part-*.parquet"))
 
     def _read(self, part: Path) -> list[Iterable[Any]]:
-        """Return the values of the columns. A text of several rows is in memory once."""
-        texts = [name for name, kind in COLUMNS.items() if kind == "text"]
-        try:
+        """Return the values of the columns: texts, numbers, or arrays of numbers."""
+        with as_error(InputError, lambda error: f"{part} cannot be read: {brief(error)}"):
             with self._pq.ParquetFile(part) as file:
-                _check_part(file, part.stat().st_size, list(COLUMNS))
-            with self._pq.ParquetFile(part, read_dictionary=texts, page_checksum_verification=True) as file:
-                table = file.read(list(COLUMNS))
-            return [_values_of(name, table.column(name)) for name in COLUMNS]
-        except Exception as error:  # pyarrow has errors of several kinds for damaged files
-            raise InputError(f"{part} cannot be read: {brief(error)}") from error
+                table = file.read(list(COLUMNS)).select(list(COLUMNS)).cast(arrow_schema())
+            return [
+                _arrays_of(column) if "list" in str(column.type) else column.to_pylist() for column in table.columns
+            ]
+
+
+def _arrays_of(column: Any) -> Iterator[np.ndarray | None]:
+    return (None if cell.values is None else cell.values.to_numpy(zero_copy_only=False) for cell in column)
 
 
 def _next_row(reader: csv.DictReader[str]) -> dict[str, str] | None:
@@ -521,12 +423,7 @@ class _Csv:
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def about(self) -> dict[str, Any]:
-        with contextlib.suppress(*_DAMAGED):
-            return _about_of(self.beside.read_bytes())
-        return {}
-
-    def repair(self) -> None:
-        """Do nothing: a damaged file cannot be read in part."""
+        return _about_in(self.beside) if self.beside.is_file() else {}
 
     def rows(self) -> Iterator[Row]:
         try:

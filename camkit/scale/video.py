@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from camkit.drawing.encode import add_video_note
+from camkit.drawing.encode import mark_video
 from camkit.drawing.figure import Caption, compose, fitted, side_within
 from camkit.drawing.overlay import limited, render
 from camkit.drawing.pixels import size_of
@@ -141,8 +141,8 @@ def _draw_video(found: FoundPicture, job: Job, files: DrawingFiles, explained: E
         if first is None:
             assert absent is not None
             raise absent.error
-        written, note = files.file_for_video(found, first)
-        file.finish(written, note)
+        written = files.file_for(first, found, 1, ".mp4")
+        file.finish(written)
     return WrittenVideo(
         source=str(video),
         file=written,
@@ -174,12 +174,12 @@ def _draw_clip(found: FoundPicture, job: Job, files: DrawingFiles, explained: Ex
     with _VideoFile(job.folder, rate) as file:
         for frame in row.drawn_frames(**options):
             file.write(frame)
-        written, note = files.file_for_video(found, row)
-        file.finish(written, note)
+        written = files.file_for(row, found, 1, ".mp4")
+        file.finish(written)
     sheet: Path | None = None
     if job.out is not None and not names_file(job.out):
-        sheet, shows = files.file_for(row, found, 1, ".png")
-        write_drawing(sheet, row.overlay(**job.drawing.options()), shows)
+        sheet = files.file_for(row, found, 1, ".png")
+        write_drawing(sheet, row.overlay(**job.drawing.options()))
     return WrittenVideo(
         source=str(found.path),
         file=written,
@@ -266,8 +266,8 @@ class _VideoFile:
         self._writer.write(cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
         self.frames += 1
 
-    def finish(self, file: Path, note: str) -> None:
-        """Close the file, write a note into it, and give it its name.
+    def finish(self, file: Path) -> None:
+        """Close the file, mark it as camkit's, and give it its name.
 
         Raises:
             OutputError: the file is empty, as on a full disk, or cannot be renamed.
@@ -276,7 +276,7 @@ class _VideoFile:
         if not self._unfinished.is_file() or not self._unfinished.stat().st_size:
             raise OutputError(f"cannot write {file}: nothing was written; perhaps the disk is full")
         try:
-            add_video_note(self._unfinished, note)
+            mark_video(self._unfinished)
             self._unfinished.replace(file)
         except OSError as error:
             raise OutputError(f"cannot write {file}: {error.strerror or error}") from error

@@ -825,7 +825,7 @@ def test_a_damaged_row_is_computed_again_and_said(scenes, tmp_path):
     resume()
     expected = (tmp_path / "out" / "report.json").read_bytes()
     lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
-    lines[3] = lines[3].replace('"answer": [', '"answer": [1', 1)
+    lines[3] = lines[3][:40] + "\n"
     journal.write_text("".join(lines))
 
     with pytest.warns(UserWarning, match=r"damaged lines in .*unfinished\.jsonl: 1; their rows are computed again"):
