@@ -34,7 +34,6 @@ from camkit.cli.terminal import (
     printer,
 )
 from camkit.cli.words import demo_words, words
-from camkit.engine.allocator import reuse_large_blocks
 from camkit.errors import CamkitError, InputError, OutputError, advising_shell, did_you_mean, refusing_exit
 
 _INTERRUPTED = 130
@@ -133,7 +132,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack letters of a name
     typed = sys.argv[1:] if arguments is None else list(arguments)
-    reuse_large_blocks()
     TALK.set()
     try:
         with plain_warnings(), refusing_exit(), advising_shell():

@@ -199,7 +199,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 _BATCH_ON_GPU, _BATCH_ON_CPU = 32, 4
 """Pictures per pass if the caller names no number. On a CPU, the C library reuses the memory of feature maps only
-if they are small (``camkit.engine.allocator``): in batches of 4, 8, 16 and 32, a picture took MobileNetV2 13, 19, 23
+if they are small: in batches of 4, 8, 16 and 32, a picture took MobileNetV2 13, 19, 23
 and 25 ms on two cores, and ViT-B/16 286, 382, 470 and 432 ms; ResNet-18 took 30 ms in each."""
 
 

@@ -27,7 +27,6 @@ from PIL import Image
 from torch import nn
 
 from camkit.choices import Options
-from camkit.engine.allocator import reuse_large_blocks
 from camkit.errors import CamkitError, ImageError, InputError, ModelError, RunError, as_error, brief
 from camkit.explanation import Explanation
 from camkit.images.read import open_picture
@@ -323,7 +322,6 @@ class _Actor:
         cluster, begin, folder = import_ray().get(self._job)
         with contextlib.suppress(OSError):  # a node that lacks the folder may still read absolute paths
             os.chdir(folder)
-        reuse_large_blocks()
         if not cluster.pool.gpus:
             torch.set_num_threads(max(1, int(cluster.pool.cpus)))
         loaded = cluster.make(device=str(cluster.device or cluster.pool.device))

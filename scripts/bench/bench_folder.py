@@ -33,7 +33,6 @@ import torchvision
 from PIL import Image
 from torch import Tensor
 
-from camkit.engine.allocator import reuse_large_blocks
 from camkit.images.listing import Pictures
 from camkit.models.loaded import LoadedModel
 from camkit.scale.folder import explain_files
@@ -203,8 +202,7 @@ TASKS = {
 
 
 def measure(name: str, folder: Path) -> dict[str, float]:
-    """Run one variant in this process, with the memory of large feature maps reused as in the command."""
-    reuse_large_blocks()
+    """Run one variant in this process."""
     network = Network()
     with tempfile.TemporaryDirectory() as scratch:
         write_photos(Path(scratch, "one"), 1, SMALL)

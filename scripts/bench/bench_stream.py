@@ -28,7 +28,6 @@ import torchvision
 from torch import Tensor, nn
 
 import camkit
-from camkit.engine.allocator import reuse_large_blocks
 from camkit.engine.passes import usable_precision
 from camkit.models.loaded import LoadedModel
 from camkit.types import Precision
@@ -146,7 +145,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    reuse_large_blocks()
     device = torch.device(options.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     rates: list[Rate] = []

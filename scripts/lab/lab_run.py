@@ -17,7 +17,6 @@ import torch
 from camkit.background.effects import Measures
 from camkit.background.report.json import plain
 from camkit.background.result import CheckResult
-from camkit.engine.allocator import reuse_large_blocks
 
 Row = dict[str, Any]
 
@@ -70,10 +69,7 @@ def run_models(
     todo = sorted(todo, key=lambda spec: groups[group(spec)])[:limit]
     print(f"{len(rows)} models are finished, {len(todo)} follow", flush=True)
     with ExitStack() as stack, file.open("a") as lines:
-        pools = [
-            stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"), reuse_large_blocks))
-            for _ in range(workers)
-        ]
+        pools = [stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for _ in range(workers)]
         running = [pools[groups[group(spec)] % workers].submit(make, spec, *arguments) for spec in todo]
         stack.callback(lambda: [future.cancel() for future in running])  # if one fails or the user interrupts
         for count, future in enumerate(as_completed(running), start=1):

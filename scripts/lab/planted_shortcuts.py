@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 import camkit
-from camkit.engine.allocator import reuse_large_blocks
 from scripts.demo.drawn_scenes.noise import cloud_noise, coordinates, paint, smooth_noise
 from scripts.lab.lab_photos import CROPS, SIDE, Cover, Picture, cover_of, cut_out, photos_of, put_on, read_photo
 from scripts.lab.lab_run import Row, row_of, write_between
@@ -306,7 +305,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("planted"))
     parser.add_argument("--markdown", type=Path, default=None, help="the page to write the table into")
     options = parser.parse_args()
-    reuse_large_blocks()
     rows = []
     for case in CASES:
         for row in check_case(case, options.data, options.out):

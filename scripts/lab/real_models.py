@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
 import camkit
-from camkit.engine.allocator import reuse_large_blocks
 from scripts.lab.lab_run import Row, row_of, write_between
 
 MARK = "real_models"
@@ -163,7 +162,6 @@ def main() -> None:
     parser.add_argument("--network", action="append", choices=NETWORKS, help="check these networks alone")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    reuse_large_blocks()
     rows = []
     for name in options.network or filter(available, NETWORKS):
         rows.append(check_network(name, options.data, options.out))

@@ -27,7 +27,6 @@ from camkit.comparison.judge import at_least_chance, recommended
 from camkit.comparison.judgement import DECIDING
 from camkit.comparison.recommendation import REFERENCES, UNMOVED
 from camkit.comparison.standings import standings
-from camkit.engine.allocator import reuse_large_blocks
 from camkit.metrics import METRICS
 
 PAGE = Path(__file__).parents[1] / "results" / "judged.md"
@@ -151,7 +150,6 @@ def _judge(seed: int, network: str, methods: Sequence[str], data: Path, out: Pat
     if (report / "judge.html").exists():  # it is written last
         return report
     torch.set_num_threads(1)  # the seeds run side by side
-    reuse_large_blocks()
     name, weights = NETWORKS[network]
     model = camkit.load_model(name, data / "weights" / weights)
 

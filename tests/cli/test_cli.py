@@ -971,42 +971,6 @@ def test_libraries_print_neither_their_paths_nor_lines_of_their_own(tmp_path: Pa
     assert "site-packages" not in done.stderr
 
 
-ALLOCATED = """
-import ctypes
-from camkit.cli import main
-
-class Statistics(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd".split() + list("abcde")]
-
-def taken_from_the_system(libc=ctypes.CDLL(None)):
-    libc.mallinfo2.restype, libc.malloc.restype = Statistics, ctypes.c_void_p
-    before = libc.mallinfo2().hblkhd
-    libc.malloc(ctypes.c_size_t(64 << 20))
-    return (libc.mallinfo2().hblkhd - before) >> 20
-
-before = taken_from_the_system()
-main(["methods", "--quiet"])
-print("MiB:", before, taken_from_the_system())
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc 2.33 and later")
-@pytest.mark.parametrize(
-    ("setting", "after"),
-    [
-        ({}, 0),
-        ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, 64),
-        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000"}, 64),
-    ],
-)
-def test_the_command_reuses_large_blocks_of_memory(setting: dict[str, str], after: int) -> None:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    done = subprocess.run(
-        [sys.executable, "-c", ALLOCATED], env={**clean, **setting}, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == f"MiB: 64 {after}"
-
-
 def powerless() -> None:
     """Give up the right of the superuser to read everything, so that a folder can be unreadable in a test."""
     libc = ctypes.CDLL(None, use_errno=True)

@@ -476,7 +476,7 @@ def test_a_table_whose_fingerprint_is_damaged_is_one_sentence(tmp_path, tiny, na
     beside = table / "_camkit.json" if table.is_dir() else table.with_name(f".{name}.json")
     beside.write_text(damaged)
     before = beside.read_bytes()
-    with pytest.raises(InputError, match="cannot be (continued|read)"):
+    with pytest.raises(InputError, match=r"cannot be (continued|read)"):
         tabulate(tiny, tmp_path / "in", table, resume=True)
     assert beside.read_bytes() == before
 
