@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from camkit.engine.attach import remove_hooks_since
 from camkit.engine.interrupts import undisturbed
-from camkit.engine.record import PYTORCHS, ModelRecord, version_of
+from camkit.engine.record import PYTORCHS, ModelRecord, versions_of
 
 _lock = threading.Lock()
 
@@ -85,7 +85,7 @@ class _Saved:
         self._contents = [table.copy() for table in self._tables]
         self._parameters = _tensors_of(map(_PARAMETERS, modules)) if own else []
         self._required = list(map(_REQUIRES_GRAD, self._parameters))
-        self._versions = list(map(version_of, self._parameters))
+        self._versions = versions_of(self._parameters)
         tensors = [value for value in others if isinstance(value, Tensor) and value.numel() <= _LARGEST_COPY]
         copied = _tensors_of(map(_BUFFERS, self._changeable)) + (tensors if own else [])
         self._copied = [each for each in copied if each.layout is torch.strided and not each.is_inference()]
@@ -120,8 +120,8 @@ class _Saved:
             # Batch normalisation, ``.data`` and NumPy write without raising the version. A GPU is not waited for.
             if tensor._version != version or (tensor.is_cpu and not torch.equal(tensor, copy)):
                 _restore_values(tensor, copy)
-        pairs = zip(self._parameters, self._versions, strict=True)
-        return [parameter for parameter, version in pairs if version_of(parameter) != version]
+        versions = zip(self._parameters, self._versions, versions_of(self._parameters), strict=True)
+        return [parameter for parameter, before, after in versions if before != after]
 
 
 def _tensors_of(tables: Iterable[dict[str, Tensor | None]]) -> list[Tensor]:

@@ -191,11 +191,12 @@ class WeightMarks:
         return _marks_of(modules) == self._marks
 
 
-def _marks_of(modules: Iterable[nn.Module]) -> list[tuple[int, int]]:
+def _marks_of(modules: Iterable[nn.Module]) -> list[int]:
     held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
-    return [(id(tensor), version_of(tensor)) for tensor in held if tensor is not None]
+    tensors = [tensor for tensor in held if tensor is not None]
+    return [*map(id, tensors), *versions_of(tensors)]
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return a number that PyTorch raises with each change in place; inference tensors have none."""
-    return -1 if tensor.is_inference() else tensor._version
+def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+    """Return numbers that PyTorch raises with each change in place; inference tensors have none."""
+    return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
