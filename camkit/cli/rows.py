@@ -18,7 +18,6 @@ from rich.text import Text
 
 from camkit.cli import text
 from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
-from camkit.engine.interrupts import undisturbed
 from camkit.errors import CamkitError, InputError, OutputError, as_cell, printable
 
 if TYPE_CHECKING:
@@ -215,8 +214,7 @@ class _Progress:
     def __enter__(self) -> _Progress:
         """Begin to show it."""
         if self._has_bar or self._has_lines:
-            with undisturbed():  # otherwise Ctrl-C could leave a lock of the thread taken
-                self._count.start()
+            self._count.start()
         if self._has_bar:
             self._bars.start()
         self._of_passes.show = self._show_passes

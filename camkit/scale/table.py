@@ -54,7 +54,8 @@ def read(path: str | Path) -> Explanations:
         return read_bundle(path)
     store = _store_of(path)
     if store.is_file():
-        folder, rows = started_with(store).get("folder", ""), map(_from_store, rows_of(store))
+        folder = started_with(store).get("folder", "")
+        rows: Iterator[Row] = map(_from_store, rows_of(store))
     else:
         form = _Parquet(path) if path.is_dir() else _form_of(path)
         if not form.exists():
