@@ -311,12 +311,17 @@ def eagerly() -> Iterator[None]:
     """
     counted: list[bool] = []
     try:
-        with undisturbed():
-            _begin_eagerness(counted)
-        yield
-    finally:
+        try:
+            with undisturbed():
+                _begin_eagerness(counted)
+            yield
+        finally:
+            with undisturbed():
+                _end_eagerness(counted)
+    except KeyboardInterrupt:  # it may have come before the line above did anything
         with undisturbed():
             _end_eagerness(counted)
+        raise
 
 
 def _begin_eagerness(counted: list[bool]) -> None:

@@ -17,9 +17,6 @@ from camkit.drawing.encode import JPEG_SUFFIXES, MARK, encode
 from camkit.errors import InputError, OutputError
 from camkit.types import Pixels
 
-_MARKED_BYTES = 128
-"""The first bytes of a PNG or a JPEG, which contain camkit's mark: it follows the header of at most 33 bytes."""
-
 PICTURE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".apng", ".webp", ".avif", ".gif", ".bmp", ".dib"),
     *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi", ".heic", ".heif", ".hif", ".dcm"),
@@ -87,7 +84,7 @@ def is_drawing(file: Path) -> bool:
         with file.open("rb") as data:
             if suffix == ".mp4":
                 data.seek(-len(MARK), os.SEEK_END)
-            return MARK in data.read(_MARKED_BYTES)
+            return MARK in data.read(128)  # it follows the header of at most 33 bytes
     except OSError:  # reading it as a picture reports the error
         return False
 

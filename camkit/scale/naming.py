@@ -19,8 +19,6 @@ from camkit.types import Pixels
 
 _LONGEST_SLUG = 30
 """The most characters of a layer's or a target's name in the name of a drawing."""
-_NOT_IN_METHOD_NAMES = r"[^\w+.-]"
-"""Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
 
 
 class DrawingFiles:
@@ -47,7 +45,7 @@ class DrawingFiles:
             OutputError: as ``free_file``, or the file is one of the pictures to explain.
         """
         job, how = self._job, self._job.how
-        words = [re.sub(_NOT_IN_METHOD_NAMES, "", row.method)]
+        words = [re.sub(r"[^\w+.-]", "", row.method)]  # a function may be called "<lambda>"
         if how.layers:
             words.append(slug(row.layer))
         if how.targets:

@@ -779,26 +779,6 @@ def write_net(folder, forward="super().forward(images)", picture="picture"):
     (folder / "net.py").write_text(NET.replace("FORWARD", forward).replace("PICTURE", picture))
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        pytest.param({"forward": "super().forward(images).flip(1)"}, marks=pytest.mark.extended),
-        {"picture": "picture if picture.width > picture.height else picture"},
-    ],
-)
-def test_rows_of_other_code_are_not_resumed(scenes, tmp_path, changed):
-    data = copied(scenes, tmp_path, 2)
-    write_net(tmp_path)
-    resume = interrupted(data, tmp_path)
-    write_net(tmp_path, **changed)
-
-    with pytest.raises(InputError, match=r"made with different settings \(code\); start again"):
-        resume()
-
-    write_net(tmp_path)
-    assert resume().exit_code() == 3
-
-
 @pytest.mark.extended
 def test_rows_of_code_that_answers_differently_are_not_resumed(scenes, tmp_path):
     """The code that changed lies in a file that the model's own file reads, so only the answers show it."""

@@ -53,25 +53,13 @@ def test_the_command_draws_one_slide(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["explain", *call]) == 0
     assert "but this is a plane" in capsys.readouterr().out
     assert main(call) == 0  # it shows the same
-    assert main([*call[:4], "car", *call[5:]]) == 2
+    (tmp_path / "s.png").write_bytes(b"mine")
+    assert main(call) == 2
     assert "exists already" in capsys.readouterr().err
     assert main([*call[:-1], str(tmp_path / "s.doc")]) == 2
     assert "camkit cannot write .doc; use .png" in " ".join(capsys.readouterr().err.split())
     assert main([*call[:3], "--true", "plane"]) == 2
     assert main([str(SCENE), str(SCENE.with_name("bird-wood.jpg")), *call[1:-1], str(tmp_path / "t.png")]) == 2
-
-
-def test_the_same_slide_is_drawn_into_the_same_file_and_another_one_beside_it(tmp_path: Path) -> None:
-    call = [str(SCENE), "--style", "slide", "-o", str(tmp_path), "--model"]
-    for more in (
-        ["demo-biased", "--true", "plane"],
-        ["demo-biased", "--true", "plane"],
-        ["demo-fair", "--true", "plane"],
-    ):
-        assert main([*call, *more]) == 0
-    assert main([*call, "demo-fair", "-t", "ship", "-t", "car"]) == 0
-    names = {file.name.removeprefix(SCENE.stem) for file in tmp_path.iterdir()}
-    assert names == {".slide.plane.png", ".slide.plane.demo-fair.png", ".slide.ship.car.png"}
 
 
 @pytest.mark.parametrize(
