@@ -16,7 +16,7 @@ from camkit.errors import InputError, as_error, brief
 from camkit.kit.report_rows import shares_right
 from camkit.tables import Rows
 
-_ORDER = ("FAIL", "WARN", "INCONCLUSIVE", "PASS")
+_ORDER = ("FAIL", "WARN", "INCONCLUSIVE", "not decided", "PASS")
 
 
 def read_report(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import functools
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.experiment import EDITS, Answers, EditsRow, Experiment
 from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable
 from camkit.background.journal import Journal, RowsOf
-from camkit.background.pictures import ImageRow, image_rows
+from camkit.background.pictures import ImageRow, image_rows, named_without_object
 from camkit.background.plan import SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
 from camkit.background.report import REPORTS, rendered, words
@@ -58,6 +58,9 @@ THAT_WARN: Mapping[str, Analysis] = MappingProxyType({"hints": hints.find, "kind
 
 THAT_EXPLAIN: Mapping[str, Analysis] = MappingProxyType({"shortcuts": shortcuts.find, "hot_spots": spots.find})
 """The optional analyses that explain the verdict, or only give hints."""
+
+_MOST_NAMED = 5
+"""Classes that a note names."""
 
 QUICK = {"per_class": 40, "pastes": 1}
 """The most pictures per class and backgrounds per picture of a quick check."""
@@ -337,7 +340,7 @@ def _run(
         method=first.method,
         layer=first.layer,
         layer_reason=first.layer_reason,
-        warnings=_warnings(plan, heat, answers, measures[OVERALL].room),
+        warnings=(*_warnings(plan, heat, answers, measures[OVERALL].room), *_still_named(plan, rows, measures)),
         findings={**explaining, **warning},
         reports=Reports(rendered, REPORTS[BASELINE_FILE]),
     )
@@ -411,6 +414,24 @@ def _judge(
         warnings=warnings,
     )
     return measures, judged
+
+
+def _still_named(plan: Plan, rows: Sequence[ImageRow], measures: Mapping[str, Measures]) -> list[str]:
+    """Say for which classes the model still gives the class's name to more pictures without the object than chance."""
+    above = [name for name, own in measures.items() if name != OVERALL and own.sufficiency.low > 0]
+    above.sort(key=lambda name: -measures[name].sufficiency.value)
+    if not (above and plan.with_regions):
+        return []
+    counts = {name: [named_without_object(rows, name, own=own) for own in (True, False)] for name in above}
+    named = [
+        f"{name} in {right} of {own} pictures (chance {wrong / others:.0%})"
+        for name, ((right, own), (wrong, others)) in counts.items()
+    ]
+    example = next(row.name for row in rows if row.label == above[0] and above[0] in row.named.values())
+    return [
+        f"with the object removed, the model still names {wording.first_of(named, _MOST_NAMED)}: look at these "
+        f"pictures, such as {example}; they may show another object without an outline, or a place that the model knows"
+    ]
 
 
 def _warnings(

@@ -77,6 +77,15 @@ class ImageRow:
         return self.energy - self.shuffled, self.ceiling - self.shuffled
 
 
+def named_without_object(rows: Sequence[ImageRow], label: str, *, own: bool = True) -> tuple[int, int]:
+    """Count the pictures on which the model names a class with their object removed, and the pictures themselves.
+
+    These are the pictures of the class, or those of the other classes. Any way of filling the hole counts.
+    """
+    named = [label in row.named.values() for row in rows if row.named and (row.label == label) is own]
+    return sum(named), len(named)
+
+
 IMAGES = TypeAdapter(ImageRow)
 """How the row of a picture becomes JSON, and is read from it."""
 

@@ -397,6 +397,11 @@ def make_plan(
     usable = [item for item in data.items if item.objects or not with_regions]
     most = max(check.most, len(data.classes) * (settings.limits.least_pictures + SPARE_PICTURES))
     drawn = stratified(usable, check.per_class, most, check.seed)
+    if settings.run.quick:  # pictures without an object only show that they lack one
+        bare = [item for item in data.items if with_regions and not item.objects]
+        kept = (*drawn, *stratified(bare, check.per_class, most, check.seed))
+        fact = f"the quick check takes {len(kept)} of these {len(data.items)} pictures"
+        data = replace(data, items=kept, facts=(*data.facts, fact))
     sample = [item for item in drawn if not settings.expects_anything(item.label)]
     backgrounds = sample if len({item.label for item in sample}) > 1 else drawn
     return Plan(model, data, matched, settings, tuple(sample), tuple(backgrounds), with_regions, today, detects, files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from camkit.background.deep import DeepFinding
 from camkit.background.deep.kinds import Kinds
 from camkit.background.deep.shortcuts import Shortcut, Shortcuts
 from camkit.background.deep.spots import Spot, Spots
-from camkit.background.effects import OVERALL, Measures
+from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.pictures import ImageRow
 from camkit.background.plan import Plan
 from camkit.background.rule import Judgement, worst_first
@@ -130,6 +131,19 @@ class CheckResult(Tabular):
     def reasons(self) -> tuple[str, ...]:
         """Why, in words."""
         return tuple(reason.text for reason in self.judged[OVERALL].reasons)
+
+    @functools.cached_property
+    def excluded_for_rest(self) -> float | None:
+        """The size above which effects are excluded for all classes together that could be tested.
+
+        None if some effect is not excluded, or if there is no such class.
+        """
+        rest = {name for name, own in self.judged.items() if own.effects and not (own.waived or own.findings.untested)}
+        rows, settings = [row for row in self.images if row.label in rest], self.plan.settings
+        effects = measure_all(rows, settings.limits, settings.check.seed)[OVERALL].counting if rows else []
+        ends = [effect.excluded_above for effect in effects if effect.name != "sufficiency" and effect.mean is not None]
+        known = [end for end in ends if end is not None]
+        return max(known) if known and len(known) == len(ends) else None
 
     @property
     def regressed(self) -> Sequence[str]:

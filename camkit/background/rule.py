@@ -140,6 +140,12 @@ class Judgement:
     waived: str | None = None
 
     @property
+    def shown(self) -> str:
+        """The verdict in the row of a class: one that passes although its own effects are open is "not decided"."""
+        is_open = any(effect.scope == "one class" and effect.level == "open" for effect in self.effects.values())
+        return "not decided" if self.verdict == "PASS" and is_open else self.verdict
+
+    @property
     def largest_effect(self) -> float:
         """The largest of the effects; -1, less than any difference of shares, if none was measured."""
         return max((effect.value for effect in self.effects.values() if effect.mean is not None), default=-1.0)
@@ -438,13 +444,14 @@ def _accuracy_obstacles(measures: Measures, limits: LimitsSection, chance: float
     gap = measures.gap.mean
     if gap is None:
         return []
-    accuracy = gap.accuracies[0]
-    if wilson(round(accuracy * measures.tested), measures.tested)[0] > max(limits.gap, chance):
+    accuracy, tested = gap.accuracies[0], measures.tested
+    too_few = [right for right in range(tested + 1) if wilson(right, tested)[0] <= max(limits.gap, chance)]
+    if round(accuracy * tested) not in too_few:
         return []
-    kind = "accuracy on pasted objects is too close to chance for a gap to be measurable"
+    kind = f"accuracy on own backgrounds is too close to chance ({chance:.0%}) for a gap to be measurable"
     text = (
-        f"accuracy {accuracy:.0%} on backgrounds of the object's own class ({measures.tested} pictures), too close to "
-        "chance for a gap to be measurable"
+        f"{accuracy:.0%} right on own backgrounds, needs more than {max(too_few) / tested:.0%} for a gap to be "
+        f"measurable ({tested} pictures, chance {chance:.0%})"
     )
     which = "the model" if measures.name == OVERALL else f"the class {measures.name}"
     step = f"check labels and preprocessing; if they are right, train the model until it knows {which} better"

@@ -21,7 +21,7 @@ from camkit.background.deep.shortcuts import Crop, Shortcut
 from camkit.background.deep.spots import Spot
 from camkit.background.edits import BLUR, RING, Arm, Edit, PreparedPicture
 from camkit.background.experiment import Experiment
-from camkit.background.pictures import ImageRow
+from camkit.background.pictures import ImageRow, named_without_object
 from camkit.background.plan import stratified
 from camkit.background.result import CheckResult
 from camkit.drawing import overlay
@@ -71,8 +71,8 @@ class Panel:
     @property
     def comment(self) -> tuple[str, str]:
         """The answer as a triptych states it, and the verdict in whose colour it is written; "" for grey."""
-        if self.arm == "removed":  # a model that needs the object cannot be right now
-            return (f"still {self.answer}", "FAIL") if self.right else (f"then {self.answer}", "")
+        if self.arm == "removed":  # either may be chance
+            return f"{'still' if self.right else 'then'} {self.answer}", ""
         return (f"right: {self.answer}", "PASS") if self.right else (f"wrong: {self.answer}", "FAIL")
 
 
@@ -98,12 +98,11 @@ class Strip:
     def persuasion(self) -> tuple[bool, ...]:
         """How much the triptych says: whether it is right on its own background and wrong on the other one first.
 
-        Among otherwise equal triptychs, one that is wrong on both or without the third picture says less, and one that
-        is right without the object says more.
+        Among otherwise equal triptychs, one that is wrong on both or without the third picture says less.
         """
         right = {panel.arm: panel.right for panel in self.triptych}
         own = right.get("same", False)
-        return own and not right.get("other", True), own, "removed" in right, right.get("removed", False)
+        return own and not right.get("other", True), own, "removed" in right
 
     @property
     def sentence(self) -> str:
@@ -140,20 +139,39 @@ class Showcase:
     def triptychs(self) -> list[Strip]:
         """The strips that persuade most, of other classes first; further pictures if there are too few.
 
-        If the model passes, the worst offenders would mislead, so these are any tested pictures, of each class in turn.
+        If nothing was found, the worst offenders would mislead, so these are typical pictures, of each class in turn.
         """
-        strips = [] if self._result.verdict == "PASS" else self.strips
+        strips = self.strips if self._result.verdict in ("FAIL", "WARN") else []
         shown = {strip.row.name for strip in strips}
         unseen = [row for row in self._result.images if row.same and row.name not in shown]
-        tested = _classes_in_turn(sorted(unseen, key=lambda row: not row.removed))  # those with three panels first
+        tested = _classes_in_turn(sorted(unseen, key=self._suits_a_pass, reverse=True))
         missing = tested[: max(0, TRIPTYCHS - len(strips))]
         drawn = [*strips, *filter(None, (self._strip(row, self._items[row.name]) for row in missing))]
         full = [strip for strip in drawn if len(strip.triptych) > 1]
         if not strips:
             return full[:TRIPTYCHS]
-        ranked = sorted(full, key=lambda strip: strip.persuasion, reverse=True)
+        ranked = sorted(full, key=lambda strip: (strip.persuasion, self._is_typical(strip.row)), reverse=True)
         turns = {row.name: turn for turn, row in enumerate(_classes_in_turn([strip.row for strip in ranked]))}
         return sorted(ranked, key=lambda strip: (not strip.persuasion[0], turns[strip.row.name]))[:TRIPTYCHS]
+
+    @functools.cached_property
+    def _named(self) -> dict[str, tuple[int, int]]:
+        """By class, on how many pictures the model names the class without the object, and the pictures."""
+        return {label: named_without_object(self._result.images, label) for label in self._result.classes}
+
+    def _is_typical(self, row: ImageRow) -> bool:
+        """Return whether the model names a picture's class without the object, as it does for most of the class."""
+        named, pictures = self._named[row.label]
+        return (row.label in row.named.values()) == (2 * named > pictures)
+
+    def _suits_a_pass(self, row: ImageRow) -> tuple[bool, bool, bool, float, float]:
+        """Return what speaks for a picture if nothing was found: it has three panels, and its answers stay right.
+
+        The third panel is typical of the class, and classes that the model knows come first.
+        """
+        known = self._result.classes[row.label].accuracy.value
+        right = min(*row.same.values(), *row.other.values())
+        return bool(row.removed), self._is_typical(row), not any(row.removed.values()), right, known
 
     def thumbnails(self) -> list[Panel]:
         """Draw a few pictures of every class in turn with their regions, as the model sees them."""
@@ -203,21 +221,29 @@ class Showcase:
 
     def _offenders(self, most: int) -> list[ImageRow]:
         """Return the worst offender of each class, the worst first; then the second of each class, and so on."""
-        offenders = [row for row in self._result.images if row.same and _offence(row) > (0.0, False, 1.0)]
+        offenders = [row for row in self._result.images if row.same and self._offence(row)[0] > 0]
         offenders.sort(key=lambda row: row.name)
-        return _classes_in_turn(sorted(offenders, key=_offence, reverse=True))[:most]
+        return _classes_in_turn(sorted(offenders, key=self._offence, reverse=True))[:most]
+
+    def _offence(self, row: ImageRow) -> tuple[float, bool, float]:
+        """Return how much a picture speaks against the model: its gap, then whether the third panel is typical.
+
+        If these are equal, a larger object says more, because it is easier to see in a small picture.
+        """
+        gap = min(row.same[fill] - row.other[fill] for fill in row.same)
+        return gap, self._is_typical(row), row.area or 0.0
 
     def _strip(self, row: ImageRow, item: Item) -> Strip | None:
         """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
         edits, picture = self._experiment.edits(item, wanted=1), self._experiment.load(item)
         if not edits or picture is None:
             return None
-        shown = {edit: make() for edit, make in edits.items() if self._title(edit)}
+        shown = {edit: make() for edit, make in edits.items() if self._title(edit, item)}
         answers = self._plan.answer(torch.stack(list(shown.values())), [item] * len(shown))
         own = self._plan.matched.indices[item.label]
         edited = [
             Panel(
-                self._title(edit),
+                self._title(edit, item),
                 self._with_wanted(item, in_levels(picture.shades, tensor)),
                 answer.share,
                 self._plan.name_of(answer.output),
@@ -235,15 +261,18 @@ class Showcase:
             cv2.rectangle(pixels, box[:2], [side - 1 for side in box[2:]], _LINE, max(1, min(pixels.shape[:2]) // 150))
         return pixels
 
-    def _title(self, edit: Edit) -> str:
-        """Return the title of an edit in a strip; "" if it is not shown."""
+    def _title(self, edit: Edit, item: Item) -> str:
+        """Return the title of an edit in a strip, with how often such edits are right; "" if it is not shown."""
         if edit.fill == BLUR:
             return ""
         if edit.arm == "removed":
-            return self._plan.removed
+            named, pictures = self._named[item.label]
+            return f"{self._plan.removed} ({item.label} is named in {named} of {pictures} such pictures)"
         if edit.arm in ("same", "other"):
             on = "with a ring of class" if edit.fill == RING else "on a background of class"
-            return f"{on} {self._items[edit.lender].label}"
+            gap = self._result.classes[item.label].gap.mean
+            right = f" ({gap.accuracies[edit.arm == 'other']:.0%} of such are right)" if gap else ""
+            return f"{on} {self._items[edit.lender].label}{right}"
         return ""
 
     def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:
@@ -280,15 +309,6 @@ class _BestBox(Target):
         images = detections_of(output, batch)
         assert images is not None, "the check has found boxes in the model's output"
         return ranked_box(images, lambda found: torch.isin(found["labels"], found["labels"].new_tensor(self.outputs)))
-
-
-def _offence(row: ImageRow) -> tuple[float, bool, float]:
-    """Return how much a picture speaks against the model: its gap, then whether it was right without the object.
-
-    If these are equal, a larger object says more, because it is easier to see in a small picture.
-    """
-    gap = min((row.same[fill] - row.other[fill] for fill in row.same), default=0.0)
-    return gap, bool(row.removed) and all(row.removed.values()), row.area or 0.0
 
 
 _T = TypeVar("_T")

@@ -283,20 +283,26 @@ def init(
 
 def demo_check(out: Path) -> int:
     """Check both demo networks on the same scenes. The exit code is 0 whatever the verdicts are."""
-    from camkit.background.check import check as run_check
+    from camkit.background.check import finish_check, plan_check
+    from camkit.background.forecast import estimate_seconds
     from camkit.background.report import console as check_console
     from camkit.cli.bars import stages
     from camkit.demo.scenes import labelled_scenes
     from camkit.images.files import check_folder
+    from camkit.kit.wording import in_words
     from camkit.models import DEMO_MODELS
 
     check_folder(out)
-    pictures, few_pastes = labelled_scenes(), {"check": {"pastes": 1}}  # to save time
+    pictures, few_pastes = labelled_scenes(), {"pastes": 1}  # to save time
+    plans = [
+        plan_check(name, pictures, config={"check": few_pastes, "run": {"out": out / name}}) for name in DEMO_MODELS
+    ]
+    say(f"checking both networks: {in_words(sum(map(estimate_seconds, plans)))}")
     results = []
-    for name in DEMO_MODELS:
-        say(f"checking {name}")
+    for plan in plans:
+        say(f"checking {plan.model.name}")
         with stages() as progress:
-            results.append(run_check(name, pictures, out=out / name, config=few_pastes, progress=progress))
+            results.append(finish_check(plan, progress=progress))
     for result in results:
         printer().print(check_console.verdict(result))
     return 0

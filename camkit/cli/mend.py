@@ -9,10 +9,11 @@ from cyclopts import Parameter
 
 from camkit.cli.check import DataOptions, ExperimentOptions, settings_of
 from camkit.cli.options import DATA, OUTPUT, Common, Source
-from camkit.cli.terminal import emit, say
+from camkit.cli.terminal import TALK, emit, say
 from camkit.errors import InputError, printable
 
 if TYPE_CHECKING:
+    from camkit.background.result import CheckResult
     from camkit.mending import MendResult, Pair
 
 _NOTHING_GAINED = 1
@@ -45,9 +46,12 @@ def mend(
         force: Write the weights even if nothing was gained.
     """
     from camkit.background.check import plan_check
+    from camkit.background.forecast import estimate_seconds
+    from camkit.background.report.words import sentence
     from camkit.cli.bars import stages
     from camkit.images.files import check_folder, refuse_input
-    from camkit.mending import export_composites, mended
+    from camkit.kit.wording import in_words
+    from camkit.mending import export_composites, halves, mended, nothing_to_mend
 
     common.begin()
     file = Path("mended.pth") if out is None else out
@@ -60,15 +64,24 @@ def mend(
     settings = settings_of(common.config, data, pictures, check=experiment, run={"out": export})
     refuse_input(target, [settings.data.regions, settings.data.class_map, *source.files()])
     plan = plan_check(source.load(), config=settings)
+    if not TALK.quiet and export is None:  # the checks before and after, and as many pictures in between
+        say(f"two checks and the mending: {in_words(3 * estimate_seconds(halves(plan)[1]))}")
+
+    def goes_on(before: CheckResult) -> bool:
+        reason = nothing_to_mend(before)
+        say(printable(reason or f"to mend: {sentence(before)}"))
+        return force or not reason
+
     with stages() as progress:
         if export is not None:
             count = export_composites(plan, export, progress)
         else:
-            found = mended(plan, progress)
+            found = mended(plan, progress, goes_on)
     if export is not None:
         say(f"wrote {count} pictures and their table, {printable(str(target))}")
         return 0
-    _print(found)
+    if found.after is not found.before:
+        _print(found)
     if found.problem and not force:
         say(f"no weights are written: {found.problem}; --force writes them, and --export writes pictures to train on")
         return _NOTHING_GAINED

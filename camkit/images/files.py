@@ -208,14 +208,13 @@ def set_aside(folder: Path, names: Iterable[str]) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Create a folder if it does not exist, and check that files can be written into it.
+    """Check that files can be written into a folder, or that it can be created, without creating it.
 
     Raises:
         OutputError: the folder cannot be created or written to.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())):
             pass
     except OSError as error:
         raise OutputError(f"cannot write into the folder {folder}: {why_unwritable(folder, error)}") from error

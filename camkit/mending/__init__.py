@@ -88,14 +88,17 @@ class MendResult:
     @property
     def problem(self) -> str:
         """Why the mended model is no better than the old one; empty if it is."""
-        if self.before.verdict == "PASS":
-            return "the model passes the check already"
+        if reason := nothing_to_mend(self.before):
+            return reason
         lost = self.before.overall.accuracy.value - self.after.overall.accuracy.value
         if lost > MOST_LOST:
             return f"the accuracy on unedited pictures falls by {lost:.1%}"
         change, worst_before, worst_after = self.gap_change, self.worst_before, self.worst_after
         if change is None or not change.high < 0:  # of few groups, NaN
-            return "the gap does not get smaller by more than chance; this layer's inputs may not show the object"
+            figures = "the pictures come from too few groups"
+            if change is not None and change.high >= 0:
+                figures = f"it changes by {change.value:+.2f} (95% interval {change.low:+.2f} to {change.high:+.2f})"
+            return f"the gap does not get smaller by more than chance: {figures}"
         if worst_before is not None and worst_after is not None and worst_after.accuracy < worst_before.accuracy:
             return "the worst pair of class and background gets worse"
         return ""
@@ -139,7 +142,8 @@ def mend(
         **options: as for ``camkit.check``.
 
     Returns:
-        The mended copy, and both checks. ``problem`` says whether anything was gained.
+        The mended copy, and both checks. ``problem`` says why nothing was gained. If there is nothing to mend, the copy
+        is unchanged.
 
     Raises:
         InputError: the call or the data is wrong, the data has no regions, or the model has no last linear layer.
@@ -157,16 +161,36 @@ def _silent(stage: str, done: int, of: int) -> None:
     pass
 
 
-def mended(plan: Plan, progress: MendProgress) -> MendResult:
-    """Mend the model of a planned check. The errors are those of ``mend``."""
+def nothing_to_mend(before: CheckResult) -> str:
+    """Say why a model needs no mending: neither the gap nor an effect of a class is a finding; "" if one is."""
+    judged = [own for own in before.judged.values() if not own.waived]
+    effects = [own.effects[name] for own in judged for name in ("gap", "attraction") if name in own.effects]
+    if any(effect.level in ("fail", "warn") for effect in effects):
+        return ""
+    gap = _gap_of(before)
+    return "there is nothing to mend: " + (
+        "the gap could not be measured" if gap is None else f"the gap of {gap:.2f} is no finding, and no class has one"
+    )
+
+
+def mended(
+    plan: Plan,
+    progress: MendProgress,
+    goes_on: Callable[[CheckResult], bool] = lambda before: not nothing_to_mend(before),
+) -> MendResult:
+    """Mend the model of a planned check, if ``goes_on`` says so of the check before. The errors are those of ``mend``.
+
+    Otherwise, the model is an unchanged copy, and both checks are the one before.
+    """
     to_mend, to_prove = halves(plan)
-    linear = find_last_linear(plan)
+    linear, module = find_last_linear(plan), copy.deepcopy(plan.model.module)
     before = finish_check(to_prove, progress=_named("before", progress))
+    if not goes_on(before):
+        return MendResult(module, linear.name, before, before, (), 0.0)
     pasted = composites(to_mend, lambda done, of: progress("pasting", done, of))
     examples = inputs_of(to_mend, linear, pasted)
     progress("training", 0, 1)
     strength = choose_strength(examples)
-    module = copy.deepcopy(plan.model.module)
     linear.write(module, fit(examples, strength))
     progress("training", 1, 1)
     of_mended = replace(to_prove, model=replace(plan.model, module=module))

@@ -257,6 +257,7 @@ class _VideoFile:
         pixels = _with_even_sides(pixels)
         if self._writer is None:
             self._size = size = pixels.shape[1], pixels.shape[0]
+            self._unfinished.parent.mkdir(parents=True, exist_ok=True)
             with quiet_decoders():
                 self._writer = cv2.VideoWriter(str(self._unfinished), cv2.VideoWriter.fourcc(*_CODEC), self.rate, size)
             if not self._writer.isOpened():

@@ -40,6 +40,8 @@ def cost_notice(plan: Plan, seconds: float) -> Text:
 def verdict(result: CheckResult) -> Text:
     """Return the verdict, the reasons, and the path of the report."""
     text = Text.assemble((result.verdict, _STYLES[result.verdict]), f": {printable(words.sentence(result))}\n")
+    if why := words.why_undecided(result):
+        text.append(f"  {printable(why)}\n")
     for step in words.next_steps(result):
         text.append(f"  next: {printable(step)}\n", "bold")
     for reason in result.reasons[: words.MOST_REASONS]:

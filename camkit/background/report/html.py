@@ -27,7 +27,7 @@ from camkit.kit.statistics import Estimate
 _MOST_LISTED = 100
 """Classes whose reasons are listed, and unusable pictures, to keep the page readable."""
 
-_VERDICT_ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, "WARN": 2, "PASS": 3}
+_VERDICT_ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, "WARN": 2, "not decided": 3, "PASS": 4}
 
 _SORTS_FIRST = -9.0
 """The sort key of a missing number: below every share and difference of shares."""
@@ -37,7 +37,11 @@ _COLUMNS = (
         "class",
         "The class of the pictures. The last row stands for all classes together, and for the verdict on the model.",
     ),
-    ("verdict", "FAIL, INCONCLUSIVE, WARN or PASS; the tables below say when each applies."),
+    (
+        "verdict",
+        "FAIL, INCONCLUSIVE, WARN or PASS; the tables below say when each applies. A class is not decided if nothing "
+        "was found in it, but its own pictures do not exclude its effects; only --strict asks for that.",
+    ),
     ("pictures", "Pictures that the model answered. Below: how many of them took part in the experiment."),
     ("accuracy", "Share of right answers to the unedited pictures. Below: its 95% interval."),
     (
@@ -104,6 +108,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         model=plan.model.name,
         data=plan.data.root.name,
         sentence=words.sentence(result),
+        why=words.why_undecided(result),
         steps=words.next_steps(result),
         reliability=words.reliability(result.verdict),
         labs=words.LABS,
@@ -111,7 +116,6 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         triptychs=[_triptych(strip) for strip in showcase.triptychs],
         chart=_chart(result),
         found_if=found_if(plan.settings.check.threshold) if plan.detects else "",
-        collect=words.to_collect(result),
         untested=words.untested(result),
         reasons=result.reasons,
         change=words.change_since_baseline(result),
@@ -121,7 +125,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         reasons_by_class=[
             (name, [reason.text for reason in judgement.reasons])
             for name, judgement in result.judged.items()
-            if name != OVERALL and judgement.verdict != "PASS"
+            if name != OVERALL and judgement.shown != "PASS"
         ][:_MOST_LISTED],
         thumbnails=_panels(showcase.thumbnails()),
         facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *plan.data.left_out_in_words],
@@ -148,7 +152,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         kinds=_kinds(result),
         strips=[_strip(strip) for strip in showcase.strips],
         references=words.REFERENCES,
-        caveat=words.CAVEAT,
+        caveat=words.caveat(result),
         details=_details(result),
         failures=list(result.failures.items())[:_MOST_LISTED],
         failures_left=max(0, len(result.failures) - _MOST_LISTED),
@@ -221,7 +225,7 @@ def _chart(result: CheckResult) -> dict[str, Any]:
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, effect, mean in effects:
         low, high = (place(end) if math.isfinite(end) else place(effect.value) for end in (effect.low, effect.high))
-        title = noun(effect) if name == OVERALL else name
+        title = noun(effect) if name == OVERALL else f"{name}: {result.judged[name].shown}"
         mark = {
             "name": noun(effect),
             "level": effect.level,
@@ -230,7 +234,7 @@ def _chart(result: CheckResult) -> dict[str, Any]:
             "width": round(high - low, 2),
             "limit": place(effect.limit),
             "words": in_words(effect),
-            "figures": f"{effect.value:.2f}" + "".join(f" ({text})" for text in _interval(mean.effect)),
+            "figures": wording.number(effect.value) + "".join(f" ({text})" for text in _interval(mean.effect)),
         }
         rows.setdefault(f"all classes: {title}" if name == OVERALL else title, []).append(mark)
     return {"rows": list(rows.items()), "zero": place(0.0)}
@@ -238,7 +242,7 @@ def _chart(result: CheckResult) -> dict[str, Any]:
 
 def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
     gap = measures.gap.mean
-    verdict = judgement.verdict
+    verdict = judgement.shown
     accuracies = wording.NONE if gap is None else " / ".join(wording.share(share) for share in gap.accuracies)
     skill, energy = measures.skill, measures.energy
     waived = (f"waived: {judgement.waived}",) if judgement.waived else ()

@@ -42,6 +42,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "camkit": wording.VERSION,
         "verdict": result.verdict,
         "sentence": words.sentence(result),
+        "why_undecided": words.why_undecided(result),
         "reasons": list(result.reasons),
         "next_steps": words.next_steps(result),
         "worst": result.worst,
@@ -68,13 +69,13 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "kinds": _found(result, "kinds"),
         "change": None if result.change is None else asdict(result.change),
         "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
-        "caveat": words.CAVEAT,
+        "caveat": words.caveat(result),
     }
 
 
 def _measures(measures: Measures, judgement: Judgement) -> dict[str, Any]:
     return {
-        "verdict": judgement.verdict,
+        "verdict": judgement.shown,
         "reasons": [reason.text for reason in judgement.reasons],
         **{f"{name}_p": judgement.p(name) for name in _OF_BACKGROUND},
         "levels": {name: effect.level for name, effect in judgement.effects.items()},

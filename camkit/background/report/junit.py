@@ -15,9 +15,9 @@ def render(result: CheckResult) -> str:
     """Return the XML. WARN passes, with its reasons as output. Waived classes are skipped.
 
     INCONCLUSIVE of a class, or a WARN of one that could not be tested, fails, or is skipped if ``result.inconclusive``
-    is "pass". INCONCLUSIVE of all classes together is always skipped: nothing was found, and the exit code says that
-    the model may not ship. The time of a class is its share of the check's duration, by the number of its pictures: the
-    pictures of all classes pass through the model together.
+    is "pass". A class that is not decided is skipped too. INCONCLUSIVE of all classes together is always skipped:
+    nothing was found, and the exit code says that the model may not ship. The time of a class is its share of the
+    check's duration, by the number of its pictures: the pictures of all classes pass through the model together.
     """
     suite = TestSuite(printable(f"camkit check of {result.plan.model.name}"))
     seconds = 0.0 if result.run is None else result.run.seconds
@@ -55,7 +55,7 @@ def _case(name: str, judgement: Judgement, inconclusive: Inconclusive) -> TestCa
         case.result = [Skipped(printable(f"waived: {judgement.waived}: {why}"))]
     elif verdict == "FAIL" or (undecided and inconclusive == "fail"):
         case.result = [Failure(why, "background")]
-    elif undecided:
+    elif undecided or judgement.shown == "not decided":
         case.result = [Skipped(why)]
-    case.system_out = f"{verdict}: {why}"
+    case.system_out = f"{judgement.shown}: {why}"
     return case

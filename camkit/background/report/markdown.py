@@ -21,6 +21,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         showcase: its pictures; None draws them.
     """
     lines = [f"## {_SIGNS[result.verdict]} {result.verdict}: {as_markdown(words.sentence(result))}", ""]
+    lines += [f"{as_markdown(why)}.", ""] if (why := words.why_undecided(result)) else []
     lines += [f"- **Next:** {as_markdown(step)}" for step in words.next_steps(result)]
     lines += [f"- {as_markdown(reason)}" for reason in result.reasons[: words.MOST_REASONS]]
     if len(result.reasons) > words.MOST_REASONS:
@@ -43,7 +44,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         "",
         *(f"- {as_markdown(warning)}" for warning in (*result.warnings, *result.sanity.remarks)),
         "",
-        words.CAVEAT,
+        words.caveat(result),
         "",
         *(f"- {as_markdown(line)}" for line in words.REFERENCES),
         "",

@@ -42,6 +42,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> bytes:
     triptychs = (showcase or Showcase(result)).triptychs
     head = [
         *_lines(f"{result.verdict}: {words.sentence(result)}", _LARGE, _COLOURS[result.verdict], _HEAD_LINES),
+        *_lines(words.why_undecided(result), _SMALL, INK, _HEAD_LINES),
         *(line for change in result.regressed for line in _lines(change, _SMALL, AMBER, _TITLE_LINES)),
         *_lines(f"camkit check of {result.plan.model.name} on {result.plan.data.root.name}", _SMALL, GREY, 1),
     ]
@@ -71,7 +72,7 @@ def _triptych(strip: Strip) -> Pixels:
 
 def _caption(panel: Panel) -> list[_Line]:
     answer, verdict = panel.comment
-    return [*_lines(answer, _SMALL, _COLOURS[verdict], 1, _SIDE), *_lines(panel.title, _SMALL, GREY, 2, _SIDE)]
+    return [*_lines(answer, _SMALL, _COLOURS[verdict], 1, _SIDE), *_lines(panel.title, _SMALL, GREY, 3, _SIDE)]
 
 
 def _height(lines: Sequence[_Line]) -> float | int:
