@@ -59,9 +59,6 @@ THAT_WARN: Mapping[str, Analysis] = MappingProxyType({"hints": hints.find, "kind
 THAT_EXPLAIN: Mapping[str, Analysis] = MappingProxyType({"shortcuts": shortcuts.find, "hot_spots": spots.find})
 """The optional analyses that explain the verdict, or only give hints."""
 
-_MOST_NAMED = 5
-"""Classes that a note names."""
-
 QUICK = {"per_class": 40, "pastes": 1}
 """The most pictures per class and backgrounds per picture of a quick check."""
 
@@ -262,7 +259,6 @@ def finish_check(
     with Journal(journal, made_with, resume=settings.resume) as rows:
         if rows.damaged:
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
-        heat.check_same_answers(rows)
         if out is not None:
             set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
         computed = rows_of or {HEAT.name: heat.rows, EDITS.name: experiment.rows}
@@ -418,8 +414,8 @@ def _judge(
 
 def _still_named(plan: Plan, rows: Sequence[ImageRow], measures: Mapping[str, Measures]) -> list[str]:
     """Say for which classes the model still gives the class's name to more pictures without the object than chance."""
-    above = [name for name, own in measures.items() if name != OVERALL and own.sufficiency.low > 0]
-    above.sort(key=lambda name: -measures[name].sufficiency.value)
+    by_size = sorted(measures, key=lambda name: -measures[name].sufficiency.value)
+    above = [name for name in by_size if name != OVERALL and measures[name].sufficiency.low > 0]
     if not (above and plan.with_regions):
         return []
     counts = {name: [named_without_object(rows, name, own=own) for own in (True, False)] for name in above}
@@ -429,7 +425,7 @@ def _still_named(plan: Plan, rows: Sequence[ImageRow], measures: Mapping[str, Me
     ]
     example = next(row.name for row in rows if row.label == above[0] and above[0] in row.named.values())
     return [
-        f"with the object removed, the model still names {wording.first_of(named, _MOST_NAMED)}: look at these "
+        f"with the object removed, the model still names {wording.first_of(named, words.MOST_STEPS)}: look at these "
         f"pictures, such as {example}; they may show another object without an outline, or a place that the model knows"
     ]
 

@@ -23,11 +23,11 @@ from torch import Tensor
 from camkit.background.answers import NO_ANSWER, Answer, answers_of
 from camkit.background.data import Item
 from camkit.background.edits import outer_ring
-from camkit.background.journal import Journal, PictureRow, RowKind, how_to_start_again
+from camkit.background.journal import PictureRow, RowKind
 from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region
 from camkit.engine.heatmap import enlarge
-from camkit.errors import CamkitError, InputError
+from camkit.errors import CamkitError
 from camkit.explanation import Explanation
 from camkit.images.crop import CropBoxes, check_crop
 from camkit.images.filling import POINTING_TOLERANCE, dilated
@@ -256,13 +256,6 @@ HEAT: RowKind[HeatRow | Unusable] = RowKind("heat", TypeAdapter(HeatRow | Unusab
 _PATCH = 8
 """Rows and columns to which the pixels behind a cell are resized before they are compared."""
 
-_REPEATED = 8
-"""A resumed run computes this many finished pictures again, spread over the folder: one small batch."""
-
-_ROUNDING_FP32, _ROUNDING_AUTOCAST = 1e-3, 5e-2
-"""How far margins of the same code may differ, as a share of the largest: batches of another size round differently,
-about as much as the two memory formats in ``engine/passes.py``."""
-
 
 class CheckHeat:
     """The heat of a check: each picture's map, compared with its region.
@@ -277,34 +270,6 @@ class CheckHeat:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._boxes = CropBoxes()  # the parts of the pictures that the model sees
-
-    def check_same_answers(self, journal: Journal) -> None:
-        """Compute a few rows of an interrupted run again, and refuse its rows if the model now answers differently.
-
-        The run's key covers the weights and the files of the code, but not everything that the code reads or calls.
-
-        Raises:
-            InputError: the model answers differently, or another layer is explained.
-        """
-        items = self.plan.data.items
-        answered = [row for row in journal.finished(HEAT, items).values() if isinstance(row, HeatRow)]
-        repeated = answered[:: max(1, len(answered) // _REPEATED)][:_REPEATED]
-        by_name = {item.name: item for item in items}
-        again = self.rows([by_name[row.name] for row in repeated])
-        largest = max((abs(row.answer.margin) for row in repeated), default=0.0)
-        is_fp32 = self.plan.settings.check.precision == "fp32"
-        tolerance = largest * (_ROUNDING_FP32 if is_fp32 else _ROUNDING_AUTOCAST)
-        for before, now in zip(repeated, again, strict=True):
-            same_model = (
-                isinstance(now, HeatRow)
-                and abs(now.answer.margin - before.answer.margin) <= tolerance
-                and now.layer == before.layer
-            )
-            if not same_model:
-                raise InputError(
-                    f"the interrupted run cannot be resumed: for {before.name} the model now answers differently, "
-                    "so its code or its preprocessing has changed; " + how_to_start_again()
-                )
 
     def rows(self, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
         """Explain pictures, compare each map with its region, and yield a row for each picture, in order."""

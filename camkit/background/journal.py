@@ -66,11 +66,6 @@ class Journal:
         """The number of damaged lines in the file; their rows are missing."""
         return self._store.damaged
 
-    def finished(self, kind: RowKind[R], items: Sequence[Item]) -> dict[str, R]:
-        """Return the rows of one kind that an earlier run finished, by name, in the order of their pictures."""
-        rows = {item.name: self._finished.get((kind.name, item.name)) for item in items}
-        return {name: kind.records.validate_python(row) for name, row in rows.items() if row is not None}
-
     def append(self, kind: RowKind[R], row: R) -> None:
         """Write a row to disk.
 
@@ -87,7 +82,8 @@ class Journal:
         Raises:
             OutputError: as ``append``.
         """
-        rows = self.finished(kind, items)
+        found = {item.name: self._finished.get((kind.name, item.name)) for item in items}
+        rows = {name: kind.records.validate_python(row) for name, row in found.items() if row is not None}
         todo = [item for item in items if item.name not in rows]
         progress(len(rows), len(items))
         if todo:

@@ -444,15 +444,15 @@ def _accuracy_obstacles(measures: Measures, limits: LimitsSection, chance: float
     gap = measures.gap.mean
     if gap is None:
         return []
-    accuracy, tested = gap.accuracies[0], measures.tested
+    tested = measures.tested
+    right = round(gap.accuracies[0] * tested)
     too_few = [right for right in range(tested + 1) if wilson(right, tested)[0] <= max(limits.gap, chance)]
-    if round(accuracy * tested) not in too_few:
+    if right not in too_few:
         return []
     kind = f"accuracy on own backgrounds is too close to chance ({chance:.0%}) for a gap to be measurable"
     text = (
-        f"{accuracy:.0%} right on own backgrounds, needs more than {max(too_few) / tested:.0%} for a gap to be "
-        f"measurable ({tested} pictures, chance {chance:.0%})"
+        f"{right / tested:.0%} right on own backgrounds and needs more than {max(too_few) / tested:.0%} "
+        f"({tested} pictures; chance {chance:.0%})"
     )
-    which = "the model" if measures.name == OVERALL else f"the class {measures.name}"
-    step = f"check labels and preprocessing; if they are right, train the model until it knows {which} better"
+    step = "check labels and preprocessing; if they are right, train the model until it knows these classes better"
     return [Reason(kind, text, step=step)]

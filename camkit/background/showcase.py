@@ -144,7 +144,16 @@ class Showcase:
         strips = self.strips if self._result.verdict in ("FAIL", "WARN") else []
         shown = {strip.row.name for strip in strips}
         unseen = [row for row in self._result.images if row.same and row.name not in shown]
-        tested = _classes_in_turn(sorted(unseen, key=self._suits_a_pass, reverse=True))
+        unseen.sort(
+            key=lambda row: (
+                bool(row.removed),  # has three panels
+                self._is_typical(row),
+                not any(row.removed.values()),
+                min(*row.same.values(), *row.other.values()),
+            ),
+            reverse=True,
+        )
+        tested = _classes_in_turn(unseen)
         missing = tested[: max(0, TRIPTYCHS - len(strips))]
         drawn = [*strips, *filter(None, (self._strip(row, self._items[row.name]) for row in missing))]
         full = [strip for strip in drawn if len(strip.triptych) > 1]
@@ -163,15 +172,6 @@ class Showcase:
         """Return whether the model names a picture's class without the object, as it does for most of the class."""
         named, pictures = self._named[row.label]
         return (row.label in row.named.values()) == (2 * named > pictures)
-
-    def _suits_a_pass(self, row: ImageRow) -> tuple[bool, bool, bool, float, float]:
-        """Return what speaks for a picture if nothing was found: it has three panels, and its answers stay right.
-
-        The third panel is typical of the class, and classes that the model knows come first.
-        """
-        known = self._result.classes[row.label].accuracy.value
-        right = min(*row.same.values(), *row.other.values())
-        return bool(row.removed), self._is_typical(row), not any(row.removed.values()), right, known
 
     def thumbnails(self) -> list[Panel]:
         """Draw a few pictures of every class in turn with their regions, as the model sees them."""

@@ -13,7 +13,6 @@ from camkit.cli.terminal import TALK, emit, say
 from camkit.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from camkit.background.result import CheckResult
     from camkit.mending import MendResult, Pair
 
 _NOTHING_GAINED = 1
@@ -51,7 +50,7 @@ def mend(
     from camkit.cli.bars import stages
     from camkit.images.files import check_folder, refuse_input
     from camkit.kit.wording import in_words
-    from camkit.mending import export_composites, halves, mended, nothing_to_mend
+    from camkit.mending import check_before, export_composites, halves, mended, nothing_to_mend
 
     common.begin()
     file = Path("mended.pth") if out is None else out
@@ -64,26 +63,24 @@ def mend(
     settings = settings_of(common.config, data, pictures, check=experiment, run={"out": export})
     refuse_input(target, [settings.data.regions, settings.data.class_map, *source.files()])
     plan = plan_check(source.load(), config=settings)
-    if not TALK.quiet and export is None:  # the checks before and after, and as many pictures in between
-        say(f"two checks and the mending: {in_words(3 * estimate_seconds(halves(plan)[1]))}")
-
-    def goes_on(before: CheckResult) -> bool:
-        reason = nothing_to_mend(before)
-        say(printable(reason or f"to mend: {sentence(before)}"))
-        return force or not reason
-
-    with stages() as progress:
-        if export is not None:
-            count = export_composites(plan, export, progress)
-        else:
-            found = mended(plan, progress, goes_on)
     if export is not None:
+        with stages() as progress:
+            count = export_composites(plan, export, progress)
         say(f"wrote {count} pictures and their table, {printable(str(target))}")
         return 0
-    if found.after is not found.before:
+    if not TALK.quiet:  # the checks before and after, and about as many pictures in between
+        say(f"two checks and the mending: {in_words(3 * estimate_seconds(halves(plan)[1]))}")
+    with stages() as progress:
+        before = check_before(plan, progress)
+    problem = nothing_to_mend(before)
+    if force or not problem:
+        say(printable(problem or f"to mend: {sentence(before)}"))
+        with stages() as progress:
+            found = mended(plan, progress, before)
         _print(found)
-    if found.problem and not force:
-        say(f"no weights are written: {found.problem}; --force writes them, and --export writes pictures to train on")
+        problem = found.problem
+    if problem and not force:
+        say(f"no weights are written: {problem}; --force writes them, and --export writes pictures to train on")
         return _NOTHING_GAINED
     found.save(file)
     say(f"wrote {printable(str(file))}")

@@ -142,8 +142,7 @@ def mend(
         **options: as for ``camkit.check``.
 
     Returns:
-        The mended copy, and both checks. ``problem`` says why nothing was gained. If there is nothing to mend, the copy
-        is unchanged.
+        The mended copy, and both checks. ``problem`` says why there was nothing to mend, or nothing was gained.
 
     Raises:
         InputError: the call or the data is wrong, the data has no regions, or the model has no last linear layer.
@@ -154,18 +153,15 @@ def mend(
         >>> mended.problem or mended.save("mended.pth")  # doctest: +SKIP
     """
     refuse_unknown_options(mend, options, PlanOptions.__annotations__)
-    return mended(plan_check(model, data, **options), progress or _silent)
-
-
-def _silent(stage: str, done: int, of: int) -> None:
-    pass
+    return mended(plan_check(model, data, **options), progress or (lambda *_: None))
 
 
 def nothing_to_mend(before: CheckResult) -> str:
     """Say why a model needs no mending: neither the gap nor an effect of a class is a finding; "" if one is."""
-    judged = [own for own in before.judged.values() if not own.waived]
-    effects = [own.effects[name] for own in judged for name in ("gap", "attraction") if name in own.effects]
-    if any(effect.level in ("fail", "warn") for effect in effects):
+    effects = [
+        own.effects.get(name) for own in before.judged.values() if not own.waived for name in ("gap", "attraction")
+    ]
+    if any(effect is not None and effect.level in ("fail", "warn") for effect in effects):
         return ""
     gap = _gap_of(before)
     return "there is nothing to mend: " + (
@@ -173,24 +169,22 @@ def nothing_to_mend(before: CheckResult) -> str:
     )
 
 
-def mended(
-    plan: Plan,
-    progress: MendProgress,
-    goes_on: Callable[[CheckResult], bool] = lambda before: not nothing_to_mend(before),
-) -> MendResult:
-    """Mend the model of a planned check, if ``goes_on`` says so of the check before. The errors are those of ``mend``.
+def check_before(plan: Plan, progress: MendProgress) -> CheckResult:
+    """Check the model on the pictures that mending does not use. The errors are those of ``mend``."""
+    find_last_linear(plan)
+    return finish_check(halves(plan)[1], progress=_named("before", progress))
 
-    Otherwise, the model is an unchanged copy, and both checks are the one before.
-    """
+
+def mended(plan: Plan, progress: MendProgress, before: CheckResult | None = None) -> MendResult:
+    """Mend the model of a planned check, after the check of ``check_before``. The errors are those of ``mend``."""
+    before = before or check_before(plan, progress)
     to_mend, to_prove = halves(plan)
-    linear, module = find_last_linear(plan), copy.deepcopy(plan.model.module)
-    before = finish_check(to_prove, progress=_named("before", progress))
-    if not goes_on(before):
-        return MendResult(module, linear.name, before, before, (), 0.0)
+    linear = find_last_linear(plan)
     pasted = composites(to_mend, lambda done, of: progress("pasting", done, of))
     examples = inputs_of(to_mend, linear, pasted)
     progress("training", 0, 1)
     strength = choose_strength(examples)
+    module = copy.deepcopy(plan.model.module)
     linear.write(module, fit(examples, strength))
     progress("training", 1, 1)
     of_mended = replace(to_prove, model=replace(plan.model, module=module))

@@ -134,9 +134,6 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         rows=[_row(measures, result.judged[name]) for name, measures in result.classes.items()],
         total=_row(result.overall, result.judged[OVERALL]),
         intervals=_INTERVALS,
-        exclusions=_exclusions(result),
-        cues=_cues(result),
-        exclusions_help=words.EXCLUSIONS,
         levels=_levels(),
         verdicts=VERDICTS,
         limits=_limits(result),
@@ -272,20 +269,6 @@ def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
     ]
 
 
-def _cues(result: CheckResult) -> list[tuple[str, ...]]:
-    """Return for each statistic of the whole picture what its exchange changed."""
-    rows: list[tuple[str, ...]] = []
-    for name, measured in result.overall.cues.items():
-        own, other = measured.accuracies
-        effects = result.judged[OVERALL].effects
-        level = effects[name].level if name in effects else wording.NONE
-        interval = " ".join(_interval(measured.effect)) or wording.NONE
-        rows.append(
-            (name, wording.share(own), wording.share(other), wording.number(measured.effect.value), interval, level)
-        )
-    return rows
-
-
 def _kinds(result: CheckResult) -> dict[str, Any]:
     """Return the accuracy of each class on each kind of background."""
     found = result.kinds or Kinds()
@@ -312,19 +295,6 @@ def _pair(pair: KindPair | None, found: Kinds) -> _Cell:
     is_worst = pair == found.worst
     lines = (f"{pair.right} of {pair.shown}", *_interval(pair.accuracy), *(("worst pair",) if is_worst else ()))
     return _Cell(wording.number(pair.accuracy.value), None, lines, "WARN" if pair in found.bad else "")
-
-
-def _exclusions(result: CheckResult) -> list[tuple[str, ...]]:
-    """Return what is excluded for each class, and last for all together, and how many more pictures would do it."""
-    judged = [(name, result.judged[name]) for name in (*result.classes, OVERALL)]
-    return [
-        (
-            name or "all classes",
-            *(words.excluded_above(effect, judgement) for effect in ("gap", "attraction", "sufficiency")),
-            words.more_pictures(judgement),
-        )
-        for name, judgement in judged
-    ]
 
 
 def _effect(name: EffectName, measures: Measures, judgement: Judgement) -> _Cell:

@@ -29,14 +29,11 @@ MOST_REASONS = 10
 _MAX_CLASSES = 5
 """Classes that the headline lists."""
 
-CLEAN = "lose less than 3 points"
-"""The networks of the table below that do not rely on the background."""
-
 LABS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "lose more than 15 points without their shortcut": {"FAIL": 107, "WARN": 0, "INCONCLUSIVE": 0, "PASS": 0},
         "lose 3 to 15 points": {"FAIL": 12, "WARN": 37, "INCONCLUSIVE": 5, "PASS": 1},
-        CLEAN: {"FAIL": 1, "WARN": 19, "INCONCLUSIVE": 15, "PASS": 77},
+        "lose less than 3 points": {"FAIL": 1, "WARN": 19, "INCONCLUSIVE": 15, "PASS": 77},
         "lose less than 3 points without their mark, but 8 to 15 on natural backgrounds of other classes": {
             "FAIL": 2, "WARN": 10, "INCONCLUSIVE": 0, "PASS": 6,
         },
@@ -55,12 +52,6 @@ BACKGROUND = "the background"
 
 MOST_STEPS = 3
 """Next steps that a report gives."""
-
-_UNSEEN = "The check cannot see a shortcut that lies on the object itself, or one that is absent from these pictures."
-_OF_A_PASS = (
-    "A pass does not prove the absence of shortcuts. It says that, on these pictures, the answers did not depend on "
-    "the background by more than the limits, as far as pasting, removing and heatmaps can show. "
-)
 
 EXCLUSIONS = (
     "Excluded above: every effect that counts for this row is at most this large, at 95% for each effect. More "
@@ -133,33 +124,34 @@ def _pass_sentence(model: str, judged: Mapping[str, Judgement]) -> str:
 
 def caveat(result: CheckResult) -> str:
     """Say what the check cannot show."""
-    return f"{_OF_A_PASS if result.verdict == 'PASS' else ''}{_UNSEEN}"
+    of_a_pass = (
+        "A pass does not prove the absence of shortcuts. It says that, on these pictures, the answers did not depend "
+        "on the background by more than the limits, as far as pasting, removing and heatmaps can show. "
+    )
+    return (
+        f"{of_a_pass if result.verdict == 'PASS' else ''}The check cannot see a shortcut that lies on the object "
+        "itself, or one that is absent from these pictures."
+    )
 
 
 def why_undecided(result: CheckResult) -> str:
     """Say in one sentence why something could not be decided, with the numbers; "" if all was."""
     if result.exit_code("fail") != 3:
         return ""
-    counting = {name: result.judged[name] for name in result.classes if result.judged[name].effects}
-    counting = {name: own for name, own in counting.items() if not own.waived}
+    counting = {name: own for name in result.classes if (own := result.judged[name]).effects and not own.waived}
     untested = [f"{name} {own.reasons[-1].text}" for name, own in counting.items() if own.findings.untested]
     if not untested:
         return f"{result.reasons[0]}; do not ship on this evidence"
-    rest = ""
-    if (above := result.excluded_for_rest) is not None:
-        rest = f"; over the rest, effects above {number(above)} are excluded"
-    named = "; ".join(untested[:MOST_STEPS])
-    more = f"; and {len(untested) - MOST_STEPS} more" * (len(untested) > MOST_STEPS)
-    return (
-        f"{len(untested)} of {len(counting)} classes could not be tested: {named}{more}{rest}; do not ship on this "
-        "evidence"
-    )
+    above = result.excluded_for_rest
+    rest = "" if above is None else f"; over the rest, effects above {number(above)} are excluded"
+    which = f"{len(untested)} of {len(counting)} classes could not be tested: {first_of(untested, MOST_STEPS)}"
+    return f"{which}{rest}; do not ship on this evidence"
 
 
 def reliability(verdict: str) -> str:
     """Say how often a verdict was right, of all networks whose truth is known."""
     total = sum(sum(counts.values()) for counts in LABS.values())
-    given, clean = sum(counts[verdict] for counts in LABS.values()), LABS[CLEAN][verdict]
+    given, clean = sum(counts[verdict] for counts in LABS.values()), LABS["lose less than 3 points"][verdict]
     return (
         f"Of {total} networks whose truth is known, {given} got {verdict}: {clean} with a loss of less than 3 points "
         f"of accuracy on other backgrounds, and {given - clean} with a larger one"
@@ -251,11 +243,6 @@ def untested(result: CheckResult) -> list[str]:
         named[why].append(name)
     causes = sorted(named.items(), key=lambda cause: -len(cause[1]))
     return [f"{counted(len(names), 'picture')} could not be tested, such as {names[0]}: {why}" for why, names in causes]
-
-
-def excluded_above(name: EffectName, judgement: Judgement) -> str:
-    """Return the size above which an effect is excluded; a dash if there is none, or if the effect does not count."""
-    return number(judgement.effects[name].excluded_above) if name in judgement.effects else NONE
 
 
 def all_excluded_above(judgement: Judgement) -> str:
