@@ -166,7 +166,8 @@ class Showcase:
     @functools.cached_property
     def _named(self) -> dict[str, tuple[int, int]]:
         """By class, on how many pictures the model names the class without the object, and the pictures."""
-        return {label: named_without_object(self._result.images, label) for label in self._result.classes}
+        images = self._result.images
+        return {label: named_without_object(images, label) for label in {row.label for row in images}}
 
     def _is_typical(self, row: ImageRow) -> bool:
         """Return whether the model names a picture's class without the object, as it does for most of the class."""
@@ -270,9 +271,9 @@ class Showcase:
             return f"{self._plan.removed} ({item.label} is named in {named} of {pictures} such pictures)"
         if edit.arm in ("same", "other"):
             on = "with a ring of class" if edit.fill == RING else "on a background of class"
-            gap = self._result.classes[item.label].gap.mean
-            right = f" ({gap.accuracies[edit.arm == 'other']:.0%} of such are right)" if gap else ""
-            return f"{on} {self._items[edit.lender].label}{right}"
+            rows = [row for row in self._result.images if row.label == item.label]
+            right = np.mean([share for row in rows for share in getattr(row, edit.arm).values()])
+            return f"{on} {self._items[edit.lender].label} ({right:.0%} of such are right)"
         return ""
 
     def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:

@@ -16,6 +16,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from scipy.stats import binomtest
 
 import camkit
 from camkit.background.baseline import Change
@@ -187,7 +189,6 @@ def test_classes_with_too_few_pictures_are_one_step(result):
 
 def test_a_failed_model_has_a_next_step_and_a_passed_one_has_none(result):
     assert words.next_steps(result)[0].startswith("do not ship this model; try camkit mend")
-    assert words.to_collect(result)[0].startswith("For training: pictures of ")
     without_regions = replace(result, plan=replace(result.plan, with_regions=False))
     assert words.next_steps(without_regions)[0].endswith("on the backgrounds of other classes")
     judged = {name: replace(own, verdict="PASS", findings=Findings()) for name, own in result.judged.items()}
@@ -211,11 +212,16 @@ def test_the_page_says_how_often_its_verdict_was_wrong_as_the_docs_do(out):
     of_mark = docs["clean of their mark alone: FAIL, WARN, PASS"][1].split(",")
     assert [marked[verdict] for verdict in ("FAIL", "WARN", "PASS")] == [*map(int, of_mark)]
 
+    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text("utf-8").split())
+    for verdict in order:
+        networks, small = sum(of[verdict] for of in words.LABS.values()), clean[verdict]
+        assert docs[verdict] == [str(networks), str(small), str(networks - small)]
+        counts = f"{networks} got {verdict}: {small} with a loss of less than 3 points"
+        assert f"Of 292 networks whose truth is known, {counts}" in words.reliability(verdict)
+        assert counts in readme or verdict not in ("FAIL", "PASS")
     page = (out / "report.html").read_text()
-    assert "1 of 112 networks that do not rely on the background failed, and 107 of 107 that do" in page
+    assert words.reliability("FAIL") in page
     assert '<a href="#labs">' in page and '<table id="labs">' in page
-    assert words.reliability("PASS").startswith("1 of 162 networks that rely on a planted shortcut passed. ")
-    assert "19 of 112" in words.reliability("WARN") and "15 of 112" in words.reliability("INCONCLUSIVE")
 
 
 def test_a_waived_class_decides_neither_the_headline_nor_the_next_step(result):
@@ -657,7 +663,7 @@ def test_the_json_is_strict_and_names_its_schema(result):
     assert all(len(image["sha256"]) == 64 for image in report["images"])
 
 
-def test_every_report_says_what_is_excluded_and_how_many_more_pictures_it_takes(result, page, out):
+def test_every_report_says_what_is_excluded_and_how_many_more_pictures_it_takes(result, out):
     report = json.loads(check_json.render(result))
     for name, stored in [*report["classes"].items(), ("", report["overall"])]:
         effects = result.judged[name].effects
@@ -666,16 +672,102 @@ def test_every_report_says_what_is_excluded_and_how_many_more_pictures_it_takes(
         }
         more = {effect: known.more_pictures for effect, known in effects.items()}
         assert stored["more_pictures"] == {effect: numbers and [*numbers] for effect, numbers in more.items()}
-    rows = page.locator("#exclusions tbody tr")
-    assert rows.count() == len(result.classes) + 1
-    for row, name in zip(rows.all(), [*result.classes, ""], strict=True):
-        gap = result.judged[name].effects["gap"].excluded_above
-        assert f"{gap:.2f}" in row.inner_text()
     summary = (out / "summary.md").read_text()
     assert "| excluded above | more pictures |" in summary
     assert "95% for each effect" in summary
 
 
-def test_every_report_for_people_has_the_caveat(out):
-    for name in ("report.html", "summary.md", "report.json"):
-        assert "does not prove the absence of shortcuts" in (out / name).read_text()
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory):
+    """Return a check of the fair network; in four of ten pictures of cars stands a second car without an outline."""
+    data = write_scenes(tmp_path_factory.mktemp("fair"), 10)
+    for file in sorted((data / "car").iterdir())[:4]:
+        picture = cv2.imread(file)
+        mask = cv2.imread(data.parent / "masks" / "car" / f"{file.stem}.png", cv2.IMREAD_GRAYSCALE) > 0
+        columns = np.flatnonzero(mask.any(0))
+        room = columns[0] if columns[0] > mask.shape[1] - columns[-1] else columns[-1] - mask.shape[1]
+        beside = np.roll(mask, -room, axis=1) & ~mask
+        picture[beside] = np.roll(picture, -room, axis=1)[beside]
+        cv2.imwrite(file, picture)
+    limits = {"least_pictures": 10, "gap": 0.2, "attraction": 0.4, "sufficiency": 0.2}
+    return camkit.check("demo-fair", data, config={"check": {"pastes": 2}, "limits": limits})
+
+
+def test_a_class_whose_effects_are_not_excluded_is_not_decided_in_any_report(passed):
+    judged = {name: own for name, own in passed.judged.items() if name != OVERALL}
+    open_classes = {
+        name for name, own in judged.items() if any(not effect.high < effect.limit for effect in own.effects.values())
+    }
+    assert passed.verdict == "PASS" and open_classes
+    wide = io.StringIO()
+    Console(file=wide, width=200).print(console.table(passed))
+    summary, page, report = markdown.render(passed), check_html.render(passed), json.loads(check_json.render(passed))
+    cases = {case.get("name"): case for case in ET.fromstring(junit.render(passed)).iter("testcase")}
+    for name in judged:
+        shown = "not decided" if name in open_classes else "PASS"
+        assert report["classes"][name]["verdict"] == shown
+        assert re.search(rf"(?m)^{name} +{shown} ", wide.getvalue())
+        assert f"| {name} | {shown} |" in summary
+        assert f'<div class="name">{name}: {shown}</div>' in page
+        assert (cases[name].find("skipped") is not None) == (name in open_classes)
+        if name in open_classes:
+            assert "cannot be excluded" in cases[name].find("skipped").get("message")
+    assert cases["all classes together"].find("skipped") is None
+
+
+def test_pictures_that_still_show_the_class_are_counted_beside_a_typical_one(passed):
+    cars = [row for row in passed.images if row.label == "car" and row.removed]
+    count = f"car is named in {sum(any(row.removed.values()) for row in cars)} of {len(cars)} such pictures"
+    note = next(warning for warning in passed.warnings if "with the object removed, the model still names" in warning)
+    named = re.search(r"car in (\d+) of (\d+) pictures \(chance \d+%\)", note)
+    assert count == f"car is named in {named[1]} of {named[2]} such pictures"
+    assert 2 * int(named[1]) < int(named[2])
+    assert note in console.verdict(passed).plain and note in check_html.render(passed)
+
+    panels = [panel for strip in Showcase(passed).triptychs for panel in strip.triptych]
+    assert [panel.comment[1] for panel in panels] == ["PASS", "PASS", ""] * 3, "no red exception leads a PASS"
+    drawn = Showcase(passed)
+    strips = [drawn._strip(row, drawn._items[row.name]) for row in cars]
+    assert all(count in strip.triptych[-1].title for strip in strips)
+
+
+@pytest.fixture(scope="module")
+def undecided(tmp_path_factory):
+    """Return a check of a network that never answers "ship"."""
+    loaded = camkit.load_model("demo-fair")
+    never = torch.tensor([-1e4 * (label == "ship") for label in loaded.labels])
+
+    class NeverShip(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = loaded.module
+
+        def forward(self, pictures):
+            return self.net(pictures) + never
+
+    data = write_scenes(tmp_path_factory.mktemp("never"), 10)
+    limits = {"least_pictures": 10, "gap": 0.2, "attraction": 0.2, "sufficiency": 0.2}
+    return camkit.check(replace(loaded, module=NeverShip().eval()), data, config={"limits": limits})
+
+
+def test_an_undecided_check_says_why_with_the_numbers(undecided):
+    most = max(k for k in range(11) if binomtest(k, 10).proportion_ci(method="wilson").low <= 0.25)
+    why = words.why_undecided(undecided)
+    untested = f"ship 0% right on own backgrounds and needs more than {most / 10:.0%} (10 pictures; chance 25%)"
+    assert undecided.verdict == "INCONCLUSIVE"
+    assert why.startswith(f"1 of 4 classes could not be tested: {untested}; over the rest, effects above 0.")
+    assert why.endswith(" are excluded; do not ship on this evidence")
+    rest = [row for row in undecided.images if row.label != "ship" and row.same]
+    gap = np.mean([row.same[fill] - row.other[fill] for row in rest for fill in row.same])
+    assert gap <= float(re.search(r"effects above ([\d.]+) are", why)[1]) < 0.3
+    page, summary = check_html.render(undecided), markdown.render(undecided)
+    assert f'<p id="undecided">{why}.</p>' in page
+    assert why in summary and why in console.verdict(undecided).plain
+    assert json.loads(check_json.render(undecided))["why_undecided"] == why
+
+
+def test_only_a_pass_says_that_a_pass_proves_nothing(passed, undecided, result):
+    for found in (passed, undecided, result):
+        for render in (check_html.render, markdown.render, check_json.render):
+            assert ("does not prove the absence of shortcuts" in render(found)) == (found is passed)
+            assert "cannot see a shortcut that lies on the object itself" in render(found)
