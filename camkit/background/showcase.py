@@ -166,8 +166,10 @@ class Showcase:
     @functools.cached_property
     def _named(self) -> dict[str, tuple[int, int]]:
         """By class, on how many pictures the model names the class without the object, and the pictures."""
-        images = self._result.images
-        return {label: named_without_object(images, label) for label in {row.label for row in images}}
+        return {
+            label: named_without_object(self._result.images, label)
+            for label in {row.label for row in self._result.images}
+        }
 
     def _is_typical(self, row: ImageRow) -> bool:
         """Return whether the model names a picture's class without the object, as it does for most of the class."""

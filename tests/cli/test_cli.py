@@ -26,7 +26,7 @@ from tiers import PASSES, represented_by, rows_represented
 
 import camkit
 from camkit.cli import app, main
-from camkit.demo.scenes import scene_paths
+from camkit.demo.scenes import labelled_scenes, scene_paths
 from camkit.errors import InputError
 from camkit.scale.folder import Written
 
@@ -637,9 +637,24 @@ class TestInProcess:
             "plane-sky.gradcam.png",
         ]
 
-    @pytest.mark.parametrize("wrong", [["--model", "nothing"], ["--model", "demo-fair", "--method", "none"]])
-    def test_a_wrong_call_leaves_no_folder(self, plane: Path, tmp_path: Path, wrong: list[str]) -> None:
-        assert main([str(plane), "--out", str(tmp_path / "out"), *wrong]) == 2
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            "PICTURE --model nothing",
+            "PICTURE --model demo-fair --method none",
+            "check nothere --model demo-fair",
+            "check SCENES --model nothing",
+            "check SCENES --model demo-fair --fail-on-worse",
+            "check SCENES --model demo-fair --baseline none.json",
+            "mend nothere --model demo-fair --export out/deep",
+            "compare nothere --model demo-fair",
+            "diagnose nothere --model demo-fair",
+        ],
+    )
+    def test_a_wrong_call_leaves_no_folder(self, plane: Path, tmp_path: Path, wrong: str) -> None:
+        own = {"PICTURE": str(plane), "SCENES": str(labelled_scenes()), "out/deep": str(tmp_path / "out" / "deep")}
+        out = [] if "--export" in wrong else ["--out", str(tmp_path / "out")]
+        assert main([*(own.get(word, word) for word in wrong.split()), *out]) == 2
         assert not (tmp_path / "out").exists()
 
     def test_the_preprocessing_for_local_weights_is_reported_once(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -130,7 +131,9 @@ def test_a_gap_that_shrinks_in_few_groups_or_pictures_counts_as_far_as_it_shows(
     assert (found.gap_change.groups, found.gap_change.high < -0.9) == (PER_CLASS, True)
     few = [replace(row, group=str(number % 4)) for number, row in enumerate(rows)]
     in_few = replace(found, after=replace(found.after, images=tuple(few)))
-    assert in_few.problem.startswith("the gap does not get smaller by more than chance")
+    assert in_few.problem == "the gap does not get smaller by more than chance: the pictures come from too few groups"
+    same = replace(found, after=found.before)
+    assert same.problem.endswith("by more than chance: it changes by +0.00 (95% interval +0.00 to +0.00)")
     others = (replace(rows[0], same={}, other={}), *rows[2:])
     without = replace(found, before=replace(found.before, images=found.before.images[:-1]))
     without = replace(without, after=replace(found.after, images=others))
@@ -158,7 +161,7 @@ def test_a_network_that_passes_is_not_mended(pictures: Path) -> None:
         model.head.weight.copy_(torch.tensor([[-50.0, 50, 0, 0], [50, -50, 0, 0]]))
     found = mend(model, pictures, config={**CONFIG, "limits": {"least_pictures": 8, "gap": 0.4, "sufficiency": 0.5}})
     assert found.before.verdict == "PASS"
-    assert found.problem == "the model passes the check already"
+    assert found.problem == "there is nothing to mend: the gap of 0.00 is no finding, and no class has one"
 
 
 @pytest.mark.extended
@@ -289,6 +292,30 @@ def test_nothing_is_written_if_nothing_is_gained(
     assert main([*command, "--force", "--out", "forced.pth"]) == 0
     assert (tmp_path / "forced.pth").exists()
 
+
+def test_the_command_first_says_how_long_it_takes_and_whether_there_is_anything_to_mend(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(MODULE.replace("return reads_background()", "return sees_objects()") + SEES)
+    assert main(command) == 1
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert re.fullmatch(r"camkit: two checks and the mending: about \d+ (s|min)", lines[1])
+    assert lines[2].startswith("camkit: before: heat")
+    assert "no weights are written: there is nothing to mend: the gap of 0.00 is no finding" in lines[-1]
+    assert (said.out, "training" in said.err, "pasting" in said.err) == ("", False, False)
+    assert main([*command, "--force"]) == 0
+    assert "verdict" in capsys.readouterr().out
+
+
+SEES = """
+def sees_objects():
+    import torch
+    model = reads_background()
+    with torch.no_grad():
+        model.head.weight.copy_(torch.tensor([[-50.0, 50, 0, 0], [50, -50, 0, 0]]))
+    return model
+"""
 
 BLIND = """
 def blind():

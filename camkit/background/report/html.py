@@ -58,8 +58,8 @@ _COLUMNS = (
     ),
     (
         "",
-        "Sufficiency: how far the accuracy without the object is above chance. For a single class it has no level and "
-        "does not count, because a model that sees no object may always name the same class.",
+        "Sufficiency: how far the accuracy without the object is above that of answers dealt at random. For a single "
+        "class it has no level and does not count, because a model that sees no object may always name the same class.",
     ),
     (
         "skill",
@@ -115,6 +115,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         labs_note=words.LABS_NOTE,
         triptychs=[_triptych(strip) for strip in showcase.triptychs],
         chart=_chart(result),
+        chance="" if (known := result.overall.sufficiency.mean) is None else wording.share(known.accuracies[1]),
         found_if=found_if(plan.settings.check.threshold) if plan.detects else "",
         untested=words.untested(result),
         reasons=result.reasons,
