@@ -241,12 +241,12 @@ class Showcase:
         edits, picture = self._experiment.edits(item, wanted=1), self._experiment.load(item)
         if not edits or picture is None:
             return None
-        shown = {edit: make() for edit, make in edits.items() if self._title(edit, item)}
+        shown = {edit: make() for edit, make in edits.items() if self._title(edit, row)}
         answers = self._plan.answer(torch.stack(list(shown.values())), [item] * len(shown))
         own = self._plan.matched.indices[item.label]
         edited = [
             Panel(
-                self._title(edit, item),
+                self._title(edit, row),
                 self._with_wanted(item, in_levels(picture.shades, tensor)),
                 answer.share,
                 self._plan.name_of(answer.output),
@@ -264,17 +264,17 @@ class Showcase:
             cv2.rectangle(pixels, box[:2], [side - 1 for side in box[2:]], _LINE, max(1, min(pixels.shape[:2]) // 150))
         return pixels
 
-    def _title(self, edit: Edit, item: Item) -> str:
+    def _title(self, edit: Edit, row: ImageRow) -> str:
         """Return the title of an edit in a strip, with how often such edits are right; "" if it is not shown."""
         if edit.fill == BLUR:
             return ""
         if edit.arm == "removed":
-            named, pictures = self._named[item.label]
-            return f"{self._plan.removed} ({item.label} is named in {named} of {pictures} such pictures)"
+            named, pictures = self._named[row.label]
+            return f"{self._plan.removed} ({row.label} is named in {named} of {pictures} such pictures)"
         if edit.arm in ("same", "other"):
             on = "with a ring of class" if edit.fill == RING else "on a background of class"
-            rows = [row for row in self._result.images if row.label == item.label]
-            right = np.mean([share for row in rows for share in getattr(row, edit.arm).values()])
+            alike = [each for each in self._result.images if each.label == row.label]
+            right = np.mean([share for each in alike for share in getattr(each, edit.arm).values()])
             return f"{on} {self._items[edit.lender].label} ({right:.0%} of such are right)"
         return ""
 
