@@ -144,17 +144,18 @@ class Showcase:
         strips = self.strips if self._result.verdict in ("FAIL", "WARN") else []
         shown = {strip.row.name for strip in strips}
         unseen = [row for row in self._result.images if row.same and row.name not in shown]
+        accuracies = {label: measures.accuracy.value for label, measures in self._result.classes.items()}
         unseen.sort(
             key=lambda row: (
                 bool(row.removed),  # has three panels
                 self._is_typical(row),
                 not any(row.removed.values()),
                 min(*row.same.values(), *row.other.values()),
+                accuracies.get(row.label, 0.0),
             ),
             reverse=True,
         )
-        tested = _classes_in_turn(unseen)
-        missing = tested[: max(0, TRIPTYCHS - len(strips))]
+        missing = _classes_in_turn(unseen)[: max(0, TRIPTYCHS - len(strips))]
         drawn = [*strips, *filter(None, (self._strip(row, self._items[row.name]) for row in missing))]
         full = [strip for strip in drawn if len(strip.triptych) > 1]
         if not strips:

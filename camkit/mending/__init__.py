@@ -171,8 +171,9 @@ def nothing_to_mend(before: CheckResult) -> str:
 
 def check_before(plan: Plan, progress: MendProgress) -> CheckResult:
     """Check the model on the pictures that mending does not use. The errors are those of ``mend``."""
+    to_prove = halves(plan)[1]
     find_last_linear(plan)
-    return finish_check(halves(plan)[1], progress=_named("before", progress))
+    return finish_check(to_prove, progress=_named("before", progress))
 
 
 def mended(plan: Plan, progress: MendProgress, before: CheckResult | None = None) -> MendResult:
@@ -189,8 +190,7 @@ def mended(plan: Plan, progress: MendProgress, before: CheckResult | None = None
     progress("training", 1, 1)
     of_mended = replace(to_prove, model=replace(plan.model, module=module))
     after = finish_check(of_mended, progress=_named("after", progress))
-    names = tuple(item.name for item in to_mend.data.items)
-    return MendResult(module, linear.name, before, after, names, strength)
+    return MendResult(module, linear.name, before, after, tuple(item.name for item in to_mend.data.items), strength)
 
 
 def export_composites(plan: Plan, folder: Path, progress: MendProgress) -> int:
