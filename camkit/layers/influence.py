@@ -182,7 +182,7 @@ def structural_verdict(call: TracedCall, reading: LayoutReading) -> str:
     """Return why a call cannot be explained, whatever the score is; empty if there is no such reason."""
     if call.output is None or reading.layout is None:
         return ELSEWHERE if reading.elsewhere else NO_GRID
-    return NO_FEATURES if call.passes or call.output in call.arguments else ""
+    return NO_FEATURES if call.passes else ""
 
 
 def _inputs_around(verdicts: Mapping[TracedCall, str], last: TracedCall) -> set[int]:

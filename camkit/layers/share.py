@@ -156,7 +156,7 @@ class _Head:
     """The part of a model after one call of a layer."""
 
     def __init__(self, live: LivePass, call: TracedCall, layout: Layout) -> None:
-        self._live, self._layout, self._tensor = live, layout, live.tensors[_number(call)]
+        self._live, self._layout, self._number = live, layout, _number(call)
         self._ref, self._recorded = LayerRef(*call.key), HeadRecording(live.returned[call.key].value)
         modules, beside = modules_by_name(live.model), set(modules_beside(live.model, call.name))
         for other in live.trace.calls:
@@ -165,7 +165,8 @@ class _Head:
                 self._recorded.before[modules[other.name]].append(returned.value if returned.unchanged else None)
         maps = feature_tensor(self._recorded.output)
         assert maps is not None
-        self._maps = maps[1].detach()
+        is_kept = live.returned[call.key].unchanged  # otherwise the cells are no longer those that the layer returned
+        self._maps = maps[1].detach() if is_kept else self._of_picture(live.leaf.detach().clone())[1]
         self._cells = to_grid(self._maps, layout)
 
     @functools.cached_property
@@ -176,11 +177,11 @@ class _Head:
     def share(self) -> tuple[float | None, bool]:
         """Return the share of the score that the cells carry, and whether they carry all that the model returns."""
         with torch.no_grad():
-            own, (other, cells) = self._score(self._unchanged), self._of_another_picture()
+            own, (other, maps) = self._score(self._unchanged), self._of_picture(_noise(self._live.leaf.detach()))
             change = (other - own).norm()
             if not change > self._rounding(own.norm()):  # "not >" holds for NaN
                 return None, False
-            moved = self._score(self._run(cells)) - own
+            moved = self._score(self._run(to_grid(maps, self._layout))) - own
             is_whole = bool((moved - (other - own)).norm() <= _SAME * change)
             return float(moved.norm() / change), is_whole and _returns_one_tensor(self._live)
 
@@ -209,10 +210,7 @@ class _Head:
         return min(_LEAST_CHANGE * torch.finfo(self._maps.dtype).eps, _LEAST_CHANGE_16_BITS) * size
 
     def _gradient(self) -> Tensor | None:
-        value = self._scalar(self._live.output)
-        if not value.requires_grad or not self._tensor.requires_grad:
-            return None
-        (gradient,) = torch.autograd.grad(value, [self._tensor], retain_graph=True, allow_unused=True)
+        gradient = self._live.differentiate(self._scalar(self._live.output), [self._number]).get(self._number)
         return None if gradient is None else to_grid(gradient, self._layout)
 
     def _score(self, output: Any) -> Tensor:
@@ -236,14 +234,14 @@ class _Head:
         with undisturbed(), returning(model, self._ref, self._recorded, output), interruptible():
             return model(self._live.leaf.detach().clone())
 
-    def _of_another_picture(self) -> tuple[Tensor, Tensor]:
-        """Return the score of another picture, and the layer's cells."""
-        model, noise = self._live.model, _noise(self._live.leaf.detach())
+    def _of_picture(self, picture: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the score of a picture, and the layer's output."""
+        model = self._live.model
         layer = {self._ref: model.get_submodule(self._ref.name)}
         switch_off_training(model)
-        with undisturbed(), cut(layer, gradients=False) as tape, interruptible():
-            score = self._score(model(noise))
-        return score, to_grid(tape.layers[self._ref].output, self._layout)
+        with torch.no_grad(), undisturbed(), cut(layer, gradients=False) as tape, interruptible():
+            score = self._score(model(picture))
+        return score, tape.layers[self._ref].output
 
 
 def _noise(image: Tensor) -> Tensor:

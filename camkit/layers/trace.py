@@ -19,10 +19,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.export.unflatten import InterpreterModule
 from torch.nn import functional
 
-from camkit.engine.attach import forward_hooks, starts
+from camkit.engine.attach import forward_hooks, hooked
 from camkit.engine.guard import guarded, switch_off_training
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import feature_tensor, tensors_in
@@ -38,12 +39,7 @@ from camkit.types import LayerRef, LayoutKind
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-_PASSING = (
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
+_SUMMARIES = (
     nn.Flatten,
     nn.AdaptiveAvgPool1d,
     nn.AdaptiveAvgPool2d,
@@ -52,7 +48,7 @@ _PASSING = (
     nn.AdaptiveMaxPool2d,
     nn.AdaptiveMaxPool3d,
 )
-"""Modules that compute no features: they return their input, or a summary of it."""
+"""Modules that compute no features but a summary of their input."""
 
 Key: TypeAlias = tuple[str, int]
 """A module's name and the number of its call, starting at 1."""
@@ -80,6 +76,8 @@ class Convolution:
 class TracedCall:
     """One call of one module. Each tensor of the pass has a number, and calls refer to tensors by these numbers.
 
+    A tensor that an operation changes in place gets another number.
+
     Attributes:
         name: the module's dotted name, the first one if it has several; "" for the model itself.
         number: which of the module's calls this is, starting at 1.
@@ -89,10 +87,12 @@ class TracedCall:
         output: the first floating-point tensor with at least three axes that it returned; None if there is none.
         shape: the shape of that tensor.
         operation: the operation that computed the output when the module returned it.
-        operation_after: the output's operation at the end of the pass: another one if it was changed in place.
+        operation_after: the output's operation at the end of the pass: another one if it is a view whose memory was
+            changed in place.
         alone: True if the module returned no other computed tensor.
         scales: the operations of its outputs, if they have several sizes.
-        passes: True if it computes no features.
+        passes: True if it computes no features: it returns a summary, the picture, or what an earlier call returned. What
+            no module returned, such as a sum, is the output of the first one that it passes through, as of a dropout.
         weighted: True if it has parameters of its own.
         classes: how many classes it scores, for a linear layer or a 1 x 1 convolution; otherwise None.
         convolution: its geometry, if it is a convolution.
@@ -126,14 +126,14 @@ class TracedCall:
 
     @functools.cached_property
     def operations(self) -> int:
-        """The set of the operations that computed the output, as it was returned and after in-place operations.
+        """The set of the operations that computed the output.
 
-        An in-place addition to a part of a tensor gives that part a new operation; no path leads to the old one.
+        In-place operations on a view, or on what it is a view of, give it a new operation; no path leads to the old one.
         """
         return set_of((self.operation, self.operation_after))
 
     def is_among(self, members: int) -> bool:
-        """Tell whether a set of operations contains the output, as it was returned or after in-place operations."""
+        """Tell whether a set of operations contains one of the output's."""
         return bool(members & self.operations)
 
 
@@ -270,7 +270,8 @@ class LivePass:
     """A pass whose tensors are kept: the model's output, and the arguments and output of each call.
 
     ``end`` is the tensor of the score: all class scores, or those of all boxes. If the decision is made for one target,
-    ``target`` returns its score, which is ``end`` then.
+    ``target`` returns its score, which is ``end`` then. ``edges`` are the places in the graph at which to differentiate
+    with respect to ``tensors``: later in-place operations do not move them.
     """
 
     model: nn.Module
@@ -279,6 +280,7 @@ class LivePass:
     end: Tensor | None
     trace: Trace
     tensors: dict[int, Tensor]
+    edges: dict[int, GradientEdge]
     returned: dict[Key, Returned]
     target: Callable[[Any], Tensor] | None
     _scores: dict[ScoreFrom, Tensor | None] = field(default_factory=dict)
@@ -290,10 +292,21 @@ class LivePass:
 
     def of_best_box(self, tensor: int) -> Tensor | None:
         """Return the gradient of the best box's score at a tensor; None without boxes, or if it is not computed."""
-        scores, start = self.end if self.trace.detects else None, self.tensors[tensor]
-        if scores is None or not scores.numel() or not scores.requires_grad or not start.requires_grad:
-            return None
-        return torch.autograd.grad(scores.max(), [start], retain_graph=True, allow_unused=True)[0]
+        scores = self.end if self.trace.detects else None
+        return None if scores is None or not scores.numel() else self.differentiate(scores.max(), [tensor]).get(tensor)
+
+    def differentiate(self, value: Tensor | None, tensors: Sequence[int]) -> dict[int, Tensor | None]:
+        """Differentiate a value with respect to tensors as they were returned; leave out those without a graph."""
+        usable = [number for number in tensors if self.tensors[number].requires_grad]
+        if value is None or not value.requires_grad or not usable:
+            return {}
+        # No path leads to the old edge of a view whose memory was changed in place.
+        ends: list[Any] = [
+            tensor if (tensor := self.tensors[number]).grad_fn is None or tensor._is_view() else self.edges[number]
+            for number in usable
+        ]
+        gradients = torch.autograd.grad(value, ends, retain_graph=True, allow_unused=True)
+        return dict(zip(usable, gradients, strict=True))
 
     def products(self, tensor: int) -> Tensor | None:
         """Return a tensor times the gradient of the best score at it; None if the score does not depend on it."""
@@ -303,15 +316,9 @@ class LivePass:
     def _gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None]:
         if score not in self._scores:
             self._scores[score] = self._score(score)
-        value = self._scores[score]
-        usable = [number for number in tensors if self.tensors[number].requires_grad]
-        if value is None or not value.requires_grad or not usable:
-            return {}
-        places = [self.tensors[number] for number in usable]
         scored = None if self.target is not None else self.end
         with passing_through(None if scored is None else final_activation(scored)):
-            gradients = torch.autograd.grad(value, places, retain_graph=True, allow_unused=True)
-        return dict(zip(usable, gradients, strict=True))
+            return self.differentiate(self._scores[score], tensors)
 
     def _score(self, score: ScoreFrom) -> Tensor | None:
         if self.target is not None:
@@ -394,26 +401,30 @@ class _Recording:
         self.watch = OperationWatch(self.image)
         self._leaf, self._model = leaf, model
         self._graph = GraphRecorder(leaf)
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
         self._tensors: dict[int, Tensor] = {}
+        self._edges: dict[int, GradientEdge] = {}
+        self._known = {self._number(self.image)}
         self._clock = itertools.count()
         self._runs: Counter[nn.Module] = Counter()
-        self._running: list[tuple[nn.Module, int, int]] = []
+        self._running: list[tuple[nn.Module, int, int, tuple[int, ...]]] = []
         self._calls: list[TracedCall] = []
         self._returned: dict[Key, Returned] = {}
         self._convolved: Tensor | None = None
         self._hidden: Tensor | None = None
 
-    def begin(self, module: nn.Module) -> None:
-        """Note that a call starts."""
+    def begin(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Note that a call starts, and its arguments before it changes them in place."""
         self._runs[module] += 1
-        self._running.append((module, self._runs[module], next(self._clock)))
+        given = tuple(map(self._number, tensors_in((arguments, keywords) if keywords else arguments)))
+        self._running.append((module, self._runs[module], next(self._clock), given))
 
-    def end(self, module: nn.Module, arguments: list[Tensor], output: Any) -> None:
+    def end(self, module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any) -> None:
         """Record a call that ends."""
         while self._running[-1][0] is not module:  # an exception ended these calls
             self._running.pop()
-        _, number, started = self._running.pop()
+        _, number, started, given = self._running.pop()
+        arguments = [self._tensors[each] for each in given]
         convolution = _geometry(module, arguments, self._leaf)
         if convolution is not None and self._convolved is None:
             self._convolved = arguments[0]
@@ -424,19 +435,20 @@ class _Recording:
         computed = [] if tensor is None else [each for each in tensors_in(output) if each.grad_fn is not None]
         sizes = {each.shape[2:] for each in computed if each.dim() == self._leaf.dim()}
         scales = [self._graph.number(each.grad_fn) for each in computed] if len(sizes) > 1 else []
+        number_of_output = None if tensor is None else self._number(tensor)
         call = TracedCall(
             name=self.names[module],
             number=number,
             kind=type(module).__name__,
             started=started,
             finished=next(self._clock),
-            arguments=tuple(map(self._number, arguments)),
-            output=None if tensor is None else self._number(tensor),
+            arguments=given,
+            output=number_of_output,
             shape=() if tensor is None else tuple(tensor.shape),
             operation=None if tensor is None else self._graph.number(tensor.grad_fn),
             alone=tensor is None or len(computed) == 1,
             scales=tuple(scale for scale in scales if scale is not None),
-            passes=isinstance(module, _PASSING),
+            passes=isinstance(module, _SUMMARIES) or number_of_output in self._known.intersection(given),
             weighted=any(parameter is not None for parameter in module._parameters.values()),
             classes=_classes(module),
             convolution=convolution,
@@ -444,11 +456,16 @@ class _Recording:
             moved=tensor is not None and self.watch.is_moved(tensor),
         )
         self._calls.append(call)
+        self._known.update(self._number(each) for each in tensors_in(output))
         self._returned[call.key] = Returned.of(output)
 
     def _number(self, tensor: Tensor) -> int:
-        number = self._numbers.setdefault(id(tensor), len(self._numbers))
-        self._tensors[number] = tensor  # while it is kept, no other tensor has its id
+        state = id(tensor), *_versions(tensor)
+        number = self._numbers.setdefault(state, len(self._numbers))
+        if number not in self._tensors:
+            self._tensors[number] = tensor  # while it is kept, no other tensor has its id
+            if tensor.requires_grad:
+                self._edges[number] = get_gradient_edge(tensor)
         return number
 
     def check(self) -> None:
@@ -469,9 +486,9 @@ class _Recording:
         maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
         end = scores_of_boxes(output) if detects else scored if target is None else target(output)
         calls = [
-            call
-            if call.output is None
-            else replace(call, operation_after=self._graph.number(self._tensors[call.output].grad_fn))
+            replace(call, operation_after=self._graph.number(self._tensors[call.output].grad_fn))
+            if call.output is not None and self._tensors[call.output]._is_view()
+            else call
             for call in self._calls
         ]
         number_of_end = None if end is None else self._graph.number(end.grad_fn)
@@ -487,14 +504,15 @@ class _Recording:
             end=number_of_end,
             hides=self.watch.detached or graph.has_own_gradients,
         )
-        return LivePass(self._model, self._leaf, output, end, trace, self._tensors, self._returned, target)
+        return LivePass(self._model, self._leaf, output, end, trace, self._tensors, self._edges, self._returned, target)
 
 
 def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | None) -> LivePass:
     """Run the model and record its calls."""
     recording = _Recording(model, leaf)
-    watch, ends = recording.watch, dict.fromkeys(recording.names, recording.end)
-    with starts(ends, recording.begin), forward_hooks(ends), watch, MethodWatch(watch), interruptible():
+    watch, begin, end = recording.watch, recording.begin, recording.end
+    hooks = hooked([(module, begin) for module in recording.names], [(module, end) for module in recording.names])
+    with hooks, watch, MethodWatch(watch), interruptible():
         output = model(recording.image)
     recording.check()
     return recording.live(output, target)
