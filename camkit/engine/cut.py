@@ -38,8 +38,8 @@ def not_reached(layers: Sequence[LayerRef]) -> LayerError:
     names = " and ".join(repr(str(ref)) for ref in layers)
     return LayerError(
         f"the score does not depend on layer {names} in a differentiable way; choose another layer, or remove "
-        "inference_mode, detach(), argmax, quantised activations or reentrant checkpointing from the model's forward "
-        "pass after this layer; 'occlusion' and 'rise' need no gradients"
+        "inference_mode, detach(), argmax, quantised activations, functions that return no gradient or reentrant "
+        "checkpointing from the model's forward pass after this layer; 'occlusion' and 'rise' need no gradients"
     )
 
 
@@ -74,8 +74,12 @@ class Saved:
         saved, original = cls(output, get_gradient_edge(own)), aliased_tensor(own)
         if original is not None:
             saved._original = State.of(original), get_gradient_edge(original)
-        hook_gradient(own, saved.gradients.append)
+        hook_gradient(own, saved.keep)
         return saved
+
+    def keep(self, gradient: Tensor | None) -> None:
+        """Keep a gradient; a function of the user's may give None for none."""
+        self.gradients += [] if gradient is None else [gradient]
 
     def settle(self) -> None:
         """If the model changed the saved alias in place, differentiate the original as it was before the change."""
@@ -210,13 +214,13 @@ def _begin(
     torch.set_grad_enabled(True)
     in_place_works = not (tensor.is_leaf and tensor.requires_grad) and 0 not in tensor.stride()
     if not shared or not in_place_works or tensor._is_view():
-        leaf.register_hook(saved.gradients.append)
+        leaf.register_hook(saved.keep)
         copy = tensor.detach().copy_(leaf) if shared and in_place_works else leaf.clone()
         return with_tensor(output, path, copy)
     # Other modules hold the tensor that the layer returned or wrote into, so the graph must pass through it.
     tensor.copy_(leaf)
     if wrote:
-        leaf.register_hook(saved.gradients.append)
+        leaf.register_hook(saved.keep)
         return None
     own = tensor[...]
     tape.layers[ref] = Saved.in_graph(own, leaf.detach())

@@ -95,7 +95,7 @@ class Decision:
         Raises:
             LayerError: there is none, or several are equally deep; the message lists the candidates.
         """
-        if self.equals:
+        if self.equals and self.lasting:
             listed = ", ".join(f"{row.ref} {row.shape}" for row in self.equals)
             names = ", ".join(repr(str(row.ref)) for row in self.equals)
             options = " ".join(f"--layer {row.ref}" for row in self.equals)
@@ -107,15 +107,20 @@ class Decision:
             raise LayerError(
                 "in every layer the cells lie elsewhere in the input than their shape suggests, as if the model crops, "
                 "mirrors or reorders its input; explain the network inside the model, with pictures that are already "
-                "prepared"
+                "prepared, or use 'occlusion' or 'rise', which need no layer"
             )
         if self.layer is None:
             spatial = [row for row in self.rows if row.layout is not None and row.ref.name]
             candidates = ", ".join(f"{row.ref} {row.shape}" for row in spatial[-_LISTED:])
-            name_one = f"name one with {advice('target_layer', '--layer')}: {candidates}"
+            name_one = f", or name one with {advice('target_layer', '--layer')}: {candidates}" if candidates else ""
+            reason = "no layer with a spatial grid has a gradient of the score"
+            if not any(row.ref.name and row.shape for row in self.rows):
+                reason = (
+                    "no module inside the model returned feature maps (the layers of a Keras model, and of the module() "
+                    "of an ExportedProgram, do not run as PyTorch modules; pass the ExportedProgram itself)"
+                )
             raise LayerError(
-                "no layer with a spatial grid influences the score, so camkit cannot choose one; "
-                + (name_one if candidates else "the methods 'occlusion' and 'rise' need none")
+                f"{reason}, so camkit cannot choose a layer; use 'occlusion' or 'rise', which need none{name_one}"
             )
         return self.layer
 
@@ -167,10 +172,10 @@ class Decision:
         """
         row = next((row for row in self.rows if (row.ref.name, row.ref.call or 1) == (ref.name, ref.call or 1)), None)
         if row is not None and row.verdict == ELSEWHERE:
+            other = f"another layer ({listing_layers()})" if self.layer is None else repr(str(self.layer.ref))
             raise LayerError(
                 f"layer {str(row.ref)!r} returned shape {row.shape}, but its cells lie elsewhere in the input than "
-                "this shape suggests, so camkit cannot draw a map; choose another layer "
-                f"({listing_layers()})"
+                f"this shape suggests, as if the model shuffles, mirrors or crops them; choose {other}"
             )
         unsure = row is not None and row.unsure
         layout = None if row is None else row.layout

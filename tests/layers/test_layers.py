@@ -1139,6 +1139,63 @@ def test_a_layer_is_said_to_have_no_influence_only_if_it_has_none(name):
     assert "aside" not in influencing
 
 
+class Inline(nn.Module):
+    """Ends in modules and functions that a forward pass calls one by one, in place or not."""
+
+    def __init__(self, end: str, activation: type[nn.Module], *, inplace: bool, axes: int) -> None:
+        super().__init__()
+        convolution = {2: nn.Conv2d, 3: nn.Conv3d}[axes]
+        self.end, self.inplace, self.axes = end, inplace, tuple(range(2, 2 + axes))
+        self.stem, self.one, self.two = convolution(3, 8, 4, 4), convolution(8, 8, 3, 1, 1), convolution(8, 8, 1)
+        self.act, self.drop = activation(inplace=inplace), nn.Dropout(inplace=inplace)
+        self.head, self.beside = nn.LazyLinear(5), nn.Linear(8, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        before = self.act(self.stem(images))
+        maps, two = self.one(before), self.two(before)
+        if self.end == "joined":
+            maps = self.drop(torch.cat([maps, two], 1))
+        elif self.end == "function":
+            maps = functional.silu(maps, inplace=self.inplace)
+        elif self.end == "part":
+            maps = self.drop(self.act(torch.cat([maps, two], 1)[:, :8]))
+        elif self.end == "+=" and self.inplace:
+            maps += two
+            maps = self.act(maps)
+        else:
+            maps = self.act(maps + two)
+        scores = self.head(maps.mean(self.axes))
+        return scores + self.beside(before.mean(self.axes)) if self.end in ("beside", "function") else scores
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    ("end", "activation", "axes", "layer"),
+    [
+        ("sum", nn.ReLU, 2, "act#2"),
+        ("sum", nn.Hardswish, 3, "act#2"),
+        ("+=", nn.LeakyReLU, 2, "act#2"),
+        ("part", nn.ReLU6, 2, "drop"),
+        ("joined", nn.ReLU, 2, "drop"),
+        ("beside", nn.SiLU, 2, "act#2"),
+        ("function", nn.SiLU, 2, "one"),
+    ],
+)
+def test_what_works_in_place_is_explained_as_what_does_not(end, activation, axes, layer, traced):
+    image, found = torch.randn(3, *[32] * axes), []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        net = Inline(end, activation, inplace=inplace, axes=axes)
+        net(image[None])
+        explainer = Explainer(torch.fx.symbolic_trace(net).eval() if traced else net.eval(), method="gradcam")
+        found.append((explainer(image, target=3), explainer.layer))
+
+    (plain, of_plain), (in_place, of_in_place) = found
+    assert (in_place.layer, of_in_place.sure) == (plain.layer, True) == (layer, True)
+    assert of_in_place.share == pytest.approx(of_plain.share)
+    np.testing.assert_allclose(in_place.raw, plain.raw, rtol=1e-3, atol=1e-6)
+
+
 def test_a_layer_that_was_not_measured_is_not_said_to_have_no_influence():
     verdicts = {row.ref.name: row.verdict for row in decide(build("mobilenet_v2"), torch.randn(1, 3, 64, 64)).rows}
     assert verdicts["features.10"] == "not measured, because deeper layers influence the score"
