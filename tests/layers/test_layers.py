@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import camkit
 from camkit.engine.heatmap import fuse, fuse_heatmaps
-from camkit.errors import InputError, LayerError, TargetError
+from camkit.errors import CamkitError, InputError, LayerError, TargetError
 from camkit.layers.choose import decide
 from camkit.layers.names import find_layers
 from camkit.layers.share import _noise
@@ -402,6 +402,53 @@ def test_a_network_without_any_grid_is_an_error_that_says_so():
 
     with pytest.raises(LayerError, match=r"occlusion.*rise.*need none") as caught:
         explain(net, torch.randn(3, 8, 8))
+
+    assert_one_sentence(caught.value)
+
+
+class Ungraded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, maps):
+        return maps.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+class Ended(nn.Module):
+    """Two branches; an operation at the end of both gives no gradient."""
+
+    def __init__(self, end) -> None:
+        super().__init__()
+        self.end, self.one, self.two, self.head = end, nn.Conv2d(3, 8, 4, 4), nn.Conv2d(3, 8, 4, 4), nn.Linear(16, 5)
+
+    def forward(self, images: Tensor, others: Tensor | None = None) -> Tensor:
+        maps = [self.one(images), self.two(images if others is None else others)]
+        return self.head(torch.cat([self.end(each.relu()).mean((2, 3)) for each in maps], 1))
+
+
+@pytest.mark.parametrize(
+    ("net", "more", "words"),
+    [
+        (Ended(torch.round), {}, "no layer .* has a gradient of the score.*occlusion"),
+        (Ended(Ungraded.apply), {"target_layer": "one"}, "functions that return no gradient.*occlusion"),
+        (Ended(Ungraded.apply), {"method": "fullgrad"}, "gradient"),
+        (
+            Ended(nn.Identity()),
+            {"target_layer": "model.two", "inputs": {"others": torch.randn(1, 3, 32, 32)}},
+            "computed from another input of the model, which 'picture' can name",
+        ),
+        (
+            torch.export.export(Ended(torch.relu), (torch.randn(1, 3, 32, 32),)).module(),
+            {},
+            "do not run as PyTorch modules; pass the ExportedProgram itself.*occlusion",
+        ),
+    ],
+)
+def test_a_refused_layer_names_a_way_out(net, more, words):
+    with pytest.raises(CamkitError, match=words) as caught:
+        explain(net, torch.randn(3, 32, 32), target=1, **more)
 
     assert_one_sentence(caught.value)
 
