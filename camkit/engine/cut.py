@@ -155,12 +155,6 @@ class Tape:
                 layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
 
 
-def _shares_memory(output: Tensor, arguments: list[Tensor]) -> bool:
-    """Tell whether a layer returned one of its arguments, or a view of it."""
-    storage = output.untyped_storage().data_ptr()
-    return any(argument.untyped_storage().data_ptr() == storage for argument in arguments)
-
-
 @dataclass(eq=False)
 class _Start:
     """What was known when a call of a layer began: the size of the graph, and the state of each argument."""
@@ -194,7 +188,8 @@ def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], out
         if sum(other.is_floating_point() for other in several) > 1:
             raise EntangledError
         # Lists and dictionaries among the arguments may have lost tensors, or got some.
-        shared = _shares_memory(tensor, [*arguments, *(argument for argument, _ in start.arguments)])
+        given = [*arguments, *(argument for argument, _ in start.arguments)]
+        shared = any(shares_memory(argument, tensor) for argument in given)
         return _begin(tape, ref, output, path, tensor, shared=shared, wrote=shared and start.wrote_into(tensor))
     own = own_output(tensor, start.nodes)
     tape.layers[ref] = Saved.in_graph(own, tensor.detach().clone())

@@ -116,8 +116,8 @@ class Decision:
             reason = "no layer with a spatial grid has a gradient of the score"
             if not any(row.ref.name and row.shape for row in self.rows):
                 reason = (
-                    "no module inside the model returned feature maps (the layers of a Keras model, and of the module() "
-                    "of an ExportedProgram, do not run as PyTorch modules; pass the ExportedProgram itself)"
+                    "no module inside the model returned feature maps (the layers of a Keras model, and those of the "
+                    "module() of an ExportedProgram, do not run as PyTorch modules; pass the ExportedProgram itself)"
                 )
             raise LayerError(
                 f"{reason}, so camkit cannot choose a layer; use 'occlusion' or 'rise', which need none{name_one}"

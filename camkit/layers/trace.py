@@ -13,7 +13,7 @@ import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -91,8 +91,8 @@ class TracedCall:
             changed in place.
         alone: True if the module returned no other computed tensor.
         scales: the operations of its outputs, if they have several sizes.
-        passes: True if it computes no features: it returns a summary, the picture, or what an earlier call returned. What
-            no module returned, such as a sum, is the output of the first one that it passes through, as of a dropout.
+        passes: True if it computes no features: it returns a summary, the picture, or what an earlier call returned.
+            A sum that no module returned is the output of the first one that it passes through, such as a dropout.
         weighted: True if it has parameters of its own.
         classes: how many classes it scores, for a linear layer or a 1 x 1 convolution; otherwise None.
         convolution: its geometry, if it is a convolution.
@@ -128,7 +128,7 @@ class TracedCall:
     def operations(self) -> int:
         """The set of the operations that computed the output.
 
-        In-place operations on a view, or on what it is a view of, give it a new operation; no path leads to the old one.
+        A view whose memory is changed in place gets a new operation, and no path leads to the old one.
         """
         return set_of((self.operation, self.operation_after))
 
@@ -250,11 +250,6 @@ class Returned:
     value: Any
     versions: tuple[int, ...]
 
-    @classmethod
-    def of(cls, value: Any) -> Returned:
-        """Keep what a module returned."""
-        return cls(value, _versions(value))
-
     @property
     def unchanged(self) -> bool:
         """True if no operation changed it in place since."""
@@ -283,7 +278,6 @@ class LivePass:
     edges: dict[int, GradientEdge]
     returned: dict[Key, Returned]
     target: Callable[[Any], Tensor] | None
-    _scores: dict[ScoreFrom, Tensor | None] = field(default_factory=dict)
 
     def gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None]:
         """Differentiate a score, as described at ``Gradients``."""
@@ -314,11 +308,9 @@ class LivePass:
         return None if gradient is None else self.tensors[tensor].detach() * gradient
 
     def _gradients(self, score: ScoreFrom, tensors: Sequence[int]) -> dict[int, Tensor | None]:
-        if score not in self._scores:
-            self._scores[score] = self._score(score)
         scored = None if self.target is not None else self.end
         with passing_through(None if scored is None else final_activation(scored)):
-            return self.differentiate(self._scores[score], tensors)
+            return self.differentiate(self._score(score), tensors)
 
     def _score(self, score: ScoreFrom) -> Tensor | None:
         if self.target is not None:
@@ -383,7 +375,13 @@ def traced(
         target: returns the score that counts, from the model's output; None for the model's main output.
     """
     with _undisturbed_pass(model, record or ModelRecord.of_model(model)), torch.enable_grad():
-        yield _trace(model, image.detach().clone().requires_grad_(), target)
+        recording = _Recording(model, image.detach().clone().requires_grad_())
+        watch, begin, end = recording.watch, recording.begin, recording.end
+        hooks = hooked([(module, begin) for module in recording.names], [(module, end) for module in recording.names])
+        with hooks, watch, MethodWatch(watch), interruptible():
+            output = model(recording.image)
+        recording.check()
+        yield recording.live(output, target)
 
 
 class _Recording:
@@ -457,7 +455,7 @@ class _Recording:
         )
         self._calls.append(call)
         self._known.update(self._number(each) for each in tensors_in(output))
-        self._returned[call.key] = Returned.of(output)
+        self._returned[call.key] = Returned(output, _versions(output))
 
     def _number(self, tensor: Tensor) -> int:
         state = id(tensor), *_versions(tensor)
@@ -505,17 +503,6 @@ class _Recording:
             hides=self.watch.detached or graph.has_own_gradients,
         )
         return LivePass(self._model, self._leaf, output, end, trace, self._tensors, self._edges, self._returned, target)
-
-
-def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | None) -> LivePass:
-    """Run the model and record its calls."""
-    recording = _Recording(model, leaf)
-    watch, begin, end = recording.watch, recording.begin, recording.end
-    hooks = hooked([(module, begin) for module in recording.names], [(module, end) for module in recording.names])
-    with hooks, watch, MethodWatch(watch), interruptible():
-        output = model(recording.image)
-    recording.check()
-    return recording.live(output, target)
 
 
 def _check_frames(convolution: Tensor, clip: Tensor) -> None:
