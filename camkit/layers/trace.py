@@ -421,7 +421,7 @@ class _Recording:
         """Record a call that ends."""
         while self._running[-1][0] is not module:  # an exception ended these calls
             self._running.pop()
-        _, number, started, given = self._running.pop()
+        number, started, given = self._running.pop()[1:]
         arguments = [self._tensors[each] for each in given]
         convolution = _geometry(module, arguments, self._leaf)
         if convolution is not None and self._convolved is None:
