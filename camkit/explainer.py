@@ -654,6 +654,7 @@ class Explainer:
 
     def _explain_at_once(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
         if len(batch) > 1 and self._choices.method.need.one_by_one:
+            self._runs.check_answers(inputs)
             raise OneByOneError
         finite = _finite(inputs)
         if not all(finite):

@@ -18,6 +18,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import tensors_in
 from camkit.engine.passes import are_alike, is_out_of_memory, quiet_pass
 from camkit.engine.record import ModelRecord
+from camkit.targets.outputs import main_tensor
 from camkit.types import LayerRef
 
 _SAME, _SAME_16_BITS = 1e-3, 5e-2
@@ -54,8 +55,10 @@ def keeps_pictures_apart(
     layers: Mapping[LayerRef, nn.Module],
     record: ModelRecord,
     at_once: int = len(_STEPS),
-) -> bool:
+) -> bool | None:
     """Tell whether a picture has the same feature maps and output alone as in a batch, wherever it is in the batch.
+
+    None means no as well: the model gives one answer for all pictures of a batch, as for the pictures of one patient.
 
     This runs at most four passes over seven pictures, and none if all modules are of packages that are known to keep
     pictures apart.
@@ -75,10 +78,12 @@ def keeps_pictures_apart(
     # A model that sorts may leave two in their places, but not three of four.
     orders = [range(2), range(2)[::-1]] if count == 2 else [range(count)]
 
-    def run(batch: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def run(batch: Tensor) -> tuple[list[Tensor], list[Tensor], tuple[int, ...] | None]:
         with quiet_pass(model, image.device, "fp32", record), cut(layers, gradients=False) as tape, interruptible():
             output = model(batch.clone())
-        return [tape.layers[ref].output for ref in layers], list(tensors_in(output))
+        scores = main_tensor(output)
+        shape = tuple(scores.shape) if isinstance(scores, Tensor) else None
+        return [tape.layers[ref].output for ref in layers], list(tensors_in(output)), shape
 
     try:
         alone = [run(picture) for picture in pictures[:-1]]
@@ -89,8 +94,10 @@ def keeps_pictures_apart(
     except Exception as error:  # so may one made for single pictures
         return is_out_of_memory(error)
     tolerance = _SAME_16_BITS if record.placement[1] in (torch.float16, torch.bfloat16) else _SAME
-    for order, (all_maps, all_outputs) in zip(orders, together, strict=True):
-        for number, (maps, outputs) in enumerate(alone):
+    for order, (all_maps, all_outputs, all_shape) in zip(orders, together, strict=True):
+        for number, (maps, outputs, shape) in enumerate(alone):
+            if shape is not None and shape == all_shape and len(outputs) == len(all_outputs):
+                return None
             place = order.index(number)
             if not all(_is_at(place, count, *pair, tolerance) for pair in zip(maps, all_maps, strict=True)):
                 return False

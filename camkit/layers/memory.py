@@ -77,7 +77,7 @@ class ModelMemory:
         self.overwrites = False
         self.kept_references = KeptReferences()
         self._final_activation: str | None = None
-        self._apart: dict[tuple[LayerRef, ...], tuple[int, bool]] = {}
+        self._apart: dict[tuple[LayerRef, ...], tuple[int, bool | None]] = {}
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: OrderedDict[tuple[InputKind, LayerRef], TargetLayer] = OrderedDict()
@@ -177,8 +177,10 @@ class ModelMemory:
         inputs: Float[Tensor, "n c *size"],
         at_once: int,
         layers: Mapping[LayerRef, nn.Module] = MappingProxyType({}),
-    ) -> bool:
+    ) -> bool | None:
         """Tell whether this many pictures have the same maps and output together as alone; the first call tries it.
+
+        None means no as well: the model gives one answer for all of them.
 
         Args:
             inputs: a batch; the trial uses its first picture.

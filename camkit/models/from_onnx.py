@@ -143,9 +143,9 @@ class Session:
         if not all(isinstance(output, np.ndarray) and output.dtype.kind in "fiub" for output in outputs):
             raise ModelError(f"{name} returns something other than arrays of numbers ({reason})")
 
-    def __call__(self, pictures: Tensor) -> Tensor | list[Tensor]:
+    def __call__(self, pictures: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return what the file returns."""
-        outputs = [torch.from_numpy(output) for output in self.outputs(pictures)]
+        outputs = tuple(torch.from_numpy(output) for output in self.outputs(pictures))
         return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -197,7 +197,8 @@ class _Converted(ConvertModel):  # type: ignore[misc]
         """
         if any(wanted not in (None, length) for wanted, length in zip(self._shape[1:], images.shape[1:], strict=True)):
             raise ModelError(f"the file takes pictures of shape {self._shape[1:]}, not {tuple(images.shape[1:])}")
-        return super().forward(images)
+        outputs = super().forward(images)
+        return tuple(outputs) if isinstance(outputs, list) else outputs
 
 
 def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:

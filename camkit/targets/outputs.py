@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from camkit.errors import TargetError, advice
+
+
+_BY_YOURSELF = (
+    "pass target=FUNCTION, which takes this output and returns one score per image",
+    "wrap it in a factory whose module returns them (--model file.py:factory)",
+)
+AS_BOXES = "wrap the model in a module that returns a list with a dictionary of boxes, scores and labels for each picture"
+"""What to do with outputs that camkit cannot read by itself."""
 
 
 def describe(output: Any) -> str:
@@ -39,14 +50,8 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
         TargetError: there are no class scores, or several tensors that could hold them; the message describes what the
             model returned.
     """
-    candidates = rivals(output)
-    if candidates:
-        shapes = " and ".join(str(tuple(candidate.shape)) for candidate in candidates)
-        raise TargetError(
-            f"the model returned several tensors that could hold class scores, of shapes {shapes}; choose one by its "
-            f"index, for example the second with {advice('output=1', '--output 1')}"
-        )
-    scores = main_tensor(output)
+    scores = scores_in(output)
+    _refuse_boxes(output, scores, batch)
     if isinstance(scores, Tensor) and scores.is_floating_point():
         if batch == 1 and scores.dim() < 2 and scores.numel() > 0:  # the model dropped the batch axis
             scores = scores.reshape(1, -1)
@@ -66,12 +71,46 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
             + advice(f"output={named[0]!r}", f"--output {named[0]}")
         )
     raise TargetError(
-        f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); "
-        + advice(
-            "pass target=FUNCTION, which takes this output and returns one score per image",
-            "wrap it in a factory whose module returns them (--model file.py:factory)",
-        )
+        f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); {advice(*_BY_YOURSELF)}"
     )
+
+
+def scores_in(output: Any) -> Any:
+    """Return what ``main_tensor`` finds, if nothing else in the output could be meant.
+
+    Raises:
+        TargetError: several tensors could hold the scores.
+    """
+    candidates = rivals(output)
+    if candidates:
+        raise TargetError(
+            f"the model returned several tensors that could hold class scores, of shapes {_shapes(candidates)}; choose "
+            f"one by its index, for example the second with {advice('output=1', '--output 1')}, or {advice(*_BY_YOURSELF)}"
+        )
+    return main_tensor(output)
+
+
+def _refuse_boxes(output: Any, scores: Any, batch: int) -> None:
+    """Refuse scores of a detector's boxes, or of a few chosen classes: another picture has others in their places."""
+    is_named = isinstance(output, dict) and any(key in output for key in _SCORE_KEYS)
+    tensors = [] if is_named else [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    shapes = [tuple(tensor.shape) for tensor in tensors if tensor.is_floating_point()]
+    has_boxes = any(shape and (*shape, 4) in shapes for shape in shapes)
+    has_numbers = any(
+        tensor.shape == scores.shape and tensor.dtype in (torch.int32, torch.int64)
+        for tensor in tensors
+        if isinstance(scores, Tensor) and scores.is_floating_point() and scores.numel() > batch
+    )
+    if has_boxes or has_numbers:
+        raise TargetError(
+            f"the model returned tensors of shapes {_shapes(tensors)}: the scores of boxes, or of the best classes only; "
+            f"{AS_BOXES}, or if one of them has a score for each class, choose it, for example with "
+            + advice("output=0", "--output 0")
+        )
+
+
+def _shapes(tensors: Sequence[Tensor]) -> str:
+    return " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
 
 
 def _may_score(value: Any, batch: int) -> bool:
@@ -86,14 +125,14 @@ def takes_prompts(output: Any) -> bool:
 
 def maps_of(output: Any, batch: int) -> Float[Tensor, "n k h w"] | None:
     """Return the maps of class scores (N, K, h, w) in a segmentation network's output; None if there are none."""
-    maps = main_tensor(output)
-    are_maps = isinstance(maps, Tensor) and maps.dim() == 4 and len(maps) == batch and _has_cells(maps)
-    return maps if are_maps and not rivals(output) else None
+    maps = scores_in(output)
+    return maps if _are_maps(maps) and len(maps) == batch else None
 
 
-def _has_cells(maps: Tensor) -> bool:
-    """Tell whether maps (N, K, h, w) can be those of class scores: more than one cell for each class."""
-    return maps.is_floating_point() and maps.shape[1] > 0 and maps.shape[2] * maps.shape[3] > 1
+def _are_maps(maps: Any) -> bool:
+    """Tell whether a value can be maps (N, K, h, w) of class scores: more than one cell for each class."""
+    is_float = isinstance(maps, Tensor) and maps.is_floating_point()
+    return is_float and maps.dim() == 4 and maps.shape[1] > 0 and maps.shape[2] * maps.shape[3] > 1
 
 
 def depth_of(output: Any) -> Tensor | None:
@@ -151,15 +190,23 @@ def main_tensor(output: Any) -> Any:
 
 
 def rivals(output: Any) -> list[Tensor]:
-    """Return the tensors of a tuple or list if more than one could hold class scores (N, K); else an empty list.
+    """Return the tensors of a tuple or list, also a nested one, if more than one could hold scores; else an empty list.
 
-    Maps (N, K, h, w) before one of these could be scores too, or the features that the scores are computed from.
+    These are class scores (N, K), and maps (N, K, h, w) if the first tensor is one. Maps behind class scores are the
+    features that the scores are computed from. Maps of one shape in a list are those of one head at several depths, of
+    which the first counts; a tuple holds different things.
     """
     if not isinstance(output, (tuple, list)) or isinstance(getattr(output, "logits", None), Tensor):
         return []
-    tensors = [item for item in output if isinstance(item, Tensor) and item.dim() == 2 and item.is_floating_point()]
-    candidates = [item for item in tensors if len(item) == len(tensors[0]) and item.shape[1] > 0]
-    first = output[0] if output else None
-    if isinstance(first, Tensor) and first.dim() == 4 and _has_cells(first):
-        candidates = [first, *candidates] if candidates and len(first) == len(candidates[0]) else candidates
+    tensors = [item for item in _items(output) if isinstance(item, Tensor) and item.is_floating_point()]
+    maps = [item for item in tensors if _are_maps(item)] if tensors and _are_maps(tensors[0]) else []
+    if isinstance(output, list) and len({item.shape for item in maps}) == 1:
+        maps = maps[:1]
+    candidates = [*maps, *(item for item in tensors if item.dim() == 2 and item.shape[1] > 0)]
+    candidates = [item for item in candidates if len(item) == len(candidates[0])]
     return candidates if len(candidates) > 1 else []
+
+
+def _items(output: tuple[Any, ...] | list[Any]) -> list[Any]:
+    """Return the items of a tuple or list, with those of the tuples and lists in it."""
+    return [one for item in output for one in (_items(item) if isinstance(item, (tuple, list)) else [item])]

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from camkit.errors import TargetError
-from camkit.targets.outputs import depth_of, describe, main_tensor
+from camkit.targets.outputs import depth_of, describe, scores_in
 from camkit.targets.scores import OnPicture, Scores, ToInput
 
 Corners = tuple[float, float, float, float]
@@ -73,7 +73,7 @@ class RegionTarget(OnPicture):
 
 def _numbers_of(output: Any, batch: int) -> Float[Tensor, "n h w"]:
     depth = depth_of(output)
-    found = main_tensor(output) if depth is None else depth
+    found = scores_in(output) if depth is None else depth
     if isinstance(found, Tensor) and found.dim() == 4 and found.shape[1] == 1:
         found = found[:, 0]
     if isinstance(found, Tensor) and found.is_floating_point() and found.dim() == 3 and len(found) == batch:
