@@ -21,7 +21,7 @@ from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets import Target, TargetLike
 from camkit.targets.fixed import fixed_target
 from camkit.targets.scores import Scores
-from camkit.types import Fusion, Precision, Preprocess, Progress, ReferencesLike, Smoothing, Spread
+from camkit.types import Activation, Fusion, Precision, Preprocess, Progress, ReferencesLike, Smoothing, Spread
 
 if TYPE_CHECKING:
     from camkit.config.settings import ModelSection, Settings
@@ -72,6 +72,7 @@ def configured_model(
         labels=None if section.labels is None else read_labels(section.labels),
         text=section.text,
         output=section.output,
+        activation=section.activation,
         trainable=trainable,
     )
 
@@ -95,6 +96,7 @@ class Options(TypedDict, total=False):
     inputs: Mapping[str, Any] | None
     picture: str | None
     output: str | int | None
+    activation: Activation | None
 
 
 @dataclass(frozen=True, eq=False)

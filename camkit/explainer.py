@@ -78,6 +78,7 @@ from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.fixed import of_changed_picture
 from camkit.targets.scores import Expands, OfPictures, OnPicture, Scores, Target
 from camkit.types import (
+    Activation,
     Failure,
     Fusion,
     ImageLike,
@@ -175,6 +176,7 @@ class Explainer:
             explanation says what the score is without the picture (``Explanation.without_picture``).
         picture: the name of the model's argument for the picture; None passes the picture as the first argument.
         output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
+        activation: what turns the scores into probabilities, as for ``camkit.load_model``.
 
     Raises:
         InputError: an argument is wrong; see ``camkit.errors`` for the kinds.
@@ -206,6 +208,7 @@ class Explainer:
         inputs: Mapping[str, Any] | None = None,
         picture: str | None = None,
         output: str | int | None = None,
+        activation: Activation | None = None,
     ) -> None:
         given: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth}
         given |= {"spread": spread, "progress": progress, "references": references}
@@ -213,7 +216,8 @@ class Explainer:
         choices = Choices.of(target_layer, given, settings)
         named = model if settings is None else configured_model(model, settings.model, device=device)
         loaded = as_model(named, preprocess=preprocess, labels=labels, device=device)
-        loaded = replace(loaded, module=adapted(loaded.module, inputs, picture, output))
+        module, activation = adapted(loaded.module, inputs, picture, output), activation or loaded.activation
+        loaded = replace(loaded, module=module, activation=activation)
         self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
 
     @classmethod

@@ -15,9 +15,8 @@ from camkit.explanation import Explanation, Explanations
 from camkit.images.crop import CropBoxes
 from camkit.layers.memory import SHARED, ModelMemory
 from camkit.layers.names import Layers
-from camkit.models import as_model, changed_at, check_preprocess, pick_device
+from camkit.models import as_model, changed_at, check_preprocess, own_model, pick_device
 from camkit.models.inputs import adapted
-from camkit.models.labels import as_labels
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.types import Failure, ImageLike
 
@@ -47,6 +46,7 @@ class _Shell:
         settings = None if config is None else config_settings(config)
         choices = Choices.of(target_layer, options, settings)
         loaded = self._load(model, settings, options)
+        loaded = replace(loaded, activation=options.get("activation") or loaded.activation)
         inputs, picture, output = options.get("inputs"), options.get("picture"), options.get("output")
         if (inputs, picture, output) != (None, None, None):
             loaded = replace(loaded, module=adapted(loaded.module, inputs, picture, output))
@@ -76,7 +76,7 @@ class _Shell:
         memory = SHARED.get(model) if isinstance(model, nn.Module) and device is None else None
         if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
             check_preprocess(preprocess)  # the model itself was checked when its memory was made
-            return LoadedModel(model, type(model).__name__, preprocess, as_labels(labels))
+            return own_model(model, preprocess, labels)
         return as_model(model, preprocess=preprocess, labels=labels, device=device)
 
 
@@ -102,7 +102,8 @@ def explain(
             or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
         target_layer: None (camkit chooses it), a name, a pattern, a type, a module or a TargetLayer; several are fused.
         **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``smooth``, ``spread``,
-            ``config``, ``progress``, ``references``, ``inputs``, ``picture`` and ``output`` as for ``Explainer``;
+            ``config``, ``progress``, ``references``, ``inputs``, ``picture``, ``output`` and ``activation`` as for
+            ``Explainer``;
             ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class,
             a class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
 

@@ -469,6 +469,10 @@ def _rows_of_table(file: Path, group: str | None) -> list[_TableRow]:
     return [_TableRow(*(value(row, meaning) for meaning in _TableRow._fields)) for row in rows]
 
 
+SEVERAL_CLASSES = "pictures that the table lists with several classes"
+"""Why these pictures are left out. The model is then taken for one whose classes do not exclude each other."""
+
+
 def _label_by_table(file: Path, group: str | None) -> _Labelled:
     """Read the pictures and labels that a CSV lists."""
     items: dict[str, Item] = {}
@@ -488,7 +492,7 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
     left_out = {
         "files that do not exist": tuple(missing),
         "pictures without a label": tuple(unlabelled),
-        "pictures that the table lists with several classes": tuple(ambiguous),
+        SEVERAL_CLASSES: tuple(ambiguous),
     }
     labelled = [item for name, item in items.items() if name not in ambiguous]
     if ambiguous and not labelled:

@@ -20,7 +20,7 @@ from torch import Tensor
 from camkit.background.answers import NO_ANSWER, Answer, answer_of_boxes, answers_of, found_if
 from camkit.background.classes import ClassMatch
 from camkit.background.cues import COMPRESSION, CUES
-from camkit.background.data import Dataset, Item
+from camkit.background.data import SEVERAL_CLASSES, Dataset, Item
 from camkit.background.render import boxes_on_input, in_pixels
 from camkit.config.settings import Settings
 from camkit.engine.interrupts import interruptible
@@ -368,6 +368,9 @@ SPARE_PICTURES = 10
 """How many pictures are drawn for each class beyond the least that must be tested, because some cannot be tested."""
 
 
+_OWN_PROBABILITIES = "some pictures have several classes, so each class has its own probability, the sigmoid of its score"
+
+
 def make_plan(
     model: LoadedModel,
     data: Dataset,
@@ -393,6 +396,9 @@ def make_plan(
             )
         items = tuple(item for item in data.items if item.objects)
         data = replace(data, items=items, facts=(*data.facts, found_if(settings.check.threshold)))
+    elif SEVERAL_CLASSES in data.left_out and model.activation is None:
+        model = replace(model, activation="sigmoid")
+        data = replace(data, facts=(*data.facts, _OWN_PROBABILITIES))
     check = settings.check
     usable = [item for item in data.items if item.objects or not with_regions]
     most = max(check.most, len(data.classes) * (settings.limits.least_pictures + SPARE_PICTURES))

@@ -86,6 +86,8 @@ class _ModelOptions:
         labels: A file with the names of the classes: one per line, or JSON.
         text: A class of a CLIP-like model, as text; repeat the option for each class.
         output: Which of several outputs holds the scores: its name, or its index, from 0.
+        activation: What turns the scores into probabilities; sigmoid if classes do not exclude each other. Default:
+            what the model says, or softmax; sigmoid for one score.
         trust_remote_code: Run the code that comes with a model: in a Hugging Face folder, in TorchScript, or in an
             ultralytics file. By default, it is refused.
     """
@@ -98,6 +100,7 @@ class _ModelOptions:
     labels: Annotated[Path | None, Parameter(metavar="FILE")] = None
     text: Annotated[list[str] | None, Parameter(negative=(), metavar="TEXT")] = None
     output: Annotated[str | None, Parameter(metavar="NAME")] = None
+    activation: Literal["softmax", "sigmoid", "none"] | None = None
     trust_remote_code: Annotated[bool, Parameter(negative=(), show_default=False)] = False
 
     def files(self) -> list[Path | None]:
@@ -116,6 +119,7 @@ class _ModelOptions:
             "labels": None if self.labels is None else read_labels(self.labels),
             "text": self.text,
             "output": self.output,
+            "activation": self.activation,
             "trust_remote_code": self.trust_remote_code,
         }
 
@@ -168,6 +172,7 @@ class OptionalSource(_ModelOptions, _Optional):
             "labels": self.labels,
             "text": self.text,
             "output": self.output,
+            "activation": self.activation,
         }
 
 

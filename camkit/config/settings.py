@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 from camkit.config.files import read_table
 from camkit.errors import InputError, did_you_mean
 from camkit.methods import Method, find_method
-from camkit.types import Fusion, Precision, Scale, Smoothing
+from camkit.types import Activation, Fusion, Precision, Scale, Smoothing
 
 
 class _Section(BaseModel):
@@ -48,6 +48,7 @@ class ModelSection(_Section):
     labels: Path | None = None
     text: list[str] | None = None
     output: str | int | None = None
+    activation: Activation | None = None
 
     def describes(self, name: str) -> bool:
         """Return whether these settings apply to the model with this name: they name this model, or none."""

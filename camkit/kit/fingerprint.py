@@ -41,6 +41,7 @@ def fingerprint(model: LoadedModel, **options: Any) -> Fingerprint:
         "weights": digest_of_weights(model.module),
         "preprocessing": digest_of_preprocessing(model.preprocess),
         "labels": digest(describe(model.labels)),
+        **({} if model.activation is None else {"activation": model.activation}),
         **{name: describe(value) for name, value in options.items()},
     }
 

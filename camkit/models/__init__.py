@@ -20,7 +20,7 @@ from camkit.models.from_file import KINDS
 from camkit.models.from_ultralytics import holds_ultralytics
 from camkit.models.inputs import adapted
 from camkit.models.labels import Labels, as_labels, read_labels
-from camkit.models.loaded import Loadable, LoadedModel
+from camkit.models.loaded import Loadable, LoadedModel, activation_in
 from camkit.models.modules import (
     about_channels,
     about_failure,
@@ -38,7 +38,7 @@ from camkit.models.scene_net import LABELS as SCENE_LABELS
 from camkit.models.scene_net import SceneNet, load_scene_net
 from camkit.models.scene_net import preprocess as scene_preprocess
 from camkit.models.weights import read_weights
-from camkit.types import Preprocess
+from camkit.types import Activation, Preprocess
 
 __all__ = [
     "DEMO_MODELS",
@@ -54,6 +54,7 @@ __all__ = [
     "dtype_of",
     "load_model",
     "model_names",
+    "own_model",
     "pick_device",
     "read_labels",
     "refuse_black_box",
@@ -112,6 +113,7 @@ def load_model(
     labels: Labels | None = None,
     text: str | Sequence[str] | None = None,
     output: str | int | None = None,
+    activation: Activation | None = None,
     trainable: bool = False,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
@@ -131,6 +133,8 @@ def load_model(
         labels: replace the names of the classes.
         text: the classes of a CLIP-like model, one text per class.
         output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
+        activation: what turns the scores into probabilities: "softmax", "sigmoid" for classes that do not exclude each
+            other, or "none". None is what the model's configuration says, or else softmax, and sigmoid for one score.
         trainable: keep ``requires_grad`` as the model sets it. By default it is switched off, as explaining needs none.
         trust_remote_code: run the code that comes with a model: in the folder or the repository of a Hugging Face
             model, in TorchScript, or in an ultralytics file. By default, such a model is refused.
@@ -138,7 +142,7 @@ def load_model(
     Raises:
         ModelError: the model or the device does not exist, the weights cannot be loaded or do not fit, the model comes
             with code, or an optional package is missing.
-        InputError: size, mean, std or labels are invalid.
+        InputError: size, mean, std, labels or activation are invalid.
 
     Examples:
         >>> import camkit
@@ -166,7 +170,8 @@ def load_model(
         module = module.eval().to(pick_device(device))
         module = module if trainable else module.requires_grad_(requires_grad=False)
     named = loaded.weights if weights is None else str(weights)  # a factory may say which weights it loaded
-    return replace(loaded, module=module, labels=names or loaded.labels, weights=named)
+    activation = activation or loaded.activation
+    return replace(loaded, module=module, labels=names or loaded.labels, weights=named, activation=activation)
 
 
 def _each(values: float | Sequence[float]) -> tuple[float, ...]:
@@ -283,7 +288,13 @@ def as_model(
     module = unwrapped(model)
     _check_device(module, device)
     check_tensors(module)
-    return LoadedModel(module, type(module).__name__, preprocess, names)
+    return own_model(module, preprocess, names)
+
+
+def own_model(module: nn.Module, preprocess: Preprocess | None, labels: Labels | None) -> LoadedModel:
+    """Return the caller's own module, which was checked, as a model."""
+    activation = activation_in(getattr(module, "config", None))
+    return LoadedModel(module, type(module).__name__, preprocess, as_labels(labels), activation=activation)
 
 
 def check_preprocess(preprocess: Any) -> None:

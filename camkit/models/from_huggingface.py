@@ -20,7 +20,7 @@ from camkit.models.huggingface_boxes import Boxes, with_texts
 from camkit.models.huggingface_clips import PrepareClip
 from camkit.models.huggingface_maps import queried_maps
 from camkit.models.huggingface_masks import Promptable
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import LoadedModel, activation_in
 from camkit.models.request import Request
 from camkit.models.weights import first_line, read_weights
 from camkit.types import Activation
@@ -191,9 +191,7 @@ def _complete(
 ) -> LoadedModel:
     """Return a classifier with the preprocessing of its folder, in a form that takes pictures."""
     module = FromPatches(module) if takes_patches(module) else module
-    is_multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
-    activation: Activation | None = "sigmoid" if is_multi_label else None
-    return LoadedModel(module, request.name, _prepared(request, name), labels, note, activation)
+    return LoadedModel(module, request.name, _prepared(request, name), labels, note, activation_in(config))
 
 
 def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tuple[str, ...] | None, str | None]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from camkit.errors import InputError
 from camkit.types import Activation, Preprocess
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
     """A model together with its preprocessing and labels.
+
+    Raises:
+        InputError: the activation is none of the known ones.
 
     Attributes:
         module: the network.
@@ -36,10 +40,20 @@ class LoadedModel:
     weights: str | None = None
     detects: bool = False
 
+    def __post_init__(self) -> None:
+        if self.activation not in (None, *get_args(Activation)):
+            raise InputError(f"activation must be one of {', '.join(get_args(Activation))}, not {self.activation!r}")
+
     def __repr__(self) -> str:
         """Return one line; the module's own text has a line for each layer."""
         classes = "" if self.labels is None else f", {len(self.labels)} labels"
         return f"<LoadedModel {self.name!r}: {type(self.module).__name__}{classes}>"
+
+
+def activation_in(config: Any) -> Activation | None:
+    """Return the activation that the configuration of a Hugging Face model names."""
+    is_multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
+    return "sigmoid" if is_multi_label else None
 
 
 Loadable: TypeAlias = nn.Module | str | LoadedModel | ExportedProgram

@@ -81,7 +81,8 @@ class ClassTarget(Target):
         maps = maps_of(output, batch)
         if maps is not None:
             check_index(self.index, maps.shape[1])
-            return class_on_map(maps, torch.full((batch,), self.index, device=maps.device), None)
+            indices = torch.full((batch,), self.index, device=maps.device)
+            return class_on_map(maps, indices, None, activation=self.activation)
         logits = logits_of(output, batch)
         check_index(self.index, logits.shape[1])
         return class_scores(logits, torch.full((batch,), self.index, device=logits.device), self.activation)
@@ -116,7 +117,7 @@ class TopTarget(Target):
             )
         maps = maps_of(output, batch)
         if maps is not None:
-            return class_by_area(maps, self.rank, skip_first=self.background)
+            return class_by_area(maps, self.rank, skip_first=self.background, activation=self.activation)
         try:
             logits = logits_of(output, batch)
         except TargetError:

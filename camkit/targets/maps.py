@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ def class_on_map(
     indices: Int[Tensor, " n"],
     mask: Bool[Tensor, "*n height width"] | None,
     part: str = _INSIDE_MASK,
+    activation: Activation | None = None,
 ) -> Scores:
     """Return the mean logit of one class for each image, over a mask or over the cells where the class is predicted.
 
@@ -48,11 +49,11 @@ def class_on_map(
     """
     images = torch.arange(len(maps), device=maps.device)
     class_maps = maps[images, indices].float()  # in fp16 the sum over the cells would overflow
-    reading = ScoreReading.of(maps)
-    probabilities = _probabilities(reading)
+    reading, apart = ScoreReading.of(maps), _are_apart(maps, activation)
+    probabilities = _probabilities(reading, apart=apart)[images, indices]
     quantity: str | tuple[str, ...] = f"mean {reading.kind} {part}"
     if mask is None:
-        inside = _predicted(maps, probabilities, indices)
+        inside = probabilities > _PREDICTED if apart else maps.detach().argmax(1) == indices[:, None, None]
         predicted = inside.any((1, 2), keepdim=True)
         inside = inside | ~predicted
         parts = (_WHERE_PREDICTED if found else _PREDICTED_NOWHERE for found in predicted.flatten().tolist())
@@ -64,7 +65,6 @@ def class_on_map(
             raise TargetError("the mask covers no part of the picture")
         inside = (covered >= _MASKED * covered.amax((1, 2), keepdim=True)).expand(len(maps), -1, -1)
     cells = inside.to(class_maps)
-    probabilities = probabilities[images, indices]
     return Scores(
         values=(class_maps * cells).sum((1, 2)) / cells.sum((1, 2)),
         indices=tuple(indices.tolist()),
@@ -81,40 +81,39 @@ def names_cells(quantity: str) -> bool:
     return quantity.endswith((_INSIDE_MASK, _EVERYWHERE))
 
 
-def _probabilities(maps: ScoreReading) -> Float[Tensor, "n k h w"]:
+def _probabilities(maps: ScoreReading, *, apart: bool) -> Float[Tensor, "n k h w"]:
     given = maps.probabilities
     if given is not None:
         return given
     logits = maps.values.float()
-    return logits.sigmoid() if _is_binary(logits) else logits.softmax(1)
+    return logits.sigmoid() if apart else logits.softmax(1)
 
 
-def _is_binary(maps: Tensor) -> bool:
-    """Tell whether there is one map of logits: positive means the class, negative means none."""
-    return maps.shape[1] == 1
+def _are_apart(maps: Tensor, activation: Activation | None) -> bool:
+    """Tell whether each class is predicted or not, whatever the others are; the only class always is."""
+    return maps.shape[1] == 1 or activation == "sigmoid"
 
 
-def _predicted(maps: Tensor, probabilities: Tensor, indices: Tensor) -> Bool[Tensor, "n h w"]:
-    if _is_binary(maps):
-        return probabilities[:, 0] > _PREDICTED
-    return maps.detach().argmax(1) == indices[:, None, None]
-
-
-def class_by_area(maps: Float[Tensor, "n k h w"], rank: int, *, skip_first: bool) -> Scores:
+def class_by_area(
+    maps: Float[Tensor, "n k h w"], rank: int, *, skip_first: bool, activation: Activation | None = None
+) -> Scores:
     """Return the mean logit of the class that covers the most cells of each image (rank 1), or fewer (higher ranks).
 
     Raises:
         TargetError: the model has fewer classes than ``rank``.
     """
-    best = maps.detach().argmax(1).flatten(1)
-    areas = torch.stack([(best == index).sum(1) for index in range(maps.shape[1])], dim=1).float()
+    if _are_apart(maps, activation):
+        areas = (_probabilities(ScoreReading.of(maps), apart=True) > _PREDICTED).flatten(2).sum(2).float()
+    else:
+        best = maps.detach().argmax(1).flatten(1)
+        areas = torch.stack([(best == index).sum(1) for index in range(maps.shape[1])], dim=1).float()
     # Less than one cell is added, which only ranks classes of equal area, above all those that cover nothing.
     areas += maps.detach().float().flatten(2).amax(2).softmax(1) * 0.5
     if skip_first and maps.shape[1] > 1:
         areas[:, 0] = -1
     if rank > maps.shape[1]:
         raise TargetError(f"there are no {rank} best classes: the model has only {maps.shape[1]} classes")
-    return class_on_map(maps, areas.topk(rank, dim=1).indices[:, -1], None)
+    return class_on_map(maps, areas.topk(rank, dim=1).indices[:, -1], None, activation=activation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +125,9 @@ class SegmentTarget(Target):
     index: int | str
     mask: Any = None
     everywhere: bool = False
+    activation: Activation | None = field(default=None, compare=False)
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> SegmentTarget:  # noqa: ARG002
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> SegmentTarget:
         """Return the target with the label looked up and the mask checked.
 
         Raises:
@@ -135,14 +135,14 @@ class SegmentTarget(Target):
         """
         index = class_of(self.index, labels)
         if self.mask is None:
-            return replace(self, index=index)
+            return replace(self, index=index, activation=activation)
         array = self.mask.detach().cpu().numpy() if isinstance(self.mask, Tensor) else np.asarray(self.mask)
         if array.ndim != 2 or array.dtype.kind not in "biuf":
             raise TargetError(f"the mask must be an array (H, W) of truth values, not {describe(self.mask)}")
         if not np.nan_to_num(array).any():
             raise TargetError("the mask is empty: nothing in it is true (in a picture: white)")
         mask = torch.from_numpy(np.nan_to_num(array).astype(bool))
-        return replace(self, index=index, mask=mask)
+        return replace(self, index=index, mask=mask, activation=activation)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the mean logit of the class for each image."""
@@ -155,8 +155,10 @@ class SegmentTarget(Target):
         check_index(index, maps.shape[1])
         indices = torch.full((batch,), index, device=maps.device)
         if self.everywhere:
-            return class_on_map(maps, indices, torch.ones_like(maps[0, 0], dtype=torch.bool), _EVERYWHERE)
-        return class_on_map(maps, indices, None if self.mask is None else self.mask.to(maps.device))
+            everywhere = torch.ones_like(maps[0, 0], dtype=torch.bool)
+            return class_on_map(maps, indices, everywhere, _EVERYWHERE, self.activation)
+        mask = None if self.mask is None else self.mask.to(maps.device)
+        return class_on_map(maps, indices, mask, activation=self.activation)
 
 
 def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) -> SegmentTarget:
