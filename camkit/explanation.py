@@ -191,7 +191,7 @@ class Explanation:
         placement: where the cells of ``raw`` lie on the model's input; ``positions`` has the same in pixels.
         quantity: what ``score`` is, as a phrase such as "logit".
         together: the maps of all targets that were explained for the picture at this layer and with this method, which
-            share one scale when they are drawn; empty if there is one.
+            share one scale when they are drawn; empty if there is one, and for a detector's boxes.
         reduction: how many times the sides of the picture's file are longer than those of ``picture``, if a JPEG was
             read at a reduced size (``draft``).
         references: for a method that compares the picture with reference pictures, these and their mean score;
@@ -369,7 +369,7 @@ class Explanation:
             colormap: the name of one of OpenCV's colormaps.
             alpha: the weight of the colours, 0..1.
             scale: what the strongest colour stands for: "shared", the largest value among all targets that were
-                explained for this picture, so that they can be compared; "each", the largest value of this map; or
+                explained for this picture (a detector's box has its own); "each", the largest value of this map; or
                 a list of explanations, the largest value among them. Maps of another layer or method do not count.
             max_side: the most pixels of the picture's longer side; a larger picture is reduced. None keeps its size.
 
@@ -733,14 +733,16 @@ _Row = TypeVar("_Row", "Explanation", "Explanation | Failure")
 
 
 def sharing_scale(rows: Sequence[_Row]) -> list[_Row]:
-    """Return the rows of one picture, in which each explanation knows the maps of all that have its units."""
-    explained = [row for row in rows if isinstance(row, Explanation)]
-    if len(explained) < 2:
-        return list(rows)
-    units = {row._units for row in explained}
-    together = {each: tuple(row.maps for row in explained if row._units == each) for each in units}
+    """Return the rows of one picture, in which each explanation knows the maps of all that have its units.
+
+    A detector's boxes do not share a scale: a large box would be dark beside a small one.
+    """
+    explained = [row for row in rows if isinstance(row, Explanation) and row.detection is None]
+    together = {row._units: tuple(other.maps for other in explained if other._units == row._units) for row in explained}
     return [
-        replace(row, together=maps) if isinstance(row, Explanation) and len(maps := together[row._units]) > 1 else row
+        replace(row, together=together[row._units])
+        if isinstance(row, Explanation) and row.detection is None and len(together[row._units]) > 1
+        else row
         for row in rows
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -210,8 +210,6 @@ def explain(
         cluster = None if pool is None else source.on_cluster(pool, loaded)
         device = device_of(loaded.module) if pool is None else pool.device
         passes = PassProgress()
-        if loaded.detects and drawing.scale is None:  # a large box would be dark beside a small one
-            drawn = replace(drawn, scale="each")
         job = Job(
             files,
             None if results.no_pictures else drawing.out,

@@ -120,7 +120,9 @@ def _load(request: Request) -> LoadedModel:
             ) from error
         raise ModelError(
             f"{request.name} cannot be loaded ({first_line(error)}); pass the name of a model on the hub, or a folder "
-            "with config.json, preprocessor_config.json and weights"
+            "with config.json, weights and preprocessor_config.json; "
+            + advice("size, mean and std", "--size, --mean and --std")
+            + " together replace the last"
         ) from error
 
 
@@ -359,7 +361,12 @@ def _labels(config: Any) -> tuple[str, ...] | None:
 
 
 def _prepared(request: Request, name: str) -> Prepare:
-    processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=request.trust_remote_code)
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=request.trust_remote_code)
+    except (OSError, ValueError):  # the folder has none
+        if not {"size", "mean", "std"} <= request.changes.keys():
+            raise
+        processor = transformers.ViTImageProcessor()
     if request.size is not None:
         if hasattr(processor, "max_num_patches"):
             raise ModelError(f"{request.name} keeps the shape of each picture; leave out size")
