@@ -216,8 +216,8 @@ class Explainer:
         choices = Choices.of(target_layer, given, settings)
         named = model if settings is None else configured_model(model, settings.model, device=device)
         loaded = as_model(named, preprocess=preprocess, labels=labels, device=device)
-        module, activation = adapted(loaded.module, inputs, picture, output), activation or loaded.activation
-        loaded = replace(loaded, module=module, activation=activation)
+        module = adapted(loaded.module, inputs, picture, output)
+        loaded = replace(loaded, module=module, activation=activation or loaded.activation)
         self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
 
     @classmethod
@@ -658,7 +658,7 @@ class Explainer:
 
     def _explain_at_once(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
         if len(batch) > 1 and self._choices.method.need.one_by_one:
-            self._runs.check_answers(inputs)
+            self._runs.memory.keeps_pictures_apart(inputs, len(inputs))  # refuses a model with one answer for all
             raise OneByOneError
         finite = _finite(inputs)
         if not all(finite):

@@ -15,8 +15,9 @@ from camkit.explanation import Explanation, Explanations
 from camkit.images.crop import CropBoxes
 from camkit.layers.memory import SHARED, ModelMemory
 from camkit.layers.names import Layers
-from camkit.models import as_model, changed_at, check_preprocess, own_model, pick_device
+from camkit.models import as_model, changed_at, check_preprocess, pick_device
 from camkit.models.inputs import adapted
+from camkit.models.labels import as_labels
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.types import Failure, ImageLike
 
@@ -46,10 +47,8 @@ class _Shell:
         settings = None if config is None else config_settings(config)
         choices = Choices.of(target_layer, options, settings)
         loaded = self._load(model, settings, options)
-        loaded = replace(loaded, activation=options.get("activation") or loaded.activation)
-        inputs, picture, output = options.get("inputs"), options.get("picture"), options.get("output")
-        if (inputs, picture, output) != (None, None, None):
-            loaded = replace(loaded, module=adapted(loaded.module, inputs, picture, output))
+        module = adapted(loaded.module, options.get("inputs"), options.get("picture"), options.get("output"))
+        loaded = replace(loaded, module=module, activation=options.get("activation") or loaded.activation)
         memory = SHARED.get(loaded.module)
         if memory is None:
             memory = SHARED.setdefault(loaded.module, ModelMemory(loaded.module))
@@ -76,7 +75,7 @@ class _Shell:
         memory = SHARED.get(model) if isinstance(model, nn.Module) and device is None else None
         if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
             check_preprocess(preprocess)  # the model itself was checked when its memory was made
-            return own_model(model, preprocess, labels)
+            return LoadedModel(model, type(model).__name__, preprocess, as_labels(labels))
         return as_model(model, preprocess=preprocess, labels=labels, device=device)
 
 

@@ -174,7 +174,7 @@ class Plan:
         inputs = inputs.to(memory_format=faster_format(module, inputs, precision, self.memory.answers_alike))
         scores: list[Tensor] = []
         boxes: list[Detections] = []
-        for part in inputs.split(len(inputs) if self.memory.keeps_pictures_apart(inputs, len(inputs)) else 1):
+        for part in inputs.split(len(inputs) if self.memory.keeps_pictures_apart(inputs[:1], len(inputs)) else 1):
             with quiet_pass(module, device, precision, self.memory.record), interruptible():
                 output = module(part)
                 if self.detects:
@@ -368,9 +368,6 @@ SPARE_PICTURES = 10
 """How many pictures are drawn for each class beyond the least that must be tested, because some cannot be tested."""
 
 
-_OWN_PROBABILITIES = "some pictures have several classes, so each class has its own probability, the sigmoid of its score"
-
-
 def make_plan(
     model: LoadedModel,
     data: Dataset,
@@ -398,7 +395,6 @@ def make_plan(
         data = replace(data, items=items, facts=(*data.facts, found_if(settings.check.threshold)))
     elif SEVERAL_CLASSES in data.left_out and model.activation is None:
         model = replace(model, activation="sigmoid")
-        data = replace(data, facts=(*data.facts, _OWN_PROBABILITIES))
     check = settings.check
     usable = [item for item in data.items if item.objects or not with_regions]
     most = max(check.most, len(data.classes) * (settings.limits.least_pictures + SPARE_PICTURES))

@@ -7,6 +7,7 @@ mixes the pictures, and a sorted batch has its feature maps in another order tha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -78,12 +79,11 @@ def keeps_pictures_apart(
     # A model that sorts may leave two in their places, but not three of four.
     orders = [range(2), range(2)[::-1]] if count == 2 else [range(count)]
 
-    def run(batch: Tensor) -> tuple[list[Tensor], list[Tensor], tuple[int, ...] | None]:
+    def run(batch: Tensor) -> tuple[list[Tensor], list[Tensor], Any]:
         with quiet_pass(model, image.device, "fp32", record), cut(layers, gradients=False) as tape, interruptible():
             output = model(batch.clone())
         scores = main_tensor(output)
-        shape = tuple(scores.shape) if isinstance(scores, Tensor) else None
-        return [tape.layers[ref].output for ref in layers], list(tensors_in(output)), shape
+        return [tape.layers[ref].output for ref in layers], list(tensors_in(output)), getattr(scores, "shape", ())
 
     try:
         alone = [run(picture) for picture in pictures[:-1]]
@@ -96,15 +96,14 @@ def keeps_pictures_apart(
     tolerance = _SAME_16_BITS if record.placement[1] in (torch.float16, torch.bfloat16) else _SAME
     for order, (all_maps, all_outputs, all_shape) in zip(orders, together, strict=True):
         for number, (maps, outputs, shape) in enumerate(alone):
-            if shape is not None and shape == all_shape and len(outputs) == len(all_outputs):
+            if shape and shape == all_shape and len(outputs) == len(all_outputs):
                 return None
             place = order.index(number)
-            if not all(_is_at(place, count, *pair, tolerance) for pair in zip(maps, all_maps, strict=True)):
-                return False
             # Some of what a model returns need not have one row for each picture, such as a loss.
             pairs = [*zip(outputs, all_outputs, strict=False)] if len(outputs) == len(all_outputs) else []
             rows = [pair for pair in pairs if _axis(count, *pair) is not None]
-            if (pairs and not rows) or not all(_is_at(place, count, *pair, tolerance) for pair in rows):
+            compared = [*zip(maps, all_maps, strict=True), *rows]
+            if (pairs and not rows) or not all(_is_at(place, count, *pair, tolerance) for pair in compared):
                 return False
     return True
 

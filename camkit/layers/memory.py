@@ -20,7 +20,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.references import KeptReferences
-from camkit.errors import LayerError, advice
+from camkit.errors import LayerError, TargetError, advice
 from camkit.layers.choose import decide
 from camkit.layers.decision import Decision
 from camkit.layers.names import select_layers
@@ -177,22 +177,30 @@ class ModelMemory:
         inputs: Float[Tensor, "n c *size"],
         at_once: int,
         layers: Mapping[LayerRef, nn.Module] = MappingProxyType({}),
-    ) -> bool | None:
+    ) -> bool:
         """Tell whether this many pictures have the same maps and output together as alone; the first call tries it.
-
-        None means no as well: the model gives one answer for all of them.
 
         Args:
             inputs: a batch; the trial uses its first picture.
             at_once: how many pictures the model will get at once.
             layers: the layers whose maps are compared.
+
+        Raises:
+            TargetError: ``inputs`` are several pictures, and the model gives one answer for all.
         """
         refs, count = tuple(layers), min(at_once, 3)  # what holds for three holds for more
         tried, apart = self._apart.get(refs, (1, True))
         if apart and tried < count:
             apart = keeps_pictures_apart(self._living, inputs[:1], layers, self.record, at_once)
             self._apart[refs] = count, apart
-        return apart
+        if apart is None and len(inputs) > 1:
+            raise TargetError(
+                f"the model gives one answer for {len(inputs)} pictures; "
+                f"{advice('pass batch_size=1', 'pass --batch-size 1')} if each is to be explained alone; for one "
+                "picture of a bag, wrap the model in a module whose forward(self, picture) adds the others, and use "
+                "the method 'occlusion'"
+            )
+        return bool(apart)
 
     def final_activation(self, image: Float[Tensor, "1 c *size"]) -> str:
         """Return the name of the softmax or sigmoid in which the model ends, or ""; the first call looks for it.

@@ -17,7 +17,7 @@ from camkit.engine.cut import RepeatedError
 from camkit.engine.features import Capture
 from camkit.engine.passes import faster_format, is_overwriting, keeping_overwritten
 from camkit.engine.references import ReferencesFor
-from camkit.errors import LayerError, MethodError, TargetError, advice
+from camkit.errors import LayerError, MethodError
 from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import TOKENS, infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of
@@ -369,15 +369,6 @@ class LayerPasses:
         except Exception:  # a model made for batches of another size may raise anything
             return None
 
-    def check_answers(self, inputs: Float[Tensor, "n c *size"]) -> None:
-        """Check that the model has an answer for each picture, for a method that runs it on one after the other.
-
-        Raises:
-            TargetError: it gives one answer for all.
-        """
-        if self.memory.keeps_pictures_apart(inputs, len(inputs)) is None:
-            raise _one_answer(len(inputs))
-
     def _run(
         self,
         targets: tuple[Target, ...],
@@ -391,7 +382,7 @@ class LayerPasses:
         in_a_pass = at_once(inputs.device) if method.need.one_by_one else len(inputs)
         apart = memory.keeps_pictures_apart(inputs, in_a_pass, modules)
         if not apart and len(inputs) > 1:
-            raise OneByOneError if apart is not None else _one_answer(len(inputs))
+            raise OneByOneError
         layouts = memory.placed([layer for layer in layers if layer.size], inputs[:1], self._spread)
         batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if method.need.pictures else inputs
         options = Pass(
@@ -404,7 +395,7 @@ class LayerPasses:
             may_resize=memory.may_resize,
             users_code=not all(target.for_threads for target in targets),
             progress=self._progress,
-            apart=bool(apart),
+            apart=apart,
             references=self._references,
             kept_references=memory.kept_references,
             afresh=isinstance(layers, Levels),
@@ -420,14 +411,6 @@ class LayerPasses:
             raise
         memory.may_resize = captured.resized
         return captured
-
-
-def _one_answer(pictures: int) -> TargetError:
-    return TargetError(
-        f"the model gives one answer for {pictures} pictures; {advice('pass batch_size=1', 'pass --batch-size 1')} if "
-        "each is to be explained alone; for one picture of a bag, wrap the model in a module whose forward(self, picture) "
-        "adds the others, and use the method 'occlusion'"
-    )
 
 
 _CLIP = 5

@@ -33,7 +33,7 @@ from camkit.layers.graph import Graph, GraphRecorder, set_of
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.layers.operations import MethodWatch, OperationWatch
 from camkit.layers.positions import Follower, address
-from camkit.targets.outputs import main_tensor, rivals
+from camkit.targets.outputs import detections_of, main_tensor, rivals
 from camkit.targets.probabilities import final_activation, passing_through
 from camkit.types import LayerRef, LayoutKind
 
@@ -480,9 +480,11 @@ class _Recording:
 
     def live(self, output: Any, target: Callable[[Any], Tensor] | None) -> LivePass:
         """Return the finished pass with its trace."""
-        scored, detects = scored_tensor(output), target is None and detections_in(output)
+        scored, images = scored_tensor(output), detections_of(output, 1) if target is None else None
         maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
-        end = scores_of_boxes(output) if detects else scored if target is None else target(output)
+        end = target(output) if target is not None else scored
+        if images:
+            end = images[0].get("logits", images[0]["scores"])
         calls = [
             replace(call, operation_after=self._graph.number(self._tensors[call.output].grad_fn))
             if call.output is not None and self._tensors[call.output]._is_view()
@@ -495,7 +497,7 @@ class _Recording:
             size=tuple(self._leaf.shape[2:]),
             calls=tuple(calls),
             graph=graph,
-            detects=detects,
+            detects=images is not None,
             scored=scored is not None,
             maps=maps,
             reads=frozenset(self.watch.reads),
@@ -592,19 +594,6 @@ def _head_input(trace: Trace, tensors: Mapping[int, Tensor]) -> Tensor | None:
         if argument is not None and call.weighted and not has_children:
             return mixture(argument) if argument.requires_grad else None
     return None
-
-
-def detections_in(output: Any) -> bool:
-    """Tell whether a model returned boxes: a list with one dictionary per image."""
-    boxes = output[0] if isinstance(output, tuple) and output else output
-    return isinstance(boxes, list) and bool(boxes) and all(isinstance(item, dict) and "boxes" in item for item in boxes)
-
-
-def scores_of_boxes(output: Any) -> Tensor | None:
-    """Return the logits, or else the scores, of the first picture's boxes; the tensor may be empty."""
-    found = (output[0] if isinstance(output, tuple) else output)[0]
-    scores = found.get("logits", found.get("scores"))
-    return scores if isinstance(scores, Tensor) else None
 
 
 def scored_tensor(output: Any) -> Tensor | None:

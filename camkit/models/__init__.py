@@ -20,7 +20,7 @@ from camkit.models.from_file import KINDS
 from camkit.models.from_ultralytics import holds_ultralytics
 from camkit.models.inputs import adapted
 from camkit.models.labels import Labels, as_labels, read_labels
-from camkit.models.loaded import Loadable, LoadedModel, activation_in
+from camkit.models.loaded import Loadable, LoadedModel
 from camkit.models.modules import (
     about_channels,
     about_failure,
@@ -54,7 +54,6 @@ __all__ = [
     "dtype_of",
     "load_model",
     "model_names",
-    "own_model",
     "pick_device",
     "read_labels",
     "refuse_black_box",
@@ -288,13 +287,7 @@ def as_model(
     module = unwrapped(model)
     _check_device(module, device)
     check_tensors(module)
-    return own_model(module, preprocess, names)
-
-
-def own_model(module: nn.Module, preprocess: Preprocess | None, labels: Labels | None) -> LoadedModel:
-    """Return the caller's own module, which was checked, as a model."""
-    activation = activation_in(getattr(module, "config", None))
-    return LoadedModel(module, type(module).__name__, preprocess, as_labels(labels), activation=activation)
+    return LoadedModel(module, type(module).__name__, preprocess, names)
 
 
 def check_preprocess(preprocess: Any) -> None:

@@ -20,12 +20,6 @@ Scores: TypeAlias = Callable[[Tensor], Any]
 a tensor or as anything that NumPy makes an array of; or a list with a dictionary of each picture's boxes."""
 
 
-class _Seen:
-    """What is known of a function; a pass does not restore it, as it restores the attributes of modules."""
-
-    classes: int | None = None
-
-
 class BlackBox(nn.Module):
     """A module without layers and gradients that calls a function.
 
@@ -55,7 +49,6 @@ class BlackBox(nn.Module):
         # A module is called, not registered: camkit would look for layers in it.
         self.function = function.__call__ if isinstance(function, nn.Module) else function
         self._batch, self._sigmoid = batch, sigmoid
-        self._seen = _Seen()
 
     def lacks(self, instead: str = "") -> str:
         """Return a sentence: why there are neither layers nor gradients, and what to do, for example ``instead``."""
@@ -99,9 +92,6 @@ class BlackBox(nn.Module):
                 f"the function returned scores of shape {tuple(rows.shape)} for {len(pictures)} pictures; it must "
                 "return a row of scores for each picture"
             )
-        if self._seen.classes not in (None, rows.shape[1]):
-            raise RunError(f"the function returned {rows.shape[1]} scores, and {self._seen.classes} the first time")
-        self._seen.classes = rows.shape[1]
         return rows.to("cpu", torch.float32, copy=True)  # the function may use its array again
 
 

@@ -20,7 +20,7 @@ from camkit.models.huggingface_boxes import Boxes, with_texts
 from camkit.models.huggingface_clips import PrepareClip
 from camkit.models.huggingface_maps import queried_maps
 from camkit.models.huggingface_masks import Promptable
-from camkit.models.loaded import LoadedModel, activation_in
+from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line, read_weights
 from camkit.types import Activation
@@ -52,9 +52,9 @@ class TextClasses(nn.Module):
 class FromPatches(nn.Module):
     """Lets a classifier that takes flattened patches (SigLIP 2) take pictures (N, C, H, W)."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.config = model, model.config
 
     def forward(self, images: Tensor) -> Any:
         """Return the model's output for pictures whose sides are multiples of the patch size."""
@@ -164,7 +164,7 @@ def _loaded(request: Request, name: str) -> LoadedModel:
             )
         )
     request.refuse_text()
-    return _complete(request, name, config, *_classifier(request, name, config))
+    return _complete(request, name, *_classifier(request, name, config))
 
 
 def _alone(request: Request) -> Request:
@@ -180,20 +180,19 @@ def described(module: Any, request: Request) -> LoadedModel:
     Raises:
         OSError: the folder has no preprocessing.
     """
-    return _complete(request, module.name_or_path, module.config, module, _labels(module.config))
+    return _complete(request, module.name_or_path, module, _labels(module.config))
 
 
 def _complete(
     request: Request,
     name: str,
-    config: Any,
     module: nn.Module,
     labels: tuple[str, ...] | None,
     note: str | None = None,
 ) -> LoadedModel:
     """Return a classifier with the preprocessing of its folder, in a form that takes pictures."""
     module = FromPatches(module) if takes_patches(module) else module
-    return LoadedModel(module, request.name, _prepared(request, name), labels, note, activation_in(config))
+    return LoadedModel(module, request.name, _prepared(request, name), labels, note)
 
 
 def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tuple[str, ...] | None, str | None]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from camkit.errors import InputError, ModelError, did_you_mean
+from camkit.errors import InputError, ModelError, brief, did_you_mean
 
 
 class HeldInputs(nn.Module):
@@ -29,7 +29,11 @@ class HeldInputs(nn.Module):
         self.picture = picture
 
     def forward(self, pictures: Tensor) -> Any:
-        """Return the model's output for a batch of pictures."""
+        """Return the model's output for a batch of pictures.
+
+        Raises:
+            InputError: the output has a row for each row of an input, and not for each picture.
+        """
 
         def beside(value: Tensor) -> Tensor:
             value = value.to(pictures.device)
@@ -37,8 +41,17 @@ class HeldInputs(nn.Module):
 
         others = tree_map_only(Tensor, beside, self.others)
         if self.picture is None:
-            return self.model(pictures, **others)
-        return self.model(**{self.picture: pictures}, **others)
+            output = self.model(pictures, **others)
+        else:
+            output = self.model(**{self.picture: pictures}, **others)
+        rows = next((len(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim()), None)
+        for name, value in self.others.items():
+            if isinstance(value, Tensor) and value.dim() > 1 and rows == len(value) != len(pictures):
+                raise InputError(
+                    f"the input {name!r} has {rows} rows, and so has the model's output; pass one row, of shape "
+                    f"{(1, *value.shape[1:])}, which is repeated for each picture"
+                )
+        return output
 
 
 class OneOutput(nn.Module):
@@ -87,16 +100,20 @@ def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: s
 
 
 def _with_inputs(model: nn.Module, others: Any, picture: Any) -> HeldInputs:
-    if not isinstance(others or {}, Mapping) or not all(isinstance(name, str) for name in others or ()):
-        raise InputError(f"inputs must be a dictionary of the model's other arguments by name, not {others!r}")
+    others = {} if others is None else others
+    if not isinstance(others, Mapping) or not all(isinstance(name, str) for name in others):
+        raise InputError(
+            f"inputs must be a dictionary of the model's other arguments by name, not {brief(repr(others))}"
+        )
     if picture is not None and (not isinstance(picture, str) or not picture):
         raise InputError(f"picture must be the name of the model's argument for the picture, not {picture!r}")
-    if picture is not None and picture in (others or {}):
-        raise InputError(f"{picture!r} is named as the picture and among the other inputs")
     parameters = inspect.signature(model.forward, follow_wrapped=False).parameters
+    first = picture or next(iter(parameters), None)
+    if first in others:
+        raise InputError(f"{first!r} is the argument for the picture, and among the other inputs; leave it out there")
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    for name in () if takes_any else [*(others or {}), *([picture] if picture else [])]:
+    for name in () if takes_any else [*others, *([picture] if picture else [])]:
         if name not in parameters:
             near = did_you_mean(name, parameters)
             raise InputError(f"the model's forward has no argument {name!r}; it has {', '.join(parameters)}{near}")
-    return HeldInputs(model, others or {}, picture)
+    return HeldInputs(model, others, picture)

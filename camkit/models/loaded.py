@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import torch
 from torch import nn
@@ -26,7 +26,8 @@ class LoadedModel:
         preprocess: turns a PIL picture into the model's input (C, H, W); None if it is unknown.
         labels: the names of the classes in the order of their indices; None if they are unknown.
         note: what the user should know about how the model was loaded.
-        activation: turns logits into probabilities; None means softmax for several logits and sigmoid for one.
+        activation: turns logits into probabilities; None means softmax for several logits and sigmoid for one, and
+            becomes "sigmoid" if the model's configuration says that a picture may have several labels.
         weights: the file or the name of the weights, if they were named.
         detects: True if it is known to be a detector, which returns boxes.
     """
@@ -41,6 +42,9 @@ class LoadedModel:
     detects: bool = False
 
     def __post_init__(self) -> None:
+        problem = getattr(getattr(self.module, "config", None), "problem_type", None)
+        if self.activation is None and problem == "multi_label_classification":  # as Hugging Face's models say
+            object.__setattr__(self, "activation", "sigmoid")
         if self.activation not in (None, *get_args(Activation)):
             raise InputError(f"activation must be one of {', '.join(get_args(Activation))}, not {self.activation!r}")
 
@@ -48,12 +52,6 @@ class LoadedModel:
         """Return one line; the module's own text has a line for each layer."""
         classes = "" if self.labels is None else f", {len(self.labels)} labels"
         return f"<LoadedModel {self.name!r}: {type(self.module).__name__}{classes}>"
-
-
-def activation_in(config: Any) -> Activation | None:
-    """Return the activation that the configuration of a Hugging Face model names."""
-    is_multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
-    return "sigmoid" if is_multi_label else None
 
 
 Loadable: TypeAlias = nn.Module | str | LoadedModel | ExportedProgram

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.errors import LayerError, ModelError, advice
+from camkit.errors import LayerError, ModelError, advice, brief
 from camkit.models.black_box import BlackBox
 from camkit.models.inputs import HeldInputs, OneOutput
 
@@ -76,7 +76,7 @@ def check_tensors(module: nn.Module) -> None:
     """Check that a model's parameters and buffers have values with which gradients can be computed.
 
     Raises:
-        ModelError: some are lazy, on the meta device or made in inference mode, or all are complex or 8-bit.
+        ModelError: some are lazy, on the meta device or made in inference mode, or all are 8-bit.
     """
     modules = list(module.modules())  # walked once: each of PyTorch's iterators walks again
     parameters = [tensor for part in modules for tensor in part._parameters.values() if tensor is not None]
@@ -92,9 +92,6 @@ def check_tensors(module: nn.Module) -> None:
         raise ModelError(
             "the model was built inside torch.inference_mode(), so it can never have gradients; build it outside"
         )
-    dtypes = {parameter.dtype for parameter in parameters}
-    if any(dtype.is_complex for dtype in dtypes) and not any(dtype.is_floating_point for dtype in dtypes):
-        raise ModelError("all of the model's weights are complex; camkit explains only models with real weights")
     if torch.finfo(dtype_of(module)).bits < _LEAST_BITS:
         raise ModelError(
             f"the model's weights are {dtype_of(module)}, which only stores numbers; convert the model first, for "
@@ -132,13 +129,19 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
         )
     if "unpack (expected 5, got 4)" in str(error):
         return f"the model takes clips, with five axes, and got pictures (N, C, H, W); {CLIPS}"
-    sparse = next((name for name, tensor in module.named_parameters() if tensor.layout is not torch.strided), None)
-    if sparse is not None:
+    if str(error).startswith("not enough values to unpack") and str(error).endswith("got 1)"):
         return (
-            f"the model failed ({type(error).__name__}), and its weights {sparse!r} are sparse, which few layers "
-            "support; make them dense with to_dense()"
+            "the model takes several inputs in one argument, and camkit passes only the picture; wrap it in a module "
+            "whose forward(self, picture) returns self.model((picture, ...))"
         )
-    return None
+    holder = module.model if isinstance(module, OneOutput) else module
+    held = holder.others if isinstance(holder, HeldInputs) else {}
+    kinds = ", ".join(f"{name!r}: {type(value).__name__}" for name, value in held.items())
+    sentence = (
+        f"the model failed with the inputs {kinds} ({brief(error)}); pass what its forward takes for one picture, mostly "
+        "tensors of the model's type with a first axis of 1"
+    )
+    return sentence if held else None
 
 
 @contextlib.contextmanager

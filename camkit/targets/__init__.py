@@ -40,7 +40,6 @@ from camkit.targets.classes import (
 )
 from camkit.targets.embeddings import SimilarTarget, similar_to
 from camkit.targets.maps import SegmentTarget, segment
-from camkit.targets.names import index_of
 from camkit.targets.outputs import describe, logits_of
 from camkit.targets.prompts import MaskTarget, mask_at, mask_in
 from camkit.targets.regions import RegionTarget, region
@@ -109,20 +108,20 @@ def as_targets(
         if not target:
             raise TargetError("the list of targets is empty; pass None for each picture's best class")
         targets = [single for item in target for single in as_targets(item, labels, activation)]
-        classes = [single.index for single in targets if isinstance(single, ClassTarget)]
+        classes = [int(single.index) for single in targets if isinstance(single, ClassTarget)]
         twice = next((index for index in classes if classes.count(index) > 1), None)
         if twice is not None:
             name = f" ({names[twice]})" if names and 0 <= twice < len(names) else ""
             raise TargetError(f"target {twice}{name} is in the list twice")
         return targets
-    return [_single(target, names).bind(names, activation)]
+    return [_single(target).bind(names, activation)]
 
 
-def _single(target: Any, labels: tuple[str, ...] | None) -> Target:
+def _single(target: Any) -> Target:
     if target is None:
         return TopTarget()
     if isinstance(target, str):
-        return ClassTarget(index_of(target, labels))
+        return ClassTarget(target)
     if isinstance(target, Target):
         return target
     is_one_number = not isinstance(target, Tensor) or (target.dim() == 0 and target.dtype is not torch.bool)

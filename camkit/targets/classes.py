@@ -65,27 +65,27 @@ class ClassTarget(Target):
 
     for_threads = True
 
-    index: int
+    index: int | str
     activation: Activation | None = field(default=None, compare=False)
     name: str | None = field(default=None, compare=False, repr=False)
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ClassTarget:
-        """Return the target for a model with this activation, and with the label of the class."""
-        return replace(self, activation=activation, name=label_of(self.index, labels))
+        """Return the target for a model with this activation, and with the index and the label of the class."""
+        index = class_of(self.index, labels)
+        return replace(self, index=index, activation=activation, name=label_of(index, labels))
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class for each image, with its probability."""
-        images = detections_of(output, batch)
+        images, index = detections_of(output, batch), int(self.index)
         if images is not None:
-            return boxes_of_class(images, self.index, self.name)
+            return boxes_of_class(images, index, self.name)
         maps = maps_of(output, batch)
-        if maps is not None:
-            check_index(self.index, maps.shape[1])
-            indices = torch.full((batch,), self.index, device=maps.device)
-            return class_on_map(maps, indices, None, activation=self.activation)
-        logits = logits_of(output, batch)
-        check_index(self.index, logits.shape[1])
-        return class_scores(logits, torch.full((batch,), self.index, device=logits.device), self.activation)
+        scores = logits_of(output, batch) if maps is None else maps
+        check_index(index, scores.shape[1])
+        indices = torch.full((batch,), index, device=scores.device)
+        if maps is None:
+            return class_scores(scores, indices, self.activation)
+        return class_on_map(maps, indices, None, activation=self.activation)
 
 
 @dataclass(frozen=True)
@@ -471,21 +471,4 @@ def finer(target: int | str | None = None, weight: float = FINER_WEIGHT, nearest
     nearest = whole_number(nearest, "the number of nearest classes")
     if nearest < 1:
         raise TargetError(f"the number of nearest classes must be at least 1, not {nearest}")
-    return FinerTarget(_NamedTarget(target), float(weight), nearest)
-
-
-@dataclass(frozen=True)
-class _NamedTarget(Target):
-    """A class by its index or label, or each image's best class."""
-
-    name: int | str | None
-
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Target:
-        """Return the target with its label looked up."""
-        if self.name is None:
-            return TopTarget().bind(labels, activation)
-        return ClassTarget(class_of(self.name, labels)).bind(labels, activation)
-
-    def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the scores of the class."""
-        return self.bind(None, None)(output, batch)
+    return FinerTarget(TopTarget() if target is None else ClassTarget(target), float(weight), nearest)

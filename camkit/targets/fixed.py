@@ -49,8 +49,9 @@ class SameClassTarget(Target):
         indices = torch.tensor(self.indices, device=scores.device).expand(batch)
         if maps is None:
             return class_scores(scores, indices, self.activation)
-        cells = None if self.cells is None else self.cells.to(maps.device)
-        return class_on_map(maps, indices, cells, activation=self.activation)
+        return class_on_map(
+            maps, indices, None if self.cells is None else self.cells.to(maps.device), activation=self.activation
+        )
 
 
 def fixed_target(target: Target, scored: Scores) -> Target:

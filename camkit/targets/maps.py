@@ -149,16 +149,19 @@ class SegmentTarget(Target):
         maps = maps_of(output, batch)
         if maps is None:
             raise TargetError(
-                f"the model returned {describe(output)}, which holds no maps (N, classes, h, w) of class scores"
+                f"the model returned {describe(output)}, which holds no maps (N, classes, h, w) of class scores; "
+                "pass a segmentation network, and one of Hugging Face by its name (hf:NAME)"
             )
         index = int(self.index)
         check_index(index, maps.shape[1])
         indices = torch.full((batch,), index, device=maps.device)
         if self.everywhere:
-            everywhere = torch.ones_like(maps[0, 0], dtype=torch.bool)
-            return class_on_map(maps, indices, everywhere, _EVERYWHERE, self.activation)
-        mask = None if self.mask is None else self.mask.to(maps.device)
-        return class_on_map(maps, indices, mask, activation=self.activation)
+            return class_on_map(
+                maps, indices, torch.ones_like(maps[0, 0], dtype=torch.bool), _EVERYWHERE, self.activation
+            )
+        return class_on_map(
+            maps, indices, None if self.mask is None else self.mask.to(maps.device), activation=self.activation
+        )
 
 
 def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) -> SegmentTarget:

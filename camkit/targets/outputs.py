@@ -12,13 +12,11 @@ from torch.utils._pytree import tree_leaves
 
 from camkit.errors import TargetError, advice
 
-
 _BY_YOURSELF = (
     "pass target=FUNCTION, which takes this output and returns one score per image",
     "wrap it in a factory whose module returns them (--model file.py:factory)",
 )
-AS_BOXES = "wrap the model in a module that returns a list with a dictionary of boxes, scores and labels for each picture"
-"""What to do with outputs that camkit cannot read by itself."""
+"""What to do with an output that camkit cannot read by itself, in Python and in a shell."""
 
 
 def describe(output: Any) -> str:
@@ -51,7 +49,19 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
             model returned.
     """
     scores = scores_in(output)
-    _refuse_boxes(output, scores, batch)
+    is_named = isinstance(output, dict) and any(key in output for key in _SCORE_KEYS)
+    tensors = [] if is_named else [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    of_boxes = any(one.dim() > 0 and other.shape == (*one.shape, 4) for one in floats for other in floats)
+    numbers = [tensor for tensor in tensors if tensor.dtype in (torch.int32, torch.int64) and tensor.numel() > batch]
+    of_some = any(one.shape == other.shape for one in floats[:1] for other in numbers)
+    if of_boxes or of_some:  # another picture has other boxes or classes in their places
+        raise TargetError(
+            f"the model returned tensors of shapes {_shapes(tensors)}, which may be the scores of boxes or of the best "
+            "classes; wrap it in a module that returns a list with a dictionary of boxes, scores and labels for each "
+            "picture, or if one of them has a score for each class, choose it, for example with "
+            + advice("output=0", "--output 0")
+        )
     if isinstance(scores, Tensor) and scores.is_floating_point():
         if batch == 1 and scores.dim() < 2 and scores.numel() > 0:  # the model dropped the batch axis
             scores = scores.reshape(1, -1)
@@ -64,14 +74,20 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
             "the model segments the object at a point or in a box; pass "
             + advice("target=targets.mask_at(x, y) or targets.mask_in(...)", "--point x,y or --box-prompt l,t,r,b")
         )
-    named = [str(key) for key, value in output.items() if _may_score(value, batch)] if isinstance(output, dict) else []
+    named = [
+        str(key)
+        for key, value in (output.items() if isinstance(output, dict) else ())
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() in (2, 4) and len(value) == batch
+    ]
     if named:
         raise TargetError(
             f"the model returned {describe(output)}; choose the class scores by name, such as "
             + advice(f"output={named[0]!r}", f"--output {named[0]}")
         )
+    by_name = "pass its name (hf:NAME) or folder, with which camkit reads boxes, masks and maps, or "
     raise TargetError(
-        f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); {advice(*_BY_YOURSELF)}"
+        f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); "
+        f"{by_name * type(output).__module__.startswith('transformers.')}{advice(*_BY_YOURSELF)}"
     )
 
 
@@ -85,37 +101,14 @@ def scores_in(output: Any) -> Any:
     if candidates:
         raise TargetError(
             f"the model returned several tensors that could hold class scores, of shapes {_shapes(candidates)}; choose "
-            f"one by its index, for example the second with {advice('output=1', '--output 1')}, or {advice(*_BY_YOURSELF)}"
+            f"one by its index, for example the second with {advice('output=1', '--output 1')}, or "
+            + advice(*_BY_YOURSELF)
         )
     return main_tensor(output)
 
 
-def _refuse_boxes(output: Any, scores: Any, batch: int) -> None:
-    """Refuse scores of a detector's boxes, or of a few chosen classes: another picture has others in their places."""
-    is_named = isinstance(output, dict) and any(key in output for key in _SCORE_KEYS)
-    tensors = [] if is_named else [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    shapes = [tuple(tensor.shape) for tensor in tensors if tensor.is_floating_point()]
-    has_boxes = any(shape and (*shape, 4) in shapes for shape in shapes)
-    has_numbers = any(
-        tensor.shape == scores.shape and tensor.dtype in (torch.int32, torch.int64)
-        for tensor in tensors
-        if isinstance(scores, Tensor) and scores.is_floating_point() and scores.numel() > batch
-    )
-    if has_boxes or has_numbers:
-        raise TargetError(
-            f"the model returned tensors of shapes {_shapes(tensors)}: the scores of boxes, or of the best classes only; "
-            f"{AS_BOXES}, or if one of them has a score for each class, choose it, for example with "
-            + advice("output=0", "--output 0")
-        )
-
-
 def _shapes(tensors: Sequence[Tensor]) -> str:
     return " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
-
-
-def _may_score(value: Any, batch: int) -> bool:
-    """Tell whether a value could be class scores or maps of them."""
-    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() in (2, 4) and len(value) == batch
 
 
 def takes_prompts(output: Any) -> bool:
@@ -198,15 +191,11 @@ def rivals(output: Any) -> list[Tensor]:
     """
     if not isinstance(output, (tuple, list)) or isinstance(getattr(output, "logits", None), Tensor):
         return []
-    tensors = [item for item in _items(output) if isinstance(item, Tensor) and item.is_floating_point()]
+    leaves = tree_leaves(output, is_leaf=lambda item: isinstance(item, dict))
+    tensors = [item for item in leaves if isinstance(item, Tensor) and item.is_floating_point()]
     maps = [item for item in tensors if _are_maps(item)] if tensors and _are_maps(tensors[0]) else []
     if isinstance(output, list) and len({item.shape for item in maps}) == 1:
         maps = maps[:1]
     candidates = [*maps, *(item for item in tensors if item.dim() == 2 and item.shape[1] > 0)]
     candidates = [item for item in candidates if len(item) == len(candidates[0])]
     return candidates if len(candidates) > 1 else []
-
-
-def _items(output: tuple[Any, ...] | list[Any]) -> list[Any]:
-    """Return the items of a tuple or list, with those of the tuples and lists in it."""
-    return [one for item in output for one in (_items(item) if isinstance(item, (tuple, list)) else [item])]

@@ -49,8 +49,8 @@ class MaskTarget(OnPicture):
         """
         if not takes_prompts(output):
             raise TargetError(
-                f"the model returned {describe(output)}; points and boxes are for networks such as SAM, which "
-                "segment the object there"
+                f"the model returned {describe(output)}; points and boxes are for networks such as SAM, passed by name "
+                "(hf:NAME)"
             )
         given = torch.tensor(self.on_input or (self.points,), dtype=torch.float32).expand(batch, -1, -1)
         given = given.to(tree_leaves(output["image_embeddings"])[0].device)

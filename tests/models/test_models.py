@@ -964,21 +964,13 @@ class Checkpointed(Tiny):
         return checkpoint(self.rest, self.features(images), use_reentrant=True)
 
 
-def sparse() -> nn.Module:
-    net = Tiny()
-    net.head.weight = nn.Parameter(net.head.weight.detach().to_sparse())
-    return net
-
-
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad", "ignore:Complex modules are a new feature")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize(
     ("build", "said"),
     [
         (lambda: Tiny().to("meta"), "device meta"),
         (lambda: nn.Sequential(Tiny(), nn.Linear(3, 2, device="meta")), "device meta"),
-        (lambda: Tiny().to(torch.complex64), "complex"),
         (lambda: Tiny().to(torch.float8_e4m3fn), "float8"),
-        (sparse, "sparse"),
         (lambda: Checkpointed("features"), "reentrant"),
         (lambda: Checkpointed("rest"), "reentrant"),
         (lambda: nn.LazyConv2d(4, 3), "lazy"),
