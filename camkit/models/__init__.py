@@ -284,6 +284,11 @@ def as_model(
         model = as_module(model, "the program")
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
+    if any(kind.__module__ == "ultralytics.engine.model" for kind in type(model).__mro__):
+        raise ModelError(
+            f"a {type(model).__name__} object of ultralytics returns results without gradients; pass its file, as in "
+            "camkit.explain('yolo11n.pt', ...)"
+        )
     module = unwrapped(model)
     _check_device(module, device)
     check_tensors(module)

@@ -109,7 +109,8 @@ class FileBox(BlackBox):
             lines = (str(error).strip() or type(error).__name__).splitlines()
             cause = lines[-1] if "TorchScript" in lines[0] else " ".join(lines)  # TorchScript begins with its trace
             raise RunError(f"the file failed on pictures of shape {tuple(pictures.shape)} ({brief(cause)})") from error
-        return tree_map_only(Tensor, _as_floats, outputs)
+        detached = tree_map_only(Tensor, Tensor.detach, outputs)
+        return tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, detached)
 
     def _joined(self, parts: Sequence[Any], count: int) -> Any:
         if self._batch is None:
@@ -131,10 +132,6 @@ def _with_sigmoid(scores: Tensor) -> Tensor:
         raise RunError("the function returned scores below 0 or above 1, which are not the results of a sigmoid")
     logits = scores.double().logit(torch.finfo(torch.float64).eps)
     return logits.requires_grad_(torch.is_grad_enabled()).sigmoid().to(scores.dtype)
-
-
-def _as_floats(value: Tensor) -> Tensor:
-    return value.detach().float() if value.is_floating_point() else value.detach()
 
 
 def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]]:

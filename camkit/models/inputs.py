@@ -94,26 +94,24 @@ def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: s
         InputError: ``others`` is not a dictionary of names, ``picture`` is not a name or is one of the others, or the
             model has no such argument.
     """
-    if others is not None or picture is not None:
-        model = _with_inputs(model, others, picture)
-    return model if output is None else OneOutput(model, output)
-
-
-def _with_inputs(model: nn.Module, others: Any, picture: Any) -> HeldInputs:
-    others = {} if others is None else others
-    if not isinstance(others, Mapping) or not all(isinstance(name, str) for name in others):
+    names = [] if others is None else others
+    if others is not None and not (isinstance(others, Mapping) and all(isinstance(name, str) for name in others)):
         raise InputError(
             f"inputs must be a dictionary of the model's other arguments by name, not {brief(repr(others))}"
         )
     if picture is not None and (not isinstance(picture, str) or not picture):
         raise InputError(f"picture must be the name of the model's argument for the picture, not {picture!r}")
-    parameters = inspect.signature(model.forward, follow_wrapped=False).parameters
-    first = picture or next(iter(parameters), None)
-    if first in others:
-        raise InputError(f"{first!r} is the argument for the picture, and among the other inputs; leave it out there")
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    for name in () if takes_any else [*others, *([picture] if picture else [])]:
-        if name not in parameters:
-            near = did_you_mean(name, parameters)
-            raise InputError(f"the model's forward has no argument {name!r}; it has {', '.join(parameters)}{near}")
-    return HeldInputs(model, others, picture)
+    if others is not None or picture is not None:
+        parameters = inspect.signature(model.forward, follow_wrapped=False).parameters
+        first = picture or next(iter(parameters), None)
+        if first in names:
+            raise InputError(
+                f"{first!r} is the argument for the picture, and among the other inputs; leave it out there"
+            )
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for name in () if takes_any else [*names, *([picture] if picture else [])]:
+            if name not in parameters:
+                near = did_you_mean(name, parameters)
+                raise InputError(f"the model's forward has no argument {name!r}; it has {', '.join(parameters)}{near}")
+        model = HeldInputs(model, others or {}, picture)
+    return model if output is None else OneOutput(model, output)

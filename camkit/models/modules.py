@@ -138,8 +138,8 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
     held = holder.others if isinstance(holder, HeldInputs) else {}
     kinds = ", ".join(f"{name!r}: {type(value).__name__}" for name, value in held.items())
     sentence = (
-        f"the model failed with the inputs {kinds} ({brief(error)}); pass what its forward takes for one picture, mostly "
-        "tensors of the model's type with a first axis of 1"
+        f"the model failed with the inputs {kinds} ({brief(error)}); pass what its forward takes for one picture, "
+        "mostly tensors of the model's type with a first axis of 1"
     )
     return sentence if held else None
 
