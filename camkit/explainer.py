@@ -463,7 +463,7 @@ class Explainer:
         try:
             activation, precision = self._loaded.activation, self._choices.precision
             return PictureScores(self.model, picture, fixed, activation, precision, at_once, current)
-        except (RuntimeError, TypeError) as error:
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             sentence = None if is_out_of_memory(error) else _in_a_sentence(self.model, picture[None], error)
             if sentence is None:
                 raise
@@ -703,7 +703,7 @@ class Explainer:
             raise _UnfitError(str(error)) from error.__cause__
         try:
             return self._runs.captured(targets, inputs)
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             if is_out_of_memory(error) or isinstance(error, CamkitError):
                 raise
             sentence = _in_a_sentence(self.model, inputs, error)

@@ -106,8 +106,8 @@ def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: s
         first = picture or next(iter(parameters), None)
         if first in names:
             raise InputError(
-                f"{first!r} is the argument for the picture, and among the other inputs; leave it out there, or name the "
-                "picture's own argument with picture=..."
+                f"{first!r} is the argument for the picture, and among the other inputs; leave it out there, or name "
+                "the picture's own argument with picture=..."
             )
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for name in () if takes_any else [*names, *([picture] if picture else [])]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.errors import LayerError, ModelError, advice, brief
+from camkit.errors import CamkitError, LayerError, ModelError, advice, brief
 from camkit.models.black_box import BlackBox
 from camkit.models.inputs import HeldInputs, OneOutput
 
@@ -141,7 +141,7 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
         f"the model failed with the inputs {kinds} ({brief(error)}); pass what its forward takes for one picture, "
         "mostly tensors of the model's type with a first axis of 1"
     )
-    return sentence if held else None
+    return sentence if held and not isinstance(error, CamkitError) else None
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import inspect
 import json
+import math
 import re
 import shutil
 import sys
@@ -554,6 +555,20 @@ def test_the_config_can_ask_for_one_scale(project: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out.count("one scale for 2 maps") == 2
     assert main(["photo.jpg", "other.jpg", "--scale", "each"]) == 0
     assert capsys.readouterr().out.count("scaled to this picture") == 2
+
+
+@pytest.mark.parametrize("options", [[], ["--activation", "sigmoid"]])
+def test_the_activation_is_chosen_in_the_config_or_the_shell(
+    project: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    chosen = "" if options else 'activation = "sigmoid"\n'
+    (project / "camkit.toml").write_text(f'[model]\nname = "demo-fair"\n{chosen}')
+    assert main(["photo.jpg", "--target", "ship", "--json", *options]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["probability"] == pytest.approx(1 / (1 + math.exp(-row["score"])), abs=1e-6)
+    assert camkit.explain(
+        None, "photo.jpg", target="ship", activation="sigmoid", config="camkit.toml"
+    ).probability == pytest.approx(row["probability"], abs=1e-6)
 
 
 def test_pyproject_serves_all_commands_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

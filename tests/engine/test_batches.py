@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -18,6 +19,7 @@ from camkit.background.data import Item
 from camkit.background.plan import Plan
 from camkit.engine.batches import keeps_pictures_apart
 from camkit.engine.record import ModelRecord
+from camkit.errors import TargetError
 from camkit.layers.memory import ModelMemory
 from camkit.types import LayerRef
 
@@ -385,6 +387,26 @@ def test_a_model_that_reads_the_first_picture_gets_one_at_a_time() -> None:
     (image,) = pictures(1)
     found, wanted = (camkit.explain(kind().eval(), image, method="rise", target=CLASS) for kind in (First, Apart))
     np.testing.assert_allclose(found.raw, wanted.raw, atol=1e-5)
+
+
+class Bag(Apart):
+    """Gives one answer for all pictures, as networks for the pictures of one patient do."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scores(images).mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"layer": "act"}, {"method": "occlusion"}, {"target": CLASS}])
+def test_one_answer_for_several_pictures_is_a_question(options: dict[str, Any]) -> None:
+    net, images, layer = Bag().eval(), pictures(3), options.pop("layer", None)
+
+    with pytest.raises(TargetError, match=r"one answer for 3 pictures; pass batch_size=1 .*'occlusion'") as caught:
+        camkit.explain(net, torch.stack(images), layer, **options)
+
+    assert "\n" not in str(caught.value)
+    alone = [camkit.explain(net, image, layer, **options) for image in images]
+    for row, own in zip(camkit.explain(net, images, layer, batch_size=1, **options), alone, strict=True):
+        np.testing.assert_array_equal(row.raw, own.raw)
 
 
 def test_a_black_picture_shows_mixing_too() -> None:

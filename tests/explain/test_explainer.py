@@ -977,6 +977,14 @@ def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys, monke
     ("options", "said"),
     [
         ({"inputs": [1]}, "dictionary"),
+        ({"inputs": "age"}, "dictionary"),
+        ({"inputs": torch.ones(2, 1)}, "dictionary"),
+        ({"inputs": {0: 1}}, "dictionary"),
+        ({"inputs": {"age": None}}, r"failed with the inputs 'age': NoneType \("),
+        ({"inputs": {"age": "3"}}, r"failed with the inputs 'age': str \("),
+        ({"inputs": {"age": torch.ones(1, 7)}}, r"failed with the inputs 'age': Tensor \("),
+        ({"inputs": {"age": torch.ones(3, 1)}}, r"failed with the inputs 'age': Tensor \("),
+        ({"inputs": {"x": torch.ones(1), "age": torch.ones(1, 1)}}, "'x' is the argument for the picture"),
         ({"picture": 3}, "name of the model's argument"),
         ({"picture": "x", "inputs": {"x": 1}}, "among the other inputs"),
         ({"inputs": {"ages": 1}}, "no argument 'ages'; it has x, age; did you mean 'age'"),
@@ -1042,6 +1050,31 @@ def test_a_method_of_the_call_needs_no_layer_of_the_config(tmp_path, monkeypatch
     assert main([*shown, "occlusion", "--layer", "features.2"]) == 2
     with pytest.raises(MethodError, match="reads the whole model and no layer"):
         camkit.Explainer("demo-fair", config={"explain": {"layer": "features.2", "method": "occlusion"}})
+
+
+@pytest.mark.parametrize("layer", [None, "model.conv"])
+def test_an_input_has_one_row_for_all_pictures(layer):
+    class Shifted(WithAge):
+        def forward(self, x: Tensor, age: Tensor) -> Tensor:
+            return super().forward(x, torch.ones(1, 1)) + age
+
+    net, picture, ages = Shifted().eval(), torch.rand(3, 16, 16), torch.arange(3.0)[:, None]
+    with pytest.raises(InputError, match=r"'age' has 3 rows, .* pass one row, of shape \(1, 1\)"):
+        camkit.explain(net, picture, layer, inputs={"age": ages})
+    assert camkit.explain(net, picture, layer, inputs={"age": ages[:1]}).status == "ok"
+
+
+def test_a_model_that_takes_a_tuple_is_to_be_wrapped():
+    class OfTuple(WithAge):
+        def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
+            picture, age = both
+            return super().forward(picture, age)
+
+    picture, age = torch.zeros(3, 16, 16), torch.ones(1, 1)
+    with pytest.raises(InputError, match=r"forward\(self, picture\) returns self\.model\(\(picture, \.\.\.\)\)"):
+        camkit.explain(OfTuple().eval(), picture)
+    with pytest.raises(InputError, match=r"pass inputs=\{'age': \.\.\.\}"):
+        camkit.explain(WithAge().eval(), (picture, age))
 
 
 def test_a_type_error_of_the_models_own_passes_through():

@@ -419,9 +419,20 @@ def test_all_boxes_above_a_threshold_are_explained_in_a_shell(saved, tmp_path, c
     assert all(Path(row["file"]).is_file() for row in rows)
     peaks = [row.colour_scale("each").limits[-1] for row in everything]
     assert len({round(peak, 6) for peak in peaks}) > 1
+    assert [row.colour_scale().limits[-1] for row in everything] == peaks
     assert [strongest(row) for row in rows] == pytest.approx(peaks, rel=1e-3)
     assert [strongest(row) for row in on_one_scale] == pytest.approx([max(peaks)] * len(rows), rel=1e-3)
     assert "no box above the threshold of 0.5: the best box has a score of 0." in none.out + none.err
+
+
+@pytest.mark.parametrize("target", [None, 1, targets.box(0), targets.boxes(0.5)])
+def test_a_detector_as_an_object_says_to_pass_its_name(target):
+    detector, _ = made("yolos")
+
+    with pytest.raises(InputError, match=r"hf:NAME") as caught:
+        camkit.explain(detector.eval(), torch.rand(3, 96, 128), target=target)
+
+    assert "not a detector" not in str(caught.value)
 
 
 def test_one_box_is_chosen_in_a_shell(saved, tmp_path, capsys, monkeypatch):

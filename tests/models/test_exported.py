@@ -454,6 +454,17 @@ def test_features_beside_scores_are_not_taken_for_maps_of_classes(tmp_path: Path
         np.testing.assert_allclose(found.raw, expected.raw, atol=1e-4 * np.abs(expected.raw).max())
 
 
+def test_of_two_outputs_of_one_shape_neither_is_taken(tmp_path: Path) -> None:
+    class Two(Small):
+        def forward(self, images: Tensor) -> Any:
+            maps = self.stem(images)
+            return maps[:, :1], maps[:, 1:2]
+
+    file = onnx_file(tmp_path / "two.onnx", Two().eval())
+    with pytest.raises(TargetError, match=r"\(1, 1, 16, 16\) and \(1, 1, 16, 16\); choose one .*output=1"):
+        camkit.explain(camkit.load_model(str(file)), picture())
+
+
 def test_of_several_outputs_the_caller_chooses_one(tmp_path: Path) -> None:
     file = resized(tmp_path / "m.onnx")
     graph = onnx.load(file)

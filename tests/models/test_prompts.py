@@ -164,6 +164,13 @@ def test_a_point_is_refused_where_nothing_is_cut_out():
         camkit.explain("demo-fair", torch.rand(3, 96, 96), target=targets.mask_at(3, 4))
 
 
+def test_a_network_as_an_object_says_to_pass_its_name():
+    network, _ = made("sam")
+    for target in (None, targets.mask_at(3, 4)):
+        with pytest.raises(TargetError, match="hf:NAME"):
+            camkit.explain(network.eval(), torch.rand(3, SIDE, SIDE), target=target)
+
+
 def test_points_are_finite_numbers_and_boxes_have_an_area():
     with pytest.raises(TargetError, match="mask_at takes x and y"):
         targets.mask_at(float("nan"), 3)

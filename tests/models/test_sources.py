@@ -174,8 +174,26 @@ def test_a_hugging_face_model_of_several_labels_gives_each_its_own_probability(c
     transformers.ViTImageProcessor.from_pretrained(classifier).save_pretrained(tmp_path)
 
     found = camkit.explain(load_model(str(tmp_path)), PLANE)
+    own = [camkit.explain(model, torch.rand(3, 64, 64)), camkit.Explainer(model)(torch.rand(3, 64, 64))]
+    exclusive = camkit.explain(load_model(str(tmp_path), activation="softmax"), PLANE)
 
-    assert found.probability == pytest.approx(1 / (1 + np.exp(-found.score)), abs=1e-6)
+    for row in (found, *own):
+        assert row.probability == pytest.approx(1 / (1 + np.exp(-row.score)), abs=1e-6)
+    assert exclusive.probability == pytest.approx(camkit.explain(load_model(str(classifier)), PLANE).probability)
+
+
+def test_size_mean_and_std_replace_a_missing_preprocessor(classifier, tmp_path, capsys):
+    for file in classifier.iterdir():
+        if file.name != "preprocessor_config.json":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+
+    found = load_model(str(tmp_path), size=64, mean=0.2, std=0.4)
+
+    assert torch.equal(found.preprocess(Image.open(PLANE)), load_model(str(classifier)).preprocess(Image.open(PLANE)))
+    assert cli.main([str(PLANE), "--model", str(tmp_path), "--size", "64", "--out", str(tmp_path / "out")]) == 2
+    assert "--size, --mean and --std together replace" in capsys.readouterr().err
+    with pytest.raises(ModelError, match="size, mean and std together replace"):
+        load_model(str(tmp_path))
 
 
 @pytest.fixture(scope="module", params=represented_by("clip", among=["clip", "siglip", "siglip2"]))

@@ -58,6 +58,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return file_of
 
 
+def test_an_object_of_the_package_says_to_pass_its_file():
+    ultralytics = pytest.importorskip("ultralytics")
+    for target in (None, targets.box(0)):
+        with pytest.raises(ModelError, match=r"a YOLO object of ultralytics .* pass its file"):
+            camkit.explain(ultralytics.YOLO("yolo11n.yaml"), PLANE, target=target)
+
+
 @pytest.mark.parametrize("name", represented_by(*IN_SHORT, among=BOXES))
 def test_boxes_are_those_that_the_package_finds(saved, name):
     pytest.importorskip("ultralytics")

@@ -674,6 +674,119 @@ def test_an_output_without_class_scores_says_what_was_seen_and_what_to_pass(imag
     assert ("output=" if case in ("two tensors of scores", "a dict without scores") else "target=") in str(caught.value)
 
 
+class Cells(nn.Module):
+    """Returns something made of maps with three channels, as detectors and segmentation networks do."""
+
+    def __init__(self, answer: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+        self.answer = answer
+
+    def forward(self, images: Tensor) -> Any:
+        return self.answer(self.features(images))
+
+
+def boxes_of(maps: Tensor, count: int) -> dict[str, Tensor]:
+    """Return the best boxes of the first picture."""
+    scores, places = maps[0, 0].sigmoid().flatten().topk(count)
+    return {"boxes": scores[:, None] * torch.tensor([1.0, 2.0, 8.0, 9.0]), "scores": scores, "labels": places % 3}
+
+
+def half(maps: Tensor) -> Tensor:
+    return nn.functional.avg_pool2d(maps, 2)
+
+
+SEVERAL_READINGS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "boxes first": (lambda maps: tuple(boxes_of(maps, 7).values()), r"\(7, 4\) and \(7,\) and \(7,\)"),
+    "one box": (lambda maps: tuple(boxes_of(maps, 1).values()), r"\(1, 4\) and \(1,\)"),
+    "scores first": (lambda maps: tuple(boxes_of(maps, 7).values())[::-1], r"\(7,\) and \(7,\) and \(7, 4\)"),
+    "scores and labels": (lambda maps: tuple(boxes_of(maps, 7).values())[1:], r"\(7,\) and \(7,\)"),
+    "one box in a dict": (lambda maps: boxes_of(maps, 1), "list with a dictionary of boxes, scores and labels"),
+    "lists of boxes": (lambda maps: tuple([value] for value in list(boxes_of(maps, 7).values())[:2]), r"\(7, 4\)"),
+    "the best classes": (lambda maps: maps.mean((2, 3)).topk(2), r"\(1, 2\) and \(1, 2\)"),
+    "mask and edge": (lambda maps: (maps[:, :1], maps[:, 1:2]), r"\(1, 1, 6, 6\) and \(1, 1, 6, 6\).*output=1"),
+    "levels": (lambda maps: [maps, half(maps)], r"\(1, 3, 6, 6\) and \(1, 3, 3, 3\).*output=1"),
+    "nested levels": (lambda maps: ((maps, half(maps)), (maps, half(maps))), r"\(1, 3, 3, 3\).*target=FUNCTION"),
+    "a level each": (lambda maps: ([maps], [maps]), r"\(1, 3, 6, 6\) and \(1, 3, 6, 6\).*output=1"),
+}
+
+
+@pytest.mark.parametrize("target", [None, 1])
+@pytest.mark.parametrize("case", SEVERAL_READINGS)
+def test_an_output_that_may_be_read_in_several_ways_is_a_question(images, case, target):
+    answer, seen = SEVERAL_READINGS[case]
+    torch.manual_seed(0)
+
+    with pytest.raises(TargetError, match=seen) as caught:
+        camkit.explain(Cells(answer).eval(), images[0], target=target)
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("make", [list, lambda maps: {"out": maps[0], "aux": maps[1]}], ids=["list", "dict"])
+def test_a_head_at_several_depths_is_explained_at_the_first(images, make):
+    torch.manual_seed(0)
+    net = Cells(lambda maps: make((maps, maps * 2))).eval()
+    plain = Cells(lambda maps: maps).eval()
+    plain.load_state_dict(net.state_dict())
+
+    found, expected = (camkit.explain(each, images[0], target=1) for each in (net, plain))
+
+    assert np.array_equal(found.raw, expected.raw)
+
+
+def test_a_chosen_output_answers_the_question(images):
+    torch.manual_seed(0)
+    net = Cells(lambda maps: (maps[:, :1], maps[:, 1:2])).eval()
+
+    found = camkit.explain(net, images[0], output=1)
+
+    edge = net(images[:1])[1][0, 0].detach()
+    inside = edge > 0 if bool((edge > 0).any()) else torch.ones_like(edge, dtype=torch.bool)
+    assert found.score == pytest.approx(float(edge[inside].mean()), abs=1e-6)
+
+
+# --- the activation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["gradcam", "occlusion"])
+def test_each_class_of_a_head_trained_with_sigmoid_has_its_own_probability(net, images, method):
+    expected = logits(net, images[:1])[0]
+    targets = [0, t.each([1]), t.finer(2), None]
+
+    called = [camkit.explain(net, images[0], target=each, activation="sigmoid", method=method) for each in targets]
+    held = camkit.Explainer(net, method=method, activation="sigmoid")
+    above = {row.target: row.probability for row in explain(net, images[:1], t.above(0.0))}
+
+    for row in [*called, held(images[0], 3)]:
+        assert row.probability == pytest.approx(float(expected[row.target].sigmoid()), abs=1e-6)
+        assert row.probability == pytest.approx(above[row.target], abs=1e-6)
+    assert held.scores_of(images[0], 3).confidence == pytest.approx(float(expected[3].sigmoid()), abs=1e-6)
+
+
+def test_maps_of_classes_that_overlap_are_predicted_one_by_one(images):
+    torch.manual_seed(0)
+    net = Cells(lambda maps: maps + torch.tensor([2.0, 1.0, -9.0])[:, None, None]).eval()
+    shares = net(images[:1])[0].detach().sigmoid()
+
+    best, second, nowhere = (camkit.explain(net, images[0], target=k, activation="sigmoid") for k in (None, 1, 2))
+
+    assert best.target == 0
+    assert second.probability == pytest.approx(float(shares[1][shares[1] > 0.5].mean()), abs=1e-6)
+    assert second.quantity == "mean logit where the class is predicted"
+    assert nowhere.quantity.endswith("predicted nowhere")
+
+
+def test_an_unknown_activation_is_one_sentence(net, images):
+    for call in (
+        lambda: explain(net, images, activation="relu"),
+        lambda: camkit.load_model("demo-fair", activation="relu"),
+    ):
+        with pytest.raises(CamkitError, match="activation must be one of softmax, sigmoid, none, not") as caught:
+            call()
+        assert_one_sentence(caught.value)
+
+
 def test_a_function_opens_any_output(images):
     net = Net(5, lambda out: {"boxes": [out]}).eval()
 
