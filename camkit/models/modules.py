@@ -135,13 +135,13 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
             "whose forward(self, picture) returns self.model((picture, ...))"
         )
     holder = module.model if isinstance(module, OneOutput) else module
-    held = holder.others if isinstance(holder, HeldInputs) else {}
-    kinds = ", ".join(f"{name!r}: {type(value).__name__}" for name, value in held.items())
+    inputs = holder.others if isinstance(holder, HeldInputs) else {}
+    kinds = ", ".join(f"{name!r}: {type(value).__name__}" for name, value in inputs.items())
     sentence = (
         f"the model failed with the inputs {kinds} ({brief(error)}); pass what its forward takes for one picture, "
         "mostly tensors of the model's type with a first axis of 1"
     )
-    return sentence if held and not isinstance(error, CamkitError) else None
+    return sentence if inputs and not isinstance(error, CamkitError) else None
 
 
 @contextlib.contextmanager

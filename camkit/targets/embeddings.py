@@ -42,8 +42,7 @@ class SimilarTarget(Target):
         """Return the cosine similarity of each image."""
         embeddings = embedding_of(output, batch)
         reference = self.embedding
-        if reference is None:
-            raise TargetError("the reference picture has no embedding yet; call embedded(output) first")
+        assert reference is not None  # the Explainer has run the reference picture
         if len(reference) != embeddings.shape[1]:
             raise TargetError(
                 f"the reference has {len(reference)} numbers, but the model's embedding has {embeddings.shape[1]}"
