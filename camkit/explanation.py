@@ -738,6 +738,8 @@ def sharing_scale(rows: Sequence[_Row]) -> list[_Row]:
     A detector's boxes do not share a scale: a large box would be dark beside a small one.
     """
     explained = [row for row in rows if isinstance(row, Explanation) and row.detection is None]
+    if len(explained) < 2:
+        return list(rows)
     together = {row._units: tuple(other.maps for other in explained if other._units == row._units) for row in explained}
     return [
         replace(row, together=together[row._units])

@@ -47,8 +47,10 @@ class _Shell:
         settings = None if config is None else config_settings(config)
         choices = Choices.of(target_layer, options, settings)
         loaded = self._load(model, settings, options)
-        module = adapted(loaded.module, options.get("inputs"), options.get("picture"), options.get("output"))
-        loaded = replace(loaded, module=module, activation=options.get("activation") or loaded.activation)
+        inputs, picture, output = options.get("inputs"), options.get("picture"), options.get("output")
+        if (inputs, picture, output, options.get("activation")) != (None,) * 4:
+            module = adapted(loaded.module, inputs, picture, output)
+            loaded = replace(loaded, module=module, activation=options.get("activation") or loaded.activation)
         memory = SHARED.get(loaded.module)
         if memory is None:
             memory = SHARED.setdefault(loaded.module, ModelMemory(loaded.module))

@@ -48,20 +48,9 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
         TargetError: there are no class scores, or several tensors that could hold them; the message describes what the
             model returned.
     """
-    scores = scores_in(output)
-    is_named = isinstance(output, dict) and any(key in output for key in _SCORE_KEYS)
-    tensors = [] if is_named else [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-    of_boxes = any(one.dim() > 0 and other.shape == (*one.shape, 4) for one in floats for other in floats)
-    numbers = [tensor for tensor in tensors if tensor.dtype in (torch.int32, torch.int64) and tensor.numel() > batch]
-    of_some = any(one.shape == other.shape for one in floats[:1] for other in numbers)
-    if of_boxes or of_some:  # another picture has other boxes or classes in their places
-        raise TargetError(
-            f"the model returned tensors of shapes {_shapes(tensors)}, which may be the scores of boxes or of the best "
-            "classes; wrap it in a module that returns a list with a dictionary of boxes, scores and labels for each "
-            "picture, or if one of them has a score for each class, choose it, for example with "
-            + advice("output=0", "--output 0")
-        )
+    scores = output if isinstance(output, Tensor) else scores_in(output)
+    if not isinstance(output, Tensor):
+        _refuse_boxes(output, batch)
     if isinstance(scores, Tensor) and scores.is_floating_point():
         if batch == 1 and scores.dim() < 2 and scores.numel() > 0:  # the model dropped the batch axis
             scores = scores.reshape(1, -1)
@@ -91,6 +80,23 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
     )
 
 
+def _refuse_boxes(output: Any, batch: int) -> None:
+    """Refuse the scores of boxes, or of the best classes: another picture has others in their places."""
+    is_named = isinstance(output, dict) and any(key in output for key in _SCORE_KEYS)
+    tensors = [] if is_named else [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    of_boxes = any(one.dim() > 0 and other.shape == (*one.shape, 4) for one in floats for other in floats)
+    numbers = [tensor for tensor in tensors if tensor.dtype in (torch.int32, torch.int64) and tensor.numel() > batch]
+    of_some = any(one.shape == other.shape for one in floats[:1] for other in numbers)
+    if of_boxes or of_some:
+        raise TargetError(
+            f"the model returned tensors of shapes {_shapes(tensors)}, which may be the scores of boxes or of the best "
+            "classes; wrap it in a module that returns a list with a dictionary of boxes, scores and labels for each "
+            "picture, or if one of them has a score for each class, choose it, for example with "
+            + advice("output=0", "--output 0")
+        )
+
+
 def scores_in(output: Any) -> Any:
     """Return what ``main_tensor`` finds, if nothing else in the output could be meant.
 
@@ -118,8 +124,9 @@ def takes_prompts(output: Any) -> bool:
 
 def maps_of(output: Any, batch: int) -> Float[Tensor, "n k h w"] | None:
     """Return the maps of class scores (N, K, h, w) in a segmentation network's output; None if there are none."""
-    maps = scores_in(output)
-    return maps if _are_maps(maps) and len(maps) == batch else None
+    maps = main_tensor(output)
+    are_maps = isinstance(maps, Tensor) and maps.dim() == 4 and _are_maps(maps) and len(maps) == batch
+    return scores_in(output) if are_maps else None
 
 
 def _are_maps(maps: Any) -> bool:
