@@ -216,8 +216,11 @@ class Explainer:
         choices = Choices.of(target_layer, given, settings)
         named = model if settings is None else configured_model(model, settings.model, device=device)
         loaded = as_model(named, preprocess=preprocess, labels=labels, device=device)
-        module = adapted(loaded.module, inputs, picture, output)
-        loaded = replace(loaded, module=module, activation=activation or loaded.activation)
+        loaded = replace(
+            loaded,
+            module=adapted(loaded.module, inputs, picture, output),
+            activation=activation or loaded.activation,
+        )
         self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
 
     @classmethod

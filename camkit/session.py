@@ -49,8 +49,11 @@ class _Shell:
         loaded = self._load(model, settings, options)
         inputs, picture, output = options.get("inputs"), options.get("picture"), options.get("output")
         if (inputs, picture, output, options.get("activation")) != (None,) * 4:
-            module = adapted(loaded.module, inputs, picture, output)
-            loaded = replace(loaded, module=module, activation=options.get("activation") or loaded.activation)
+            loaded = replace(
+                loaded,
+                module=adapted(loaded.module, inputs, picture, output),
+                activation=options.get("activation") or loaded.activation,
+            )
         memory = SHARED.get(loaded.module)
         if memory is None:
             memory = SHARED.setdefault(loaded.module, ModelMemory(loaded.module))

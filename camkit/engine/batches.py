@@ -82,8 +82,8 @@ def keeps_pictures_apart(
     def run(batch: Tensor) -> tuple[list[Tensor], list[Tensor], Any]:
         with quiet_pass(model, image.device, "fp32", record), cut(layers, gradients=False) as tape, interruptible():
             output = model(batch.clone())
-        scores = main_tensor(output)
-        return [tape.layers[ref].output for ref in layers], list(tensors_in(output)), getattr(scores, "shape", ())
+        shape = getattr(main_tensor(output), "shape", ())
+        return [tape.layers[ref].output for ref in layers], list(tensors_in(output)), shape
 
     try:
         alone = [run(picture) for picture in pictures[:-1]]

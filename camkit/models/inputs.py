@@ -40,8 +40,8 @@ class HeldInputs(nn.Module):
             return value.expand(len(pictures), *value.shape[1:]) if value.shape[:1] == (1,) else value
 
         others = tree_map_only(Tensor, beside, self.others)
-        named = {} if self.picture is None else {self.picture: pictures}
-        output = self.model(**named, **others) if named else self.model(pictures, **others)
+        named = others if self.picture is None else {self.picture: pictures, **others}
+        output = self.model(pictures, **named) if self.picture is None else self.model(**named)
         rows = next((len(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim()), None)
         for name, value in self.others.items():
             if isinstance(value, Tensor) and value.dim() > 1 and rows == len(value) != len(pictures):
