@@ -81,7 +81,7 @@ class ModelMemory:
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: OrderedDict[tuple[InputKind, LayerRef], TargetLayer] = OrderedDict()
-        self._placed: OrderedDict[tuple[InputKind, LayerRef, Layout, Spread], Layout] = OrderedDict()
+        self._placed: OrderedDict[tuple[InputKind, LayerRef, Layout | None, Spread], Layout | None] = OrderedDict()
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
     @property
@@ -138,7 +138,7 @@ class ModelMemory:
 
     def placed(
         self, layers: Sequence[TargetLayer], image: Float[Tensor, "1 c *size"], spread: Spread
-    ) -> Mapping[LayerRef, Layout]:
+    ) -> Mapping[LayerRef, Layout | None]:
         """Return the layouts of layers, with the places of their cells unless these are spread evenly."""
         keys = {layer.ref: (kind_of(image), layer.ref, layer.layout, spread) for layer in layers}
         new = [layer for layer in layers if keys[layer.ref] not in self._placed]
@@ -147,7 +147,7 @@ class ModelMemory:
             stages = [(layer, modules[layer.ref]) for layer in new]
             for ref, layout in with_places(self._living, image, stages, spread, self.record).items():
                 _keep(self._placed, keys[ref], layout)
-        return {ref: self._placed[key] for ref, key in keys.items() if key in self._placed}
+        return {ref: self._placed[key] for ref, key in keys.items()}
 
     def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
         """Return a decision for one target of this very image, without remembering it."""

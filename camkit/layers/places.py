@@ -44,9 +44,9 @@ _OBJECT = 0.4
 _MEAN, _STD = 0.45, 0.25
 """Mean and standard deviation of the scenes."""
 
-_WHOLE, _LARGEST = 32, 224
+_WHOLE, _LARGEST = 32, 160
 """Larger pictures are measured at this size and what is left over of whole strides: where a cell looks, counted from the
-middle of the grid, depends on no more of a picture's size."""
+middle of the grid, depends on no more of a picture's size. At 128 pixels, MobileNetV2 is missed by 0.4 cells."""
 
 _MOST_CELLS_LOST = 2.5
 """Cells that a grid may have fewer than strides fit into the picture: unpadded 3 x 3 convolutions lose some."""
@@ -61,12 +61,12 @@ class _ReachedError(Exception):
 
 def with_places(
     model: nn.Module, image: Float[Tensor, "1 c *size"], stages: Sequence[Stage], spread: Spread, record: ModelRecord
-) -> dict[LayerRef, Layout]:
+) -> dict[LayerRef, Layout | None]:
     """Return the layouts of layers, with the places of their cells if these can be measured.
 
     Cells of other layers are spread evenly: patches that a transformer cuts out lie where they were cut.
     """
-    layouts = {layer.ref: layer.layout for layer, _ in stages if layer.layout is not None}
+    layouts = {layer.ref: layer.layout for layer, _ in stages}
     size = tuple(side if side <= _LARGEST else min(side, side % _WHOLE + _LARGEST) for side in image.shape[2:])
     wanted = [stage for stage in stages if spread == "measured" and _is_convolutional(model, stage[0], image)]
     if not wanted:
@@ -78,7 +78,9 @@ def with_places(
             raise
         return layouts
     for ref, middle in middles.items():
-        layouts[ref] = replace(layouts[ref], positions=_positions(layouts[ref].grid, tuple(image.shape[2:]), middle))
+        layout = layouts[ref]
+        assert layout is not None
+        layouts[ref] = replace(layout, positions=_positions(layout.grid, tuple(image.shape[2:]), middle))
     return layouts
 
 
@@ -201,10 +203,16 @@ def _pictures(size: tuple[int, ...]) -> Iterator[tuple[Tensor, list[tuple[Tensor
             with_objects.append(_with_object(scene, *scenes[(index + 1 + place) % len(scenes)], spot))
         for turned in (False, True):
             axes = (-2, -1) if turned else ()
-            yield scene.flip(axes), [
-                (picture.flip(axes), tuple(abs((side - 1) * turned - at) for side, at in zip(size, centre, strict=True)))
-                for picture, centre in with_objects
-            ]
+            yield (
+                scene.flip(axes),
+                [
+                    (
+                        picture.flip(axes),
+                        tuple(abs((side - 1) * turned - at) for side, at in zip(size, centre, strict=True)),
+                    )
+                    for picture, centre in with_objects
+                ],
+            )
 
 
 _STEPS = (0.6180339887, 0.7548776662)
@@ -243,4 +251,3 @@ def _with_object(
         for axis, (start, side) in enumerate(zip(first, size, strict=True))
     )
     return picture, (centre[0], centre[1])
-
