@@ -12,7 +12,7 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
 from camkit.app.viewer import CHOSEN, FILL_NAMES, THRESHOLD, FoundBox, Look, Viewer, found_box
 from camkit.drawing.encode import encode
@@ -259,9 +259,13 @@ def _with_boxes(viewer: Viewer, look: Look) -> Pixels:
 
 
 def _drawn(viewer: Viewer, look: Look, alpha: float) -> Pixels:
-    """Return the heat over the picture; the picture alone if a detector does not find the box."""
-    row = viewer.heat(look)
-    return np.asarray(viewer.picture(look)) if row is None else row.overlay(alpha=alpha, scale="each")
+    """Return the heat over the picture, in the picture's size; the picture alone if a detector does not find the box.
+
+    If the part of the picture that the model sees is unknown, the heat is drawn on the model's input.
+    """
+    row, picture = viewer.heat(look), viewer.picture(look)
+    drawn = picture if row is None else Image.fromarray(row.overlay(alpha=alpha, scale="each"))
+    return np.asarray(ImageOps.pad(drawn, picture.size))
 
 
 def _no_box(viewer: Viewer, look: Look) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -120,14 +121,17 @@ class Viewer:
         return file
 
     def first_readable(self) -> str:
-        """Return the first file that is a picture; the first file if none is."""
-        for file in self.pictures:
-            try:
+        """Return the first file that is a picture.
+
+        Raises:
+            ImageError: none is; the message is about the last file.
+        """
+        for file in self.pictures[:-1]:
+            with contextlib.suppress(ImageError):
                 self._opened(file)
-            except ImageError:
-                continue
-            return file
-        return self.pictures[0]
+                return file
+        self._opened(self.pictures[-1])
+        return self.pictures[-1]
 
     def picture(self, look: Look) -> Image.Image:
         """Return the picture as the model gets it: reduced if it is large, and covered.

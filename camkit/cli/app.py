@@ -9,7 +9,6 @@ from cyclopts import Parameter
 
 from camkit.cli.options import GENERAL, Common, OptionalSource
 from camkit.cli.terminal import emit
-from camkit.errors import InputError
 
 if TYPE_CHECKING:
     from camkit.app.viewer import Viewer
@@ -70,8 +69,6 @@ def _viewer(pictures: tuple[str, ...], source: OptionalSource) -> Viewer:
     from camkit.models import DEMO_MODELS, load_model
 
     files = Pictures(pictures).first(_MOST_PICTURES) if pictures else _tour(scene_paths())
-    if not files:
-        raise InputError("there are no pictures to show")
     if source.model is None:
         return Viewer({name: load_model(name) for name in DEMO_MODELS}, files)
     return Viewer({source.model: source.load_named(source.model)}, files)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from camkit.engine.guard import generators
 from camkit.errors import InputError, as_error
+from camkit.images.crop import is_deterministic
 from camkit.types import Preprocess
 
 _LEAST_CONTRAST = 1e-12
@@ -21,9 +22,6 @@ _LEAST_CONTRAST = 1e-12
 
 _KEPT = 64
 """So many different shades are kept."""
-
-_REPEATS = 8
-"""Repetitions that tell a random preprocessing from a fixed one: a flip with probability 1/2 shows in all but 0.4 %."""
 
 _TOLERANCE = 0.5
 """How far a region may overshoot 0 and 1. Bicubic and Lanczos resizing overshoot by less."""
@@ -116,20 +114,12 @@ def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
         raise InputError(
             "regions cannot be followed through this preprocessing: black and white pictures become the same"
         )
-    if generators() != before and not _is_deterministic(preprocess, size):
+    if generators() != before and not is_deterministic(functools.partial(_apply, preprocess), size):
         raise InputError(
             "regions cannot be followed through this preprocessing: its result is random; pass the preprocessing "
             "for evaluation, without augmentation"
         )
     return Shades(black, white)
-
-
-def _is_deterministic(preprocess: Preprocess, size: tuple[int, int]) -> bool:
-    """Return whether repeated calls with a picture without symmetry give the same result."""
-    across, down = np.meshgrid(*(np.linspace(0, end, side) for end, side in zip((155, 100), size, strict=True)))
-    picture = Image.fromarray((across + down).astype(np.uint8)).convert("RGB")
-    first = _apply(preprocess, picture)
-    return all(torch.equal(first, _apply(preprocess, picture)) for _ in range(_REPEATS))
 
 
 def _apply(preprocess: Preprocess, picture: Image.Image) -> Float[Tensor, "c h w"]:

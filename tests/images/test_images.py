@@ -1395,6 +1395,14 @@ def test_a_random_preprocessing_gives_no_box_rather_than_another_draws(case, see
         assert box is None
 
 
+def test_a_preprocessing_is_not_random_because_numbers_are_drawn_meanwhile():
+    preprocess = to_v1(transforms.RandomHorizontalFlip(p=0), transforms.Resize(256), transforms.CenterCrop(224))
+
+    explanation = camkit.explain(TinyNet(), blob((500, 400), 200, 220, 12), "features", preprocess=preprocess)
+
+    assert explanation.box == pytest.approx(centre((500, 400), 350), abs=2)
+
+
 @pytest.mark.parametrize("value", [0, "random"])
 def test_erased_parts_do_not_move_the_box(value):
     erase = to_v1(transforms.Resize((224, 224)))
