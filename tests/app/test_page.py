@@ -326,6 +326,31 @@ def test_boxes_of_a_detector_are_clicked_and_covered(browser: Browser, tmp_path:
     page.close()  # only now: an open page does not keep Ctrl-C from ending the app
 
 
+def test_the_heat_has_the_size_of_the_picture_even_if_the_part_that_the_model_sees_is_unknown(
+    browser: Browser, tmp_path: Path
+) -> None:
+    (tmp_path / "turned.py").write_text(
+        "from camkit.models import load_model\nfrom torchvision.transforms.functional import rotate\n"
+        "def build():\n    fair = load_model('demo-fair')\n"
+        "    return fair.module, lambda picture: rotate(fair.preprocess(picture), 15)\n"
+    )
+    with app(tmp_path, str(SCENES["plane-sky"]), "--model", "turned.py:build") as url:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT)
+        page.goto(url)
+        page.wait_for_function("document.querySelector('#shown img')?.complete && document.querySelector('#heat img')")
+        for part in ("shown", "heat"):
+            page.wait_for_function(f"document.querySelector('#{part} img').naturalWidth == 384")
+            assert page.evaluate(f"document.querySelector('#{part} img').naturalHeight") == 384
+        page.close()
+
+
+def test_a_name_without_a_picture_is_an_error() -> None:
+    command = [sys.executable, "-m", "camkit", "app", "nothere", "--no-browser"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "camkit: there is no file nothere\n")
+
+
 def test_a_folder_of_reports_is_browsed(browser: Browser, tmp_path: Path) -> None:
     data = camkit.scenes.write_scenes(tmp_path / "data", 2)
     camkit.check("demo-biased", data, out=tmp_path / "report", config={"check": {"pastes": 1, "shortcuts": 0}})
