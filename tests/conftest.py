@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check shapes and types if asked, before any test imports camkit."""
+    """Check shapes and types if asked, before any test imports camkit; let Ctrl-C interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job and its children ignore Ctrl-C
     if config.option.types:
         checked.install()
 

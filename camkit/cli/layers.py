@@ -6,21 +6,23 @@ from typing import TYPE_CHECKING
 
 from camkit.cli.options import Common, Source
 from camkit.cli.terminal import TALK, printer
-from camkit.errors import ModelError
+from camkit.errors import CamkitError, ModelError, printable
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
 
     from camkit.layers.decision import Decision
     from camkit.models.loaded import LoadedModel
+    from camkit.types import TargetLayer
 
 
 def layers(*, source: Source, common: Common = Common()) -> int:
-    """List a model's layers in execution order, what each costs, and which one camkit would explain and why.
+    """List a model's layers in execution order, what each costs, and which ones camkit would explain and why.
 
     torchinfo counts the parameters, the multiply-adds for one picture, and the memory of each output. The layers are
     the same with any weights, so camkit loads none unless you name some. With --verbose, the table has more columns;
-    with --quiet, camkit prints only the name of the layer that it would explain.
+    with --quiet, camkit prints only the names of the layers that it would explain.
     """
     common.begin()
     from camkit.cli import text
@@ -28,16 +30,32 @@ def layers(*, source: Source, common: Common = Common()) -> int:
 
     loaded = source.load(pretrained=source.weights is not None)
     decision = _decide_on(loaded)
+    used = _used(loaded, decision)
     if TALK.quiet:
-        printer().print(text.layer_name(decision))
+        printer().print(printable("+".join(map(str, used or (decision.chosen(),)))))
         return 0
     counted = costs(loaded.module, _example(loaded))
-    table = text.layers(decision, counted, complete=TALK.verbose)
+    table = text.layers(decision, used, counted, complete=TALK.verbose)
     console = printer()
     (text.wide(table, console) if TALK.verbose else text.narrow(console)).print(table)
     console.print(text.total(counted))
-    console.print(text.choice(decision))
+    console.print(text.choice(decision, used))
     return 0
+
+
+def _used(model: LoadedModel, decision: Decision) -> tuple[TargetLayer, ...]:
+    """Return the layers that ``explain`` uses for the scene, or those decided on if it fails; empty if there are none.
+
+    It fails if a detector finds no box in the scene, as with random weights.
+    """
+    from camkit.explainer import Explainer
+
+    explainer = Explainer(model)
+    try:
+        explainer(_scene())
+    except CamkitError:
+        return decision.levels or (() if decision.layer is None else (decision.layer,))
+    return explainer.layers
 
 
 def _decide_on(model: LoadedModel) -> Decision:
@@ -56,8 +74,6 @@ def _decide_on(model: LoadedModel) -> Decision:
 
 
 def _example(model: LoadedModel) -> torch.Tensor:
-    from camkit.demo.scenes import scene_paths
-    from camkit.images.read import open_picture
     from camkit.models import device_of
 
     if model.preprocess is None:
@@ -65,5 +81,11 @@ def _example(model: LoadedModel) -> torch.Tensor:
             f"camkit does not know how to prepare pictures for {model.name}; pass --size, --mean and --std, or let the "
             "factory return the module and the function that prepares a PIL picture for it"
         )
-    picture = open_picture(next(iter(scene_paths().values())))
-    return model.preprocess(picture)[None].to(device_of(model.module))
+    return model.preprocess(_scene())[None].to(device_of(model.module))
+
+
+def _scene() -> Image.Image:
+    from camkit.demo.scenes import scene_paths
+    from camkit.images.read import open_picture
+
+    return open_picture(next(iter(scene_paths().values())))

@@ -5,7 +5,7 @@ The results are imported for the type checker only, so that ``camkit methods`` d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from camkit.methods import Method
     from camkit.scale.folder import Written
     from camkit.scale.video import WrittenVideo
-    from camkit.types import Failure, Layout
+    from camkit.types import Failure, Layout, TargetLayer
 
 _NOTES = {
     "no_positive_evidence": "no positive evidence: nothing in the picture speaks for this target at this layer",
@@ -135,16 +135,17 @@ def _judged(row: JudgedRow, metric: str) -> Text:
     )
 
 
-def layers(decision: Decision, costs: Costs, *, complete: bool = False) -> Table:
-    """Return a table of every call of every module in execution order, with its costs and the chosen layer marked.
+def layers(decision: Decision, used: Sequence[TargetLayer], costs: Costs, *, complete: bool = False) -> Table:
+    """Return a table of every call of every module in execution order, with its costs and the chosen layers marked.
 
     Args:
-        decision: the layers, and which one camkit chooses.
+        decision: the layers.
+        used: those that camkit chooses.
         costs: what each costs.
         complete: whether to show the grid, the memory and why a layer is not chosen; the table then may be wider than
             80 columns.
     """
-    chosen = None if decision.layer is None else decision.layer.ref
+    chosen = [layer.ref for layer in used]
     headings = ["", "layer", "type", "output", "grid", "parameters", "mult-adds", "memory", "remark"]
     shown = [heading for heading in headings if complete or heading not in ("grid", "memory", "remark")]
     table = Table(box=None, pad_edge=False)
@@ -153,7 +154,7 @@ def layers(decision: Decision, costs: Costs, *, complete: bool = False) -> Table
         folds = not complete and heading in ("layer", "type")
         table.add_column(heading, no_wrap=not folds, overflow="fold", justify=side)
     for line in decision.rows:
-        is_chosen = line.ref == chosen
+        is_chosen = line.ref in chosen
         cost = costs.of(line.ref)
         cells = {
             "": ">" if is_chosen else "",
@@ -231,36 +232,24 @@ def narrow(console: Console) -> Console:
     return QuietConsole(file=console.file, highlight=False, width=console.width if console.is_terminal else 80)
 
 
-def choice(decision: Decision) -> Text:
-    """Return which layer ``explain`` would use, why, and which come next."""
-    if decision.equals:
+def choice(decision: Decision, used: Sequence[TargetLayer]) -> Text:
+    """Return which layers ``explain`` uses, why, and which come next."""
+    if decision.equals and not used:
         listed = " ".join(f"--layer {row.ref}" for row in decision.equals)
         return Text(
             printable(f"the model ends in branches that are equally deep; name one or all of them: {listed}"), "yellow"
         )
-    if decision.layer is None:
+    if not used:
         none = "camkit cannot choose a layer: none with a spatial grid influences the score"
         return Text(f"{none}; the methods 'occlusion' and 'rise' need none", "yellow")
-    others = ", ".join(map(str, decision.layer.runners_up))
-    attention = "\nif attention runs between all tokens, explain reads all of it and needs no layer"
-    finer = decision.finer
+    next_best = () if decision.layer is None else decision.layer.runners_up
+    others = ", ".join(str(ref) for ref in next_best if ref not in [layer.ref for layer in used])
     return Text.assemble(
         "explain would use ",
-        (printable(str(decision.layer)), "bold green"),
-        printable(f": {decision.layer.reason}"),
-        "" if finer is None else printable(f"\nand sharpen it by {finer}: {finer.reason}"),
-        attention if decision.has_tokens else "",
+        (printable("+".join(map(str, used))), "bold green"),
+        printable(f": {used[-1].reason}"),
         f"\nnext best: {printable(others)}" if others else "",
     )
-
-
-def layer_name(decision: Decision) -> str:
-    """Return the name of the layer that ``explain`` would use.
-
-    Raises:
-        LayerError: there is none, or there are several.
-    """
-    return printable(str(decision.chosen()))
 
 
 def demo(result: DemoResult) -> Text:

@@ -84,11 +84,6 @@ class Decision:
     finer: TargetLayer | None = None
     levels: Levels | None = None
 
-    @property
-    def has_tokens(self) -> bool:
-        """True if the layer's output has the tokens of a transformer."""
-        return self.layer is not None and self.layer.layout is not None and self.layer.layout.kind in TOKENS
-
     def chosen(self) -> TargetLayer:
         """Return the layer to explain.
 

@@ -686,14 +686,17 @@ class TestInProcess:
         assert len(chosen) == 1
         assert "16x16" in chosen[0]
 
-    def test_layers_names_the_layers_of_the_default_method(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["layers", "--model", "resnet18"]) == 0
+    @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "demo-fair"])
+    def test_layers_names_the_layers_that_explain_uses(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+        model = camkit.load_model(name, pretrained=name == "demo-fair")
+        explained = camkit.explain(model, next(iter(camkit.scenes.scene_paths().values()))).layer
+        assert main(["layers", "--model", name]) == 0
         out = capsys.readouterr().out
-        assert "explain would use layer4: the deepest 7x7 grid" in out
-        assert "and sharpen it by layer3: the deepest 14x14 grid" in out
-        assert [line.split()[1] for line in out.splitlines() if line.startswith(">")] == ["layer4"]
-        assert main(["layers", "--model", "resnet18", "--quiet"]) == 0
-        assert capsys.readouterr().out.strip() == "layer4"
+        assert f"explain would use {explained}: " in out
+        marked = [line.split()[1] for line in out.splitlines() if line.startswith(">")]
+        assert marked == ([] if explained == "whole model" else explained.split("+"))
+        assert main(["layers", "--model", name, "--quiet"]) == 0
+        assert capsys.readouterr().out.strip() == explained
 
     def test_methods_lists_every_method_with_its_paper(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["methods"]) == 0

@@ -791,7 +791,7 @@ def test_the_layers_of_a_model_are_listed_without_its_weights(capfd, monkeypatch
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["layers", "--model", "timm:vit_tiny_patch16_224"]) == 0
     said = capfd.readouterr().out
-    assert "explain would use blocks.11.norm1: the deepest 14x14 grid" in said
+    assert "explain would use whole model: auto: attention runs between all tokens" in said
     assert "patch_embed" in said
 
 
