@@ -24,6 +24,8 @@ import difflib
 import inspect
 import re
 import stat
+import sysconfig
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,16 @@ def as_error(kind: Callable[[str], CamkitError], said: Callable[[Exception], str
         raise
     except Exception as error:
         raise kind(said(error)) from error
+
+
+def own_place(error: BaseException) -> str:
+    """Return ``" in FILE, line N"``: the innermost line of the user's own code that an error passed; "" if none."""
+    libraries = ("<", str(Path(__file__).parent), sysconfig.get_path("stdlib"))
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        if not file.startswith(libraries) and {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts):
+            return f" in {file}, line {line}"
+    return ""
 
 
 class _Door:

@@ -19,7 +19,7 @@ from camkit.drawing.encode import encode
 from camkit.drawing.figure import percent
 from camkit.drawing.overlay import outlined
 from camkit.drawing.text import width_of, write
-from camkit.errors import CamkitError, InputError, as_markdown, brief, printable
+from camkit.errors import CamkitError, InputError, as_markdown, brief, own_place, printable
 from camkit.explanation import Explanation
 from camkit.types import Pixels
 
@@ -209,7 +209,7 @@ def _said(act: Callable[[], Any], outputs: int = 1) -> Any:
     except CamkitError as error:
         sentence = str(error)
     except Exception as error:  # whatever the user's own model raises
-        sentence = f"the model failed: {type(error).__name__}: {brief(error)}"
+        sentence = f"the model failed{own_place(error)}: {type(error).__name__}: {brief(error)}"
     gr.Warning(html.escape(printable(sentence)))
     return gr.skip() if outputs == 1 else (gr.skip(),) * outputs
 

@@ -34,7 +34,7 @@ from camkit.cli.terminal import (
     printer,
 )
 from camkit.cli.words import demo_words, words
-from camkit.errors import CamkitError, InputError, OutputError, advising_shell, did_you_mean, refusing_exit
+from camkit.errors import CamkitError, InputError, OutputError, advising_shell, did_you_mean, own_place, refusing_exit
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -148,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_traceback(error)
         fail(str(error))
         return error.exit_code or CamkitError.exit_code  # a class of the user's may say 0
-    except KeyboardInterrupt:
-        fail("interrupted")
+    except KeyboardInterrupt as error:
+        fail(f"interrupted: {error}" if error.args else "interrupted")
         return _INTERRUPTED
     except OutputClosedError:
         discard_output()
@@ -159,8 +159,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_traceback(error)
         if isinstance(error.__cause__, StopIteration):  # raised in a generator, it becomes a RuntimeError
             error = error.__cause__
-        first_line = _first_line(error)
-        fail(f"the model or the program failed: {type(error).__name__}: {first_line} (CAMKIT_TRACEBACK=1 shows where)")
+        kind, first_line = type(error).__name__, _first_line(error)
+        fail(
+            f"the model or the program failed{own_place(error)}: {kind}: {first_line} (CAMKIT_TRACEBACK=1 shows where)"
+        )
         return CamkitError.exit_code
     return result if isinstance(result, int) else 0
 

@@ -8,7 +8,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -143,7 +144,11 @@ def report(rows: Run, job: Job, form: Form, passes: PassProgress, *, with_raw: b
     if form == "csv":
         printed.writeheader()
     with_rows = job.table is None or TALK.verbose
-    with rows, _Progress(rows, job.pictures, passes, with_lines=not with_rows) as progress:
+    with (
+        _saying_what_is_done(tally, rows, job),
+        rows,
+        _Progress(rows, job.pictures, passes, with_lines=not with_rows) as progress,
+    ):
         for row in rows:
             is_repeated = tally.add(row)
             if form == "json":
@@ -166,6 +171,17 @@ def report(rows: Run, job: Job, form: Form, passes: PassProgress, *, with_raw: b
     elif not TALK.quiet:
         printer().print(line, markup=False)
     return tally.code
+
+
+@contextmanager
+def _saying_what_is_done(tally: _Tally, rows: Run, job: Job) -> Iterator[None]:
+    """Let a Ctrl-C in the block say how many pictures are finished, and how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        done = tally.finished + rows.stills.skipped
+        further = "--resume continues with the others" if job.table else "only a run with --table can be continued"
+        raise KeyboardInterrupt(f"{done} picture{'s are' if done != 1 else ' is'} finished; {further}") from error
 
 
 SECONDS_BETWEEN_LINES = 60.0

@@ -92,7 +92,12 @@ def _loaded(request: Request) -> LoadedModel:
     classes = _own_class_count(name, stored, len(labels))
     module = _build(name, classes, stored.state)
     stored.fill(module, name)
-    prepared_as = None if request.changes else f"pictures are prepared as for torchvision's {recipe}"
+    prepared_as = None
+    if not request.changes:
+        prepared_as = (
+            f"pictures are prepared as for torchvision's {recipe}; the same in Python: "
+            f"preprocess=torchvision.models.get_weight('{recipe}').transforms()"
+        )
     return LoadedModel(
         module,
         name,

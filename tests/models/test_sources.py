@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 from safetensors.torch import save_file
 from tiers import represented_by, rows_represented
@@ -793,6 +794,16 @@ def test_the_layers_of_a_model_are_listed_without_its_weights(capfd, monkeypatch
     said = capfd.readouterr().out
     assert "explain would use whole model: auto: attention runs between all tokens" in said
     assert "patch_embed" in said
+
+
+@pytest.mark.parametrize("file", ["mine.pth", "mobilenet_v2-7ebf99e0.pth"])
+def test_the_note_on_the_preprocessing_of_a_weights_file_gives_the_same_in_python(tmp_path, file):
+    torch.save(torchvision.models.mobilenet_v2().state_dict(), tmp_path / file)
+    loaded = camkit.load_model("mobilenet_v2", tmp_path / file, device="cpu")
+    preprocess = eval(loaded.note.partition("the same in Python: preprocess=")[2], {"torchvision": torchvision})
+    picture = Image.open(PLANE).resize((500, 375))
+    assert torch.equal(loaded.preprocess(picture), preprocess(picture))
+    assert preprocess.resize_size == [256 if file == "mine.pth" else 232], "the second recipe is known by its file"
 
 
 # --- wrappers ---------------------------------------------------------------------------------------------------------
