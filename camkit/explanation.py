@@ -31,6 +31,7 @@ from camkit.methods import SHARPENED, WEIGHTED, known_method
 from camkit.methods.joined import CHANGES
 from camkit.methods.runs import SignedMaps
 from camkit.tables import Rows, Tabular, flat
+from camkit.targets.classes import TopTarget
 from camkit.targets.scores import Scores, Target
 from camkit.types import (
     EVEN,
@@ -160,6 +161,11 @@ class ColourScale:
         return f"0 to {figure.number(self.largest)}, {whose}"
 
 
+_MANY, _HARDLY_MORE = 100, 2
+"""From this many classes on, a trained model's best class has more than this many times its even share: with 1,000, at
+least 40 times on photos of scenes without an object. Of few classes, a model may really be undecided."""
+
+
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """Why a model gave a picture its score for one target.
@@ -227,6 +233,14 @@ class Explanation:
     without_picture: float | None = None
     unit: str | None = None
     made: Made | None = field(default=None, repr=False)
+
+    @property
+    def doubt(self) -> str:
+        """A question if the best of many classes has hardly more than its even share, as with random weights; else ""."""
+        classes = self.made.scored.classes if self.made is not None and self.made.asked == TopTarget() else None
+        if classes is None or classes < _MANY or self.probability is None or self.probability > _HARDLY_MORE / classes:
+            return ""
+        return f"all {classes} classes have about the same score: were weights loaded?"
 
     @property
     def beside_picture(self) -> float | None:
@@ -450,7 +464,7 @@ class Explanation:
         """Return what the colours mean as a sentence, for people who see such a picture for the first time."""
         most, least = _ENDS.get(colormap, ("Right end of the bar", "left end"))
         name = self.name if len(self.name) <= _LONGEST_NAME else "it"
-        return f"{most}: most evidence for {name}; {least}: none."
+        return f"{most}: most evidence for {name}; {least}: none." + (f" But {self.doubt}" if self.doubt else "")
 
     def drawn_frames(
         self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5, scale: ScaleLike = "shared"

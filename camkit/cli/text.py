@@ -56,6 +56,8 @@ def row(written: Written) -> Text:
     )
     if explanation.box is None and explanation.heatmap.ndim == 2:
         text.append(f"  {_UNKNOWN_CROP}\n", "yellow")
+    if explanation.doubt:
+        text.append(f"  {explanation.doubt}\n", "yellow")
     if explanation.status in _NOTES:
         text.append(f"  {_NOTES[explanation.status]}\n", "yellow")
     elif written.file is not None:
