@@ -236,7 +236,7 @@ class Explanation:
 
     @property
     def doubt(self) -> str:
-        """A question if the best of many classes has hardly more than its even share, as with random weights; else ""."""
+        """A question if the best of many classes hardly exceeds its even share, as with random weights; else ""."""
         classes = self.made.scored.classes if self.made is not None and self.made.asked == TopTarget() else None
         if classes is None or classes < _MANY or self.probability is None or self.probability > _HARDLY_MORE / classes:
             return ""

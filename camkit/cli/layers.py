@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from camkit.cli.options import Common, Source
 from camkit.cli.terminal import TALK, printer
-from camkit.errors import CamkitError, ModelError, printable
+from camkit.errors import CamkitError, LayerError, ModelError, printable
 
 if TYPE_CHECKING:
     import torch
@@ -39,15 +39,15 @@ def layers(*, source: Source, common: Common = Common()) -> int:
     console = printer()
     (text.wide(table, console) if TALK.verbose else text.narrow(console)).print(table)
     console.print(text.total(counted))
-    console.print(text.choice(decision, used))
+    try:
+        console.print(text.choice(decision, used or (decision.chosen(),)))
+    except LayerError as error:
+        console.print(printable(str(error)), style="yellow", markup=False)
     return 0
 
 
 def _used(model: LoadedModel, decision: Decision) -> tuple[TargetLayer, ...]:
-    """Return the layers that ``explain`` uses for the scene, or those decided on if it fails; empty if there are none.
-
-    It fails if a detector finds no box in the scene, as with random weights.
-    """
+    """Return the layers that ``explain`` uses for the scene; those decided on if it fails, as for want of a box."""
     from camkit.explainer import Explainer
 
     explainer = Explainer(model)

@@ -40,10 +40,6 @@ _COLUMNS = (
 """The columns of the CSV."""
 
 
-_MOST_ERRORS = 1000
-"""At most this many different errors are told apart, so that memory stays bounded; later ones are counted as one."""
-
-
 @dataclass
 class _Tally:
     """What has been printed so far.
@@ -94,8 +90,6 @@ class _Tally:
             return False
         self.code = max(self.code, getattr(row.error, "exit_code", 0) or CamkitError.exit_code)
         error = _without_name(row)
-        if error not in self.errors and len(self.errors) >= _MOST_ERRORS:
-            error = "another error"
         self.errors[error] += 1
         self.first.setdefault(error, row.source)
         return self.errors[error] > 1

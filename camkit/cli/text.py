@@ -236,14 +236,6 @@ def narrow(console: Console) -> Console:
 
 def choice(decision: Decision, used: Sequence[TargetLayer]) -> Text:
     """Return which layers ``explain`` uses, why, and which come next."""
-    if decision.equals and not used:
-        listed = " ".join(f"--layer {row.ref}" for row in decision.equals)
-        return Text(
-            printable(f"the model ends in branches that are equally deep; name one or all of them: {listed}"), "yellow"
-        )
-    if not used:
-        none = "camkit cannot choose a layer: none with a spatial grid influences the score"
-        return Text(f"{none}; the methods 'occlusion' and 'rise' need none", "yellow")
     next_best = () if decision.layer is None else decision.layer.runners_up
     others = ", ".join(str(ref) for ref in next_best if ref not in [layer.ref for layer in used])
     return Text.assemble(

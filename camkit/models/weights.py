@@ -103,10 +103,6 @@ def read_weights(path: str | Path) -> Weights:
     entries = state.items() if isinstance(state, dict) else ()
     if not entries or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in entries):
         raise ModelError(f"{path} is not a state dict; save one with torch.save(model.state_dict(), ...)")
-    odd = next((value for value in state.values() if value.is_nested or value.layout is not torch.strided), None)
-    if odd is not None or any(value.is_meta for value in state.values()):
-        kind = "without values (device meta)" if odd is None else "nested" if odd.is_nested else str(odd.layout)
-        raise ModelError(f"{path} holds tensors that are {kind}; save a state dict of dense tensors with values")
     return Weights(_unwrapped(state), path, note)
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -190,6 +191,37 @@ class TestInstalled:
             said = process.stderr.read()
             assert process.wait(timeout=300) == 141
         assert said == ""
+
+    @pytest.mark.parametrize(
+        ("more", "way"),
+        [(["--table", "t.csv"], "--resume continues"), ([], "only a run with --table can be continued")],
+    )
+    def test_ctrl_c_says_how_many_pictures_are_finished(
+        self, plane: Path, tmp_path: Path, more: list[str], way: str
+    ) -> None:
+        pictures = [tmp_path / f"{number}.jpg" for number in range(300)]
+        for picture in pictures:
+            picture.write_bytes(plane.read_bytes())
+        command = [CAMKIT, *map(str, pictures), "--model", "demo-fair", "--batch-size", "1", "--json", *more]
+        with subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            rows, said = process.communicate(timeout=300)
+        assert process.returncode == 130
+        told = re.search(rf"interrupted: (\d+) pictures? (is|are) finished; {way}", said)
+        assert told, said
+        assert int(told[1]) - (1 + rows.count("\n")) in (0, 1), "it may be interrupted before it prints the last row"
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+    def test_a_full_disk_behind_the_output_is_one_sentence(self, plane: Path, tmp_path: Path) -> None:
+        command = [CAMKIT, str(plane), "--model", "demo-fair", "--json", "--out", str(tmp_path)]
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+        assert done.returncode == 2
+        assert "camkit: the output cannot be written: No space left on device; earlier rows are kept" in done.stderr
 
     @pytest.mark.extended
     def test_names_the_terminal_cannot_show_are_spelled_out(self, plane: Path, tmp_path: Path) -> None:
@@ -760,7 +792,8 @@ class TestInProcess:
     ) -> None:
         (tmp_path / "net.py").write_text(QUITS.replace("SOURCE", repr(source)).replace("RAISED", raised))
         assert main([str(plane), "--model", f"{tmp_path / 'net.py'}:make", "--out", str(tmp_path / "out")]) == 4
-        assert f"the model or the program failed: {said}" in capsys.readouterr().err
+        place = f"{tmp_path / 'net.py'}, line 6"
+        assert f"the model or the program failed in {place}: {said}" in capsys.readouterr().err
 
     def test_drawings_have_no_control_characters_in_their_names(self, plane: Path, tmp_path: Path) -> None:
         odd = tmp_path / "a\x1b[2J\u202e\nb.jpg"

@@ -806,6 +806,22 @@ def test_the_note_on_the_preprocessing_of_a_weights_file_gives_the_same_in_pytho
     assert preprocess.resize_size == [256 if file == "mine.pth" else 232], "the second recipe is known by its file"
 
 
+@pytest.mark.parametrize(("classes", "asks"), [(1000, True), (100, True), (10, False), (2, False)])
+def test_random_weights_are_asked_about_if_all_of_many_classes_score_alike(classes, asks):
+    network = torchvision.models.mobilenet_v3_small(num_classes=classes).eval()
+    prepare = torchvision.models.get_weight("MobileNet_V3_Small_Weights.DEFAULT").transforms()
+    best, second = camkit.explain_many(network, [PLANE], preprocess=prepare, target=[None, 0])
+    assert best.doubt == (f"all {classes} classes have about the same score: were weights loaded?" if asks else "")
+    assert second.doubt == "", "the user asked for this class, which may well be improbable"
+
+
+@pytest.mark.parametrize(("name", "file"), [("mobilenet_v2", "coral_qat"), ("squeezenet1_1", "winml_fp16")])
+def test_real_weights_are_not_asked_about(name, file, test_data):
+    loaded = camkit.load_model(name, test_data / "weights" / f"{name}-{file}.pth", device="cpu")
+    pictures = sorted((test_data / "coco").glob("*.jpg"))[:5] + sorted((test_data / "scenes").rglob("*.jpg"))[::200]
+    assert {row.doubt for row in camkit.explain_many(loaded, [*pictures, Image.new("RGB", (300, 300))])} == {""}
+
+
 # --- wrappers ---------------------------------------------------------------------------------------------------------
 
 
