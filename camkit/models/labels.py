@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TypeAlias
 
-from camkit.errors import InputError, refuse_pipe
+from camkit.errors import InputError, as_error, refuse_pipe
 
 Labels: TypeAlias = "Sequence[str] | Mapping[int, str]"
 
@@ -57,12 +57,8 @@ def read_labels(path: Path) -> tuple[str, ...]:
                 f"{path} must hold one class name per line, in the order of the indices, without empty lines"
             )
         return tuple(names)
-    try:
+    with as_error(InputError, lambda error: f"{path} is not JSON: {error}"):
         labels = as_labels(json.loads(text))
-    except InputError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
     if labels is None:
         raise InputError(f"{path} holds no class names")
     return labels
