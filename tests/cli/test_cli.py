@@ -696,7 +696,7 @@ class TestInProcess:
         torch.save(state, tmp_path / "mine.pth")
         arguments = [plane, scene_paths()["plane-wood"], "--model", "squeezenet1_1", "--weights", tmp_path / "mine.pth"]
         assert main([*map(str, arguments), "--out", str(tmp_path)]) == 0
-        assert capsys.readouterr().err.count("SqueezeNet1_1_Weights.IMAGENET1K_V1") == 1
+        assert capsys.readouterr().err.count("prepared as for torchvision's SqueezeNet1_1_Weights.IMAGENET1K_V1") == 1
 
     def test_names_longer_than_a_file_system_takes(
         self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
