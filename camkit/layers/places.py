@@ -1,12 +1,12 @@
 """Where the cells of a convolutional network look: drawn objects are put into drawn scenes, and the change is located.
 
 A cell looks where an object changes it. Neither the middle of its stride nor the centre of its kernels says where that
-is: training moves it, and so does another padding than that of the training. ``scripts/placement`` has the measurements.
+is: training moves it, and so does a padding that differs from that of the training (``scripts/results/placement.md``).
 
-The features of a scene are compared with those of the same scene with an object in it. The centre of the squared change,
-in cells, grows with the object's place, in pixels. The edges of the picture cut the change off, which moves its centre
-towards the middle of the grid, but not if it lies there already: so the object whose change is centred on the grid shows
-where the middle of the grid looks. All cells lie a stride apart from there.
+The features of a scene are compared with those of the same scene with an object in it. The centre of the squared
+change, in cells, grows with the object's place, in pixels. The edges of the picture cut the change off, which moves its
+centre towards the middle of the grid, but not if it lies there already: so the object whose change is centred on the
+grid shows where the middle of the grid looks. All cells lie a stride apart from there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,9 +35,9 @@ _SCENES = Path(__file__).parents[1] / "demo" / "files" / "labelled"
 """The drawn scenes that camkit ships, with the masks of their objects."""
 
 _PER_CLASS, _PLACES = 2, 2
-"""Scenes of each of the four classes, and objects that are put into each. Each picture is also turned by 180 degrees, so
-that what the scenes show above and below cancels. On 20 small networks and three real ones, this misses by 0.11 cells
-(root mean square); twice as many objects by 0.11, half as many by 0.14."""
+"""Scenes of each of the four classes, and objects that are put into each. Each picture is also turned by 180 degrees,
+so that what the scenes show above and below cancels. On 17 small networks and three real ones, this misses by 0.11
+cells (root mean square); twice as many objects by 0.11, half as many by 0.14."""
 
 _OBJECT = 0.4
 """The longer side of an object, as a share of the picture."""
@@ -45,8 +46,11 @@ _MEAN, _STD = 0.45, 0.25
 """Mean and standard deviation of the scenes."""
 
 _WHOLE, _LARGEST = 32, 160
-"""Larger pictures are measured at this size and what is left over of whole strides: where a cell looks, counted from the
-middle of the grid, depends on no more of a picture's size. At 128 pixels, MobileNetV2 is missed by 0.4 cells."""
+"""Larger pictures are measured at this size and what is left over of whole strides: where a cell looks, counted from
+the middle of the grid, depends on no more of a picture's size. At 128 pixels, MobileNetV2 is missed by 0.4 cells."""
+
+_MOST = 0.5
+"""The share of the centres' variance that the objects' places must explain. In real networks, it is 0.76 to 0.99."""
 
 _MOST_CELLS_LOST = 2.5
 """Cells that a grid may have fewer than strides fit into the picture: unpadded 3 x 3 convolutions lose some."""
@@ -150,10 +154,10 @@ def _middle(changes: np.ndarray, places: np.ndarray, side: int) -> float:
     if shown.sum() < 3 or not stride:
         return math.nan
     centres = (changes[shown] @ np.arange(cells)) / totals[shown]
+    if not np.corrcoef(places[shown], centres)[0, 1] ** 2 > _MOST:
+        return math.nan  # each cell sees about the whole picture
     slope, start = np.polyfit(places[shown], centres, 1)
-    if not slope > 0:
-        return math.nan
-    return (((cells - 1) / 2 - start) / slope - (side - 1) / 2) / stride
+    return float((((cells - 1) / 2 - start) / slope - (side - 1) / 2) / stride)
 
 
 def _features(model: nn.Module, picture: Tensor, stages: Sequence[Stage]) -> dict[LayerRef, Tensor]:
@@ -190,29 +194,18 @@ def _like(picture: Float[Tensor, "3 *size"], image: Float[Tensor, "1 c *size"]) 
     return picture[None].to(image)
 
 
-def _pictures(size: tuple[int, ...]) -> Iterator[tuple[Tensor, list[tuple[Tensor, tuple[float, float]]]]]:
-    """Yield scenes (3, H, W), and each with objects in it, and the objects' centres in pixels."""
+def _pictures(size: tuple[int, ...]) -> Iterator[tuple[Tensor, list[tuple[Tensor, tuple[float, ...]]]]]:
+    """Yield scenes (3, H, W), and each with objects in it, with the objects' centres in pixels."""
     files = [sorted(folder.glob("*.jpg"))[:_PER_CLASS] for folder in sorted((_SCENES / "pictures").iterdir())]
-    scenes = [_opened(file, size) for files_of_class in zip(*files, strict=True) for file in files_of_class]
-    number = 0
+    scenes = [_opened(file, size) for files_of_class in files for file in files_of_class]
     for index, (scene, _) in enumerate(scenes):
         with_objects = []
-        for place in range(_PLACES):
+        for number in range(index * _PLACES, (index + 1) * _PLACES):
             spot = [0.2 + 0.6 * ((0.5 + number * step) % 1) for step in _STEPS]
-            number += 1
-            with_objects.append(_with_object(scene, *scenes[(index + 1 + place) % len(scenes)], spot))
-        for turned in (False, True):
-            axes = (-2, -1) if turned else ()
-            yield (
-                scene.flip(axes),
-                [
-                    (
-                        picture.flip(axes),
-                        tuple(abs((side - 1) * turned - at) for side, at in zip(size, centre, strict=True)),
-                    )
-                    for picture, centre in with_objects
-                ],
-            )
+            with_objects.append(_with_object(scene, *scenes[(number + 3) % len(scenes)], spot))
+        for turned in ((), (-2, -1)):
+            pictures = [(picture.flip(turned), _centre(cover.flip(turned))) for picture, cover in with_objects]
+            yield scene.flip(turned), pictures
 
 
 _STEPS = (0.6180339887, 0.7548776662)
@@ -223,31 +216,35 @@ def _opened(file: Path, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return a scene and the mask of its object at a size, both from 0 to 1."""
     mask = _SCENES / "masks" / file.parent.name / f"{file.stem}.png"
     with Image.open(file) as picture, Image.open(mask) as cover:
-        parts = [np.asarray(part.convert(mode).resize(size[::-1])) for part, mode in ((picture, "RGB"), (cover, "L"))]
+        parts = [
+            np.asarray(part.convert(mode).resize((size[1], size[0]))) for part, mode in ((picture, "RGB"), (cover, "L"))
+        ]
     scene, object_ = (torch.from_numpy(part.copy()).float() / 255 for part in parts)
     return scene.movedim(-1, 0), object_
 
 
-def _with_object(
-    scene: Tensor, other: Tensor, mask: Tensor, spot: Sequence[float]
-) -> tuple[Tensor, tuple[float, float]]:
-    """Return a scene with the object of another one at a place, a share of each side, and the object's centre."""
+def _with_object(scene: Tensor, other: Tensor, mask: Tensor, spot: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return a scene with the object of another one at a place, a share of each side, and the object's mask (H, W)."""
     rows, columns = (torch.nonzero(mask.amax(axis) > 0.5)[:, 0] for axis in (1, 0))
-    box = (..., slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1))
+    box: Any = (..., slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1))
     own = torch.cat([other[box], mask[box][None]])
-    sides = own.shape[1:]
-    scale = _OBJECT * min(whole / side for whole, side in zip(scene.shape[1:], sides, strict=True))
-    size = [max(1, round(scale * side)) for side in sides]
+    scale = _OBJECT * min(whole / side for whole, side in zip(scene.shape[1:], own.shape[1:], strict=True))
+    size = [max(1, round(scale * side)) for side in own.shape[1:]]
     own = functional.interpolate(own[None], size, mode="bilinear", antialias=True)[0]
-    first = [
-        min(max(0, round(share * (whole - 1) - (side - 1) / 2)), whole - side)
-        for share, whole, side in zip(spot, scene.shape[1:], size, strict=True)
-    ]
-    place = (..., *(slice(start, start + side) for start, side in zip(first, size, strict=True)))
-    cover, picture = own[3], scene.clone()
-    picture[place] = torch.lerp(scene[place], own[:3], cover)
-    centre = tuple(
-        start + float((cover.sum(1 - axis) @ torch.arange(side, dtype=torch.float32)) / cover.sum())
-        for axis, (start, side) in enumerate(zip(first, size, strict=True))
+    place: list[Any] = [...]
+    for share, whole, side in zip(spot, scene.shape[1:], size, strict=True):
+        start = min(max(0, round(share * (whole - 1) - (side - 1) / 2)), whole - side)
+        place.append(slice(start, start + side))
+    picture, cover = scene.clone(), torch.zeros_like(mask)
+    at = tuple(place)
+    cover[at] = own[3]
+    picture[at] = torch.lerp(scene[at], own[:3], own[3])
+    return picture, cover
+
+
+def _centre(cover: Tensor) -> tuple[float, ...]:
+    """Return the centre of an object's mask (H, W), down and to the right, in pixels."""
+    return tuple(
+        float((cover.sum(1 - axis) @ torch.arange(side, dtype=torch.float32)) / cover.sum())
+        for axis, side in enumerate(cover.shape)
     )
-    return picture, (centre[0], centre[1])
