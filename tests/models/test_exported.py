@@ -1187,8 +1187,6 @@ def test_a_function_may_use_its_array_again() -> None:
     np.testing.assert_allclose(found.raw, expected.raw, atol=1e-6)
 
 
-
-
 def test_files_with_the_same_weights_and_other_code_have_fingerprints_of_their_own(tmp_path: Path) -> None:
     prints = []
     for number, last in enumerate((nn.ReLU(), nn.Hardswish())):
