@@ -63,14 +63,12 @@ def draw() -> dict[str, Pixels]:
 
 
 def cells(scene: Path) -> Pixels:
-    """Draw where the cells of a network with a stride of 32 lie at 225 x 225 pixels, and where an even spread has them.
-
-    The places don't depend on the network's weights.
-    """
+    """Draw where the cells of a network look at 225 x 225 pixels, and where an even spread has them."""
     with Image.open(scene) as image:
         drawn = np.asarray(image.convert("RGB").resize((SCALE * OFF_STRIDE, SCALE * OFF_STRIDE)), np.uint8).copy()
+    torch.manual_seed(0)
     network, inputs = torchvision.models.mobilenet_v2(), torch.rand(3, OFF_STRIDE, OFF_STRIDE)
-    spreads: tuple[Spread, ...] = ("even", "strides")
+    spreads: tuple[Spread, ...] = ("even", "measured")
     for spread, colour, line in zip(spreads, ((255, 255, 255), (255, 60, 0)), (2, cv2.FILLED), strict=True):
         rows, columns = camkit.Explainer(network, method="gradcam", spread=spread)(inputs).positions
         for row in rows:

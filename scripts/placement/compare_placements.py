@@ -6,8 +6,8 @@
     python -m scripts.placement.compare_placements --data ../shared/data --out tiny.jsonl \
         --photos 4 --faithful 1 --device cpu
 
-Each map is made once and drawn in each placement: "even" as other toolkits do, "centres" at the centres of the kernels,
-and "strides" as ``placements.py`` says, where it differs from "even". All metrics are camkit's own.
+Each map is made once and drawn in each placement: "even" as other toolkits do, and "measured" where drawn objects
+change the cells. All metrics are camkit's own.
 
 First, each photo is explained at each size, and so are its mirror images: energy and pointing on the outlines, and the
 likeness of a map to that of the mirror image, mirrored back. Then the photos are judged by SRG, insertion, deletion and
@@ -46,7 +46,7 @@ from camkit.types import CellPositions
 from scripts.lab.lab_photos import outlines
 from scripts.lab.real_models import HALF, IMAGENET, NETWORKS
 from scripts.placement.measure_shift import padded
-from scripts.placement.placements import EVEN, STRIDES, best_shift, differ, drawn, likenesses, placements_of, profiles
+from scripts.placement.placements import EVEN, MEASURED, best_shift, differ, drawn, likenesses, placements_of, profiles
 
 Size = tuple[int, int]
 Row = dict[str, Any]
@@ -156,7 +156,7 @@ class Judge:
     def placements(self, size: Size, device: str) -> dict[str, CellPositions]:
         """Return the placements that differ at a size."""
         ways = placements_of(self.explainer.model, size, torch.device(device))
-        return {way: places for way, places in ways.items() if way != STRIDES or differ(places, ways[EVEN])}
+        return {way: places for way, places in ways.items() if way != MEASURED or differ(places, ways[EVEN])}
 
     def picture(self, photo: Image.Image, size: Size) -> Tensor:
         """Return a photo as the network sees it (3, H, W)."""

@@ -49,7 +49,7 @@ from scripts.demo.drawn_scenes.drawing import BACKGROUNDS, paint_backdrop
 from scripts.demo.drawn_scenes.vehicles import car, plane, ship
 from scripts.placement.measure_shift import padded
 from scripts.placement.placements import (
-    STRIDES,
+    MEASURED,
     best_shift,
     centre_of_gradients,
     drawn,
@@ -379,7 +379,7 @@ def measure(network: nn.Sequential, parts: Parts, side: int, settings: Settings)
     for axis, name in enumerate(("down", "right")):
         objects = profiles(scenes.covers[right], axis)
         seen = seen_by_cells(profiles(raws[right].relu(), axis), objects, stride)
-        there = np.array(places[STRIDES][axis])
+        there = np.array(places[MEASURED][axis])
         inner = (there >= 1.4 * stride) & (there <= side - 1 - 1.4 * stride)
         row[f"seen {name}"] = seen.round(2).tolist()
         row[f"spacing {name}"] = float(np.polyfit(np.flatnonzero(inner), seen[inner], 1)[0] / stride)

@@ -1,4 +1,4 @@
-"""Three ways to place the cells of a network's grid, and how far maps and cells lie from where they should."""
+"""Two ways to place the cells of a network's grid, and how far maps and cells lie from where they should."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import camkit
 from camkit.engine.heatmap import enlarge
 from camkit.types import CellPositions, Placement, Spread
 
-EVEN, STRIDES = "even", "strides"
-"""Two of the ways to spread cells, as ``camkit.Explainer`` names them."""
+EVEN, MEASURED = "even", "measured"
+"""The ways to spread cells, as ``camkit.Explainer`` names them."""
 
 Profiles = NDArray[np.float64]
 """The sums of maps along the other axis, (maps, pixels)."""

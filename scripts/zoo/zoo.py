@@ -71,7 +71,7 @@ EARLY = {
 class Claim(NamedTuple):
     """What camkit claims of a model: the layer, the layout of its output, the map's grid, and whether it is blank.
 
-    ``positions`` are the centres of the kernels of its rows and columns, in pixels: that is where random weights look.
+    ``positions`` are the places of its rows and columns, in pixels.
     ``auto`` is what the default method took.
     """
 
@@ -137,10 +137,8 @@ def claim(model: nn.Module, images: Tensor, target: Any = None) -> Claim:
     assert layout is not None
     blank = not all(np.abs(found.raw).max() > 0 for found in (explanation, taken))
     auto = f"{taken.method}, {taken.layer}"
-    centred = camkit.Explainer(model, explanation.layer, method=explanation.method, spread="centres")
-    positions = centred(images[0], target=target).positions
     grid = explanation.raw.shape
-    return Claim(explanation.layer, layout.kind, layout.prefix, layout.grid, grid, blank, positions, auto)
+    return Claim(explanation.layer, layout.kind, layout.prefix, layout.grid, grid, blank, explanation.positions, auto)
 
 
 def _feature_maps(output: Any) -> Tensor | None:

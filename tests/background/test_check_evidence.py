@@ -452,7 +452,7 @@ def test_the_heat_is_that_of_the_default_method(tmp_path):
 
 def test_the_energy_is_that_of_cells_that_are_not_spread_evenly(tmp_path):
     torch.manual_seed(0)
-    layer = nn.Sequential(nn.Conv2d(3, 8, 9, 8, padding=8), nn.ReLU())
+    layer = nn.Sequential(nn.Conv2d(3, 8, 9, 8, padding=4), nn.ReLU())
     model = nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)).eval()
     preprocess = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     pictures = write_crosses(tmp_path)

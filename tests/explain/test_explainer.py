@@ -144,7 +144,7 @@ def test_a_function_is_a_method() -> None:
 
 def test_the_layer_says_what_was_decided_and_can_be_passed_back() -> None:
     model = made()
-    explainer = camkit.Explainer(model, method="gradcam")
+    explainer = camkit.Explainer(model, method="gradcam", spread="even")
     first = explainer(picture())
     layer = explainer.layer
     assert (layer.name, layer.call, layer.layout.grid, layer.size, layer.sure) == ("late", None, (8, 8), (32, 32), True)
@@ -154,7 +154,7 @@ def test_the_layer_says_what_was_decided_and_can_be_passed_back() -> None:
         layer.name = "other"
 
     before = model.tally.count
-    again = camkit.Explainer(model, layer, method="gradcam")
+    again = camkit.Explainer(model, layer, method="gradcam", spread="even")
     assert np.array_equal(again(picture()).raw, first.raw)
     assert model.tally.count == before + 1, "nothing is looked at again"
     assert again.layer == layer
@@ -175,7 +175,7 @@ def test_all_fused_layers_are_listed() -> None:
 @pytest.mark.parametrize(("layer", "looks"), [(None, 1), ("deep", 0), (nn.Conv2d, 0)])
 def test_a_decision_is_made_once_for_each_size(layer: object, looks: int) -> None:
     model = made()
-    explainer = camkit.Explainer(model, layer, method="gradcam")
+    explainer = camkit.Explainer(model, layer, method="gradcam", spread="even")
     for size, passes in ((32, looks + 1), (32, looks + 2), (48, 2 * looks + 3), (32, 2 * looks + 4)):
         explainer(picture(size=size))
         assert model.tally.count == passes

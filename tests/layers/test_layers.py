@@ -536,14 +536,14 @@ APART = 4  # before the first batch, four passes find out whether each picture i
 
 @pytest.mark.parametrize(("layer", "looks"), [(None, TRACED), ("deep", 0)])
 def test_a_decision_is_remembered_for_the_module_and_size(net, picture, layer, looks):
-    explain(net, picture, layer)
+    explain(net, picture, layer, spread="even")
     assert net.passes == looks + 1
 
-    explain(net, picture, layer, target=2)
-    explain(net, torch.randn(5, *picture.shape), layer, method="hirescam", batch_size=5)
+    explain(net, picture, layer, target=2, spread="even")
+    explain(net, torch.randn(5, *picture.shape), layer, method="hirescam", batch_size=5, spread="even")
     assert net.passes == looks + 5 + APART  # two of them, of one image, try the memory format
 
-    explain(net, torch.randn(3, 32, 32), layer)
+    explain(net, torch.randn(3, 32, 32), layer, spread="even")
     assert net.passes == 2 * looks + 6 + APART
 
 
@@ -556,9 +556,9 @@ def test_where_cells_lie_is_measured_if_an_operation_may_have_moved_them(picture
             return super().forward(images.roll(0, 2))
 
     net = Rolled().eval()
-    explain(net, picture, layer)
+    explain(net, picture, layer, spread="even")
     assert net.passes == passes
-    explain(net, picture, layer)
+    explain(net, picture, layer, spread="even")
     assert net.passes == passes + 1
 
 
@@ -576,8 +576,8 @@ def test_a_decision_is_forgotten_with_the_module(picture):
 def test_two_modules_of_one_class_are_decided_separately(picture):
     first, second = Counted().eval(), Counted().eval()
 
-    explain(first, picture)
-    explain(second, picture)
+    explain(first, picture, spread="even")
+    explain(second, picture, spread="even")
 
     assert (first.passes, second.passes) == (TRACED + 1, TRACED + 1)
 
@@ -718,9 +718,9 @@ def test_a_layer_the_score_does_not_depend_on_is_one_sentence(picture, frozen):
 
 
 def test_several_layers_are_fused_by_the_mean_of_their_scaled_maps(net, picture):
-    single = [explain(net, picture, layer, target=1, method="layercam") for layer in ("stem", "deep")]
+    single = [explain(net, picture, layer, target=1, method="layercam", spread="even") for layer in ("stem", "deep")]
 
-    fused = explain(net, picture, ["stem", net.deep], target=1, method="layercam")
+    fused = explain(net, picture, ["stem", net.deep], target=1, method="layercam", spread="even")
 
     assert fused.layer == "stem+deep"
     assert fused.raw.shape == (8, 12)

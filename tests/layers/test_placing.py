@@ -833,7 +833,7 @@ def test_a_gpu_gives_the_layer_and_the_map_of_the_processor(name: str) -> None:
         if isinstance(module, nn.Linear) and not module.weight.any():
             nn.init.normal_(module.weight, std=0.02)
     image = torch.randn(3, 224, 224)
-    for spread in ("even", "centres"):
+    for spread in ("even", "measured"):
         own = camkit.explain(model.cpu(), image, target=3, spread=spread)
         other = camkit.explain(model.cuda(), image, target=3, spread=spread)
         assert (own.layer, own.raw.shape) == (other.layer, other.raw.shape)

@@ -417,7 +417,7 @@ class Stages(nn.Module):
 
 def test_refinecam_multiplies_the_maps_of_the_last_layer_of_each_grid() -> None:
     model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
-    found = camkit.explain(model, picture, method="refinecam", target=1)
+    found = camkit.explain(model, picture, method="refinecam", target=1, spread="even")
     assert isinstance(found, camkit.Explanation)
     assert found.layer == "stem+one+three"
     product = np.ones((16, 24))

@@ -686,7 +686,7 @@ def test_an_explanation_is_made_again_by_its_own_method_and_layer() -> None:
 WAYS: dict[str, dict[str, Any]] = {
     "augment": {"smooth": "augment"},
     "eigen": {"smooth": "eigen"},
-    "centres": {"spread": "centres"},
+    "even": {"spread": "even"},
     "variant": {"method": variant("occlusion", window=3, stride=2), "target_layer": None},
     "references": {"method": "expected", "references": torch.rand(8, 3, SIZE, SIZE)},
 }

@@ -170,7 +170,7 @@ def test_a_boxs_heat_is_gradient_times_activation_added_over_the_inputs_of_the_n
     net = Pyramid().eval()
     image = torch.rand(3, 64, 64)
 
-    found = camkit.explain(net, image, target=targets.box(number))
+    found = camkit.explain(net, image, target=targets.box(number), spread="even")
 
     names = ["stages.0", "stages.1", "stages.2"]
     assert found.layer.split("+") == names
