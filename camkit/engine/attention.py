@@ -109,7 +109,7 @@ class AttentionRecorder(TorchFunctionMode):
             maps = maps.detach().requires_grad_()
         if self.recording:
             self.maps.append(saved := Saved(maps, maps))
-            maps.register_hook(saved.keep)
+            maps.register_hook(saved.keeper())
         return maps.reshape(result.shape)
 
 

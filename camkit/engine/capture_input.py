@@ -54,7 +54,7 @@ def capture_parts(
             )
         shape_only = output.detach().new_zeros(()).expand(output.shape)
         biases.append((Saved(shape_only, get_gradient_edge(output)), bias))
-        output.register_hook(biases[-1][0].keep)
+        output.register_hook(biases[-1][0].keeper())
 
     with _whole_pass(model, inputs, options) as images, options.resizing(model) as resized:
         with NotedBiases(note), interruptible():
@@ -136,7 +136,7 @@ def _whole_pass(model: nn.Module, inputs: Tensor, options: Pass) -> Iterator[Ten
 def _leaf(images: Tensor) -> Saved:
     """Return a record that collects the gradients at the input."""
     saved = Saved(images.detach(), images)
-    images.register_hook(saved.keep)
+    images.register_hook(saved.keeper())
     return saved
 
 

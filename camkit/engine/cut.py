@@ -8,7 +8,7 @@ and not the saved maps. Tensor hooks save the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -74,12 +74,20 @@ class Saved:
         saved, original = cls(output, get_gradient_edge(own)), aliased_tensor(own)
         if original is not None:
             saved._original = State.of(original), get_gradient_edge(original)
-        hook_gradient(own, saved.keep)
+        hook_gradient(own, saved.keeper())
         return saved
 
-    def keep(self, gradient: Tensor | None) -> None:
-        """Keep a gradient; a function of the user's may give None for none."""
-        self.gradients += [] if gradient is None else [gradient]
+    def keeper(self) -> Callable[[Tensor | None], None]:
+        """Return a hook that keeps gradients; a function of the user's may give None for none.
+
+        It does not hold the output, which holds the hook: the two would stay until Python's collector comes.
+        """
+        kept = self.gradients
+
+        def keep(gradient: Tensor | None) -> None:
+            kept.extend([] if gradient is None else [gradient])
+
+        return keep
 
     def settle(self) -> None:
         """If the model changed the saved alias in place, differentiate the original as it was before the change."""
@@ -209,13 +217,13 @@ def _begin(
     torch.set_grad_enabled(True)
     in_place_works = not (tensor.is_leaf and tensor.requires_grad) and 0 not in tensor.stride()
     if not shared or not in_place_works or tensor._is_view():
-        leaf.register_hook(saved.keep)
+        leaf.register_hook(saved.keeper())
         copy = tensor.detach().copy_(leaf) if shared and in_place_works else leaf.clone()
         return with_tensor(output, path, copy)
     # Other modules hold the tensor that the layer returned or wrote into, so the graph must pass through it.
     tensor.copy_(leaf)
     if wrote:
-        leaf.register_hook(saved.keep)
+        leaf.register_hook(saved.keeper())
         return None
     own = tensor[...]
     tape.layers[ref] = Saved.in_graph(own, leaf.detach())
