@@ -82,6 +82,7 @@ class ModelMemory:
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: OrderedDict[tuple[InputKind, LayerRef], TargetLayer] = OrderedDict()
         self._placed: OrderedDict[tuple[InputKind, LayerRef, Layout | None, Spread], Layout | None] = OrderedDict()
+        self._placed_with = WeightMarks(record.modules())
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
     @property
@@ -141,13 +142,18 @@ class ModelMemory:
     ) -> Mapping[LayerRef, Layout | None]:
         """Return the layouts of layers, with the places of their cells unless these are spread evenly."""
         keys = {layer.ref: (kind_of(image), layer.ref, layer.layout, spread) for layer in layers}
-        new = [layer for layer in layers if keys[layer.ref] not in self._placed]
+        if not self._placed_with.still_hold(self.record.modules()):
+            self._placed.clear()
+            self._placed_with = WeightMarks(self.record.modules())
+        placed = {ref: self._placed[key] for ref, key in keys.items() if key in self._placed}
+        new = [layer for layer in layers if layer.ref not in placed]
         if new:
             modules = self.selected(tuple(layer.ref for layer in new))
             stages = [(layer, modules[layer.ref]) for layer in new]
             for ref, layout in with_places(self._living, image, stages, spread, self.record).items():
+                placed[ref] = layout
                 _keep(self._placed, keys[ref], layout)
-        return {ref: self._placed[key] for ref, key in keys.items()}
+        return {ref: placed[ref] for ref in keys}
 
     def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
         """Return a decision for one target of this very image, without remembering it."""
