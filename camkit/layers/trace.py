@@ -296,7 +296,9 @@ class LivePass:
             return {}
         # No path leads to the old edge of a view whose memory was changed in place.
         ends: list[Any] = [
-            tensor if (tensor := self.tensors[number]).grad_fn is None or tensor._is_view() else self.edges[number]
+            tensor
+            if (tensor := self.tensors[number]).grad_fn is None or tensor._is_view()
+            else self.edges.get(number, tensor)
             for number in usable
         ]
         gradients = torch.autograd.grad(value, ends, retain_graph=True, allow_unused=True)
