@@ -99,7 +99,9 @@ def check_tensors(module: nn.Module) -> None:
         )
 
 
-_INSIDE_FUNC = ("BatchedTensorImpl", "TensorWrapper", "backward through the graph a second time")
+_INSIDE_FUNC = (
+    "BatchedTensorImpl", "TensorWrapper", "functorch transform", "backward through the graph a second time",
+)  # fmt: skip
 """Words of PyTorch's errors about tensors that belong to torch.func, or to a backward pass inside the forward pass."""
 
 
