@@ -382,10 +382,23 @@ def test_layers_are_fused_after_scaling(how):
     assert fused.raw.shape == (8, 12)
 
 
+def test_more_layers_are_fused_than_camkit_remembers():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 3, 3, padding=1) for _ in range(33)]
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(192, 3)).eval()
+    names = [str(number) for number in range(len(layers))]
+
+    explain = functools.partial(camkit.explain, net, torch.randn(3, 8, 8), target=1, spread="even")
+    fused = explain(target_layer=names, fuse="mean")
+    alone = np.mean([explain(target_layer=layer).heatmap for layer in names], 0)
+
+    assert fused.heatmap == pytest.approx(alone / alone.max(), abs=1e-5)
+
+
 def test_a_detector_without_a_grid_is_refused():
     class Empty(nn.Module):
         def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
             return [{"boxes": torch.zeros(0, 4), "scores": torch.zeros(0)} for _ in images]
 
-    with pytest.raises(LayerError, match="cannot choose one"):
+    with pytest.raises(LayerError, match="no module inside the model returned feature maps"):
         camkit.explain(Empty(), torch.randn(3, 12, 12))

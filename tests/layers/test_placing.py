@@ -263,8 +263,8 @@ def test_a_picture_that_is_padded_by_the_model_is_explained_as_one_that_was_padd
     )
     image = torch.randn(3, 96, 128)
 
-    found = camkit.explain(Padding(inner, (16, 16, 0, 32), "constant").eval(), image, target=0)
-    before = camkit.explain(inner.eval(), functional.pad(image, (16, 16, 0, 32)), target=0)
+    found = camkit.explain(Padding(inner, (16, 16, 0, 32), "constant").eval(), image, target=0, spread="even")
+    before = camkit.explain(inner.eval(), functional.pad(image, (16, 16, 0, 32)), target=0, spread="even")
 
     assert np.allclose(found.raw, before.raw, atol=1e-6)
     part = before.heatmap[:96, 16:144]
