@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from camkit.errors import InputError, ModelError, refuse_pipe
+from camkit.errors import InputError, ModelError, advice, refuse_pipe
 from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, is_file, preset
@@ -61,6 +61,19 @@ def file_to_read(request: Request) -> Path:
         raise ModelError(f"there is no file {path}")
     refuse_pipe(path, ModelError)
     return path
+
+
+def refuse_code(request: Request, path: Path, kind: str) -> None:
+    """Refuse a kind of file from which PyTorch runs code, unless the user trusts it.
+
+    Raises:
+        ModelError: the user did not say so.
+    """
+    if not request.trust_remote_code:
+        raise ModelError(
+            f"{path} is {kind}, which may hold code; if you trust this file, pass "
+            f"{advice('trust_remote_code=True to load_model', '--trust-remote-code')}, and if not, ask for an ONNX file"
+        )
 
 
 def extra_texts(archive: zipfile.ZipFile) -> dict[str, Any]:

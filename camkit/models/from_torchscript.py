@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from camkit.errors import ModelError, advice, as_error
+from camkit.errors import ModelError, as_error
 from camkit.models.black_box import FileBox
-from camkit.models.from_file import COLOURS, described, extra_texts, file_to_read
+from camkit.models.from_file import COLOURS, described, extra_texts, file_to_read, refuse_code
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import dtype_of
 from camkit.models.request import Request
@@ -24,12 +24,7 @@ def load(request: Request) -> LoadedModel:
     path = file_to_read(request)
     with as_error(ModelError, lambda error: f"{path} cannot be read as a TorchScript file ({first_line(error)})"):
         metadata = _metadata(path)
-        if not request.trust_remote_code:
-            raise ModelError(
-                f"{path} is TorchScript, which is code: it may write files; export the model with torch.export and "
-                "pass the .pt2 file, or, if you trust this file, pass "
-                + advice("trust_remote_code=True", "--trust-remote-code")
-            )
+        refuse_code(request, path, "TorchScript")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated
             script = torch.jit.load(path, map_location="cpu").eval()
