@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
+from unittest import mock
 
 import torch
 import transformers
@@ -84,7 +85,7 @@ class Prepare:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the hub's retries and progress bars, and the remarks of transformers, off the terminal."""
+    """Keep the hub's retries and progress bars, and the remarks and questions of transformers, off the terminal."""
     log = logging.getLogger("huggingface_hub")
     level, bars = log.level, are_progress_bars_disabled()
     shown = transformers.utils.logging.is_progress_bar_enabled()
@@ -92,7 +93,8 @@ def quiet() -> Iterator[None]:
     disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     try:
-        yield
+        with mock.patch.object(transformers.dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0):
+            yield
     finally:
         log.setLevel(level)
         if not bars:
@@ -128,8 +130,9 @@ def _load(request: Request) -> LoadedModel:
 
 def _loaded(request: Request, name: str) -> LoadedModel:
     config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=request.trust_remote_code)
-    attention = getattr(config, "_attn_implementation", None)
-    if not request.trust_remote_code and "/" in str(attention):
+    parts = [config, *(getattr(config, part, None) for part in getattr(config, "sub_configs", ()))]
+    attention = next((kind for part in parts if "/" in str(kind := getattr(part, "_attn_implementation", None))), None)
+    if not request.trust_remote_code and attention is not None:
         raise ModelError(
             f"{request.name} uses code for its attention from {attention!r} on the hub, which camkit does not run; if "
             f"you trust that code, pass {advice('trust_remote_code=True', '--trust-remote-code')}"

@@ -226,12 +226,15 @@ def _refuse_code(graph: onnx.ModelProto, path: Path) -> None:
             f"{path} holds functions, which camkit does not run; save onnx.inliner.inline_local_functions(graph)"
         )
     for part in _parts(graph):
-        if isinstance(part, onnx.NodeProto) and part.domain not in _DOMAINS:
-            raise ModelError(f"{path} uses {part.domain}.{part.op_type}, which is not an operator of onnxruntime")
+        if isinstance(part, onnx.NodeProto) and (part.domain not in _DOMAINS or part.op_type == "Tokenizer"):
+            raise ModelError(f"{path} uses {part.domain}.{part.op_type}, which camkit does not run")
         is_tensor, is_attribute = isinstance(part, onnx.TensorProto), isinstance(part, onnx.AttributeProto)
-        if (is_tensor and (part.string_data or part.data_type == part.STRING)) or (
-            is_attribute and (part.name == "value_string" or (part.strings and part.name != "activations"))
-        ):
+        becomes_text = is_attribute and (
+            part.name == "value_string"
+            or (part.strings and part.name != "activations")
+            or (part.name == "to" and part.i == onnx.TensorProto.STRING)
+        )
+        if becomes_text or (is_tensor and (part.string_data or part.data_type == part.STRING)):
             raise ModelError(f"{path} holds texts among its numbers, which camkit cannot run; export it without them")
 
 

@@ -718,7 +718,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "nested branches": (of_nested_branches, "cannot be read as an ONNX file"),
     "a file of a terabyte": (larger_than_any, "is larger than 2 GiB, the limit of an ONNX file"),
     "a cycle": (cyclic, "cannot be run by onnxruntime"),
-    "unknown operators": (of_unknown_operators, r"uses nobody\.knows\.Secret, which is not an operator of onnxruntime"),
+    "unknown operators": (of_unknown_operators, r"uses nobody\.knows\.Secret, which camkit does not run"),
     "not an ONNX file": (written("m.onnx", b"words" * 100), "cannot be read as an ONNX file|cannot be run"),
     "an empty ONNX file": (written("m.onnx", b""), "cannot be read as an ONNX file|cannot be run"),
     "not a program": (written("m.pt2", b"words" * 100), r"cannot be read as a program of torch\.export"),
@@ -730,7 +730,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a function with texts": (of_texts("a function"), "holds functions, which camkit does not run"),
     "texts as constants": (of_texts("an initializer"), "holds texts among its numbers"),
     "texts in a subgraph": (of_texts("a subgraph"), "holds texts among its numbers"),
-    "another domain": (of_texts("another domain"), r"uses own\.Resize, which is not an operator of onnxruntime"),
+    "another domain": (of_texts("another domain"), r"uses own\.Resize, which camkit does not run"),
     "a huge constant": (of_a_huge_constant, "cannot be run"),
     "no file": (lambda folder: folder / "gone.onnx", "there is no file"),
 }
