@@ -181,18 +181,26 @@ def _users_hooks(modules: Sequence[nn.Module]) -> list[int]:
 
 
 class WeightMarks:
-    """The identities and versions of parameters and buffers, which show whether they were written to or replaced."""
+    """The identities and versions of parameters and buffers, which show whether they were written to or replaced.
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._marks = _marks_of(modules)
+    Without ``buffers`` only those of parameters: some models write a buffer in each pass.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], *, buffers: bool = True) -> None:
+        self._buffers = buffers
+        self._marks = _marks_of(modules, buffers=buffers)
 
     def still_hold(self, modules: Iterable[nn.Module]) -> bool:
         """Tell whether nothing has been written to in between."""
-        return _marks_of(modules) == self._marks
+        return _marks_of(modules, buffers=self._buffers) == self._marks
 
 
-def _marks_of(modules: Iterable[nn.Module]) -> list[int]:
-    held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
+def _marks_of(modules: Iterable[nn.Module], *, buffers: bool) -> list[int]:
+    held = [
+        tensor
+        for module in modules
+        for tensor in (*module._parameters.values(), *(module._buffers.values() if buffers else ()))
+    ]
     tensors = [tensor for tensor in held if tensor is not None]
     return [*map(id, tensors), *versions_of(tensors)]
 

@@ -82,7 +82,7 @@ class ModelMemory:
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: OrderedDict[tuple[InputKind, LayerRef], TargetLayer] = OrderedDict()
         self._placed: OrderedDict[tuple[InputKind, LayerRef, Layout | None, Spread], Layout | None] = OrderedDict()
-        self._placed_with = WeightMarks(record.modules())
+        self._placed_with = WeightMarks(record.modules(), buffers=False)
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
     @property
@@ -144,7 +144,7 @@ class ModelMemory:
         keys = {layer.ref: (kind_of(image), layer.ref, layer.layout, spread) for layer in layers}
         if not self._placed_with.still_hold(self.record.modules()):
             self._placed.clear()
-            self._placed_with = WeightMarks(self.record.modules())
+            self._placed_with = WeightMarks(self.record.modules(), buffers=False)
         placed = {ref: self._placed[key] for ref, key in keys.items() if key in self._placed}
         new = [layer for layer in layers if layer.ref not in placed]
         if new:
