@@ -86,7 +86,7 @@ def compared(name: str, suffix: str) -> list[str]:
             return [name, suffix, "", "", "", "", f"cannot be exported: {type(error).__name__}"]
         begin = time.perf_counter()
         try:
-            loaded = camkit.load_model(str(file))
+            loaded = camkit.load_model(str(file), trust_remote_code=True)
             seconds = time.perf_counter() - begin
             with torch.no_grad():
                 right, outputs = module(image[None]), loaded.module(image[None])
