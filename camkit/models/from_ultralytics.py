@@ -7,7 +7,7 @@ import pickle
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
 from typing import Any
@@ -40,22 +40,23 @@ _OVERLAP, _MOST_BOXES = 0.7, 300
 """Boxes of one class that overlap by more are one object, and the most boxes of a picture: the package's own values."""
 
 _LAYERS = re.compile(
-    r"(torch\.nn\.modules\.\w+|ultralytics\.nn\.(tasks|modules\.(activation|block|conv|head|transformer|utils)))\.\w+"
+    r"(torch\.nn\.modules\.\w+|ultralytics\.nn\.(tasks|modules\.(activation|block|conv|head|transformer|utils)))"
+    r"\.(?!ParameterDict$)\w+"  # which returns whatever of its own attributes it is asked for
 )
 """The modules that a file may be made of without ``trust_remote_code``."""
 
-_VALUES = {
+_VALUES: dict[str, Callable[..., Any]] = {
     "__builtin__.set": set,  # as Python 2 called it
     "collections.OrderedDict": OrderedDict,
     "pathlib.PosixPath": PurePosixPath,
     "pathlib.WindowsPath": PureWindowsPath,
     "torch.Size": torch.Size,
     "torch.device": torch.device,
-    "torch._utils._rebuild_tensor_v2": torch._utils._rebuild_tensor_v2,
-    "torch._utils._rebuild_parameter": torch._utils._rebuild_parameter,
+    "torch._utils._rebuild_tensor_v2": lambda *given: torch._utils._rebuild_tensor(*given[:4]),  # without hooks
+    "torch._utils._rebuild_parameter": lambda *given: nn.Parameter(*given[:2]),
     "ultralytics.utils.IterableSimpleNamespace": SimpleNamespace,
 }
-"""The other values that it may be made of. A file can call these, with any arguments, and nothing else."""
+"""The other values that it may be made of, and what makes each. A file can call these, and nothing else."""
 
 _TASKS = ("detect", "segment", "pose", "obb", "classify")
 
@@ -121,30 +122,91 @@ def _network(path: Path, *, trusted: bool) -> Any:
     with as_error(ModelError, said):
         if not trusted:
             torch.serialization.get_unsafe_globals_in_checkpoint(path)  # refuses what torch.load would not unpickle
-        held = torch.load(path, "cpu", pickle if trusted else _reader(path), weights_only=False)
+        reader = SimpleNamespace(Unpickler=_Unpickler, __name__=__name__)
+        held = torch.load(path, "cpu", pickle if trusted else reader, weights_only=False)
         network = held.get("ema") or held.get("model") if isinstance(held, dict) else held
+        if not trusted:
+            _become_modules(network, path)
         if isinstance(network, nn.Module) and hasattr(network, "names"):
             return network.float().eval()
     raise ModelError(f"{path} does not hold an ultralytics network")
 
 
-def _reader(path: Path) -> Any:
-    """Return what ``torch.load`` reads a pickle with: it makes modules of the known kinds, but does not call them."""
+class _Name(str):
+    """What a file names, or what a call returns that is not made: a text, which nobody can call."""
 
-    class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, kind: str) -> Any:
-            name = f"{module}.{kind}"
-            if name in _VALUES:
-                return _VALUES[name]
-            layer: Any = getattr(importlib.import_module(module), kind, None) if _LAYERS.fullmatch(name) else None
-            if not (isinstance(layer, type) and issubclass(layer, nn.Module) and layer.__module__ == module):
-                raise ModelError(
-                    f"{path} holds {name}, which is not a module of torch or ultralytics, and reading it may run code; "
-                    f"if you trust the file, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
-                )
-            return type(name, (), {"__new__": lambda *_: layer.__new__(layer)})  # in place of the class, an empty one
+    __slots__ = ()
 
-    return SimpleNamespace(Unpickler=Unpickler, __name__=__name__)
+
+class _Object:
+    """What becomes a module after camkit looked at all that it holds. Until then, it has no methods."""
+
+
+def _call(reader: Any) -> None:
+    given, called = reader.stack.pop(), reader.stack.pop()
+    name = _Name(called if isinstance(called, str) else f"a call of {type(called).__name__}")
+    reader.append(_VALUES[name](*given) if name in _VALUES else name)
+
+
+def _make(reader: Any) -> None:
+    _, name = reader.stack.pop(), reader.stack.pop()
+    reader.append(type(name, (_Object,), {})())
+
+
+def _fill(reader: Any) -> None:
+    state = reader.stack.pop()
+    if isinstance(reader.stack[-1], (_Object, SimpleNamespace)):  # a network needs no others with a state
+        vars(reader.stack[-1]).update(state)
+
+
+class _Unpickler(pickle._Unpickler):
+    """Reads a pickle and calls nothing but ``_VALUES``: nothing that it makes meanwhile can be called."""
+
+    dispatch = pickle._Unpickler.dispatch | {pickle.REDUCE[0]: _call, pickle.NEWOBJ[0]: _make, pickle.BUILD[0]: _fill}
+
+    def find_class(self, module: str, kind: str) -> Any:
+        return _Name(f"{module}.{kind}")
+
+
+def _become_modules(network: Any, path: Path) -> None:
+    """Give the objects of a network their classes, after a look at all that they hold."""
+    parts = [network]
+    seen = set()
+    layers = []
+    for part in parts:
+        if id(part) not in seen:
+            seen.add(id(part))
+            inside = vars(part) if isinstance(part, (_Object, SimpleNamespace)) else part
+            if isinstance(inside, dict):
+                parts += [*inside, *inside.values()]
+            elif isinstance(inside, (list, set, tuple)):
+                parts += inside
+            if isinstance(part, (_Name, _Object)):
+                layers.append((part, _layer(part, path)))
+    for part, layer in layers:
+        part.__class__ = layer
+        layer.__setstate__(part, dict(vars(part)))  # adds what older versions did not write
+
+
+def _layer(part: Any, path: Path) -> Any:
+    """Return the class of an object.
+
+    Raises:
+        ModelError: it is not of the known ones, or the object holds a hook, or another object in place of a method.
+    """
+    made = isinstance(part, _Object)
+    name = type(part).__name__ if made else str(part)
+    module, _, kind = name.rpartition(".")
+    layer: Any = getattr(importlib.import_module(module), kind, None) if made and _LAYERS.fullmatch(name) else None
+    what = f"{name}, which is not a module of torch or ultralytics"
+    if isinstance(layer, type) and issubclass(layer, nn.Module) and layer.__module__ == module:
+        replaced = [key for key in dir(layer) if isinstance(vars(part).get(key), _Object)]
+        hooked = [key for key in vars(part) if "_hooks" in key and vars(part)[key]]
+        if not replaced and not hooked:
+            return layer
+        what = f"{[*replaced, *hooked][0]} of its own for {name}"
+    trust = advice("trust_remote_code=True", "--trust-remote-code")
+    raise ModelError(f"{path} holds {what}, and reading it may run code; if you trust the file, pass {trust}")
 
 
 class Logits(nn.Module):
