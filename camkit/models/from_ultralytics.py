@@ -8,6 +8,7 @@ import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +48,12 @@ _LAYERS = re.compile(
 
 _VALUES: dict[str, Callable[..., Any]] = {
     "__builtin__.set": set,  # as Python 2 called it
+    "_codecs.encode": lambda text, *_: text.encode("latin1"),
     "collections.OrderedDict": OrderedDict,
+    "datetime.datetime": datetime,
+    "numpy.dtype": lambda name, *_: np.dtype(name),
+    "numpy.core.multiarray.scalar": lambda kind, data: np.frombuffer(data, kind)[0],
+    "numpy._core.multiarray.scalar": lambda kind, data: np.frombuffer(data, kind)[0],
     "pathlib.PosixPath": PurePosixPath,
     "pathlib.WindowsPath": PureWindowsPath,
     "torch.Size": torch.Size,
@@ -125,88 +131,61 @@ def _network(path: Path, *, trusted: bool) -> Any:
         reader = SimpleNamespace(Unpickler=_Unpickler, __name__=__name__)
         held = torch.load(path, "cpu", pickle if trusted else reader, weights_only=False)
         network = held.get("ema") or held.get("model") if isinstance(held, dict) else held
-        if not trusted:
-            _become_modules(network, path)
         if isinstance(network, nn.Module) and hasattr(network, "names"):
             return network.float().eval()
     raise ModelError(f"{path} does not hold an ultralytics network")
 
 
-class _Name(str):
-    """What a file names, or what a call returns that is not made: a text, which nobody can call."""
-
-    __slots__ = ()
-
-
 class _Object:
-    """What becomes a module after camkit looked at all that it holds. Until then, it has no methods."""
+    """What becomes a module at the end. Until then, it has no methods."""
+
+
+def _layer(name: str) -> Any:
+    module, _, kind = name.rpartition(".")
+    layer: Any = getattr(importlib.import_module(module), kind, None) if _LAYERS.fullmatch(name) else None
+    if isinstance(layer, type) and issubclass(layer, nn.Module) and layer.__module__ == module:
+        return layer
+    raise ModelError(
+        f"the file holds {name}, which is not a module of torch or ultralytics, and reading it may run code; "
+        f"if you trust the file, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
+    )
 
 
 def _call(reader: Any) -> None:
     given, called = reader.stack.pop(), reader.stack.pop()
-    name = _Name(called if isinstance(called, str) else f"a call of {type(called).__name__}")
-    reader.append(_VALUES[name](*given) if name in _VALUES else name)
+    reader.append(_VALUES[called](*given) if called in _VALUES else _layer(f"a call of {called}"))
 
 
 def _make(reader: Any) -> None:
     _, name = reader.stack.pop(), reader.stack.pop()
-    reader.append(type(name, (_Object,), {})())
+    reader.made.append(type(name, (_Object,), {})())
+    reader.append(reader.made[-1])
 
 
 def _fill(reader: Any) -> None:
     state = reader.stack.pop()
-    if isinstance(reader.stack[-1], (_Object, SimpleNamespace)):  # a network needs no others with a state
+    if isinstance(reader.stack[-1], (_Object, SimpleNamespace)):  # others need no state
         vars(reader.stack[-1]).update(state)
 
 
 class _Unpickler(pickle._Unpickler):
-    """Reads a pickle and calls nothing but ``_VALUES``: nothing that it makes meanwhile can be called."""
+    """Reads a pickle without its functions and classes: they are only texts, and objects have no methods meanwhile."""
 
     dispatch = pickle._Unpickler.dispatch | {pickle.REDUCE[0]: _call, pickle.NEWOBJ[0]: _make, pickle.BUILD[0]: _fill}
 
     def find_class(self, module: str, kind: str) -> Any:
-        return _Name(f"{module}.{kind}")
+        name = f"{module}.{kind}"
+        return name if name in _VALUES or _layer(name) else None
 
-
-def _become_modules(network: Any, path: Path) -> None:
-    """Give the objects of a network their classes, after a look at all that they hold."""
-    parts = [network]
-    seen = set()
-    layers = []
-    for part in parts:
-        if id(part) not in seen:
-            seen.add(id(part))
-            inside = vars(part) if isinstance(part, (_Object, SimpleNamespace)) else part
-            if isinstance(inside, dict):
-                parts += [*inside, *inside.values()]
-            elif isinstance(inside, (list, set, tuple)):
-                parts += inside
-            if isinstance(part, (_Name, _Object)):
-                layers.append((part, _layer(part, path)))
-    for part, layer in layers:
-        part.__class__ = layer
-        layer.__setstate__(part, dict(vars(part)))  # adds what older versions did not write
-
-
-def _layer(part: Any, path: Path) -> Any:
-    """Return the class of an object.
-
-    Raises:
-        ModelError: it is not of the known ones, or the object holds a hook, or another object in place of a method.
-    """
-    made = isinstance(part, _Object)
-    name = type(part).__name__ if made else str(part)
-    module, _, kind = name.rpartition(".")
-    layer: Any = getattr(importlib.import_module(module), kind, None) if made and _LAYERS.fullmatch(name) else None
-    what = f"{name}, which is not a module of torch or ultralytics"
-    if isinstance(layer, type) and issubclass(layer, nn.Module) and layer.__module__ == module:
-        replaced = [key for key in dir(layer) if isinstance(vars(part).get(key), _Object)]
-        hooked = [key for key in vars(part) if "_hooks" in key and vars(part)[key]]
-        if not replaced and not hooked:
-            return layer
-        what = f"{[*replaced, *hooked][0]} of its own for {name}"
-    trust = advice("trust_remote_code=True", "--trust-remote-code")
-    raise ModelError(f"{path} holds {what}, and reading it may run code; if you trust the file, pass {trust}")
+    def load(self) -> Any:
+        self.made: list[Any] = []
+        held = super().load()
+        for part in self.made:
+            state = vars(part)
+            own = [key for key in state if isinstance(state[key], _Object) or ("_hooks" in key and state[key])]
+            part.__class__ = layer = _layer(" with its own ".join([type(part).__name__, *own[:1]]))
+            layer.__setstate__(part, dict(state))  # adds what older versions did not write
+        return held
 
 
 class Logits(nn.Module):

@@ -5,11 +5,11 @@ The package is not a dependency. These tests run where it is installed, but for 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 import zipfile
-from pathlib import Path
+from datetime import datetime
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import cv2
@@ -202,25 +202,19 @@ def test_the_logit_of_a_mask_is_its_mean_where_the_package_draws_the_mask(saved)
         assert row.status == "ok"
 
 
-class Calls:
-    """A value that is unpickled by a call."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.call = function, arguments
-
-    def __reduce__(self) -> Any:
-        return self.call
+TEXT = b"X\x01\x00\x00\x00x"
+SILU = b"ctorch.nn.modules.activation\nSiLU\n)\x81"
 
 
-def called(file: Path, module: str, name: str, argument: str) -> None:
-    """Write a file whose network is what a function of some module returns for a text."""
-    text = b"X" + len(argument).to_bytes(4, "little") + argument.encode()
-    key = b"X\x05\x00\x00\x00model"
+def key(text: str) -> bytes:
+    """Return the pickled text."""
+    return b"X" + len(text).to_bytes(4, "little") + text.encode()
+
+
+def pickled(file: Path, network: bytes) -> None:
+    """Write a file of a network, pickled by hand."""
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(
-            "yolo/data.pkl",
-            b"\x80\x02}" + key + f"c{module}\n{name}\n".encode() + text + b"\x85RsX\x0b\x00\x00\x00ultralyticsNs.",
-        )
+        archive.writestr("yolo/data.pkl", b"\x80\x02}" + key("model") + network + b"s" + key("ultralytics") + b"Ns.")
         archive.writestr("yolo/version", b"3\n")
         archive.writestr("yolo/byteorder", b"little")
 
@@ -239,7 +233,8 @@ def called(file: Path, module: str, name: str, argument: str) -> None:
 def test_a_file_that_needs_other_code_is_not_read(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     code = "touch ran" if name.endswith("system") else "__import__('os').system('touch ran')"
-    called(tmp_path / "bad.pt", *name.rpartition(".")[::2], code)
+    module, _, kind = name.rpartition(".")
+    pickled(tmp_path / "bad.pt", f"c{module}\n{kind}\n".encode() + key(code) + b"\x85R")
 
     with pytest.raises(ModelError, match=rf"holds {name}, which is not a module.*pass trust_remote_code=True"):
         load_model(str(tmp_path / "bad.pt"))
@@ -247,35 +242,44 @@ def test_a_file_that_needs_other_code_is_not_read(tmp_path, monkeypatch, name):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("place", ["network", "attribute", "hook"])
-def test_a_network_of_the_package_is_not_called_while_its_file_is_read(saved, tmp_path, monkeypatch, place):
-    """The package evaluates the text that names the activation."""
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (SILU[:-2] + b")R", r"holds a call of torch\.nn\.modules\.activation\.SiLU"),
+        (SILU + TEXT + b"\x85R", "holds a call of .*SiLU object"),
+        (b"cpathlib\nPosixPath\nN}" + TEXT + TEXT + b"s\x86b", "does not hold an ultralytics network"),
+        (SILU + b"N}" + TEXT + TEXT + b"s\x86b", "cannot be read"),
+        (SILU + b"}" + key("forward") + SILU + b"sb", "SiLU with its own forward"),
+        (SILU + b"}" + key("_forward_hooks") + b"}q\x00K\x00" + SILU + b"ssb", "SiLU with its own _forward_hooks"),
+        (SILU + b"}" + key("_forward_hooks") + b"}q\x00sbh\x00K\x00" + SILU + b"s\x86", "SiLU with its own _for"),
+        (b"ctorch.nn.modules.container\nModuleDict\n)\x81" + TEXT + SILU + b"s", "cannot be read"),
+        (b"ctorch.nn.modules.container\nModuleList\n)\x81" + SILU + b"a", "cannot be read"),
+        (b"ctorch.nn.modules.container\nParameterDict\n)\x81", "holds .*ParameterDict, which is not"),
+    ],
+    ids=["class", "call", "slots", "state", "forward", "hook", "later-hook", "item", "append", "attributes"],
+)
+def test_nothing_in_a_file_is_called_and_no_method_is_replaced(tmp_path, network, said):
+    pickled(tmp_path / "bad.pt", network)
+
+    with pytest.raises(ModelError, match=said):
+        load_model(str(tmp_path / "bad.pt"))
+
+    assert not hasattr(PurePosixPath, "x")
+
+
+def test_numbers_of_numpy_and_dates_are_read(saved, tmp_path):
     held = torch.load(saved("yolo11n"), weights_only=False)
-    monkeypatch.chdir(tmp_path)
-    text = "[__import__('os').system('touch ran'), torch.nn.SiLU()][1]"
-    layers = [[-1, 1, "Conv", [8, 3, 2]]] * 3
-    settings = {"nc": 2, "activation": text, "depth_multiple": 1.0, "width_multiple": 1.0, "backbone": layers}
-    settings["head"] = [[[0, 1, 2], 1, "Detect", ["nc"]]]
-    call = Calls(type(held["model"]), settings, 3, None, False)
-    if place == "network":
-        held["model"] = call
-    elif place == "attribute":
-        held["model"].extra = call
-    else:
-        held["model"].model[0]._forward_hooks[0] = call
-    torch.save(held, tmp_path / "bad.pt")
+    held |= {"train_metrics": {"fitness": np.float64(0.5), "epoch": np.int64(3)}, "date": datetime(2026, 1, 1)}
+    torch.save(held, tmp_path / "last.pt")
 
-    with contextlib.suppress(ModelError, TypeError, AttributeError):
-        camkit.explain(load_model(str(tmp_path / "bad.pt"), size=160, device="cpu"), PLANE, target=targets.box(0))
+    loaded = load_model(str(tmp_path / "last.pt"), size=160, device="cpu")
 
-    assert not (tmp_path / "ran").exists()
+    expected = held["model"].float().state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in loaded.module.model.state_dict().items())
 
 
 def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch):
-    with zipfile.ZipFile(tmp_path / "yolo.pt", "w") as archive:
-        archive.writestr("yolo/data.pkl", b"\x80\x02cultralytics.nn.tasks\nDetectionModel\nq\x00)\x81q\x01.")
-        archive.writestr("yolo/version", b"3\n")
-        archive.writestr("yolo/byteorder", b"little")
+    pickled(tmp_path / "yolo.pt", b"cultralytics.nn.tasks\nDetectionModel\n)\x81")
     for name in ["ultralytics", *(name for name in sys.modules if name.startswith("ultralytics."))]:
         monkeypatch.setitem(sys.modules, name, None)
 
