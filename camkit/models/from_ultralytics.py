@@ -182,7 +182,9 @@ class _Unpickler(pickle._Unpickler):
         held = super().load()
         for part in self.made:
             state = vars(part)
-            own = [key for key in state if isinstance(state[key], _Object) or ("_hooks" in key and state[key])]
+            own = [
+                key for key in state if isinstance(state[key], (_Object, nn.Module)) or ("_hooks" in key and state[key])
+            ]
             part.__class__ = layer = _layer(" with its own ".join([type(part).__name__, *own[:1]]))
             layer.__setstate__(part, dict(state))  # adds what older versions did not write
         return held

@@ -250,13 +250,14 @@ def test_a_file_that_needs_other_code_is_not_read(tmp_path, monkeypatch, name):
         (b"cpathlib\nPosixPath\nN}" + TEXT + TEXT + b"s\x86b", "does not hold an ultralytics network"),
         (SILU + b"N}" + TEXT + TEXT + b"s\x86b", "cannot be read"),
         (SILU + b"}" + key("forward") + SILU + b"sb", "SiLU with its own forward"),
+        (SILU + b"q\x00" + SILU + b"}" + key("forward") + b"h\x00sb\x86", "SiLU with its own forward"),
         (SILU + b"}" + key("_forward_hooks") + b"}q\x00K\x00" + SILU + b"ssb", "SiLU with its own _forward_hooks"),
         (SILU + b"}" + key("_forward_hooks") + b"}q\x00sbh\x00K\x00" + SILU + b"s\x86", "SiLU with its own _for"),
         (b"ctorch.nn.modules.container\nModuleDict\n)\x81" + TEXT + SILU + b"s", "cannot be read"),
         (b"ctorch.nn.modules.container\nModuleList\n)\x81" + SILU + b"a", "cannot be read"),
         (b"ctorch.nn.modules.container\nParameterDict\n)\x81", "holds .*ParameterDict, which is not"),
     ],
-    ids=["class", "call", "slots", "state", "forward", "hook", "later-hook", "item", "append", "attributes"],
+    ids=["class", "call", "slots", "state", "forward", "earlier", "hook", "later-hook", "item", "append", "attributes"],
 )
 def test_nothing_in_a_file_is_called_and_no_method_is_replaced(tmp_path, network, said):
     pickled(tmp_path / "bad.pt", network)
