@@ -169,22 +169,25 @@ def _fill(reader: Any) -> None:
 
 
 class _Unpickler(pickle._Unpickler):
-    """Reads a pickle without its functions and classes: they are only texts, and objects have no methods meanwhile."""
+    """Reads a pickle in which nothing can be called: functions and classes are texts, and objects have no methods.
+
+    In the end, the objects become modules, if they have no hooks, and no modules in place of methods.
+    """
 
     dispatch = pickle._Unpickler.dispatch | {pickle.REDUCE[0]: _call, pickle.NEWOBJ[0]: _make, pickle.BUILD[0]: _fill}
 
     def find_class(self, module: str, kind: str) -> Any:
         name = f"{module}.{kind}"
-        return name if name in _VALUES or _layer(name) else None
+        if name not in _VALUES:
+            _layer(name)
+        return name
 
     def load(self) -> Any:
         self.made: list[Any] = []
         held = super().load()
         for part in self.made:
-            state = vars(part)
-            own = [
-                key for key in state if isinstance(state[key], (_Object, nn.Module)) or ("_hooks" in key and state[key])
-            ]
+            state, kinds = vars(part), (_Object, nn.Module)
+            own = [key for key in state if isinstance(state[key], kinds) or ("_hooks" in key and state[key])]
             part.__class__ = layer = _layer(" with its own ".join([type(part).__name__, *own[:1]]))
             layer.__setstate__(part, dict(state))  # adds what older versions did not write
         return held
