@@ -166,7 +166,7 @@ def compare(model: LoadedModel, images: Tensor, comparison: Comparison) -> Agree
         classes = net(images).argmax(1).tolist()
     each: Callable[[list[int]], Any] = camkit.targets.each
     options: dict[str, Any] = {"method": comparison.method, "smooth": comparison.smooth, "target": each(classes)}
-    found = [row.raw for row in camkit.explain_many(net, images, LAYER, **options)]
+    found = [row.raw for row in camkit.explain_many(net, images, LAYER, spread="even", **options)]
     published = peers_maps(comparison.kind, net, images, classes, comparison.options)
     undone: list[float] = []
     if comparison.centres:

@@ -301,7 +301,7 @@ def answer(case: Case) -> str:
     "refused" and "unsure" are answers on cells that lie elsewhere; "needlessly refused" and "needlessly unsure" on
     cells in their places. "silent" is a map whose cells lie elsewhere, without any doubt.
     """
-    explainer = camkit.Explainer(case.model, case.layer, method="gradcam")
+    explainer = camkit.Explainer(case.model, case.layer, method="gradcam", spread="even")
     try:
         found = explainer(case.image, target=0)
     except LayerError:
