@@ -204,7 +204,7 @@ def test_pictures_are_a_grid_of_the_heat_and_a_sheet_of_maps(watched):
     sheet = np.asarray(heat)
     assert (sheet[300:, 470:] == 255).all()  # the sixth place is empty
     middles = ((np.arange(24) + 0.5) * 224 / 24).astype(int)  # the middle of each enlarged pixel
-    for number, one in enumerate(camkit.explain(net, pictures)):
+    for number, one in enumerate(camkit.explain(net, pictures, spread="even")):
         top, left = 24 + 4 + 268 * (number // 3), 4 + 228 * (number % 3)
         assert np.array_equal(sheet[np.ix_(top + middles, left + middles)], one.overlay())
         words = f"class {one.target} {one.probability:.1%}"
