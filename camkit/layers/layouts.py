@@ -25,7 +25,7 @@ _STRIDES = (1, 2, 4, 8, 16, 32)
 _EXACT = 0.02
 """Share of a grid's size below which edges do not count: less than a cell of any grid up to 50 cells wide."""
 
-_MOST_CELLS_LOST = 2.5
+MOST_CELLS_LOST = 2.5
 """Cells that a grid may have fewer than the input's size divided by the stride: an unpadded 3 x 3
 convolution loses two, and the half absorbs rounding."""
 
@@ -340,7 +340,7 @@ def _own_extent(cells: Cells, expected: Extent) -> Extent:
     edges = _edges(cells)
     sides = cells.shape[1:]
     extent = expected or ((0.0, 1.0),) * len(sides)
-    most = 1 if expected else _MOST_CELLS_LOST
+    most = 1 if expected else MOST_CELLS_LOST
     if all(
         abs((own[1] - own[0]) - (part[1] - part[0]) * side) <= most
         for own, part, side in zip(edges, extent, sides, strict=True)
@@ -418,7 +418,7 @@ def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
     longest = max(range(len(size)), key=lambda axis: size[axis])
     guess = strides[longest]
     return any(
-        all(s / stride - _MOST_CELLS_LOST <= g <= math.ceil(s / stride) for g, s in zip(grid, size, strict=True))
+        all(s / stride - MOST_CELLS_LOST <= g <= math.ceil(s / stride) for g, s in zip(grid, size, strict=True))
         for stride in range(max(1, int(guess / 2)), math.ceil(guess) + 1)
     )
 

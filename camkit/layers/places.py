@@ -29,6 +29,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor
 from camkit.engine.passes import is_out_of_memory, quiet_pass
 from camkit.engine.record import ModelRecord
+from camkit.layers.layouts import MOST_CELLS_LOST
 from camkit.types import CellPositions, LayerRef, Layout, Spread, TargetLayer
 
 _SCENES = Path(__file__).parents[1] / "demo" / "files" / "labelled"
@@ -52,9 +53,6 @@ the middle of the grid, depends on no more of a picture's size. At 128 pixels, M
 _MOST = 0.5
 """The share of the centres' variance that the objects' places must explain. In real networks, it is 0.76 to 0.99."""
 
-_MOST_CELLS_LOST = 2.5
-"""Cells that a grid may have fewer than strides fit into the picture: unpadded 3 x 3 convolutions lose some."""
-
 Stage = tuple[TargetLayer, nn.Module]
 """A layer and its module."""
 
@@ -71,7 +69,7 @@ def with_places(
     Cells of other layers are spread evenly: patches that a transformer cuts out lie where they were cut.
     """
     layouts = {layer.ref: layer.layout for layer, _ in stages}
-    size = tuple(side if side <= _LARGEST else min(side, side % _WHOLE + _LARGEST) for side in image.shape[2:])
+    size = tuple(min(side, side % _WHOLE + _LARGEST) for side in image.shape[2:])
     wanted = [stage for stage in stages if spread == "measured" and _is_convolutional(model, stage[0], image)]
     if not wanted:
         return layouts
@@ -101,7 +99,7 @@ def _is_convolutional(model: nn.Module, layer: TargetLayer, image: Tensor) -> bo
 def _stride(side: int, cells: int) -> int:
     """Return the pixels from cell to cell; 0 if no stride leads to this many cells."""
     stride: int = 2 ** round(math.log2(max(1, side / cells)))
-    if side / stride - _MOST_CELLS_LOST <= cells <= math.ceil(side / stride):
+    if side / stride - MOST_CELLS_LOST <= cells <= math.ceil(side / stride):
         return stride
     return 0 if side % cells else side // cells
 
