@@ -22,7 +22,7 @@ Profiles = NDArray[np.float64]
 
 def placements_of(model: nn.Module, size: tuple[int, int], device: torch.device) -> dict[str, CellPositions]:
     """Return the places of the cells of the layer that camkit explains, in pixels of an input (height, width)."""
-    picture = torch.rand(3, *size, generator=torch.Generator().manual_seed(0))
+    picture = torch.randn(3, *size, generator=torch.Generator().manual_seed(0))
     found = {}
     for spread in get_args(Spread):
         explanation = camkit.Explainer(model, method="gradcam", spread=spread, device=device)(picture)
