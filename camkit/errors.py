@@ -104,7 +104,7 @@ def as_error(kind: Callable[[str], CamkitError], said: Callable[[Exception], str
 
 
 def own_place(error: BaseException) -> str:
-    """Return ``" in FILE, line N"``: the innermost line of the user's own code that an error passed; "" if none."""
+    """Return ``" in FILE, line N"``: the innermost line of the user's own code in the traceback; "" if none."""
     libraries = ("<", str(Path(__file__).parent), sysconfig.get_path("stdlib"))
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = frame.f_code.co_filename

@@ -163,9 +163,9 @@ class Explainer:
         smooth: "augment" averages the maps of one class over the picture and its mirror image, each at 0.9, 1 and 1.1
             times its normalised values, in six passes; "eigen" keeps the first principal component of the weighted
             feature maps; "augment+eigen" does both. None leaves the maps as they are.
-        spread: how a map's cells are spread over the picture: "measured" (None) draws the cells of a convolutional
-            network where drawn objects change them, which takes 48 small passes once for each size of input; "even"
-            draws them as other toolkits do.
+        spread: how a map's cells are spread over the picture: "measured" (None) draws each cell of a convolutional
+            network where objects in artificial pictures change it, which takes 48 small passes, once for each size of
+            input; "even" draws them as other toolkits do.
         config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` names a model, and says how to load a
             model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion, smoothing,
             references and batch size if they are None here.

@@ -162,8 +162,8 @@ class ColourScale:
 
 
 _MANY, _HARDLY_MORE = 100, 2
-"""From this many classes on, a trained model's best class has more than this many times its even share: with 1,000, at
-least 40 times on photos of scenes without an object. Of few classes, a model may really be undecided."""
+"""With at least _MANY classes, the best class of a trained model has more than ``_HARDLY_MORE`` times its even share:
+with 1,000, at least 40 times, even on photos without an object. Among few classes, a model may really be undecided."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +197,7 @@ class Explanation:
         placement: where the cells of ``raw`` lie on the model's input; ``positions`` has the same in pixels.
         quantity: what ``score`` is, as a phrase such as "logit".
         together: the maps of all targets that were explained for the picture at this layer and with this method, which
-            share one scale when they are drawn; empty if there is one, and for a detector's boxes.
+            share one scale when they are drawn; empty if there is only one, and for a detector's boxes.
         reduction: how many times the sides of the picture's file are longer than those of ``picture``, if a JPEG was
             read at a reduced size (``draft``).
         references: for a method that compares the picture with reference pictures, these and their mean score;
@@ -236,7 +236,7 @@ class Explanation:
 
     @property
     def doubt(self) -> str:
-        """A question if the best of many classes hardly exceeds its even share, as with random weights; else ""."""
+        """A question if the best of many classes has little more than its share, as with random weights; else ""."""
         classes = self.made.scored.classes if self.made is not None and self.made.asked == TopTarget() else None
         if classes is None or classes < _MANY or self.probability is None or self.probability > _HARDLY_MORE / classes:
             return ""

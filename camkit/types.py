@@ -33,7 +33,7 @@ grid."""
 CellPositions: TypeAlias = tuple[tuple[float, ...], ...]
 """For each axis of a grid, the place of each cell on the input, in pixels: 0 is the middle of the first pixel."""
 Spread: TypeAlias = Literal["measured", "even"]
-"""How a grid is spread over the picture: each cell where it was measured to look, or evenly."""
+"""How a grid is spread over the picture: each cell where a measurement found it to look, or evenly."""
 Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap", "figure"]
 Scale: TypeAlias = Literal["shared", "each"]
 """Whether maps are drawn on one scale, or each on its own."""

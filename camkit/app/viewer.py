@@ -124,7 +124,7 @@ class Viewer:
         """Return the first file that is a picture.
 
         Raises:
-            ImageError: none is; the message is about the last file.
+            ImageError: no file is a picture; the message is about the last one.
         """
         for file in self.pictures[:-1]:
             with contextlib.suppress(ImageError):

@@ -413,7 +413,7 @@ def _judge(
 
 
 def _still_named(plan: Plan, rows: Sequence[ImageRow], measures: Mapping[str, Measures]) -> list[str]:
-    """Say for which classes the model still gives the class's name to more pictures without the object than chance."""
+    """Name the classes that the model still names without their object, more often than by chance."""
     by_size = sorted(measures, key=lambda name: -measures[name].sufficiency.value)
     above = [name for name in by_size if name != OVERALL and measures[name].sufficiency.low > 0]
     if not (above and plan.with_regions):
@@ -426,7 +426,8 @@ def _still_named(plan: Plan, rows: Sequence[ImageRow], measures: Mapping[str, Me
     example = next(row.name for row in rows if row.label == above[0] and above[0] in row.named.values())
     return [
         f"with the object removed, the model still names {wording.first_of(named, words.MOST_STEPS)}: look at these "
-        f"pictures, such as {example}; they may show another object without an outline, or a place that the model knows"
+        f"pictures, such as {example}; they may show another object without an outline, or a background typical of the "
+        "class"
     ]
 
 

@@ -358,7 +358,7 @@ def _label_by_folder(data: Path, by_class: Mapping[str, Sequence[Path]], region_
 
 
 _MOST_EXAMINED = 4
-"""In each folder, this many of the first pictures that may be masks are examined."""
+"""In each folder, at most this many of the pictures that may be masks are examined."""
 
 
 def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
@@ -374,7 +374,7 @@ def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
             photographs += len(pictures) - len(possible) + len(examined) - len(few)
     if masks and photographs:
         raise InputError(
-            f"{masks[0]} has only a few colours, as a mask has, but is in a folder of a class; name masks like their "
+            f"{masks[0]} has only a few colours, like a mask, but is in the folder of a class; name masks like their "
             "pictures, either in a folder named masks or as NAME_mask.png, or list the pictures and classes in a CSV"
         )
 
@@ -470,7 +470,7 @@ def _rows_of_table(file: Path, group: str | None) -> list[_TableRow]:
 
 
 SEVERAL_CLASSES = "pictures that the table lists with several classes"
-"""Why these pictures are left out. The model is then taken for one whose classes do not exclude each other."""
+"""Why pictures are left out. If there are any, camkit assumes that the model's classes do not exclude each other."""
 
 
 def _label_by_table(file: Path, group: str | None) -> _Labelled:

@@ -418,7 +418,7 @@ def _false_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
 def _class_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
     """Return each class's share of the pictures tested with a fill.
 
-    This is the chance level of all classes together: if the answers were dealt to the pictures at random, an answer
+    This is the chance level of all classes together: if the answers were shuffled among the pictures, an answer
     would be right as often as the class that it names occurs among the pictures. Its sampling error is neglected too.
     """
     tested = [row for row in rows if fill in row.removed]

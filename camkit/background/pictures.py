@@ -78,9 +78,9 @@ class ImageRow:
 
 
 def named_without_object(rows: Sequence[ImageRow], label: str, *, own: bool = True) -> tuple[int, int]:
-    """Count the pictures on which the model names a class with their object removed, and the pictures themselves.
+    """Count the pictures on which the model names a class with the object removed, and the pictures that were tried.
 
-    These are the pictures of the class, or those of the other classes. Any way of filling the hole counts.
+    ``own`` counts pictures of the class; otherwise those of other classes count. Any way of filling the hole counts.
     """
     named = [label in row.named.values() for row in rows if row.named and (row.label == label) is own]
     return sum(named), len(named)

@@ -400,7 +400,7 @@ def make_plan(
     most = max(check.most, len(data.classes) * (settings.limits.least_pictures + SPARE_PICTURES))
     drawn = stratified(usable, check.per_class, most, check.seed)
     if settings.run.quick:
-        bare = [item for item in data.items if with_regions and not item.objects]  # they show what lacks an object
+        bare = [item for item in data.items if with_regions and not item.objects]  # reported as untested
         kept = (*drawn, *stratified(bare, check.per_class, most, check.seed))
         fact = f"the quick check takes {len(kept)} of these {len(data.items)} pictures"
         data = replace(data, items=kept, facts=(*data.facts, fact))

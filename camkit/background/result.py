@@ -134,9 +134,9 @@ class CheckResult(Tabular):
 
     @functools.cached_property
     def excluded_for_rest(self) -> float | None:
-        """The size above which effects are excluded for all classes together that could be tested.
+        """The size above which effects are excluded, over the classes that could be tested.
 
-        None if some effect is not excluded, or if there is no such class.
+        None if an effect is not excluded, or if no class could be tested.
         """
         rest = {name for name, own in self.judged.items() if own.effects and not (own.waived or own.findings.untested)}
         rows, settings = [row for row in self.images if row.label in rest], self.plan.settings

@@ -141,7 +141,7 @@ class Judgement:
 
     @property
     def shown(self) -> str:
-        """The verdict in the row of a class: one that passes although its own effects are open is "not decided"."""
+        """The verdict in the row of a class: "not decided" if it passes, but an effect of its own is open."""
         is_open = any(effect.scope == "one class" and effect.level == "open" for effect in self.effects.values())
         return "not decided" if self.verdict == "PASS" and is_open else self.verdict
 
@@ -451,8 +451,8 @@ def _accuracy_obstacles(measures: Measures, limits: LimitsSection, chance: float
         return []
     kind = f"accuracy on own backgrounds is too close to chance ({chance:.0%}) for a gap to be measurable"
     text = (
-        f"{right / tested:.0%} right on own backgrounds and needs more than {max(too_few) / tested:.0%} "
-        f"({tested} pictures; chance {chance:.0%})"
+        f"{right / tested:.0%} right on own backgrounds; with {tested} pictures and chance at {chance:.0%}, "
+        f"a test needs more than {max(too_few) / tested:.0%}"
     )
     step = "check labels and preprocessing; if they are right, train the model until it knows these classes better"
     return [Reason(kind, text, step=step)]

@@ -71,7 +71,7 @@ class Panel:
     @property
     def comment(self) -> tuple[str, str]:
         """The answer as a triptych states it, and the verdict in whose colour it is written; "" for grey."""
-        if self.arm == "removed":  # either may be chance
+        if self.arm == "removed":  # either answer may be chance
             return f"{'still' if self.right else 'then'} {self.answer}", ""
         return (f"right: {self.answer}", "PASS") if self.right else (f"wrong: {self.answer}", "FAIL")
 
@@ -96,9 +96,9 @@ class Strip:
 
     @property
     def persuasion(self) -> tuple[bool, ...]:
-        """How much the triptych says: whether it is right on its own background and wrong on the other one first.
+        """How much the triptych says: most if it is right on its own background and wrong on the other one.
 
-        Among otherwise equal triptychs, one that is wrong on both or without the third picture says less.
+        Among others, one that is wrong on its own background, or that lacks the third picture, says less.
         """
         right = {panel.arm: panel.right for panel in self.triptych}
         own = right.get("same", False)
@@ -166,14 +166,14 @@ class Showcase:
 
     @functools.cached_property
     def _named(self) -> dict[str, tuple[int, int]]:
-        """By class, on how many pictures the model names the class without the object, and the pictures."""
+        """For each class, on how many pictures the model names it without the object, and how many were tried."""
         return {
             label: named_without_object(self._result.images, label)
             for label in {row.label for row in self._result.images}
         }
 
     def _is_typical(self, row: ImageRow) -> bool:
-        """Return whether the model names a picture's class without the object, as it does for most of the class."""
+        """Return whether the model names the class without the object, or not, as on most pictures of the class."""
         named, pictures = self._named[row.label]
         return (row.label in row.named.values()) == (2 * named > pictures)
 
@@ -276,7 +276,7 @@ class Showcase:
             on = "with a ring of class" if edit.fill == RING else "on a background of class"
             alike = [each for each in self._result.images if each.label == row.label]
             right = np.mean([share for each in alike for share in getattr(each, edit.arm).values()])
-            return f"{on} {self._items[edit.lender].label} ({right:.0%} of such are right)"
+            return f"{on} {self._items[edit.lender].label} (such pictures: {right:.0%} right)"
         return ""
 
     def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:

@@ -47,7 +47,7 @@ def layers(*, source: Source, common: Common = Common()) -> int:
 
 
 def _used(model: LoadedModel, decision: Decision) -> tuple[TargetLayer, ...]:
-    """Return the layers that ``explain`` uses for the scene; those decided on if it fails, as for want of a box."""
+    """Return the layers that ``explain`` uses for the scene; if it fails, those of the decision."""
     from camkit.explainer import Explainer
 
     explainer = Explainer(model)

@@ -68,7 +68,7 @@ def mend(
             count = export_composites(plan, export, progress)
         say(f"wrote {count} pictures and their table, {printable(str(target))}")
         return 0
-    if not TALK.quiet:  # the checks before and after, and about as many pictures in between
+    if not TALK.quiet:  # mending itself takes about as long as one of the checks
         say(f"two checks and the mending: {in_words(3 * estimate_seconds(halves(plan)[1]))}")
     with stages() as progress:
         before = check_before(plan, progress)

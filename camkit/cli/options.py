@@ -87,7 +87,7 @@ class _ModelOptions:
         text: A class of a CLIP-like model, as text; repeat the option for each class.
         output: Which of several outputs holds the scores: its name, or its index, from 0.
         activation: What turns the scores into probabilities; sigmoid if classes do not exclude each other. Default:
-            what the model says, or softmax; sigmoid for one score.
+            what the model says; otherwise softmax, or sigmoid for a single score.
         trust_remote_code: Run the code that comes with a model: in a Hugging Face folder, in TorchScript, or in an
             ultralytics file. By default, it is refused.
     """

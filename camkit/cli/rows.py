@@ -169,7 +169,7 @@ def report(rows: Run, job: Job, form: Form, passes: PassProgress, *, with_raw: b
 
 @contextmanager
 def _saying_what_is_done(tally: _Tally, rows: Run, job: Job) -> Iterator[None]:
-    """Let a Ctrl-C in the block say how many pictures are finished, and how to continue."""
+    """If Ctrl-C ends the block, say how many pictures are finished, and how to continue."""
     try:
         yield
     except KeyboardInterrupt as error:

@@ -142,7 +142,7 @@ def layers(decision: Decision, used: Sequence[TargetLayer], costs: Costs, *, com
 
     Args:
         decision: the layers.
-        used: those that camkit chooses.
+        used: the layers that camkit chooses.
         costs: what each costs.
         complete: whether to show the grid, the memory and why a layer is not chosen; the table then may be wider than
             80 columns.

@@ -59,7 +59,7 @@ def keeps_pictures_apart(
 ) -> bool | None:
     """Tell whether a picture has the same feature maps and output alone as in a batch, wherever it is in the batch.
 
-    None means no as well: the model gives one answer for all pictures of a batch, as for the pictures of one patient.
+    None also means no: the model gives one answer for a whole batch, for example for the pictures of one patient.
 
     This runs at most four passes over seven pictures, and none if all modules are of packages that are known to keep
     pictures apart.

@@ -78,9 +78,9 @@ class Saved:
         return saved
 
     def keeper(self) -> Callable[[Tensor | None], None]:
-        """Return a hook that keeps gradients; a function of the user's may give None for none.
+        """Return a hook that keeps gradients; a user's own function may give None.
 
-        It does not hold the output, which holds the hook: the two would stay until Python's collector comes.
+        The hook does not refer to the output, which refers to it; otherwise only Python's collector would free both.
         """
         kept = self.gradients
 

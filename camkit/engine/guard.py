@@ -69,8 +69,8 @@ def guarded(model: nn.Module, record: ModelRecord | None = None, *, users_code: 
 class _Saved:
     """The state of some modules before a pass.
 
-    Only code of others than PyTorch, torchvision and timm is expected to change PyTorch's modules (such as the momentum
-    of a normalisation), and to write to parameters and to tensors that are attributes.
+    Code of PyTorch, torchvision and timm is not expected to change PyTorch's modules (such as the momentum of a
+    normalisation), nor to write to parameters or to tensors that are attributes.
     """
 
     def __init__(self, record: ModelRecord) -> None:
@@ -117,7 +117,7 @@ class _Saved:
             for parameter, required in zip(self._parameters, self._required, strict=True):
                 parameter.requires_grad_(required)
         for tensor, (copy, version) in zip(self._copied, self._copies, strict=True):
-            # Batch normalisation, ``.data`` and NumPy write without raising the version. A GPU is not waited for.
+            # Batch normalisation, ``.data`` and NumPy do not raise the version. Comparing values would wait for a GPU.
             if tensor._version != version or (tensor.is_cpu and not torch.equal(tensor, copy)):
                 _restore_values(tensor, copy)
         versions = zip(self._parameters, self._versions, versions_of(self._parameters), strict=True)
@@ -150,7 +150,7 @@ def _restore_table(table: dict[str, Any], contents: dict[str, Any]) -> None:
 def _restore_values(tensor: Tensor, copy: Tensor) -> None:
     if tensor.shape != copy.shape:
         tensor.resize_(copy.shape)
-    tensor.data.copy_(copy)  # NaN differs from itself, and ``.data`` does not raise the version
+    tensor.data.copy_(copy)  # a tensor with NaN always gets here; ``.data`` does not raise its version
     if not tensor.is_leaf:
         tensor.detach_()
 

@@ -25,7 +25,7 @@ _MOST_ITEMS = 64
 
 _PACKAGES = ("torch.nn.", "torchvision.", "timm.")
 """Packages whose networks use only PyTorch's random generators in evaluation mode, and write to nothing but their own
-buffers. The graphs of ``torch.fx`` run code of the user's."""
+buffers. The graphs of ``torch.fx`` run the user's code."""
 
 _FORWARD = operator.attrgetter("forward")
 _MODULES, _BUFFERS = operator.attrgetter("_modules"), operator.attrgetter("_buffers")
@@ -97,7 +97,7 @@ class ModelRecord:
     def is_current(self) -> bool:
         """Tell whether modules, buffers, hooks and attributes are the same as before; weights may have changed.
 
-        Not compared are globals, closures, and the contents of containers and of the user's own objects.
+        Globals, closures, and the contents of containers and of the user's own objects are not compared.
         """
         modules = self.modules()
         try:
@@ -183,7 +183,7 @@ def _users_hooks(modules: Sequence[nn.Module]) -> list[int]:
 class WeightMarks:
     """The identities and versions of parameters and buffers, which show whether they were written to or replaced.
 
-    Without ``buffers`` only those of parameters: some models write a buffer in each pass.
+    Without ``buffers``, only parameters count: some models write a buffer in each pass.
     """
 
     def __init__(self, modules: Iterable[nn.Module], *, buffers: bool = True) -> None:
@@ -206,5 +206,5 @@ def _marks_of(modules: Iterable[nn.Module], *, buffers: bool) -> list[int]:
 
 
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:
-    """Return numbers that PyTorch raises with each change in place; inference tensors have none."""
+    """Return the number that PyTorch raises with each change in place; -1 for inference tensors, which have none."""
     return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]

@@ -272,7 +272,7 @@ _REPEATS = 8
 
 
 def is_deterministic(prepared: Callable[[Image.Image], Any], size: tuple[int, int]) -> bool:
-    """Return whether repeated calls with a picture without symmetry give the same array."""
+    """Return whether repeated calls with an asymmetric picture give the same array."""
     across, down = np.meshgrid(*(np.linspace(0, end, side) for end, side in zip((155, 100), size, strict=True)))
     picture = Image.fromarray((across + down).astype(np.uint8)).convert("RGB")
     first = prepared(picture)

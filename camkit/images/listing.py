@@ -118,7 +118,7 @@ class Pictures:
         return [found.path for found in itertools.islice(self, count)]
 
     def count(self) -> int:
-        """Return about how many pictures there are: drawings and files that are reached in two ways count too."""
+        """Return about how many pictures there are: drawings, masks and files reached in two ways count too."""
         searches = (
             self._below(start.path, start.root, quick=True) if start.is_folder else [start.path]
             for start in self._starts
@@ -155,7 +155,7 @@ class Pictures:
 
         Args:
             folder: the folder.
-            root: what the places of its files are relative to.
+            root: the folder to which the places of its files are relative.
             quick: neither sort the names nor look into files, and leave out what cannot be read.
         """
         try:

@@ -38,10 +38,10 @@ _FOLDER_NAME = re.compile(rf"{_WORD}([ _-]?({_WORD}|class|object|images?|png|raw
 """How data sets name masks and the folders of masks: ``dog_mask_2.png``, ``bird0-gt.png``; ``SegmentationClass``."""
 
 MASK_SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-"""The files that may be masks. JPEG changes the values."""
+"""The suffixes of files that may be masks. JPEG changes the values."""
 
 _FEW_VALUES = 16
-"""Pictures of at most this many colours are masks or drawings: a photograph of 28 pixels has some hundred."""
+"""Pictures of at most this many colours are masks or drawings: even a photograph of 28 x 28 pixels has over 100."""
 
 MOST_COLOURS = 1024
 """A mask has at most this many colours: one for each class or object. Photographs have tens of thousands."""
@@ -142,7 +142,7 @@ def names_masks(folder: str) -> bool:
 def picture_of(mask: Path) -> Path:
     """Return the place of a mask's picture without its extension: ``cat/a`` for ``cat/gt/a_mask.png``.
 
-    The first folder is that of a class, which may be named "mask".
+    The first folder stays: it is that of a class, which may be named "mask".
     """
     folders = [part for part in mask.parts[1:-1] if not names_masks(part)]
     return Path(*mask.parts[:-1][:1], *folders, _MASK_NAME.sub("", mask.stem))
@@ -151,7 +151,7 @@ def picture_of(mask: Path) -> Path:
 def is_mask(file: Path, root: Path) -> bool:
     """Return whether a file below ``root`` is the mask of a picture: ``a_seg.png`` beside ``a.jpg``, or ``gt/a.png``.
 
-    A photograph never is: it may show somebody who wears a mask.
+    A photograph is never a mask: it may show somebody who wears one.
     """
     stem = _MASK_NAME.sub("", file.stem)
     if stem != file.stem:
@@ -163,7 +163,7 @@ def is_mask(file: Path, root: Path) -> bool:
 
 
 def has_few_values(file: Path) -> bool:
-    """Return whether a picture has two or a few more colours, as masks have; False if it cannot be read."""
+    """Return whether a picture has at least two colours, but few, like a mask; False if it cannot be read."""
     try:
         colours = open_picture(file).getcolors(_FEW_VALUES)
     except ImageError:

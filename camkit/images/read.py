@@ -112,7 +112,7 @@ _OTHER_FORMATS = {
     **dict.fromkeys((".heic", ".heif", ".hif"), "HEIC; install pillow-heif, or convert it to JPEG"),
     ".dcm": "DICOM; convert it to PNG, or in Python pass its pixels as an array of numbers from 0 to 1",
 }
-"""What Pillow alone does not read, and what to do."""
+"""Formats that Pillow alone does not read, and what to do."""
 _DRAFTED = ("JPEG", "MPO")
 """Formats that are decoded at a reduced size; MPO is a JPEG with further views, as many phones write it."""
 _ANIMATED = {".gif": "GIF", ".png": "PNG", ".apng": "PNG", ".webp": "WEBP", ".avif": "AVIF"}

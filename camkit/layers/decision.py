@@ -108,11 +108,11 @@ class Decision:
             spatial = [row for row in self.rows if row.layout is not None and row.ref.name]
             candidates = ", ".join(f"{row.ref} {row.shape}" for row in spatial[-_LISTED:])
             name_one = f", or name one with {advice('target_layer', '--layer')}: {candidates}" if candidates else ""
-            reason = "no layer with a spatial grid has a gradient of the score"
+            reason = "no layer with a spatial grid gets a gradient from the score"
             if not any(row.ref.name and row.shape for row in self.rows):
                 reason = (
-                    "no module inside the model returned feature maps (the layers of a Keras model, and those of the "
-                    "module() of an ExportedProgram, do not run as PyTorch modules; pass the ExportedProgram itself)"
+                    "no module inside the model returned feature maps (a Keras model's layers do not run as PyTorch "
+                    "modules, nor do those of an ExportedProgram's module(): pass the ExportedProgram itself)"
                 )
             raise LayerError(
                 f"{reason}, so camkit cannot choose a layer; use 'occlusion' or 'rise', which need none{name_one}"

@@ -202,7 +202,7 @@ class ModelMemory:
         if apart is None and len(inputs) > 1:
             raise TargetError(
                 f"the model gives one answer for {len(inputs)} pictures; "
-                f"{advice('pass batch_size=1', 'pass --batch-size 1')} if each is to be explained alone; for one "
+                f"{advice('pass batch_size=1', 'pass --batch-size 1')} to explain each alone; to explain one "
                 "picture of a bag, wrap the model in a module whose forward(self, picture) adds the others, and use "
                 "the method 'occlusion'"
             )

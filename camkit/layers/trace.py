@@ -48,7 +48,7 @@ _SUMMARIES = (
     nn.AdaptiveMaxPool2d,
     nn.AdaptiveMaxPool3d,
 )
-"""Modules that compute no features but a summary of their input."""
+"""Modules that return a summary of their input instead of features."""
 
 Key: TypeAlias = tuple[str, int]
 """A module's name and the number of its call, starting at 1."""
@@ -92,7 +92,7 @@ class TracedCall:
         alone: True if the module returned no other computed tensor.
         scales: the operations of its outputs, if they have several sizes.
         passes: True if it computes no features: it returns a summary, the picture, or what an earlier call returned.
-            A sum that no module returned is the output of the first one that it passes through, such as a dropout.
+            A sum that no module returned counts as the output of the first module that it passes through.
         weighted: True if it has parameters of its own.
         classes: how many classes it scores, for a linear layer or a 1 x 1 convolution; otherwise None.
         convolution: its geometry, if it is a convolution.
@@ -414,7 +414,7 @@ class _Recording:
         self._hidden: Tensor | None = None
 
     def begin(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Note that a call starts, and its arguments before it changes them in place."""
+        """Note that a call starts, and its arguments, which it may then change in place."""
         self._runs[module] += 1
         given = tuple(map(self._number, tensors_in((arguments, keywords) if keywords else arguments)))
         self._running.append((module, self._runs[module], next(self._clock), given))

@@ -142,7 +142,7 @@ def mend(
         **options: as for ``camkit.check``.
 
     Returns:
-        The mended copy, and both checks. ``problem`` says why there was nothing to mend, or nothing was gained.
+        The mended copy, and both checks. ``problem`` says why there was nothing to mend, or why nothing was gained.
 
     Raises:
         InputError: the call or the data is wrong, the data has no regions, or the model has no last linear layer.
@@ -165,7 +165,7 @@ def nothing_to_mend(before: CheckResult) -> str:
         return ""
     gap = _gap_of(before)
     return "there is nothing to mend: " + (
-        "the gap could not be measured" if gap is None else f"the gap of {gap:.2f} is no finding, and no class has one"
+        "the gap could not be measured" if gap is None else f"the gap of {gap:.2f} is not a finding; no class has one"
     )
 
 
@@ -177,7 +177,7 @@ def check_before(plan: Plan, progress: MendProgress) -> CheckResult:
 
 
 def mended(plan: Plan, progress: MendProgress, before: CheckResult | None = None) -> MendResult:
-    """Mend the model of a planned check, after the check of ``check_before``. The errors are those of ``mend``."""
+    """Mend the model of a planned check; ``check_before`` returns ``before``. The errors are those of ``mend``."""
     before = before or check_before(plan, progress)
     to_mend, to_prove = halves(plan)
     linear = find_last_linear(plan)

@@ -133,7 +133,7 @@ def load_model(
         text: the classes of a CLIP-like model, one text per class.
         output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
         activation: what turns the scores into probabilities: "softmax", "sigmoid" for classes that do not exclude each
-            other, or "none". None is what the model's configuration says, or else softmax, and sigmoid for one score.
+            other, or "none". None takes what the model's configuration says, else softmax, or sigmoid for one score.
         trainable: keep ``requires_grad`` as the model sets it. By default it is switched off, as explaining needs none.
         trust_remote_code: run the code that comes with a model: in the folder or the repository of a Hugging Face
             model, in TorchScript, or in an ultralytics file. By default, such a model is refused.

@@ -67,12 +67,12 @@ def refuse_code(request: Request, path: Path, kind: str) -> None:
     """Refuse a kind of file from which PyTorch runs code, unless the user trusts it.
 
     Raises:
-        ModelError: the user did not say so.
+        ModelError: the user does not trust it.
     """
     if not request.trust_remote_code:
         raise ModelError(
             f"{path} is {kind}, which may hold code; if you trust this file, pass "
-            f"{advice('trust_remote_code=True to load_model', '--trust-remote-code')}, and if not, ask for an ONNX file"
+            f"{advice('trust_remote_code=True to load_model', '--trust-remote-code')}; otherwise ask for an ONNX file"
         )
 
 

@@ -122,9 +122,9 @@ def _load(request: Request) -> LoadedModel:
             ) from error
         raise ModelError(
             f"{request.name} cannot be loaded ({first_line(error)}); pass the name of a model on the hub, or a folder "
-            "with config.json, weights and preprocessor_config.json; "
+            "with config.json, weights and preprocessor_config.json, which "
             + advice("size, mean and std", "--size, --mean and --std")
-            + " together replace the last"
+            + " together can replace"
         ) from error
 
 

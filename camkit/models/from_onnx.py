@@ -220,10 +220,10 @@ def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:
 
 
 def _refuse_code(graph: onnx.ModelProto, path: Path) -> None:
-    """Refuse what could become code: onnxslim and onnx2pytorch go by the names of operators, and evaluate texts."""
+    """Refuse what could become code: onnxslim and onnx2pytorch know operators only by name, and evaluate texts."""
     if graph.functions:
         raise ModelError(
-            f"{path} holds functions, which camkit does not run; save onnx.inliner.inline_local_functions(graph)"
+            f"{path} holds functions, which camkit does not run; replace them by onnx.inliner.inline_local_functions"
         )
     for part in _parts(graph):
         if isinstance(part, onnx.NodeProto) and (part.domain not in _DOMAINS or part.op_type == "Tokenizer"):

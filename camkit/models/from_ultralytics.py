@@ -42,7 +42,7 @@ _OVERLAP, _MOST_BOXES = 0.7, 300
 
 _LAYERS = re.compile(
     r"(torch\.nn\.modules\.\w+|ultralytics\.nn\.(tasks|modules\.(activation|block|conv|head|transformer|utils)))"
-    r"\.(?!ParameterDict$)\w+"  # which returns whatever of its own attributes it is asked for
+    r"\.(?!ParameterDict$)\w+"  # it returns any of its attributes by name
 )
 """The modules that a file may be made of without ``trust_remote_code``."""
 
@@ -169,9 +169,9 @@ def _fill(reader: Any) -> None:
 
 
 class _Unpickler(pickle._Unpickler):
-    """Reads a pickle in which nothing can be called: functions and classes are texts, and objects have no methods.
+    """Reads a pickle that can call only ``_VALUES``: functions and classes are texts, and objects have no methods.
 
-    In the end, the objects become modules, if they have no hooks, and no modules in place of methods.
+    At the end, the objects become modules. One with hooks, or with a module in place of a method, is refused.
     """
 
     dispatch = pickle._Unpickler.dispatch | {pickle.REDUCE[0]: _call, pickle.NEWOBJ[0]: _make, pickle.BUILD[0]: _fill}

@@ -32,7 +32,7 @@ class HeldInputs(nn.Module):
         """Return the model's output for a batch of pictures.
 
         Raises:
-            InputError: the output has a row for each row of an input, and not for each picture.
+            InputError: the output has a row for each row of an input instead of one for each picture.
         """
 
         def beside(value: Tensor) -> Tensor:
@@ -46,8 +46,8 @@ class HeldInputs(nn.Module):
         for name, value in self.others.items():
             if isinstance(value, Tensor) and value.dim() > 1 and rows == len(value) != len(pictures):
                 raise InputError(
-                    f"the input {name!r} has {rows} rows, and so has the model's output; pass one row, of shape "
-                    f"{(1, *value.shape[1:])}, which is repeated for each picture"
+                    f"the input {name!r} has {rows} rows, and so does the model's output; pass one row, of shape "
+                    f"{(1, *value.shape[1:])}, which camkit repeats for each picture"
                 )
         return output
 
@@ -104,8 +104,8 @@ def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: s
         first = picture or next(iter(parameters), None)
         if first in names:
             raise InputError(
-                f"{first!r} is the argument for the picture, and among the other inputs; leave it out there, or name "
-                "the picture's own argument with picture=..."
+                f"{first!r} is the argument for the picture, but also among the other inputs; leave it out of inputs, "
+                "or name the picture's argument with picture=..."
             )
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for name in () if takes_any else [*names, *([picture] if picture else [])]:

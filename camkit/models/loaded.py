@@ -18,7 +18,7 @@ class LoadedModel:
     """A model together with its preprocessing and labels.
 
     Raises:
-        InputError: the activation is none of the known ones.
+        InputError: the activation is unknown.
 
     Attributes:
         module: the network.

@@ -141,7 +141,7 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
     kinds = ", ".join(f"{name!r}: {type(value).__name__}" for name, value in inputs.items())
     sentence = (
         f"the model failed with the inputs {kinds} ({brief(error)}); pass what its forward takes for one picture, "
-        "mostly tensors of the model's type with a first axis of 1"
+        "usually tensors of the model's type with a first axis of 1"
     )
     return sentence if inputs and not isinstance(error, CamkitError) else None
 

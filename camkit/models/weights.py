@@ -124,7 +124,7 @@ def _content(path: Path) -> Any:
         if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST_HEADER:
             return load_file(path)
         if not start.startswith((b"PK", b"\x80")):
-            raise ModelError(f"{path} is neither a file of PyTorch nor of safetensors; pass a state dict")
+            raise ModelError(f"{path} is neither a PyTorch file nor a safetensors file; pass a state dict")
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
                 if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):

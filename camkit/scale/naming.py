@@ -1,4 +1,4 @@
-"""The names of drawings. The same call gives the same names. A drawing replaces only drawings of camkit's."""
+"""The names of drawings. The same call gives the same names. A drawing replaces only camkit's own drawings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def free_file(out: Path, name: Path, words: Sequence[str], suffix: str = ".png",
         overwrite: whether the drawing may replace a file that camkit did not draw.
 
     Raises:
-        OutputError: there is such a file.
+        OutputError: there is such a file, and the drawing may not replace it.
     """
     file = out if names_file(out) else out / name.parent / f"{'.'.join([name.name, *words])}{suffix}"
     if not overwrite and os.path.lexists(file) and not is_drawing(file):

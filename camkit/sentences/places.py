@@ -197,8 +197,8 @@ def _on_grid(
 ) -> Places:
     """Return the places of tokens on the grid of the smallest; larger ones are spread over its cells.
 
-    A token's longer side says how small it is: a whole picture that was squeezed into a square has flat tokens, and a
-    tile's token of which the picture fills only a part keeps its other side.
+    Tokens are compared by their longer sides: those of a whole picture that was squeezed into a square are flat, and a
+    token at a tile's edge is short on the side where the picture ends.
     """
     longer = torch.maximum(*(look.width * side for look, side in zip(looks, size, strict=True)))
     small = placed & (longer <= 1.4 * longer[placed].quantile(_SMALL))
@@ -244,7 +244,7 @@ def _nearest(lines: Float[Tensor, " l"], places: Float[Tensor, " p"]) -> Int[Ten
 def _ends(owner: Int[Tensor, " p"], places: Float[Tensor, " p"]) -> tuple[float, float]:
     """Return where the values that tokens read start and end; each stands in the middle of a pixel.
 
-    If a token reads values of one place only, its pixel may be as long as the picture.
+    If a token reads values of only one place, its pixel may be as long as the picture.
     """
     most = places[owner == owner.bincount().argmax()]
     steps = (4096 * most).round().unique().diff()

@@ -29,16 +29,16 @@ class Span:
 def spans(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Span]:
     """Return the words of a sentence with their tokens.
 
-    A token belongs to the word in which its first letter falls. The text of the first tokens, from one up, says where
-    each token ends. In the middle of a character, that text ends in replacement signs which the sentence does not
-    have there; the token then ends where the next text that fits does. This works for every tokenizer.
+    A token belongs to the word in which its first letter falls. It ends where the text of all tokens up to it ends. If
+    that text stops inside a character, it ends in replacement signs that the sentence lacks; the token then ends where
+    the next text that fits ends. This works for every tokenizer.
     """
     text = decode(ids)
     known = [decode(ids[: number + 1]) for number in range(len(ids))]
     finished = [each if text.startswith(each) else each.rstrip("\ufffd") for each in known]
     starts = [0, *accumulate(map(len, finished[:-1]), max)]
     ends = [next(len(each) for each in known[number:] if text.startswith(each)) for number in range(len(ids))]
-    # A token that adds nothing goes on with the last character: a replacement sign is there from its first token on.
+    # A token that adds no text belongs to the last character, whose replacement sign its first token already added.
     letters = [next((place for place in range(start, end) if not text[place].isspace()), end - 1)
                for start, end in zip(starts, ends, strict=True)]  # fmt: skip
     words: list[Span] = []

@@ -302,12 +302,12 @@ def _boxes_in(output: Any, batch: int) -> list[Detections]:
     """Return each image's detections.
 
     Raises:
-        TargetError: there are none that camkit reads.
+        TargetError: there are none that camkit can read.
     """
     images = detections_of(output, batch)
     if images is None:
         raise TargetError(
-            f"the model returned {describe(output)}, which camkit does not read as boxes; pass a detector by its name "
+            f"the model returned {describe(output)}, which camkit cannot read as boxes; pass a detector by its name "
             "or file (hf:NAME, yolo11n.pt), or a module that returns a list with a dictionary for each picture"
         )
     return images

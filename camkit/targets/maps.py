@@ -90,7 +90,7 @@ def _probabilities(maps: ScoreReading, *, apart: bool) -> Float[Tensor, "n k h w
 
 
 def _are_apart(maps: Tensor, activation: Activation | None) -> bool:
-    """Tell whether each class is predicted or not, whatever the others are; the only class always is."""
+    """Tell whether each class is predicted independently of the others; a single class always is."""
     return maps.shape[1] == 1 or activation == "sigmoid"
 
 
@@ -150,7 +150,7 @@ class SegmentTarget(Target):
         if maps is None:
             raise TargetError(
                 f"the model returned {describe(output)}, which holds no maps (N, classes, h, w) of class scores; "
-                "pass a segmentation network, and one of Hugging Face by its name (hf:NAME)"
+                "pass a segmentation network, those of Hugging Face by name (hf:NAME)"
             )
         index = int(self.index)
         check_index(index, maps.shape[1])

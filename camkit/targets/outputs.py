@@ -73,7 +73,7 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
             f"the model returned {describe(output)}; choose the class scores by name, such as "
             + advice(f"output={named[0]!r}", f"--output {named[0]}")
         )
-    by_name = "pass its name (hf:NAME) or folder, with which camkit reads boxes, masks and maps, or "
+    by_name = "pass its name (hf:NAME) or folder, so that camkit can read its boxes, masks and maps, or "
     raise TargetError(
         f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); "
         f"{by_name * type(output).__module__.startswith('transformers.')}{advice(*_BY_YOURSELF)}"
@@ -81,7 +81,7 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
 
 
 def _refuse_boxes(output: Any, batch: int) -> None:
-    """Refuse the scores of boxes, or of the best classes: another picture has others in their places."""
+    """Refuse the scores of boxes, or of the best classes: in another picture, they belong to others."""
     is_named = isinstance(output, dict) and any(key in output for key in _SCORE_KEYS)
     tensors = [] if is_named else [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
@@ -92,13 +92,13 @@ def _refuse_boxes(output: Any, batch: int) -> None:
         raise TargetError(
             f"the model returned tensors of shapes {_shapes(tensors)}, which may be the scores of boxes or of the best "
             "classes; wrap it in a module that returns a list with a dictionary of boxes, scores and labels for each "
-            "picture, or if one of them has a score for each class, choose it, for example with "
+            "picture; if one tensor has a score for each class, choose that, for example with "
             + advice("output=0", "--output 0")
         )
 
 
 def scores_in(output: Any) -> Any:
-    """Return what ``main_tensor`` finds, if nothing else in the output could be meant.
+    """Return what ``main_tensor`` finds, if nothing else in the output could hold the scores.
 
     Raises:
         TargetError: several tensors could hold the scores.
@@ -192,9 +192,9 @@ def main_tensor(output: Any) -> Any:
 def rivals(output: Any) -> list[Tensor]:
     """Return the tensors of a tuple or list, also a nested one, if more than one could hold scores; else an empty list.
 
-    These are class scores (N, K), and maps (N, K, h, w) if the first tensor is one. Maps behind class scores are the
-    features that the scores are computed from. Maps of one shape in a list are those of one head at several depths, of
-    which the first counts; a tuple holds different things.
+    These are class scores (N, K), and maps (N, K, h, w) if the first tensor is one. Maps after class scores are the
+    features that the scores are computed from. Maps of one shape in a list come from one head at several depths; only
+    the first counts. In a tuple, all count.
     """
     if not isinstance(output, (tuple, list)) or isinstance(getattr(output, "logits", None), Tensor):
         return []

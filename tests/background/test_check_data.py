@@ -436,7 +436,7 @@ def test_a_folder_of_photographs_is_a_class_whatever_its_name(
 
 
 def with_masks(folder: Path, name: str) -> Path:
-    """Write photographs of two classes and masks: ``name`` is that of the mask of a picture, from the data folder."""
+    """Write photographs of two classes and their masks; ``name`` is the pattern of a mask's path in the data folder."""
     for number, label in enumerate(["bird", "cat"] * 2):
         photograph(folder / label / f"{number}.jpg", number)
         mask(folder / name.format(label=label, stem=number))
@@ -476,7 +476,7 @@ def test_masks_with_usual_names_are_read_and_are_no_pictures(tmp_path: Path, nam
     "name", ["{label}/{stem}_manual1.png", "{label}/mask_{stem}.png", "other/{stem}.png", "{label}/other/{stem}.png"]
 )
 def test_masks_with_other_names_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="has only a few colours, as a mask has, but is in a folder of a class; name"):
+    with pytest.raises(InputError, match="has only a few colours, like a mask, but is in the folder of a class; name"):
         read_data(with_masks(tmp_path, name))
 
 

@@ -542,7 +542,7 @@ def test_text_files_that_are_all_empty_are_named(tmp_path: Path, place: str) -> 
     for name in ("a", "b"):
         (folder / f"{name}.txt").write_text("\n")
     regions = folder if place.startswith("data") else None
-    with pytest.raises(InputError, match=r"the text files in .* are all empty, so they name no object"):
+    with pytest.raises(InputError, match=r"the text files in .* are all empty: export"):
         read_data(tmp_path / "images", regions=regions)
     (folder / "a.txt").write_text("0 0.5 0.5 0.5 0.2\n")
     assert read_data(tmp_path / "images", regions=regions).items
@@ -1505,7 +1505,7 @@ def test_voc_in_a_folder_where_it_is_not_sought_is_named(tmp_path: Path, folder:
     (tmp_path / folder / "a.xml").write_text(
         "<annotation><object><name>cat</name><bndbox></bndbox></object></annotation>"
     )
-    with pytest.raises(InputError, match=r"a.xml holds annotations that .* or not at this place; .* as regions="):
+    with pytest.raises(InputError, match=r"a.xml holds annotations .* that it does not search; .* as regions="):
         read_data(tmp_path / "images")
 
 

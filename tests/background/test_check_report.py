@@ -766,9 +766,10 @@ def undecided(tmp_path_factory):
 def test_an_undecided_check_says_why_with_the_numbers(undecided):
     most = max(k for k in range(11) if binomtest(k, 10).proportion_ci(method="wilson").low <= 0.25)
     why = words.why_undecided(undecided)
-    untested = f"ship 0% right on own backgrounds and needs more than {most / 10:.0%} (10 pictures; chance 25%)"
+    needed = f"with 10 pictures and chance at 25%, a test needs more than {most / 10:.0%}"
+    untested = f"ship (0% right on own backgrounds; {needed})"
     assert undecided.verdict == "INCONCLUSIVE"
-    assert why.startswith(f"1 of 4 classes could not be tested: {untested}; over the rest, effects above 0.")
+    assert why.startswith(f"1 of 4 classes could not be tested: {untested}; over the other classes, effects above 0.")
     assert why.endswith(" are excluded; do not ship on this evidence")
     rest = [row for row in undecided.images if row.label != "ship" and row.same]
     gap = np.mean([row.same[fill] - row.other[fill] for row in rest for fill in row.same])

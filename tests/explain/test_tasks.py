@@ -347,7 +347,7 @@ def test_similarity_to_a_reference_is_the_cosine_of_the_embeddings():
 WRONG = {
     "class": (lambda: 9, "out of range"),
     "twice": (lambda: [1, "b"], r"target 1 \(b\) is in the list twice"),
-    "box": (lambda: box(0), "does not read as boxes; pass a detector by its name"),
+    "box": (lambda: box(0), "cannot read as boxes; pass a detector by its name"),
     "box of two kinds": (lambda: box(0, label=1), "one of the three"),
     "box without an area": (lambda: box(near=(5, 5, 5, 9)), "left < right"),
     "segment": (lambda: segment(1), "no maps"),

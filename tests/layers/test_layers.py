@@ -431,18 +431,18 @@ class Ended(nn.Module):
 @pytest.mark.parametrize(
     ("net", "more", "words"),
     [
-        (Ended(torch.round), {}, "no layer .* has a gradient of the score.*occlusion"),
+        (Ended(torch.round), {}, "no layer .* gets a gradient from the score.*occlusion"),
         (Ended(Ungraded.apply), {"target_layer": "one"}, "functions that return no gradient.*occlusion"),
         (Ended(Ungraded.apply), {"method": "fullgrad"}, "gradient"),
         (
             Ended(nn.Identity()),
             {"target_layer": "model.two", "inputs": {"others": torch.randn(1, 3, 32, 32)}},
-            "computed from another input of the model, which 'picture' can name",
+            "computed from another input of the model; .* or name that input with 'picture'",
         ),
         (
             torch.export.export(Ended(torch.relu), (torch.randn(1, 3, 32, 32),)).module(),
             {},
-            "do not run as PyTorch modules; pass the ExportedProgram itself.*occlusion",
+            "do not run as PyTorch modules.* pass the ExportedProgram itself.*occlusion",
         ),
     ],
 )

@@ -169,7 +169,7 @@ def object_and_scene(number: int, side: int, random: torch.Generator) -> tuple[T
 @pytest.mark.extended
 @pytest.mark.parametrize(("kind", "side"), [(nn.Conv2d, 96), (nn.Conv2d, 97), (Same, 96)])
 def test_the_heat_of_a_trained_network_lies_on_the_object(kind, side):
-    """With an even spread, it lies 0.3 to 0.45 cells beside it."""
+    """With an even spread, the heat lies 0.3 to 0.45 cells beside the object."""
     torch.manual_seed(0)
     random = torch.Generator().manual_seed(0)
     layers: list[nn.Module] = []

@@ -161,7 +161,7 @@ def test_a_network_that_passes_is_not_mended(pictures: Path) -> None:
         model.head.weight.copy_(torch.tensor([[-50.0, 50, 0, 0], [50, -50, 0, 0]]))
     found = mend(model, pictures, config={**CONFIG, "limits": {"least_pictures": 8, "gap": 0.4, "sufficiency": 0.5}})
     assert found.before.verdict == "PASS"
-    assert found.problem == "there is nothing to mend: the gap of 0.00 is no finding, and no class has one"
+    assert found.problem == "there is nothing to mend: the gap of 0.00 is not a finding; no class has one"
 
 
 @pytest.mark.extended
@@ -302,7 +302,7 @@ def test_the_command_first_says_how_long_it_takes_and_whether_there_is_anything_
     lines = said.err.splitlines()
     assert re.fullmatch(r"camkit: two checks and the mending: about \d+ (s|min)", lines[1])
     assert lines[2].startswith("camkit: before: heat")
-    assert "no weights are written: there is nothing to mend: the gap of 0.00 is no finding" in lines[-1]
+    assert "no weights are written: there is nothing to mend: the gap of 0.00 is not a finding" in lines[-1]
     assert (said.out, "training" in said.err, "pasting" in said.err) == ("", False, False)
     assert main([*command, "--force"]) == 0
     assert "verdict" in capsys.readouterr().out

@@ -171,7 +171,7 @@ def test_a_file_that_may_hold_code_is_not_read_unless_it_is_trusted(
     for reader in ("torch.export.load", "torch.jit.load"):
         monkeypatch.setattr(reader, lambda *_, **__: pytest.fail("the file is read"))
     said = (
-        r"may hold code; if you trust this file, pass trust_remote_code=True to load_model, and if not, ask for an ONNX"
+        r"may hold code; if you trust this file, pass trust_remote_code=True to load_model; otherwise ask for an ONNX"
     )
     with pytest.raises(ModelError, match=said):
         camkit.load_model(str(file))
@@ -656,7 +656,7 @@ def program_of_a_huge_picture(folder: Path) -> Path:
 
 
 def of_texts(form: str) -> Callable[[Path], Path]:
-    """Return what writes a graph in which a text that makes a file is taken for numbers."""
+    """Return a function that writes a graph that holds code where numbers belong; the code would create a file."""
     text = "__import__('pathlib').Path('ran').touch()"
     texts = helper.make_tensor("scales", TensorProto.STRING, [4], [text.encode()] * 4)
 
@@ -1070,7 +1070,7 @@ def foreign(name: str) -> str:
             lambda: camkit.load_model(foreign("m.engine")),
             r"m\.engine as a model: convert it to ONNX, or pass a function",
         ),
-        (lambda: camkit.load_model("demo-fair", foreign("m.h5")), r"m\.h5 is neither a file of PyTorch nor"),
+        (lambda: camkit.load_model("demo-fair", foreign("m.h5")), r"m\.h5 is neither a PyTorch file nor"),
         (lambda: camkit.load_model("m.onnx", weights="w.pth"), r"m\.onnx holds its own weights; leave out weights"),
     ],
 )

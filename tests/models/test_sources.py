@@ -192,8 +192,8 @@ def test_size_mean_and_std_replace_a_missing_preprocessor(classifier, tmp_path, 
 
     assert torch.equal(found.preprocess(Image.open(PLANE)), load_model(str(classifier)).preprocess(Image.open(PLANE)))
     assert cli.main([str(PLANE), "--model", str(tmp_path), "--size", "64", "--out", str(tmp_path / "out")]) == 2
-    assert "--size, --mean and --std together replace" in capsys.readouterr().err
-    with pytest.raises(ModelError, match="size, mean and std together replace"):
+    assert "--size, --mean and --std together can replace" in capsys.readouterr().err
+    with pytest.raises(ModelError, match="size, mean and std together can replace"):
         load_model(str(tmp_path))
 
 

@@ -125,7 +125,7 @@ def _parse_annotation(
         return None
     outline = _parse_segmentation(row.get("segmentation") or None)
     box = None if outline is None else _bounding_box(outline)
-    if (box is None or clip_box(box, None) is None) and row.get("bbox"):  # tools write empty boxes beside an outline
+    if (box is None or clip_box(box, None) is None) and row.get("bbox"):  # some tools write an empty box or outline
         outline = None
         left, top, width, height = parse_numbers(row["bbox"], 4)
         box = Box(left, top, left + width, top + height)

@@ -41,12 +41,12 @@ def mask_folders(folder: Path) -> list[Path]:
 
 
 def _likely(folder: Path) -> tuple[bool, bool, int, str]:
-    """Sort folders of masks before those of segmentations, and these before others, which often hold boxes."""
+    """Sort folders of masks first, then those of segmentations, then others, which often hold boxes."""
     return "mask" not in folder.name.lower(), "seg" not in folder.name.lower(), -len(folder.parts), folder.name
 
 
 def is_mask_in(folder: Path, file: Path) -> bool:
-    """Return whether a file is a mask among the pictures in a folder, or in one of its folders of a class."""
+    """Return whether a file is a mask among the pictures in a folder, or in the folder of a class below it."""
     parts = file.relative_to(folder).parts
     return is_mask(file, folder / parts[0] if len(parts) > 1 else folder)
 

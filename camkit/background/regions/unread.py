@@ -14,7 +14,7 @@ from camkit.errors import advice
 from camkit.images.files import files_in
 
 READ = "COCO JSON, Pascal VOC XML, YOLO text, CSV files with the columns path, xmin, ymin, xmax and ymax, and masks"
-"""What camkit reads, in words."""
+"""The annotations that camkit reads, in words."""
 
 _BESIDE = ("annotations", "Annotations", "labels", "ann", "json", "jsons", "labelme", "labelTxt", "xml", "xmls")
 _FOLDERS = ("", *(f"../{name}" for name in _BESIDE))
@@ -67,15 +67,16 @@ def find_unread(folder: Path, classes: Collection[str] = (), *, deep: bool = Tru
             text = lines.read(_MOST_CHARACTERS)
         if re.search(_TYPES[file.suffix.lower()], text) or (file.suffix == ".json" and looks_like_coco(file)):
             return (
-                f"{file} holds annotations that camkit does not read, or not at this place; it reads {READ}: export "
-                f"them as one of these, and pass the file or folder as {advice('regions=...', '--regions')}"
+                f"{file} holds annotations in a format that camkit does not read, or in a folder that it does not "
+                f"search; it reads {READ}: export them as one of these, and pass the file or folder as "
+                + advice("regions=...", "--regions")
             )
     places = [place for place in mask_folders(folder) if place.parent != folder or place.name not in classes]
     beside = [file for file in files_in(folder, JPEG_SUFFIXES, deep=deep) if is_mask_in(folder, file)]
     for file in [*beside, *(file for place in places for file in files_in(place, _UNREAD_MASKS))]:
         return f"masks found, such as {file}, in a format that camkit does not read: save them as PNG"
     if (empty := find_empty(folder)) is not None:
-        return f"the text files in {empty} are all empty, so they name no object: export the labels again"
+        return f"the text files in {empty} are all empty: export the labels again"
     return None
 
 

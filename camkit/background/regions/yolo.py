@@ -30,7 +30,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def find_empty(folder: Path) -> Path | None:
-    """Return the folder with a text file for pictures, all of which are empty."""
+    """Return the first folder in which all text files of the pictures are empty."""
     stems = {picture.stem for picture in files_in(folder, PICTURE_SUFFIXES)}
     for place in _places(folder):
         files = [file for file in _text_files(place) if not stems or file.stem in stems]
@@ -40,7 +40,7 @@ def find_empty(folder: Path) -> Path | None:
 
 
 def _places(folder: Path) -> list[Path]:
-    """List the folders that may hold the text files of a folder of pictures; ``images/val`` has ``labels/val``."""
+    """List the folders that may hold a folder's text files, such as ``labels/val`` for ``images/val``."""
     parts = list(folder.parts)
     if "images" in parts:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
@@ -180,7 +180,8 @@ def _pose_test(tables: list[Path], rows: list[list[float]]) -> Callable[[list[fl
     ``kpt_shape``, in one of the tables, says how many keypoints there are; each has 2 or 3 numbers. A detector
     adds its confidence to every row. Without ``kpt_shape``, the rows are poses if, in all rows that are longer than a
     box, every third number after the box is a visibility (0, 1 or 2). Keypoints of two numbers need ``kpt_shape``,
-    because they look like a polygon. So do a confidence and the number of a track, which all longer rows then have.
+    because they look like a polygon. A confidence and a track number look like one too; they count as such if all
+    longer rows have six numbers that end in a whole number.
     """
     longer = [numbers for numbers in rows if len(numbers) > 5]
     for file in tables:

@@ -40,7 +40,7 @@ _COLUMNS = (
     (
         "verdict",
         "FAIL, INCONCLUSIVE, WARN or PASS; the tables below say when each applies. A class is not decided if nothing "
-        "was found in it, but its own pictures do not exclude its effects; only --strict asks for that.",
+        "was found, but its own pictures cannot exclude an effect above the limit; only --strict requires that.",
     ),
     ("pictures", "Pictures that the model answered. Below: how many of them took part in the experiment."),
     ("accuracy", "Share of right answers to the unedited pictures. Below: its 95% interval."),
@@ -58,7 +58,7 @@ _COLUMNS = (
     ),
     (
         "",
-        "Sufficiency: how far the accuracy without the object is above that of answers dealt at random. For a single "
+        "Sufficiency: how far the accuracy without the object is above that of the same answers shuffled. For a single "
         "class it has no level and does not count, because a model that sees no object may always name the same class.",
     ),
     (

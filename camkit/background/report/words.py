@@ -135,21 +135,21 @@ def caveat(result: CheckResult) -> str:
 
 
 def why_undecided(result: CheckResult) -> str:
-    """Say in one sentence why something could not be decided, with the numbers; "" if all was."""
+    """Say in one sentence, with numbers, why the check is undecided; "" if it is not."""
     if result.exit_code("fail") != 3:
         return ""
     counting = {name: own for name in result.classes if (own := result.judged[name]).effects and not own.waived}
-    untested = [f"{name} {own.reasons[-1].text}" for name, own in counting.items() if own.findings.untested]
+    untested = [f"{name} ({own.reasons[-1].text})" for name, own in counting.items() if own.findings.untested]
     if not untested:
         return f"{result.reasons[0]}; do not ship on this evidence"
     above = result.excluded_for_rest
-    rest = "" if above is None else f"; over the rest, effects above {number(above)} are excluded"
+    rest = "" if above is None else f"; over the other classes, effects above {number(above)} are excluded"
     which = f"{len(untested)} of {len(counting)} classes could not be tested: {first_of(untested, MOST_STEPS)}"
     return f"{which}{rest}; do not ship on this evidence"
 
 
 def reliability(verdict: str) -> str:
-    """Say how often a verdict was right, of all networks whose truth is known."""
+    """Say how many networks whose truth is known got a verdict, and how many of these lose little."""
     total = sum(sum(counts.values()) for counts in LABS.values())
     given, clean = sum(counts[verdict] for counts in LABS.values()), LABS["lose less than 3 points"][verdict]
     return (
