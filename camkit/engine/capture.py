@@ -217,7 +217,7 @@ def layouts_of(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> 
             layout = options.read_layout(shape, batch, size)
         if layout is None:
             raise LayerError(
-                f"layer {str(ref)!r} returned shape {shape}, which does not fit the input's "
+                f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent that fits the input's "
                 f"{'x'.join(map(str, size))}, or is computed from another input of the model; choose another layer "
                 f"({listing_layers()}), or name that input with 'picture'"
             )
