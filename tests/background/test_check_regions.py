@@ -1494,7 +1494,7 @@ def test_labelme_in_a_folder_beside_the_pictures_is_named(tmp_path: Path, folder
     for name in ("images", folder):
         (tmp_path / name).mkdir()
     (tmp_path / folder / "a.json").write_text(json.dumps(LABELME))
-    assert "a.json holds annotations that camkit does not read" in str(find_unread(tmp_path / "images"))
+    assert "a.json holds annotations in a format that camkit does not read" in str(find_unread(tmp_path / "images"))
 
 
 @pytest.mark.parametrize("folder", ["annotations", "annotations/xmls", "xmls", "xml"])
@@ -1538,7 +1538,7 @@ def test_a_table_of_pictures_ignores_the_subfolders_beside_it(tmp_path: Path) ->
     (tmp_path / "t.csv").write_text("path,label\na.jpg,cat\n")
     assert read_data(tmp_path / "t.csv").facts[-1] == "no regions"
     (tmp_path / "a.json").write_text(json.dumps(LABELME))
-    with pytest.raises(InputError, match=r"a.json holds annotations that camkit does not read"):
+    with pytest.raises(InputError, match=r"a.json holds annotations in a format that camkit does not read"):
         read_data(tmp_path / "t.csv")
 
 
@@ -1548,5 +1548,5 @@ def test_regions_that_camkit_reads_suffice_beside_others(tmp_path: Path) -> None
     assert [one.format for one in find_regions(tmp_path)] == ["COCO"]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a.json").write_text(json.dumps(LABELME))
-    with pytest.raises(InputError, match=r"a.json holds annotations that camkit does not read"):
+    with pytest.raises(InputError, match=r"a.json holds annotations in a format that camkit does not read"):
         read_regions(tmp_path / "other")
