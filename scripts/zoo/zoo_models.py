@@ -204,7 +204,7 @@ def _huggingface_truth(name: str, model: Any, images: Tensor) -> list[Grid]:
         with (network or nn.Identity()).register_forward_hook(lambda _m, _a, output: outputs.append(output)):
             model(images)
         return [tuple((outputs or [images])[0].shape[2:])]
-    if hasattr(model, "model") and not hasattr(model, "config"):  # an adapter for models that take flattened patches
+    if type(model).__name__ == "FromPatches":  # camkit's adapter for models that take flattened patches
         return [strided(images, model.model.config.vision_config.patch_size)]
     output = model(images, output_hidden_states=True)
     last = output.hidden_states[-1]
