@@ -130,13 +130,9 @@ def _load(request: Request) -> LoadedModel:
 
 def _loaded(request: Request, name: str) -> LoadedModel:
     config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=request.trust_remote_code)
-    parts = [config, *(getattr(config, part, None) for part in getattr(config, "sub_configs", ()))]
-    attention = next((kind for part in parts if "/" in str(kind := getattr(part, "_attn_implementation", None))), None)
-    if not request.trust_remote_code and attention is not None:
-        raise ModelError(
-            f"{request.name} uses code for its attention from {attention!r} on the hub, which camkit does not run; if "
-            f"you trust that code, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
-        )
+    if not request.trust_remote_code:
+        way_out = f"; if you trust that code, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
+        refuse_kernels(config, request.name, way_out)
     own_code = getattr(config, "auto_map", None) or {}
     classifies = (
         type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
@@ -168,6 +164,21 @@ def _loaded(request: Request, name: str) -> LoadedModel:
         )
     request.refuse_text()
     return _complete(request, name, *_classifier(request, name, config))
+
+
+def refuse_kernels(config: Any, name: str, way_out: str = "") -> None:
+    """Refuse a model with code from the hub for its attention, in any part of its configuration.
+
+    Raises:
+        ModelError: it has such code; ``way_out`` ends the sentence.
+    """
+    kind = getattr(config, "_attn_implementation", None)
+    if "/" in str(kind):
+        raise ModelError(
+            f"{name} uses code for its attention from {kind!r} on the hub, which camkit does not run{way_out}"
+        )
+    for part in getattr(config, "sub_configs", ()):
+        refuse_kernels(getattr(config, part, None), name, way_out)
 
 
 def _alone(request: Request) -> Request:

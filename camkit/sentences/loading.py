@@ -60,14 +60,15 @@ def load(name: str, device: str | None = None) -> tuple[nn.Module, Any]:
         ModelError: it cannot be loaded, or does not write text about pictures.
     """
     try:
-        from transformers import AutoModelForImageTextToText  # noqa: PLC0415 - an optional package
+        from transformers import AutoConfig, AutoModelForImageTextToText  # noqa: PLC0415 - an optional package
     except ImportError as error:
         raise ModelError("models that write need an optional package: pip install 'camkit[transformers]'") from error
     folder = name.removeprefix("hf:")
-    from camkit.models.from_huggingface import quiet  # noqa: PLC0415 - it needs the optional package
+    from camkit.models.from_huggingface import quiet, refuse_kernels  # noqa: PLC0415 - it needs the optional package
 
     try:
         with quiet():
+            refuse_kernels(AutoConfig.from_pretrained(folder, trust_remote_code=False), name)
             model, info = AutoModelForImageTextToText.from_pretrained(
                 folder, output_loading_info=True, trust_remote_code=False
             )

@@ -580,6 +580,15 @@ def of_one_part_many_times(folder: Path) -> Path:
     return of_weights_in_files(folder, *(in_a_file("data", length=1 << 30) for _ in range(1000)))
 
 
+def named_twice(folder: Path) -> Path:
+    """Write a tensor with two places; libraries take the last."""
+    (folder / "data").write_bytes(bytes(3 * SIDE * SIDE * 4 * 4))
+    (folder / "secret").write_bytes(bytes(3 * SIDE * SIDE * 4 * 4))
+    tensor = in_a_file("data")
+    tensor.external_data.add(key="location", value="../secret")
+    return of_weights_in_files(folder, tensor)
+
+
 def of_nested_branches(folder: Path) -> Path:
     """Write a graph with 10,000 branches inside each other, byte by byte."""
 
@@ -622,6 +631,17 @@ def cyclic(folder: Path) -> Path:
 def of_unknown_operators(folder: Path) -> Path:
     node = helper.make_node("Secret", ["images"], ["scores"], domain="nobody.knows")
     return graph_file(folder / "m.onnx", [node])
+
+
+def a_tokenizer(folder: Path) -> Path:
+    texts = helper.make_node("Tokenizer", ["images"], ["scores"], domain="com.microsoft")
+    return graph_file(folder / "m.onnx", [texts])
+
+
+def a_cast_to_texts(folder: Path) -> Path:
+    texts = helper.make_node("Cast", ["images"], ["texts"], to=TensorProto.STRING)
+    numbers = helper.make_node("Cast", ["texts"], ["numbers"], to=TensorProto.FLOAT)
+    return graph_file(folder / "m.onnx", [texts, numbers, helper.make_node("Flatten", ["numbers"], ["scores"])])
 
 
 def written(name: str, data: bytes) -> Callable[[Path], Path]:
@@ -711,6 +731,7 @@ def of_a_huge_constant(folder: Path) -> Path:
 
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "weights in another folder": (outside, "names weights in other folders"),
+    "weights in two places": (named_twice, "names weights in other folders"),
     "a constant in a device": (a_constant_outside, "names weights in other folders"),
     "weights in a link": (a_link_to_zeros, "its weights have 49152 bytes, and the files beside it 0"),
     "weights of terabytes": (of_terabytes, "its weights have 10000000000000 bytes, and the files beside it 16"),
@@ -730,6 +751,8 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a function with texts": (of_texts("a function"), "holds functions, which camkit does not run"),
     "texts as constants": (of_texts("an initializer"), "holds texts among its numbers"),
     "texts in a subgraph": (of_texts("a subgraph"), "holds texts among its numbers"),
+    "a tokenizer": (a_tokenizer, r"uses com\.microsoft\.Tokenizer, which camkit does not run"),
+    "a cast to texts": (a_cast_to_texts, "holds texts among its numbers"),
     "another domain": (of_texts("another domain"), r"uses own\.Resize, which camkit does not run"),
     "a huge constant": (of_a_huge_constant, "cannot be run"),
     "no file": (lambda folder: folder / "gone.onnx", "there is no file"),

@@ -358,14 +358,22 @@ def test_the_command_line_runs_a_folders_code_only_with_its_option(with_code, tm
     assert cli.main([*command, "--trust-remote-code"]) == 0
 
 
-def test_attention_from_the_hub_is_code_too(classifier, tmp_path):
-    folder = tmp_path / "kernel"
-    shutil.copytree(classifier, folder)
-    values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**values, "attn_implementation": "somebody/attention"}))
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [
+        ("ViTConfig", "somebody/attention"),
+        ("CLIPConfig", {"vision_config": "somebody/attention"}),
+        ("Sam2Config", {"vision_config": {"backbone_config": "somebody/attention"}}),
+    ],
+    ids=["model", "part", "part-of-a-part"],
+)
+def test_attention_from_the_hub_is_code_too(tmp_path, kind, attention):
+    getattr(pytest.importorskip("transformers"), kind)().save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "attn_implementation": attention}))
 
-    with pytest.raises(ModelError, match="pass trust_remote_code=True") as caught:
-        load_model(str(folder), device="cpu")
+    with pytest.raises(ModelError, match="'somebody/attention' on the hub.*pass trust_remote_code=True") as caught:
+        load_model(str(tmp_path), device="cpu")
 
     assert_one_sentence(caught.value)
 

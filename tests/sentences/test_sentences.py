@@ -464,6 +464,15 @@ def test_code_that_a_folder_names_is_refused_without_a_question(llava, tmp_path,
         load(f"hf:{tmp_path}", "cpu")
 
 
+@pytest.mark.parametrize("attention", ["somebody/attention", {"text_config": "somebody/attention"}])
+def test_attention_from_the_hub_is_refused(llava, tmp_path, attention):
+    llava[0].config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "attn_implementation": attention}), "utf-8")
+    with pytest.raises(ModelError, match="code for its attention from 'somebody/attention' on the hub"):
+        load(f"hf:{tmp_path}", "cpu")
+
+
 def test_pictures_of_a_folder_are_compared_with_the_others(llava, tmp_path, capsys):
     """A broken picture is named, stops no other and is no reference; the table has a row for each word."""
     model, processor = llava
