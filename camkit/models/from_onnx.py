@@ -254,7 +254,7 @@ def _tensors(graph: onnx.ModelProto) -> list[onnx.TensorProto]:
 
 def _entry(tensor: onnx.TensorProto, key: str) -> str:
     """Return one entry of what a tensor says about its outside data, of several the last; empty if there is none."""
-    return {entry.key: entry.value for entry in tensor.external_data}.get(key, "")
+    return str({entry.key: entry.value for entry in tensor.external_data}.get(key, ""))
 
 
 def _limit_lengths(tensors: Sequence[onnx.TensorProto], held: int) -> None:

@@ -369,7 +369,9 @@ def test_a_folder_of_reports_is_browsed(browser: Browser, tmp_path: Path) -> Non
         page.wait_for_selector("#edits img")
         assert f"{edits[0]} on its backgrounds" in page.inner_text("#edits")
         captions = page.locator("#edits .thumbnail-item .caption-label").all_inner_texts()
-        assert any(re.match(r"object removed \(\w+ is named in 2 of 2 such pictures\)", caption) for caption in captions)
+        assert any(
+            re.match(r"object removed \(\w+ is named in 2 of 2 such pictures\)", caption) for caption in captions
+        )
         page.wait_for_function("document.querySelector('#pictures').innerText.includes('bird/000.jpg')")
         page.locator("#class input").click()
         page.get_by_role("option", name="ship", exact=True).click()

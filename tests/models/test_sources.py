@@ -372,7 +372,7 @@ def test_attention_from_the_hub_is_code_too(tmp_path, kind, attention):
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**values, "attn_implementation": attention}))
 
-    with pytest.raises(ModelError, match="'somebody/attention' on the hub.*pass trust_remote_code=True") as caught:
+    with pytest.raises(ModelError, match=r"'somebody/attention' on the hub.*pass trust_remote_code=True") as caught:
         load_model(str(tmp_path), device="cpu")
 
     assert_one_sentence(caught.value)
