@@ -128,7 +128,7 @@ class TrainingWatch:
             "target": target,
             "preprocess": preprocess,
             "labels": labels,
-            "spread": "even",  # the weights have changed at each step, and measuring places takes 24 passes
+            "spread": "even",  # the weights have changed at each step, and measuring places takes 32 passes
         }
         self._check_explaining()
         if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
