@@ -910,6 +910,6 @@ def status_of(maps: LayerMaps, raw: np.ndarray, *, influenced: bool) -> Status:
     """Return the status of a map; ``influenced`` tells whether the score depends on its cells at all."""
     if not np.isfinite(raw).all():
         return "non_finite"
-    if not influenced:
+    if not influenced or raw.size == 1:  # one cell says nothing about places
         return "no_influence"
     return "ok" if maps.has_evidence() else "no_positive_evidence"

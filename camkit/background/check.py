@@ -420,7 +420,7 @@ def _still_named(plan: Plan, rows: Sequence[ImageRow], measures: Mapping[str, Me
         return []
     counts = {name: [named_without_object(rows, name, own=own) for own in (True, False)] for name in above}
     named = [
-        f"{name} in {right} of {own} pictures (chance {wrong / others:.0%})"
+        f"{name} in {right} of {own} pictures (and in {wrong / others:.0%} of the others)"
         for name, ((right, own), (wrong, others)) in counts.items()
     ]
     example = next(row.name for row in rows if row.label == above[0] and above[0] in row.named.values())

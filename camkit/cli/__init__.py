@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -155,6 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         discard_output()
         return _BROKEN_PIPE
     except BaseException as error:  # uncaught, it would end the program with 1, which means FAIL
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            fail("the output cannot be written: No space left on device; earlier rows are kept")
+            return OutputError.exit_code
         if TALK.verbose or os.environ.get("CAMKIT_TRACEBACK"):
             print_traceback(error)
         if isinstance(error.__cause__, StopIteration):  # raised in a generator, it becomes a RuntimeError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -131,7 +132,7 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
         )
     if "unpack (expected 5, got 4)" in str(error):
         return f"the model takes clips, with five axes, and got pictures (N, C, H, W); {CLIPS}"
-    if str(error).startswith("not enough values to unpack") and str(error).endswith("got 1)"):
+    if re.search("^not enough values to unpack .*got 1\\)$|index 1 is out of bounds .* with size 1$", str(error)):
         return (
             "the model takes several inputs in one argument, and camkit passes only the picture; wrap it in a module "
             "whose forward(self, picture) returns self.model((picture, ...))"

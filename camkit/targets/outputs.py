@@ -193,16 +193,13 @@ def rivals(output: Any) -> list[Tensor]:
     """Return the tensors of a tuple or list, also a nested one, if more than one could hold scores; else an empty list.
 
     These are class scores (N, K), and maps (N, K, h, w) if the first tensor is one. Maps after class scores are the
-    features that the scores are computed from. Maps of one shape in a list come from one head at several depths; only
-    the first counts. In a tuple, all count.
+    features that the scores are computed from.
     """
     if not isinstance(output, (tuple, list)) or isinstance(getattr(output, "logits", None), Tensor):
         return []
     leaves = tree_leaves(output, is_leaf=lambda item: isinstance(item, dict))
     tensors = [item for item in leaves if isinstance(item, Tensor) and item.is_floating_point()]
     maps = [item for item in tensors if _are_maps(item)] if tensors and _are_maps(tensors[0]) else []
-    if isinstance(output, list) and len({item.shape for item in maps}) == 1:
-        maps = maps[:1]
     candidates = [*maps, *(item for item in tensors if item.dim() == 2 and item.shape[1] > 0)]
     candidates = [item for item in candidates if len(item) == len(candidates[0])]
     return candidates if len(candidates) > 1 else []

@@ -394,7 +394,8 @@ def test_a_quick_check_shows_the_model_its_sample_alone(scenes, tmp_path):
     assert "the model will see 20 pictures for the heat" in done.stdout
     assert len(report["images"]) == 20
     assert all(image["same"] for image in report["images"])
-    assert report["next_steps"][0].startswith("leave out --quick")
+    assert report["next_steps"][0].startswith("leave out --quick, and --per-class if you pass it")
+    assert not any(step.startswith("add ") for step in report["next_steps"]), "half of the pictures are unused"
 
 
 def test_a_quick_check_keeps_a_class_without_regions(scenes, tmp_path):
@@ -403,6 +404,14 @@ def test_a_quick_check_keeps_a_class_without_regions(scenes, tmp_path):
     result = camkit.check("demo-fair", data, config={"check": {"per_class": 3, "pastes": 1}}, quick=True)
     assert sorted(result.classes) == ["bird", "car", "plane", "ship"]
     assert [row.label for row in result.images].count("car") == 3
+
+
+def test_regions_of_a_single_class_give_a_verdict(scenes, tmp_path):
+    data = copied(scenes, tmp_path, PER_CLASS)
+    for other in ("car", "plane", "ship"):
+        shutil.rmtree(data.parent / "masks" / other)
+    limits = {"least_pictures": PER_CLASS}
+    assert camkit.check("demo-biased", data, config={"check": {"pastes": 1}, "limits": limits}).verdict != "PASS"
 
 
 @pytest.mark.extended

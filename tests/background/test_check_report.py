@@ -732,7 +732,7 @@ def test_pictures_that_still_show_the_class_are_counted_beside_a_typical_one(pas
     cars = [row for row in passed.images if row.label == "car" and row.removed]
     count = f"car is named in {sum(any(row.removed.values()) for row in cars)} of {len(cars)} such pictures"
     note = next(warning for warning in passed.warnings if "with the object removed, the model still names" in warning)
-    named = re.search(r"car in (\d+) of (\d+) pictures \(chance \d+%\)", note)
+    named = re.search(r"car in (\d+) of (\d+) pictures \(and in \d+% of the others\)", note)
     assert count == f"car is named in {named[1]} of {named[2]} such pictures"
     assert 2 * int(named[1]) < int(named[2])
     assert note in console.verdict(passed).plain and note in check_html.render(passed)

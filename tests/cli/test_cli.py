@@ -216,8 +216,9 @@ class TestInstalled:
         assert int(told[1]) - (1 + rows.count("\n")) in (0, 1), "it may be interrupted before it prints the last row"
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-    def test_a_full_disk_behind_the_output_is_one_sentence(self, plane: Path, tmp_path: Path) -> None:
-        command = [CAMKIT, str(plane), "--model", "demo-fair", "--json", "--out", str(tmp_path)]
+    @pytest.mark.parametrize("form", [["--json"], []])
+    def test_a_full_disk_behind_the_output_is_one_sentence(self, plane: Path, tmp_path: Path, form: list[str]) -> None:
+        command = [CAMKIT, str(plane), "--model", "demo-fair", *form, "--out", str(tmp_path)]
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
         assert done.returncode == 2

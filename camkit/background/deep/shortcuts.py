@@ -181,7 +181,7 @@ def find_shortcut(experiment: Experiment, label: str) -> Shortcut | None:
 
     Returns:
         None if no part of them, up to two thirds of the picture's sides, makes the model name the class elsewhere, or
-        if the pictures differ in size.
+        if the pictures differ in size, or too few have an object to remove.
     """
     plan = experiment.plan
     rng = own_generator(label, plan.settings.check.seed)
@@ -189,7 +189,7 @@ def find_shortcut(experiment: Experiment, label: str) -> Shortcut | None:
     of_class = _backgrounds(experiment, [item for item in shuffled if item.label == label])
     of_others = _backgrounds(experiment, [item for item in shuffled if item.label != label])
     own, hosts = list(itertools.islice(of_class, SEARCHED)), list(itertools.islice(of_others, HOSTS))
-    if len({background.tensor.shape for background in (*own, *hosts)}) != 1:
+    if not own or len(hosts) < 2 or len({background.tensor.shape for background in (*own, *hosts)}) != 1:
         return None
     found = (_find(experiment, label, own, hosts, side) for side in SIDES)
     return next((shortcut for shortcut in found if shortcut is not None), None)
@@ -254,7 +254,7 @@ def _find(
     chosen_on, tested_on = hosts[::2], [host.tensor for host in hosts[1::2]]
     parts = _with_rises(experiment, label, _parts(own, side), chosen_on)
     best = _best_of_each_group(parts)[:CROPS]
-    if not best or not tested_on:
+    if not best:
         return None
 
     def named_with(look: Look) -> Bool[Tensor, "part host"]:

@@ -16,7 +16,7 @@ from camkit.kit.wording import in_words
 MOST_CAUSES = 3
 """Causes that the terminal names for pictures that could not be tested."""
 
-_STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan"}
+_STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan", "not decided": "cyan"}
 
 
 def data_summary(plan: Plan) -> Text:
@@ -74,7 +74,7 @@ def table(result: CheckResult) -> Table:
         title, verdict, *numbers, more = figures.values()
         columns.add_row(
             Text(printable(title)),
-            Text(verdict, _STYLES[result.judged[name].verdict]),
+            Text(verdict, _STYLES[result.judged[name].shown]),
             str(measures.pictures),
             *numbers,
             more,

@@ -139,12 +139,16 @@ def why_undecided(result: CheckResult) -> str:
     if result.exit_code("fail") != 3:
         return ""
     counting = {name: own for name in result.classes if (own := result.judged[name]).effects and not own.waived}
-    untested = [f"{name} ({own.reasons[-1].text})" for name, own in counting.items() if own.findings.untested]
+    untested = {name: own.reasons[-1].text for name, own in counting.items() if own.findings.untested}
     if not untested:
         return f"{result.reasons[0]}; do not ship on this evidence"
+    alike = [
+        f"{first_of([name for name, text in untested.items() if text == why], _MAX_CLASSES)} ({why})"
+        for why in dict.fromkeys(untested.values())
+    ]
     above = result.excluded_for_rest
     rest = "" if above is None else f"; over the other classes, effects above {number(above)} are excluded"
-    which = f"{len(untested)} of {len(counting)} classes could not be tested: {first_of(untested, MOST_STEPS)}"
+    which = f"{len(untested)} of {len(counting)} classes could not be tested: {first_of(alike, MOST_STEPS)}"
     return f"{which}{rest}; do not ship on this evidence"
 
 
@@ -208,11 +212,11 @@ def _steps_to_decide(result: CheckResult) -> list[str]:
     steps = [*gather, *dict.fromkeys(kept)]
     plan = result.plan
     left = sum(bool(item.objects) for item in plan.data.items) - len(plan.sample)
-    asks_for_more = any(step.startswith("add ") for step in steps)
-    if asks_for_more and plan.settings.run.quick:
-        steps.insert(0, "leave out --quick, which takes a sample of the pictures")
-    elif asks_for_more and left > 0:
-        size = max(Counter(item.label for item in plan.data.items).values())
+    others = [step for step in steps if not step.startswith("add ")]
+    size = max(Counter(item.label for item in plan.data.items).values())
+    if others != steps and plan.settings.run.quick and size >= plan.settings.check.per_class:
+        steps = ["leave out --quick, and --per-class if you pass it, which take a sample of the pictures", *others]
+    elif others != steps and left > 0:
         steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
     return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
 
