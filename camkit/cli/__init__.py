@@ -156,18 +156,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         discard_output()
         return _BROKEN_PIPE
     except BaseException as error:  # uncaught, it would end the program with 1, which means FAIL
-        if getattr(error, "errno", None) == errno.ENOSPC:
-            fail("the output cannot be written: No space left on device; earlier rows are kept")
-            return OutputError.exit_code
         if TALK.verbose or os.environ.get("CAMKIT_TRACEBACK"):
             print_traceback(error)
         if isinstance(error.__cause__, StopIteration):  # raised in a generator, it becomes a RuntimeError
             error = error.__cause__
-        kind, first_line = type(error).__name__, _first_line(error)
-        fail(
-            f"the model or the program failed{own_place(error)}: {kind}: {first_line} (CAMKIT_TRACEBACK=1 shows where)"
-        )
-        return CamkitError.exit_code
+        is_full = getattr(error, "errno", None) == errno.ENOSPC
+        if is_full:
+            fail("the output cannot be written: No space left on device; earlier rows are kept")
+        else:
+            what = f"{type(error).__name__}: {_first_line(error)}"
+            fail(f"the model or the program failed{own_place(error)}: {what} (CAMKIT_TRACEBACK=1 shows where)")
+        return OutputError.exit_code if is_full else CamkitError.exit_code
     return result if isinstance(result, int) else 0
 
 
