@@ -355,13 +355,6 @@ def _mean(values: Tensor, axis: int) -> Tensor:
 
 
 @contextmanager
-def _undisturbed_pass(model: nn.Module, record: ModelRecord) -> Iterator[None]:
-    """Run a model in evaluation mode, outside inference mode, and restore it exactly."""
-    with guarded(model, record), torch.inference_mode(mode=False):
-        yield
-
-
-@contextmanager
 def traced(
     model: nn.Module,
     image: Tensor,
@@ -376,7 +369,8 @@ def traced(
         record: the model's record, if it is already prepared.
         target: returns the score that counts, from the model's output; None for the model's main output.
     """
-    with _undisturbed_pass(model, record or ModelRecord.of_model(model)), torch.enable_grad():
+    kept = guarded(model, record or ModelRecord.of_model(model))
+    with kept, torch.inference_mode(mode=False), torch.enable_grad():
         recording = _Recording(model, image.detach().clone().requires_grad_())
         watch, begin, end = recording.watch, recording.begin, recording.end
         hooks = hooked([(module, begin) for module in recording.names], [(module, end) for module in recording.names])

@@ -807,6 +807,24 @@ class WithAgeAndPlace(WithAge):
         return super().forward(x, age)
 
 
+class OfBoth(WithAge):
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
+        age = both[1]
+        return super().forward(both[0], age)
+
+
+def test_a_model_of_a_tuple_gets_its_way_out() -> None:
+    with pytest.raises(ModelError, match=r"several inputs in one argument.*self\.model\(\(picture, \.\.\.\)\)"):
+        camkit.explain(OfBoth().eval(), picture(0))
+
+
+def test_a_map_of_one_cell_is_never_ok() -> None:
+    pixels = torch.rand(8, 3, 1, 1, generator=torch.Generator().manual_seed(0))
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4, 3)).eval()
+    found = camkit.Explainer(net, method="rise").batch(pixels)
+    assert {row.status for row in found} == {"no_influence"}
+
+
 class OfThirty(nn.Module):
     """The way out that the error shows."""
 
