@@ -48,7 +48,10 @@ def processor_beside(model: Any) -> Any:
     """
     name = getattr(model, "name_or_path", "")
     try:
-        return processor_of(name)
+        from camkit.models.from_huggingface import quiet  # noqa: PLC0415 - it needs the optional package
+
+        with quiet():
+            return processor_of(name)
     except Exception as error:
         raise ModelError(f"no processor found beside the model ({name or 'no folder'}); pass processor=...") from error
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from camkit import cli
 from camkit.cli.targets import TargetOptions
 from camkit.errors import InputError, ModelError
 from camkit.models import load_model, read_labels
+from camkit.sentences.loading import processor_beside
 
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
 
@@ -356,6 +358,26 @@ def test_the_command_line_runs_a_folders_code_only_with_its_option(with_code, tm
     assert "pass --trust-remote-code" in capfd.readouterr().err
     assert not trace.exists()
     assert cli.main([*command, "--trust-remote-code"]) == 0
+
+
+def test_a_tokenizer_that_names_code_is_refused_without_a_question(comparer, tmp_path, monkeypatch):
+    """The class is one of transformers' own that asks by itself, unlike the call that names it."""
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda question="": asked.append(question) or "n")
+    folder = tmp_path / "asks"
+    shutil.copytree(comparer, folder)
+    for name, values in (
+        ("config.json", {"auto_map": {"AutoModelForCausalLM": "own.OwnModel"}}),
+        ("tokenizer_config.json", {"tokenizer_class": "AutoModelForCausalLM"}),
+    ):
+        (folder / name).write_text(json.dumps({**json.loads((folder / name).read_text()), **values}))
+
+    with pytest.raises(ModelError, match="pass trust_remote_code=True"):
+        load_model(str(folder), text="a dog", device="cpu")
+    with pytest.raises(ModelError, match="no processor found beside the model"):
+        processor_beside(SimpleNamespace(name_or_path=str(folder)))
+
+    assert not asked
 
 
 @pytest.mark.parametrize(
