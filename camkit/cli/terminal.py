@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from camkit.errors import printable
+from camkit.errors import OutputError, printable
 
 
 class OutputClosedError(BrokenPipeError):
@@ -67,11 +67,14 @@ def emit(line: str) -> None:
 
     Raises:
         OutputClosedError: nobody reads it.
+        OutputError: it cannot be written, for example because the disk is full.
     """
     try:
         print(line, flush=True)  # noqa: T201
     except BrokenPipeError as error:
         raise OutputClosedError from error
+    except OSError as error:
+        raise OutputError(f"the output cannot be written: {error.strerror}; earlier rows are kept") from error
 
 
 def say(message: str, style: str = "bold") -> None:

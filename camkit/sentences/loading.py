@@ -31,13 +31,16 @@ def processor_of(name: str) -> Any:
     """
     from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer  # noqa: PLC0415 - an optional package
 
-    processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
-    if hasattr(processor, "tokenizer") and hasattr(processor, "image_processor"):
-        return processor
-    return ProcessorPair(
-        AutoImageProcessor.from_pretrained(name, trust_remote_code=False),
-        AutoTokenizer.from_pretrained(name, trust_remote_code=False),
-    )
+    from camkit.models.from_huggingface import quiet  # noqa: PLC0415 - it needs the optional package
+
+    with quiet():
+        processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
+        if hasattr(processor, "tokenizer") and hasattr(processor, "image_processor"):
+            return processor
+        return ProcessorPair(
+            AutoImageProcessor.from_pretrained(name, trust_remote_code=False),
+            AutoTokenizer.from_pretrained(name, trust_remote_code=False),
+        )
 
 
 def processor_beside(model: Any) -> Any:
@@ -48,10 +51,7 @@ def processor_beside(model: Any) -> Any:
     """
     name = getattr(model, "name_or_path", "")
     try:
-        from camkit.models.from_huggingface import quiet  # noqa: PLC0415 - it needs the optional package
-
-        with quiet():
-            return processor_of(name)
+        return processor_of(name)
     except Exception as error:
         raise ModelError(f"no processor found beside the model ({name or 'no folder'}); pass processor=...") from error
 
@@ -75,7 +75,7 @@ def load(name: str, device: str | None = None) -> tuple[nn.Module, Any]:
             model, info = AutoModelForImageTextToText.from_pretrained(
                 folder, output_loading_info=True, trust_remote_code=False
             )
-            processor = processor_of(folder)
+        processor = processor_of(folder)
     except Exception as error:
         raise ModelError(
             f"{name} cannot be loaded as a model that writes about pictures ({brief(error)}); pass the name of one on "
