@@ -46,7 +46,7 @@ class Brightness(nn.Module):
 
 
 def explained(photo: Any, target: Any = 0, net: nn.Module | None = None, **options: Any) -> Any:
-    settings = {"preprocess": PRESET, "labels": NAMES, **options}
+    settings = {"preprocess": PRESET, "labels": NAMES, "spread": "even", **options}
     return camkit.explain(net or Brightness(), photo, "cells", target=target, **settings)
 
 
