@@ -164,7 +164,7 @@ class Explainer:
             times its normalised values, in six passes; "eigen" keeps the first principal component of the weighted
             feature maps; "augment+eigen" does both. None leaves the maps as they are.
         spread: how a map's cells are spread over the picture: "measured" (None) draws each cell of a convolutional
-            network where objects in artificial pictures change it, which takes 48 small passes, once for each size of
+            network where objects in artificial pictures change it, which takes 32 small passes, once for each size of
             input; "even" draws them as other toolkits do.
         config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` names a model, and says how to load a
             model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion, smoothing,
