@@ -185,13 +185,13 @@ def _load(request: Request) -> LoadedModel:
         return from_torchvision.load(request)
     source = _source(name)
     if source is None and is_file(Path(name)):
-        is_foreign = Path(name).suffix.lower() in (".keras", ".h5", ".tflite", ".engine")
+        foreign = (".keras", ".h5", ".hdf5", ".pb", ".tflite", ".engine", ".trt", ".plan", ".mlmodel")
         raise ModelError(
             f"camkit cannot load {name} as a model: "
             + (
                 "convert it to ONNX, or pass a function that runs it: "
                 + advice("camkit.black_box(function)", "--model file.py:factory, which returns a camkit.black_box")
-                if is_foreign
+                if Path(name).suffix.lower() in foreign
                 else f"exported files end in {', '.join(KINDS)}, and a state dict needs a network: "
                 + advice(f"load_model(NETWORK, weights={name!r})", f"--model NETWORK --weights {name}")
             )

@@ -132,12 +132,22 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
         )
     if "unpack (expected 5, got 4)" in str(error):
         return f"the model takes clips, with five axes, and got pictures (N, C, H, W); {CLIPS}"
-    if re.search("^not enough values to unpack .*got 1\\)$|index 1 is out of bounds .* with size 1$", str(error)):
-        return (
-            "the model takes several inputs in one argument, and camkit passes only the picture; wrap it in a module "
-            "whose forward(self, picture) returns self.model((picture, ...))"
-        )
     holder = module.model if isinstance(module, OneOutput) else module
+    parameters = inspect.signature(holder.forward).parameters
+    if "pixel_values" in list(parameters)[1:]:  # as in Hugging Face's models of pictures and text
+        return (
+            f"camkit passes the picture first, but the model's forward takes {next(iter(parameters))!r} first; "
+            + advice("pass picture='pixel_values' and inputs={...} to camkit.explain or Explainer, or ", "")
+            + "wrap the model in a module whose forward(self, picture) returns self.model(pixel_values=picture, ...)"
+        )
+    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
+    lacking = "^not enough values to unpack .*got 1\\)$|index 1 is out of bounds .* with size 1$"
+    if re.search(lacking + "|^tuple index out of range$" * takes_any, str(error)):
+        several, arguments = ("", "picture, ...") if takes_any else (" in one argument", "(picture, ...)")
+        return (
+            f"the model takes several inputs{several}, and camkit passes only the picture; wrap it in a module "
+            f"whose forward(self, picture) returns self.model({arguments})"
+        )
     inputs = holder.others if isinstance(holder, HeldInputs) else {}
     kinds = ", ".join(f"{name!r}: {type(value).__name__}" for name, value in inputs.items())
     sentence = (

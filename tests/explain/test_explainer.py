@@ -813,9 +813,43 @@ class OfBoth(WithAge):
         return super().forward(both[0], age)
 
 
-def test_a_model_of_a_tuple_gets_its_way_out() -> None:
-    with pytest.raises(ModelError, match=r"several inputs in one argument.*self\.model\(\(picture, \.\.\.\)\)"):
-        camkit.explain(OfBoth().eval(), picture(0))
+class OfMany(WithAge):
+    def forward(self, *both: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(both[0], both[1])
+
+
+class OfManyUnpacked(WithAge):
+    def forward(self, *both: Tensor) -> Tensor:  # type: ignore[override]
+        x, age = both
+        return super().forward(x, age)
+
+
+class OfTextAndPicture(WithAge):
+    def forward(self, input_ids: Tensor, pixel_values: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        _, width = input_ids.shape
+        assert pixel_values is not None
+        return super().forward(pixel_values, torch.full((1, 1), float(width)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (OfBoth, r"several inputs in one argument.*self\.model\(\(picture, \.\.\.\)\)"),
+        (OfMany, r"several inputs, and.*self\.model\(picture, \.\.\.\)"),
+        (OfManyUnpacked, r"several inputs, and.*self\.model\(picture, \.\.\.\)"),
+        (OfTextAndPicture, r"takes 'input_ids' first; pass picture='pixel_values' and inputs="),
+    ],
+)
+@pytest.mark.parametrize("output", [None, 0])
+def test_a_model_of_several_inputs_without_names_of_their_own_gets_its_way_out(kind, sentence, output) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        camkit.explain(kind().eval(), picture(0), output=output)
+
+
+def test_a_model_with_its_picture_second_is_explained_as_the_sentence_says() -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    found = camkit.explain(OfTextAndPicture().eval(), picture(0), picture="pixel_values", inputs={"input_ids": ids})
+    assert found.status == "ok"
 
 
 def test_a_map_of_one_cell_is_never_ok() -> None:
