@@ -142,19 +142,21 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
         )
     takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
     lacking = "^not enough values to unpack .*got 1\\)$|index 1 is out of bounds .* with size 1$"
+    inputs = holder.others if isinstance(holder, HeldInputs) else {}
+    sentence = None
     if re.search(lacking + "|^tuple index out of range$" * takes_any, str(error)):
         several, arguments = ("", "picture, ...") if takes_any else (" in one argument", "(picture, ...)")
-        return (
+        sentence = (
             f"the model takes several inputs{several}, and camkit passes only the picture; wrap it in a module "
             f"whose forward(self, picture) returns self.model({arguments})"
         )
-    inputs = holder.others if isinstance(holder, HeldInputs) else {}
-    kinds = ", ".join(f"{name!r}: {type(value).__name__}" for name, value in inputs.items())
-    sentence = (
-        f"the model failed with the inputs {kinds} ({brief(error)}); pass what its forward takes for one picture, "
-        "usually tensors of the model's type with a first axis of 1"
-    )
-    return sentence if inputs and not isinstance(error, CamkitError) else None
+    elif inputs and not isinstance(error, CamkitError):
+        kinds = ", ".join(f"{name!r}: {type(value).__name__}" for name, value in inputs.items())
+        sentence = (
+            f"the model failed with the inputs {kinds} ({brief(error)}); pass what its forward takes for one picture, "
+            "usually tensors of the model's type with a first axis of 1"
+        )
+    return sentence
 
 
 @contextlib.contextmanager
