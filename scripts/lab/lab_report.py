@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from camkit.background.effects import OVERALL, measure_all
-from camkit.background.pictures import IMAGES
-from camkit.background.report.json import plain
-from camkit.background.rule import judge
 from camkit.config.settings import LimitsSection
+from scripts.lab.lab_run import Row, write_between
 
-Row = dict[str, Any]
 Rules = Mapping[str, tuple[Callable[[Row], float], float | None]]
 
 BIASED, CLEAN = 0.15, 0.03
@@ -60,11 +55,6 @@ def effect(row: Row, name: str) -> float:
     return _weakest(row["overall"][name])
 
 
-def attraction(row: Row) -> float:
-    """Return the largest attraction of a class."""
-    return max(_weakest(measures["attraction"]) for measures in row["classes"].values())
-
-
 def evidence(row: Row) -> float:
     """Return the larger of gap and sufficiency, on which the verdict rests."""
     return max(effect(row, "gap"), effect(row, "sufficiency"))
@@ -86,7 +76,6 @@ SCORES: dict[str, tuple[Callable[[Row], float], float | None]] = {
     "camkit: gap or sufficiency": (evidence, None),
     "background gap alone": (lambda row: effect(row, "gap"), None),
     "sufficiency alone": (lambda row: effect(row, "sufficiency"), None),
-    "largest attraction of a class": (attraction, None),
     "skill of the heat < 0": (_low("skill"), 0.0),
     "energy E < 0.5": (_low("energy"), -0.5),
     "E / A < 1": (_low("energy", over="area"), -1.0),
@@ -95,24 +84,6 @@ SCORES: dict[str, tuple[Callable[[Row], float], float | None]] = {
 }
 """Each rule's score, which is higher the more likely a model is biased, and the limit at which people use the rule, if
 there is one."""
-
-
-def judge_again(row: Row, limits: LimitsSection) -> Row:
-    """Return a model's row with the verdict of today's rule on its pictures; a row without them keeps its verdict."""
-    if "images" not in row:
-        return row
-    measures = measure_all([IMAGES.validate_python(image) for image in row["images"]], limits, 0, (), row["classes"])
-    judged = judge(measures, limits, exempt={}, waived={}, heat_problems=row["sanity"]["problems"])
-    overall, *classes = (
-        json.loads(json.dumps({"name": name, **plain(measures[name])})) for name in (OVERALL, *row["classes"])
-    )
-    return {
-        **row,
-        "verdict": judged[OVERALL].verdict,
-        "reasons": [reason.text for reason in judged[OVERALL].reasons],
-        "overall": overall,
-        "classes": {of_class["name"]: of_class for of_class in classes},
-    }
 
 
 def auroc(biased: Sequence[float], clean: Sequence[float]) -> float:
@@ -151,7 +122,6 @@ def page(rows: Sequence[Row], held_out: Callable[[Row], bool] = is_held_out, rul
         _table("All models", rows, rules),
     ]
     parts.append(_verdicts(rows))
-    parts.append(_clean(rows))
     return "\n\n".join(parts) + "\n"
 
 
@@ -209,6 +179,14 @@ def _verdicts(rows: Sequence[Row]) -> str:
     lines = [
         "### Verdicts",
         "",
+        "| truth | models | FAIL | WARN | INCONCLUSIVE | PASS |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for truth in ("biased", "between", "clean"):
+        models = [row for row in rows if kind(row) == truth]
+        lines.append(f"| {truth} | {len(models)} | {_counted(models)} |")
+    lines += [
+        "",
         "| shortcut | correlation | models | biased | largest loss | FAIL | WARN | INCONCLUSIVE | PASS |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -221,26 +199,17 @@ def _verdicts(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _clean(rows: Sequence[Row]) -> str:
-    lines = [
-        "### Clean models, hard ones included",
-        "",
-        "Gap and sufficiency are the maximum over the models; accuracy and skill are the mean.",
-        "",
-        "| objects | folder | models | accuracy | gap | sufficiency | skill | FAIL | WARN | INCONCLUSIVE | PASS |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    clean = [row for row in rows if kind(row) == "clean"]
-    for layout, folder in sorted({(row["layout"], row["folder_correlation"]) for row in clean}):
-        models = [row for row in clean if (row["layout"], row["folder_correlation"]) == (layout, folder)]
-        accuracy = np.mean([row["overall"]["accuracy"]["value"] for row in models])
-        gap, sufficiency = (max(effect(row, name) for row in models) for name in ("gap", "sufficiency"))
-        skill = np.mean([row["overall"]["skill"]["value"] for row in models if row["overall"]["skill"]])
-        lines.append(
-            f"| {layout} | {folder:g} | {len(models)} | {accuracy:.2f} | {gap:.2f} | {sufficiency:.2f} | {skill:.2f} "
-            f"| {_counted(models)} |"
-        )
-    return "\n".join(lines)
+def write_page(
+    file: Path,
+    mark: str,
+    picture: str,
+    rows: Sequence[Row],
+    held_out: Callable[[Row], bool] = is_held_out,
+    rules: Rules = SCORES,
+) -> None:
+    """Write the tables between the marks of a page, and the plots beside the page. The text around the marks stays."""
+    plots(rows, file.parent / picture, held_out, rules)
+    write_between(file, mark, page(rows, held_out, rules))
 
 
 def plots(
@@ -255,9 +224,6 @@ def plots(
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
 
-
-_MATPLOTLIBS_COLOURS = 10
-"""After so many curves, Matplotlib begins again with the first colour."""
 
 _COLOURS = {"FAIL": "#b3261e", "WARN": "#c98a00", "PASS": "#1b6b3a", "INCONCLUSIVE": "#6b7c93"}
 
@@ -277,15 +243,14 @@ def _plot_evidence(rows: Sequence[Row], left: Any, held_out: Callable[[Row], boo
 
 
 def _plot_curves(rows: Sequence[Row], right: Any, rules: Rules) -> None:
-    for number, (name, (score, _)) in enumerate(rules.items()):
+    for name, (score, _) in rules.items():
         biased, clean = (
             np.array([score(row) for row in rows if kind(row) == wanted]) for wanted in ("biased", "clean")
         )
         limits = np.sort(np.concatenate([biased, clean, [np.inf]]))[::-1]
         alarms, found = ([(scores >= limit).mean() for limit in limits] for scores in (clean, biased))
         area = auroc(biased.tolist(), clean.tolist())
-        style = "-" if number < _MATPLOTLIBS_COLOURS else "--"
-        right.plot([*alarms, 1], [*found, 1], style, label=f"{name} ({area:.2f})", linewidth=1.6)
+        right.plot([*alarms, 1], [*found, 1], label=f"{name} ({area:.2f})", linewidth=1.6)
     right.set_xlabel("clean models condemned")
     right.set_ylabel("biased models found")
     right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
-from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 
-from camkit.background.effects import Measures
 from camkit.background.report.json import plain
 from camkit.background.result import CheckResult
 
@@ -50,7 +46,6 @@ def run_models(
     arguments: tuple[Any, ...],
     workers: int,
     limit: int | None,
-    group: Callable[[Spec], object] = lambda spec: spec.name,
 ) -> list[Row]:
     """Make the row of every model that has none yet, at most ``limit`` of them, and return all rows.
 
@@ -61,22 +56,17 @@ def run_models(
         arguments: further arguments of ``make``.
         workers: processes.
         limit: the most models of this run; None means all.
-        group: models of one group are made in one process, one after the other, so that they can share what they keep.
     """
     rows = finished(file)
-    todo = [spec for spec in specs if spec.name not in rows]
-    groups = {key: number for number, key in enumerate(dict.fromkeys(map(group, todo)))}
-    todo = sorted(todo, key=lambda spec: groups[group(spec)])[:limit]
+    todo = [spec for spec in specs if spec.name not in rows][:limit]
     print(f"{len(rows)} models are finished, {len(todo)} follow", flush=True)
-    with ExitStack() as stack, file.open("a") as lines:
-        pools = [stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for _ in range(workers)]
-        running = [pools[groups[group(spec)] % workers].submit(make, spec, *arguments) for spec in todo]
-        stack.callback(lambda: [future.cancel() for future in running])  # if one fails or the user interrupts
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool, file.open("a") as lines:
+        running = [pool.submit(make, spec, *arguments) for spec in todo]
         for count, future in enumerate(as_completed(running), start=1):
             try:
                 row = future.result()
-            except Exception:
-                traceback.print_exc()  # now, and not when the others have ended
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
                 raise
             lines.write(f"{json.dumps(row)}\n")
             lines.flush()
@@ -87,26 +77,12 @@ def run_models(
 
 
 def row_of(result: CheckResult) -> Row:
-    """Return what a model's row stores of its check: the verdict, the measures, and what was measured on each picture.
-
-    From the pictures, another rule can be judged later without a network.
-    """
+    """Return what a model's row stores of its check: the verdict and the measures."""
     return {
         "verdict": result.verdict,
         "reasons": list(result.reasons),
-        "overall": _plain(result.overall),
-        "classes": {
-            name: {**_plain(measures), "verdict": result.judged[name].verdict}
-            for name, measures in result.classes.items()
-        },
-        "sanity": asdict(result.sanity),
-        "images": [asdict(image) for image in result.images],
+        "overall": json.loads(json.dumps(plain(result.overall))),
     }
-
-
-def _plain(measures: Measures) -> Row:
-    values: Row = json.loads(json.dumps({"name": measures.name, **plain(measures)}))
-    return values
 
 
 def write_between(file: Path, mark: str, text: str) -> None:

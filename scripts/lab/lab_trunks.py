@@ -6,22 +6,19 @@ the state, so that training and measuring run the back and the head alone.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm
 import torch
-import torchvision
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from scripts.lab.lab_run import DEVICE
+from scripts.weights import load_network
 
 BATCH = 64
 STEPS = {"linear": 400, "two layers": 400, "fine-tuned": 300}
@@ -40,7 +37,6 @@ class Trunk:
         back: from there to the last feature maps; this is what is fine-tuned.
         channels: of the last feature maps.
         mean, std: the normalisation of the three colours.
-        classifier: from the last feature maps to the classes of ImageNet.
     """
 
     front: nn.Module
@@ -48,7 +44,6 @@ class Trunk:
     channels: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    classifier: nn.Module
 
     @property
     def preprocess(self) -> v2.Compose:
@@ -62,27 +57,21 @@ _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
-def _lite0(weights: Path) -> Trunk:
-    network = timm.create_model("tf_efficientnet_lite0")
-    network.load_state_dict(_read(weights / "tf_efficientnet_lite0-tpu.pth"))
+def _lite0(data: Path) -> Trunk:
+    network: Any = load_network(data, "timm:tf_efficientnet_lite0").module
     front = nn.Sequential(network.conv_stem, network.bn1, *network.blocks[:6])
     back = nn.Sequential(network.blocks[6], network.conv_head, network.bn2)
-    classifier = nn.Sequential(network.global_pool, network.classifier)
-    return Trunk(front, back, 1280, **_HALF, classifier=classifier)
+    return Trunk(front, back, 1280, **_HALF)
 
 
-def _mobilenet(weights: Path) -> Trunk:
-    network = torchvision.models.mobilenet_v2()
-    network.load_state_dict(_read(weights / "mobilenet_v2-coral_qat.pth"))
-    classifier = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), network.classifier)
-    return Trunk(network.features[:17], network.features[17:], 1280, **_IMAGENET, classifier=classifier)
+def _mobilenet(data: Path) -> Trunk:
+    network: Any = load_network(data, "mobilenet_v2").module
+    return Trunk(network.features[:17], network.features[17:], 1280, **_IMAGENET)
 
 
-def _squeezenet(weights: Path) -> Trunk:
-    network = torchvision.models.squeezenet1_1()
-    network.load_state_dict(_read(weights / "squeezenet1_1-winml_fp16.pth"))
-    classifier = nn.Sequential(network.classifier, nn.Flatten())
-    return Trunk(network.features[:11], network.features[11:], 512, **_IMAGENET, classifier=classifier)
+def _squeezenet(data: Path) -> Trunk:
+    network: Any = load_network(data, "squeezenet1_1").module
+    return Trunk(network.features[:11], network.features[11:], 512, **_IMAGENET)
 
 
 TRUNKS: dict[str, Callable[[Path], Trunk]] = {
@@ -92,67 +81,10 @@ TRUNKS: dict[str, Callable[[Path], Trunk]] = {
 }
 
 
-class RememberingFront(nn.Sequential):
-    """A front that computes each input once, also for other networks that share it.
-
-    Their checks show the same edits of the same pictures. Whatever looks into the front, such as a hook, a gradient or
-    a copy with other weights, finds the usual modules at work.
-
-    Args:
-        front: the modules.
-        outputs: the outputs by the hash of their input, which are read and added to.
-    """
-
-    def __init__(self, front: nn.Module, outputs: dict[bytes, Tensor]) -> None:
-        super().__init__(*front.children())
-        _remembered(id(self)).update(outputs=outputs, versions=self._versions())
-
-    def _versions(self) -> list[int]:
-        return [tensor._version for tensor in (*self.parameters(), *self.buffers())]
-
-    def _computed(self, pictures: Tensor) -> Tensor:
-        for module in self:
-            pictures = module(pictures)
-        return pictures
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return the feature maps of pictures (N, C, H, W)."""
-        kept = _remembered(id(self))
-        watched = any(module._forward_hooks or module._forward_pre_hooks for module in self.modules())
-        traced = _modes()
-        if watched or traced or torch.is_grad_enabled() or kept.get("versions") != self._versions():
-            return self._computed(pictures)
-        outputs = kept["outputs"]
-        keys = [hashlib.blake2b(picture.cpu().numpy().tobytes(), digest_size=16).digest() for picture in pictures]
-        new = [number for number, key in enumerate(keys) if key not in outputs]
-        if new:
-            outputs.update(zip((keys[number] for number in new), self._computed(pictures[new]), strict=True))
-        return torch.stack([outputs[key] for key in keys])
-
-
-def _modes() -> int:
-    """Return how many modes of PyTorch watch each operation."""
-    return int(torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack())
-
-
-@functools.cache
-def _remembered(front: int) -> dict[str, Any]:  # noqa: ARG001 - the key
-    """Return what belongs to a remembering front: its outputs, and the versions of its weights. A copy has nothing.
-
-    It is kept in a cache because camkit takes whatever a model's own code can change for a switch of the model.
-    """
-    return {}
-
-
-def _read(file: Path) -> dict[str, Tensor]:
-    tensors = torch.load(file, weights_only=True)
-    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-
-
 def load_trunk(name: str, data: Path) -> Trunk:
     """Load a trunk with its ImageNet weights, in evaluation mode, on the device."""
-    trunk = TRUNKS[name](data / "weights")
-    for module in (trunk.front, trunk.back, trunk.classifier):
+    trunk = TRUNKS[name](data)
+    for module in (trunk.front, trunk.back):
         module.to(DEVICE).eval().requires_grad_(requires_grad=False)
     return trunk
 

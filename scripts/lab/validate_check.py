@@ -16,21 +16,18 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
 import camkit
 from camkit.background.result import CheckResult
-from camkit.config.settings import LimitsSection
 from scripts.demo.drawn_scenes.drawing import THINGS
 from scripts.lab.lab_models import ARCHITECTURES, accuracy, preprocess, train
-from scripts.lab.lab_report import judge_again, page, plots
-from scripts.lab.lab_run import Row, row_of, run_models, write_between
-from scripts.lab.lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, Scenes, draw, load_parts, write_folder
+from scripts.lab.lab_report import write_page
+from scripts.lab.lab_run import Row, row_of, run_models
+from scripts.lab.lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, draw, load_parts, write_folder
 
 CORRELATIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
 """How often a shortcut goes with the class in the training set."""
@@ -49,9 +46,6 @@ PER_CLASS = 100
 
 _FOLDER_WITH_SHORTCUT = 0.9
 """Correlation in a folder with a shortcut that is shown to clean networks, and for the layouts other than the usual."""
-
-MARK = "validate_check"
-"""The name of the marks between which a page has the tables."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +90,8 @@ def model_specs() -> Iterator[ModelSpec]:
             yield ModelSpec(architecture, "background", 0.0, "usual", 10 + seed, _FOLDER_WITH_SHORTCUT)
 
 
-def train_and_check(spec: ModelSpec, state: str, method: str = "auto") -> Row:
-    """Train one model, measure its truth, and check it with the heat of a method."""
+def train_and_check(spec: ModelSpec, state: str) -> Row:
+    """Train one model, measure its truth, and check it."""
     torch.set_num_threads(1)
     parts = load_parts(Path(state), 1)
     start = time.perf_counter()
@@ -105,7 +99,7 @@ def train_and_check(spec: ModelSpec, state: str, method: str = "auto") -> Row:
     network = network_of(spec, recipe, parts, Path(state))
     trained = time.perf_counter()
     matched, redrawn = truth_of(network, parts, spec)
-    result = _check(network, parts, spec, method)
+    result = _check(network, parts, spec)
     return {
         **asdict(spec),
         "name": spec.name,
@@ -132,14 +126,6 @@ def network_of(spec: ModelSpec, recipe: Recipe, parts: Parts, state: Path) -> to
     return network
 
 
-def train_one(spec: ModelSpec, state: str) -> str:
-    """Train one network, save it, and return its name."""
-    torch.set_num_threads(1)
-    recipe = Recipe(spec.shortcut, spec.correlation, spec.layout)
-    network_of(spec, recipe, load_parts(Path(state), 1), Path(state))
-    return spec.name
-
-
 def truth_of(network: torch.nn.Module, parts: Parts, spec: ModelSpec) -> tuple[float, float]:
     """Return the accuracy on pictures like those of the folder, and on pictures whose shortcut is redrawn."""
     accuracies = []
@@ -150,19 +136,14 @@ def truth_of(network: torch.nn.Module, parts: Parts, spec: ModelSpec) -> tuple[f
     return accuracies[0], accuracies[1]
 
 
-def folder_scenes(parts: Parts, spec: ModelSpec) -> Scenes:
-    """Draw the pictures of the folder with which a model is checked, and mended."""
+def _check(network: torch.nn.Module, parts: Parts, spec: ModelSpec) -> CheckResult:
+    """Draw the folder, and check the network on it."""
     recipe = Recipe(spec.shortcut, spec.folder_correlation, spec.layout)
     random = torch.Generator().manual_seed(100 + spec.seed)
-    return draw(parts, recipe, PER_CLASS * len(THINGS), random, measuring=True)
-
-
-def _check(network: torch.nn.Module, parts: Parts, spec: ModelSpec, method: str) -> CheckResult:
-    """Draw the folder, and check the network on it."""
+    scenes = draw(parts, recipe, PER_CLASS * len(THINGS), random, measuring=True)
     with tempfile.TemporaryDirectory() as folder:
-        pictures = write_folder(folder_scenes(parts, spec), Path(folder))
-        config = {"check": {"method": method}}
-        return camkit.check(network, pictures, preprocess=preprocess, labels=THINGS, config=config)
+        pictures = write_folder(scenes, Path(folder))
+        return camkit.check(network, pictures, preprocess=preprocess, labels=THINGS)
 
 
 def main() -> None:
@@ -171,40 +152,13 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("lab"))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--markdown", type=Path, default=None, help="the page to write when all models are checked")
-    parser.add_argument("--train-only", action="store_true", help="train the networks, but check none")
     parser.add_argument("--most", type=int, default=None, help="check at most this many models in this run")
-    parser.add_argument("--every", type=int, default=1, help="check a sample: every so many of the models, in order")
-    parser.add_argument("--method", default="auto", help="the method of the check's heat")
     options = parser.parse_args()
     load_parts(options.state, options.workers)
-    if options.train_only:
-        train_all(options.state, options.workers)
-        return
-    rows = run_models(
-        options.state / "models.jsonl",
-        list(model_specs())[:: options.every],
-        train_and_check,
-        (str(options.state), options.method),
-        options.workers,
-        options.most,
-    )
+    file, workers = options.state / "models.jsonl", options.workers
+    rows = run_models(file, model_specs(), train_and_check, (str(options.state),), workers, options.most)
     if options.markdown is not None:
-        write_page(options.markdown, rows)
-
-
-def train_all(state: Path, workers: int) -> None:
-    """Train every network that is not trained yet."""
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        running = [pool.submit(train_one, spec, str(state)) for spec in model_specs()]
-        for future in as_completed(running):
-            print(f"trained {future.result()}", flush=True)
-
-
-def write_page(file: Path, rows: list[Row]) -> None:
-    """Write the tables between the marks of a page, and the plots beside the page. The text around the marks stays."""
-    judged = [judge_again(row, LimitsSection()) for row in rows]
-    plots(judged, file.parent / "validation.png")
-    write_between(file, MARK, page(judged))
+        write_page(options.markdown, "validate_check", "validation.png", rows)
 
 
 if __name__ == "__main__":

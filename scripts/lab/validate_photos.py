@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import functools
 import os
 import tempfile
 import time
@@ -27,16 +26,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 import camkit
-from camkit.background.result import CheckResult
-from camkit.config.settings import LimitsSection
 from scripts.lab.lab_photos import LOOKED_AT_WORLDS, WORLDS, World, compose
-from scripts.lab.lab_report import SCORES, judge_again, page, plots
-from scripts.lab.lab_run import DEVICE, Row, row_of, run_models, write_between
-from scripts.lab.lab_trunks import HEADS, RememberingFront, Trunk, answers, head_of, load_trunk, maps_of, train
-from scripts.lab.photo_detectors import worst_cluster_loss
+from scripts.lab.lab_report import SCORES, write_page
+from scripts.lab.lab_run import DEVICE, Row, row_of, run_models
+from scripts.lab.lab_trunks import HEADS, Trunk, answers, head_of, load_trunk, maps_of, train
 
 TIES = (1.0, 0.95, 0.8, 0.6, 0.0)
 """How often the cue goes with the class; otherwise it is drawn at random."""
@@ -51,9 +47,6 @@ PER_CLASS = 75
 
 FOLDER_TIE = 0.95
 """The tie in a folder that is shown to networks trained without a shortcut, as a hard case."""
-
-MARK = "validate_photos"
-"""The name of the marks between which a page has the tables."""
 
 LOOKED_AT_ARCHITECTURES = ("EfficientNet-Lite0, linear", "EfficientNet-Lite0, two layers")
 
@@ -91,11 +84,6 @@ class ModelSpec:
         return f"{self.trunk}, {self.head}"
 
     @property
-    def folder(self) -> tuple[str, str, float]:
-        """What decides the trunk's inputs in the check: the same for networks that differ only in their training."""
-        return self.trunk, self.world, self.folder_correlation
-
-    @property
     def held_out(self) -> bool:
         """Whether neither the architecture nor the world was looked at during development."""
         return self.world not in LOOKED_AT_WORLDS and self.architecture not in LOOKED_AT_ARCHITECTURES
@@ -104,8 +92,7 @@ class ModelSpec:
 def model_specs() -> Iterator[ModelSpec]:
     """List the models: those that were looked at during development, and then the others, tie by tie.
 
-    Networks that are checked on the same folder share what the front of their trunk computes, so each folder is used
-    for several heads, and for networks that were trained on other pictures than the folder's.
+    Each folder is used for several heads, and for networks that were trained on other pictures than the folder's.
     """
     few = {"photos": FEW_PHOTOS}
     for world in ("places", "small"):
@@ -197,9 +184,8 @@ def train_and_check(spec: ModelSpec, state: Path, data: Path) -> Row:
     chosen = folder_rows(validate, world.shares(spec.folder_correlation), spec.seed)
     with tempfile.TemporaryDirectory() as folder:
         table = write_folder(Path(folder), data, world, chosen)
-        front = RememberingFront(trunk.front, front_outputs(spec.folder))
         result = camkit.check(
-            nn.Sequential(front, *network),
+            nn.Sequential(trunk.front, *network),
             table,
             preprocess=trunk.preprocess,
             labels=list(world.classes),
@@ -214,16 +200,8 @@ def train_and_check(spec: ModelSpec, state: Path, data: Path) -> Row:
         "layout": world.name,
         **true_behaviour(network, truth, world, spec.folder_correlation),
         **row_of(result),
-        "pairs": pairs_of(result),
-        "worst_cluster_loss": worst_cluster_loss(network, validate.maps[chosen], validate.labels[chosen]),
         "seconds": [round(trained - start, 1), round(time.perf_counter() - trained, 1)],
     }
-
-
-@functools.lru_cache(maxsize=1)
-def front_outputs(folder: tuple[str, str, float]) -> dict[bytes, Tensor]:  # noqa: ARG001 - the key
-    """Return what the front of the last group of networks returned so far."""
-    return {}
 
 
 def load_network(spec: ModelSpec, state: Path, data: Path, trunk: Trunk) -> nn.Sequential:
@@ -251,9 +229,7 @@ def true_behaviour(network: nn.Module, truth: Part, world: World, tie: float) ->
     """Return the accuracies on the photos of the third part: cues tied as in the folder, and drawn anew.
 
     ``own`` and ``others`` are those on the class's own cue and on all others, ``worst_group`` that of the worst pair of
-    class and cue. ``gap`` is what the check's background gap stands for: the accuracy with cues as the class's pictures
-    in the folder have them, minus that with cues as the pictures of other classes have them; ``gaps`` are its values
-    for each class. ``cells`` are the accuracies of each class on each cue.
+    class and cue.
     """
     right = answers(network, truth.maps) == truth.labels
     cells = np.array(
@@ -262,41 +238,11 @@ def true_behaviour(network: nn.Module, truth: Part, world: World, tie: float) ->
             for label in range(len(world.classes))
         ]
     )
-    own, uniform = world.shares(1.0), world.shares(0.0)
+    own = world.shares(1.0)
     others = (1 - own) / (1 - own).sum(1, keepdims=True)
-    accuracies = {"matched": world.shares(tie), "redrawn": uniform, "own": own, "others": others}
+    accuracies = {"matched": world.shares(tie), "redrawn": world.shares(0.0), "own": own, "others": others}
     means = {name: float((cells * shares).sum(1).mean()) for name, shares in accuracies.items()}
-    in_folder = accuracies["matched"]
-    elsewhere = (in_folder.sum(0) - in_folder) / (len(in_folder) - 1)
-    gaps = (cells * (in_folder - elsewhere)).sum(1)
-    return {
-        **means,
-        "worst_group": float(cells.min()),
-        "gap": float(gaps.mean()),
-        "gaps": gaps.tolist(),
-        "cells": {
-            name: dict(zip(world.cues, of_class, strict=True))
-            for name, of_class in zip(world.classes, cells.tolist(), strict=True)
-        },
-    }
-
-
-def pairs_of(result: CheckResult) -> list[Row]:
-    """Return the accuracies that the check measured for each class on each place; the worst pair is marked."""
-    if result.kinds is None:
-        return []
-    return [
-        {
-            "label": pair.label,
-            "place": pair.kind,
-            "shown": pair.shown,
-            "accuracy": pair.accuracy.value,
-            "objects": pair.accuracy.groups,
-            "p": pair.p,
-            "worst": pair == result.kinds.worst,
-        }
-        for pair in result.kinds.pairs
-    ]
+    return {**means, "worst_group": float(cells.min())}
 
 
 def folder_rows(validate: Part, shares: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
@@ -336,112 +282,16 @@ def write_folder(folder: Path, data: Path, world: World, chosen: NDArray[np.int6
     return table
 
 
-def first_table(rows: Sequence[Row]) -> str:
-    """Return the table of the networks on the first world: what they lose, and what the check measured of it."""
-    lines = [
-        "| network | animals | tie | own place / others | lost | worst group | true gap | gap by blur / tile "
-        "| sufficiency | verdict |",
-        "|---|---|---:|---|---:|---:|---:|---|---|---|",
-    ]
-    for row in sorted(rows, key=lambda row: row["own"] - row["others"]):
-        gap, sufficiency = (
-            " / ".join(f"{by_fill['effect']['value']:.2f}" for _, by_fill in sorted(row["overall"][name].items()))
-            for name in ("gap", "sufficiency")
-        )
-        lines.append(
-            f"| {row['architecture']} | {row['layout']}, {row['photos'] or 'all'} | {row['folder_correlation']:g} "
-            f"| {row['own']:.2f} / {row['others']:.2f} "
-            f"| {row['own'] - row['others']:.2f} | {row['worst_group']:.2f} | {row['gap']:.2f} | {gap} | {sufficiency} "
-            f"| {row['verdict']} |"
-        )
-    return "\n".join(lines)
-
-
-LEAST_TRUE_GAP = 0.15
-"""The share that is measured is given for networks whose true gap is at least this large."""
-
-ENOUGH = 0.8
-"""The share of the true gap that the check should measure."""
-
-
-def measured_table(rows: Sequence[Row]) -> str:
-    """Return the table of the share of the true gap that the check measures, by world."""
-    shares = defaultdict(list)
-    for row in rows:
-        if row["gap"] >= LEAST_TRUE_GAP:
-            gaps = [by_fill["effect"]["value"] for by_fill in row["overall"]["gap"].values()]
-            shares[row["layout"]].append([gap / row["gap"] for gap in (min(gaps), max(gaps))])
-    lines = [
-        f"| world | networks | smaller gap of the fills: median (lowest) | larger gap | smaller at least {ENOUGH:g} |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for world, of_world in sorted(shares.items()):
-        smaller, larger = np.array(of_world).T
-        lines.append(
-            f"| {world} | {len(of_world)} | {np.median(smaller):.2f} ({smaller.min():.2f}) "
-            f"| {np.median(larger):.2f} ({larger.min():.2f}) | {np.mean(smaller >= ENOUGH):.0%} |"
-        )
-    return "\n".join(lines)
-
-
-LEAST_OBJECTS = 15
-"""Pairs of class and place with fewer objects in the check are left out of the comparison."""
-
-NEAR_WORST = 0.1
-"""A pair is as good as the truly worst one if its true accuracy is at most this much higher."""
-
-
-def pairs_table(rows: Sequence[Row]) -> str:
-    """Return the table of how well the check measures the accuracy of each class on each place, by world."""
-    measured: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    named_worst: dict[str, list[bool]] = defaultdict(list)
-    for row in rows:
-        cells = row.get("cells", {})
-        pairs = [pair for pair in row.get("pairs", []) if pair["place"] in cells.get(pair["label"], {})]
-        for pair in pairs:
-            true = cells[pair["label"]][pair["place"]]
-            if pair["objects"] >= LEAST_OBJECTS:
-                measured[row["layout"]].append((true, pair["accuracy"]))
-            if pair["worst"]:
-                named_worst[row["layout"]].append(true <= row["worst_group"] + NEAR_WORST)
-    lines = [
-        "| world | networks with a worst pair | it is the truly worst, or nearly | pairs | correlation of measured and "
-        "true accuracy | mean difference |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for world, of_world in sorted(measured.items()):
-        true, by_check = np.array(of_world).T
-        worst = named_worst[world]
-        varies = true.std() > 0 and by_check.std() > 0
-        correlation = f"{np.corrcoef(true, by_check)[0, 1]:.2f}" if varies else ""
-        lines.append(
-            f"| {world} | {len(worst)} | {sum(worst)} | {len(true)} | {correlation} | {np.mean(by_check - true):+.2f} |"
-        )
-    return "\n".join(lines)
-
-
 RULES = {
     **SCORES,
-    "loss on the worst cluster (GEORGE's first step)": (lambda row: row["worst_cluster_loss"], None),
     "worst group's accuracy < 0.5, groups known": (lambda row: -row["worst_group"], -0.5),
 }
-"""The rules of the drawn lab, published detectors that need no retraining, and what known groups would show."""
+"""The rules of the drawn lab, and what known groups would show."""
 
 
 def held_out(row: Row) -> bool:
     """Whether neither the network's architecture nor its world was looked at during development."""
     return bool(row["held_out"])
-
-
-def write_page(file: Path, rows: Sequence[Row]) -> None:
-    """Write the tables between the marks of a page, and the plots beside it."""
-    first = [
-        row for row in rows if row["layout"] in ("places", "small") and row["correlation"] == row["folder_correlation"]
-    ]
-    plots(rows, file.parent / "validation-photos.png", held_out, RULES)
-    measured = f"Of the true gap, where it is {LEAST_TRUE_GAP:g} or more, the check measures:\n\n{measured_table(rows)}"
-    pairs = f"Accuracy of each class on each place, as the check measures it and in truth:\n\n{pairs_table(rows)}"
-    write_between(file, MARK, "\n\n".join([first_table(first), measured, pairs, page(rows, held_out, RULES)]))
 
 
 def main() -> None:
@@ -454,13 +304,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=None, help="check at most this many models in this run")
     options = parser.parse_args()
     options.state.mkdir(parents=True, exist_ok=True)
-    rows = run_models(
-        options.state / "models.jsonl", model_specs(), train_and_check, (options.state, options.data),
-        options.workers, options.limit, lambda spec: spec.folder,
-    )  # fmt: skip
-    judged = [judge_again(row, LimitsSection()) for row in rows]
+    file, arguments = options.state / "models.jsonl", (options.state, options.data)
+    rows = run_models(file, model_specs(), train_and_check, arguments, options.workers, options.limit)
     if options.markdown is not None:
-        write_page(options.markdown, judged)
+        write_page(options.markdown, "validate_photos", "validation-photos.png", rows, held_out, RULES)
 
 
 if __name__ == "__main__":
