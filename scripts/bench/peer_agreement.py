@@ -28,11 +28,12 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.models.loaded import LoadedModel
+from scripts.weights import load_network
 
 PAGE = Path(__file__).parents[1] / "results" / "agreement.md"
 START, END = "<!-- agreement -->\n", "<!-- end of agreement -->\n"
 
-WEIGHTS = {"squeezenet1_1": "squeezenet1_1-winml_fp16", "mobilenet_v2": "mobilenet_v2-coral_qat"}
+WEIGHTS = ("squeezenet1_1", "mobilenet_v2")
 LAYER = "features"
 
 PHOTOS = (
@@ -153,7 +154,7 @@ class Agreement:
 
 def load(data: Path, name: str) -> tuple[LoadedModel, Tensor]:
     """Return a network with its shared weights, and the photos as its input."""
-    model = camkit.load_model(name, str(data / "weights" / f"{WEIGHTS[name]}.pth"), "cpu")
+    model = load_network(data, name)
     assert model.preprocess is not None
     pictures = [Image.open(data / "open_photos" / photo).convert("RGB") for photo in PHOTOS]
     return model, torch.stack([model.preprocess(picture) for picture in pictures])

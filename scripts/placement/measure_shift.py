@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,10 +22,16 @@ from torch.nn import functional
 from torchvision.transforms import v2
 
 import camkit
-from scripts.lab.real_models import HALF, IMAGENET, NETWORKS
+from scripts.weights import load_network
 
 SIDE, MOST = 352, 80
 """The side of the photos, a multiple of all strides; and the largest shift that is tried, in pixels."""
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+
+Spread = Literal["even", "measured"]
+SPREADS: tuple[Spread, ...] = ("even", "measured")
 
 
 class AtTheEnd(nn.Module):
@@ -80,22 +87,15 @@ def likenesses(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.asarray(np.nan_to_num(np.array(found)))
 
 
-def shift_of(model: nn.Module, images: list[Tensor], axis: int) -> int:
+def shift_of(model: nn.Module, images: list[Tensor], axis: int, spread: Spread) -> int:
     """Return how far the maps of mirrored pictures lie from the others' along an axis, in pixels."""
+    explainer = camkit.Explainer(model, method="gradcam", spread=spread)
     total = np.zeros(2 * MOST + 1)
     for image in images:
         target = int(model(image[None]).argmax())
-        explainer = camkit.Explainer(model, method="gradcam")
         first, second = (explainer(version, target).heatmap for version in (image, image.flip(1 + axis)))
         total += likenesses(np.moveaxis(first, axis, 1), np.moveaxis(np.flip(second, axis), axis, 1))
     return int(total.argmax()) - MOST
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, photos: list[tuple[Image.Image, list[int]]], preprocess: v2.Compose) -> float:
-    """Return the share of photos whose best class is one of the right ones."""
-    right = [int(model(preprocess(photo)[None]).argmax()) in classes for photo, classes in photos]
-    return sum(right) / len(right)
 
 
 def main() -> None:
@@ -106,22 +106,22 @@ def main() -> None:
     given = parser.parse_args()
     classes = json.loads((given.data / "caltech/to_imagenet.json").read_text())
     files = [file for file in sorted((given.data / "caltech").glob("*/*.jpg")) if classes.get(file.parent.name)]
-    photos = [(ImageOps.exif_transpose(Image.open(file)), classes[file.parent.name]) for file in files]
-    squares = [ImageOps.fit(photo.convert("RGB"), (SIDE, SIDE)) for photo, _ in photos[:: len(photos) // given.photos]]
-    print("| network | padding | top-1 | shift down | shift right |\n|---|---|---|---|---|")
+    photos = [ImageOps.exif_transpose(Image.open(file)) for file in files[:: len(files) // given.photos]]
+    squares = [ImageOps.fit(photo.convert("RGB"), (SIDE, SIDE)) for photo in photos]
+    print("| network | padding | spread | shift down | shift right |\n|---|---|---|---:|---:|")
     for name, values, changes in (
-        ("SqueezeNet 1.1", IMAGENET, {"none": None}),
-        ("MobileNetV2", IMAGENET, {"equal": None, "more at the end": True}),
-        ("EfficientNet-Lite0", HALF, {"more at the end": None, "equal": False}),
+        ("squeezenet1_1", IMAGENET, {"none": None}),
+        ("mobilenet_v2", IMAGENET, {"equal": None, "more at the end": True}),
+        ("timm:tf_efficientnet_lite0", HALF, {"more at the end": None, "equal": False}),
     ):
         to_tensor = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(**values)])
         images = [to_tensor(square) for square in squares]
         for padding, at_the_end in changes.items():
-            model, preprocess = NETWORKS[name](given.data)
+            model = load_network(given.data, name).module
             model = model if at_the_end is None else padded(model, at_the_end=at_the_end).eval()
-            top1 = accuracy(model, photos[::2], preprocess)
-            down, right = (shift_of(model, images, axis) for axis in (0, 1))
-            print(f"| {name} | {padding} | {top1:.1%} | {down} | {right} |", flush=True)
+            for spread in SPREADS:
+                down, right = (shift_of(model, images, axis, spread) for axis in (0, 1))
+                print(f"| {name} | {padding} | {spread} | {down} | {right} |", flush=True)
 
 
 if __name__ == "__main__":

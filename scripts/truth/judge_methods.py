@@ -28,15 +28,9 @@ from camkit.comparison.judgement import DECIDING
 from camkit.comparison.recommendation import REFERENCES, UNMOVED
 from camkit.comparison.standings import standings
 from camkit.metrics import METRICS
+from scripts.weights import WEIGHTS, load_network
 
 PAGE = Path(__file__).parents[1] / "results" / "judged.md"
-
-NETWORKS = {
-    "mobilenet_v2": ("mobilenet_v2", "mobilenet_v2-coral_qat.pth"),
-    "squeezenet1_1": ("squeezenet1_1", "squeezenet1_1-winml_fp16.pth"),
-    "tf_efficientnet_lite0": ("timm:tf_efficientnet_lite0", "tf_efficientnet_lite0-tpu.pth"),
-}
-"""For each network, what ``camkit.load_model`` takes, and the file of its weights."""
 
 METHODS = (
     "gradcam",
@@ -150,8 +144,7 @@ def _judge(seed: int, network: str, methods: Sequence[str], data: Path, out: Pat
     if (report / "judge.html").exists():  # it is written last
         return report
     torch.set_num_threads(1)  # the seeds run side by side
-    name, weights = NETWORKS[network]
-    model = camkit.load_model(name, data / "weights" / weights)
+    model = load_network(data, network)
 
     def tell(done: int, of: int) -> None:
         print(f"{network}, seed {seed}: {done} of {of}", flush=True)
@@ -163,14 +156,14 @@ def _judge(seed: int, network: str, methods: Sequence[str], data: Path, out: Pat
 def main() -> None:
     """Judge the networks one after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}; default: all")
+    parser.add_argument("networks", nargs="*", help=f"of {', '.join(WEIGHTS)}; default: all")
     parser.add_argument("--data", type=Path, required=True, help="the folder of weights and photos")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the reports of each network and seed")
     parser.add_argument("--pictures", type=int, default=PHOTOS)
     parser.add_argument("--methods", nargs="+", help="judge these alone, and only print their tables")
     given = parser.parse_args()
     settings = {"methods": given.methods or METHODS, "data": given.data, "out": given.out, "pictures": given.pictures}
-    for network in given.networks or NETWORKS:
+    for network in given.networks or WEIGHTS:
         with ProcessPoolExecutor(len(SEEDS)) as processes:
             reports = list(processes.map(functools.partial(_judge, network=network, **settings), SEEDS))
         text = section(network, reports)
