@@ -46,6 +46,7 @@ def run_models(
     arguments: tuple[Any, ...],
     workers: int,
     limit: int | None,
+    told: Callable[[Row], str],
 ) -> list[Row]:
     """Make the row of every model that has none yet, at most ``limit`` of them, and return all rows.
 
@@ -56,6 +57,7 @@ def run_models(
         arguments: further arguments of ``make``.
         workers: processes.
         limit: the most models of this run; None means all.
+        told: returns the line that is printed of a finished row.
     """
     rows = finished(file)
     todo = [spec for spec in specs if spec.name not in rows][:limit]
@@ -71,9 +73,13 @@ def run_models(
             lines.write(f"{json.dumps(row)}\n")
             lines.flush()
             rows[row["name"]] = row
-            truth = f"{row['matched']:.2f} {row['redrawn']:.2f}"
-            print(f"{count}/{len(todo)} {row['name']}: {truth} {row['verdict']}", flush=True)
+            print(f"{count}/{len(todo)} {told(row)}", flush=True)
     return list(rows.values())
+
+
+def verdict_line(row: Row) -> str:
+    """Return a line about a checked model: its accuracies with the shortcut and without, and the verdict."""
+    return f"{row['name']}: {row['matched']:.2f} {row['redrawn']:.2f} {row['verdict']}"
 
 
 def row_of(result: CheckResult) -> Row:

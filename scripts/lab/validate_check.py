@@ -26,7 +26,7 @@ from camkit.background.result import CheckResult
 from scripts.demo.drawn_scenes.drawing import THINGS
 from scripts.lab.lab_models import ARCHITECTURES, accuracy, preprocess, train
 from scripts.lab.lab_report import write_page
-from scripts.lab.lab_run import Row, row_of, run_models
+from scripts.lab.lab_run import Row, row_of, run_models, verdict_line
 from scripts.lab.lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, draw, load_parts, write_folder
 
 CORRELATIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
@@ -156,7 +156,7 @@ def main() -> None:
     options = parser.parse_args()
     load_parts(options.state, options.workers)
     file, workers = options.state / "models.jsonl", options.workers
-    rows = run_models(file, model_specs(), train_and_check, (str(options.state),), workers, options.most)
+    rows = run_models(file, model_specs(), train_and_check, (str(options.state),), workers, options.most, verdict_line)
     if options.markdown is not None:
         write_page(options.markdown, "validate_check", "validation.png", rows)
 

@@ -31,7 +31,7 @@ from torch import nn
 import camkit
 from scripts.lab.lab_photos import LOOKED_AT_WORLDS, WORLDS, World, compose
 from scripts.lab.lab_report import SCORES, write_page
-from scripts.lab.lab_run import DEVICE, Row, row_of, run_models
+from scripts.lab.lab_run import DEVICE, Row, row_of, run_models, verdict_line
 from scripts.lab.lab_trunks import HEADS, Trunk, answers, head_of, load_trunk, maps_of, train
 
 TIES = (1.0, 0.95, 0.8, 0.6, 0.0)
@@ -305,7 +305,7 @@ def main() -> None:
     options = parser.parse_args()
     options.state.mkdir(parents=True, exist_ok=True)
     file, arguments = options.state / "models.jsonl", (options.state, options.data)
-    rows = run_models(file, model_specs(), train_and_check, arguments, options.workers, options.limit)
+    rows = run_models(file, model_specs(), train_and_check, arguments, options.workers, options.limit, verdict_line)
     if options.markdown is not None:
         write_page(options.markdown, "validate_photos", "validation-photos.png", rows, held_out, RULES)
 

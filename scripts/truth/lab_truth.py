@@ -4,14 +4,12 @@ Small networks of timm's classes learn drawn scenes with a planted cause (``trut
 the maps of all methods are compared with the pixels that make the class (``truth_measures``). Needs PyTorch,
 torchvision, timm and what ``import camkit`` needs, and in practice a GPU:
 
-    PYTHONUNBUFFERED=1 python -m scripts.truth.lab_truth --out truth.jsonl --seconds 480
+    python -m scripts.truth.lab_truth --out truth.jsonl --markdown truth.md
 
-Each network and cause is one line of the file, written as soon as it is finished. A run that is cut off, or whose
-seconds are over, is continued by the same command. ``--only "ViT"`` or ``--only "colour"`` limits it to names that
-contain the text; it can be given several times, and all texts must occur. ``--keep FOLDER`` keeps the trained weights,
-and a later run with another file measures them again without training. The tables:
-
-    python -m scripts.truth.lab_truth --out truth.jsonl --seconds 0 --markdown truth.md
+Each network and cause is one line of the file, written as soon as it is finished. A run that is cut off is continued by
+the same command. ``--only "ViT"`` or ``--only "colour"`` limits it to names that contain the text; it can be given
+several times, and all texts must occur. ``--keep FOLDER`` keeps the trained weights, and a later run with another file
+measures them again without training. With ``--most 0``, it only writes the tables of the lines that are there.
 
 On a CPU, a trial of the whole way takes two minutes:
 
@@ -25,33 +23,24 @@ maximum: the hottest pixel belongs to the truth.
 of two: in a picture with two classes, the heat of each is higher on its own pixels than on the other's.
 deleted: the class's probability with the hottest 5, 10, 20 and 40 % of the pixels grey, on average; low is good.
 kept: the same with only these pixels kept; high is good.
-stable: correlation with the map of the same picture with noise of 0.1 % of its standard deviation.
-shuffled: AUROC of the network with shuffled weights, and the correlation of its map with the true one; 0.5 and 0 say
-that the map shows the network and not the edges of the picture.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import time
-import traceback
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
+from scripts.lab.lab_run import Row, finished, run_models
 from scripts.truth.truth_measures import AUTO, measured_rows, subject
-from scripts.truth.truth_networks import GOAL, KINDS, OutOfTimeError, Training, build, train
+from scripts.truth.truth_networks import GOAL, KINDS, Training, build, train
 from scripts.truth.truth_scenes import CAUSES
-
-Row = dict[str, Any]
 
 _ORDER = ("colour", "relation", "texture", "background", "mark")
 """Relations take the longest to learn, and are not left to the end."""
@@ -59,17 +48,21 @@ _ORDER = ("colour", "relation", "texture", "background", "mark")
 _BEST = 4
 """How many of the best rows a table shows for each kind of network."""
 
-_FIGURES = (
-    "auroc",
-    "hit",
-    "pair",
-    "deletion",
-    "insertion",
-    "stable",
-    "shuffled_auroc",
-    "shuffled_like",
-)
-_HEADINGS = ("AUROC", "maximum", "of two", "deleted", "kept", "stable", "shuffled AUROC", "like shuffled")
+_FIGURES = ("auroc", "hit", "pair", "deletion", "insertion")
+_HEADINGS = ("AUROC", "maximum", "of two", "deleted", "kept")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A kind of network, and what makes the class in its pictures."""
+
+    kind: str
+    cause: str
+
+    @property
+    def name(self) -> str:
+        """The network's name in the file."""
+        return f"{self.kind} / {self.cause}"
 
 
 @dataclass(frozen=True)
@@ -83,14 +76,13 @@ class Settings:
     pictures: int
     layers: int
     keep: Path | None
-    deadline: float
 
 
 def arguments() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("truth.jsonl"), help="the file with a line for each network")
-    parser.add_argument("--seconds", type=float, default=480.0, help="no longer than this; 0 runs nothing")
+    parser.add_argument("--most", type=int, default=None, help="train at most this many networks in this run")
     parser.add_argument("--only", action="append", default=[], help="text in the name 'kind / cause'; repeatable")
     parser.add_argument("--workers", type=int, default=6, help="networks at the same time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -117,49 +109,12 @@ def main() -> None:
         pictures=given.pictures,
         layers=given.layers,
         keep=given.keep,
-        deadline=time.time() + given.seconds,
     )
-    names = [f"{kind} / {cause}" for cause, kind in itertools.product(_ORDER, KINDS)]
-    names = [name for name in names if all(text in name for text in given.only)]
-    if given.seconds > 0:
-        run(given.out, names, settings, given.workers)
+    networks = [Network(kind, cause) for cause, kind in itertools.product(_ORDER, KINDS)]
+    networks = [network for network in networks if all(text in network.name for text in given.only)]
+    run_models(given.out, networks, make, (settings,), given.workers, given.most, summary)
     if given.markdown is not None:
         given.markdown.write_text(tables(finished(given.out).values()), "utf-8")
-
-
-def finished(file: Path) -> dict[str, Row]:
-    """Return the lines of a file by the networks' names. A line without its end comes from an interrupted write."""
-    if not file.exists():
-        return {}
-    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
-    return {row["name"]: row for row in rows}
-
-
-def run(file: Path, names: Sequence[str], settings: Settings, workers: int) -> None:
-    """Train and measure the networks that have no line in the file, and append each line at once."""
-    todo = [name for name in names if name not in finished(file)]
-    print(f"{len(names) - len(todo)} networks are finished, {len(todo)} follow", flush=True)
-    started = time.time()
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _prepare) as pool, file.open("a") as lines:
-        running = {pool.submit(make, name, settings): name for name in todo}
-        for number, future in enumerate(as_completed(running), start=1):
-            try:
-                row = future.result()
-            except OutOfTimeError:
-                continue
-            except Exception:  # noqa: BLE001 - the other networks go on
-                print(f"{running[future]} failed:\n{traceback.format_exc()}", flush=True)
-                continue
-            lines.write(f"{json.dumps(row)}\n")
-            lines.flush()
-            print(f"{time.time() - started:4.0f} s, {number}/{len(todo)} {summary(row)}", flush=True)
-    left = [name for name in names if name not in finished(file)]
-    print(f"{len(left)} networks are left" + f": {', '.join(left)}" * bool(left), flush=True)
-
-
-def _prepare() -> None:
-    torch.set_num_threads(1)
 
 
 def summary(row: Row) -> str:
@@ -175,52 +130,25 @@ def summary(row: Row) -> str:
     )
 
 
-def make(name: str, settings: Settings) -> Row:
-    """Train a network, or read its weights, and measure its maps.
-
-    Raises:
-        OutOfTimeError: the run's seconds are over.
-    """
-    check_time(settings.deadline)
-    kind, cause = name.split(" / ")
+def make(spec: Network, settings: Settings) -> Row:
+    """Train a network, or read its weights, and measure its maps."""
+    torch.set_num_threads(1)
     device = torch.device(settings.device)
     start = time.time()
-    with _faster_sums():
-        network, accuracy = _trained(kind, cause, device, settings)
+    network, accuracy = _trained(spec.kind, spec.cause, device, settings)
     trained = time.time()
-    random = torch.Generator(device).manual_seed(1000 + settings.seed)
-    judged = subject(network, cause, settings.pictures, random)
-    rows = measured_rows(judged, settings.layers, lambda: check_time(settings.deadline))
+    judged = subject(network, spec.cause, settings.pictures, torch.Generator(device).manual_seed(1000 + settings.seed))
+    rows = measured_rows(judged, settings.layers)
     return {
-        "name": name,
-        "kind": kind,
-        "cause": cause,
+        "name": spec.name,
+        "kind": spec.kind,
+        "cause": spec.cause,
         "accuracy": round(accuracy, 4),
         "pictures": len(judged.inputs),
         "pairs": 0 if judged.pairs is None else len(judged.pairs),
-        "truth": round(float(judged.truths.double().mean()), 4),
         "seconds": {"training": round(trained - start, 1), "measuring": round(time.time() - trained, 1)},
         "rows": rows,
     }
-
-
-def check_time(deadline: float) -> None:
-    """Raise OutOfTimeError if the deadline has passed."""
-    if time.time() > deadline:
-        raise OutOfTimeError
-
-
-class _faster_sums:  # noqa: N801 - a context manager
-    """Lets a GPU train with TF32; the maps are measured without."""
-
-    def __enter__(self) -> None:
-        self._before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-
-    def __exit__(self, *error: object) -> None:
-        torch.set_float32_matmul_precision(self._before)
-        torch.backends.cudnn.allow_tf32 = False
 
 
 def _trained(kind: str, cause: str, device: torch.device, settings: Settings) -> tuple[nn.Module, float]:
@@ -234,9 +162,7 @@ def _trained(kind: str, cause: str, device: torch.device, settings: Settings) ->
         network = build(kind, cause, settings.width).to(device)
         network.load_state_dict(kept["weights"])
         return network.eval(), float(kept["accuracy"])
-    network, accuracy = train(
-        kind, cause, device, settings.training, width=settings.width, seed=settings.seed, deadline=settings.deadline
-    )
+    network, accuracy = train(kind, cause, device, settings.training, width=settings.width, seed=settings.seed)
     if file is not None:
         torch.save({"weights": network.state_dict(), "accuracy": accuracy}, file)
     return network, accuracy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,10 +34,6 @@ _SHIFT = 4
 """A batch is moved by at most this many pixels; the pixels at its border are repeated."""
 
 _WIDTH, _DEPTH, _HEADS = 128, 6, 4
-
-
-class OutOfTimeError(Exception):
-    """The run's time is over."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +175,6 @@ def train(
     *,
     width: int = _WIDTH,
     seed: int = 0,
-    deadline: float = float("inf"),
 ) -> tuple[nn.Module, float]:
     """Train a network, and return it in evaluation mode with its accuracy on scenes that it has not seen.
 
@@ -191,10 +185,6 @@ def train(
         training: how long.
         width: of the network.
         seed: of its weights and scenes.
-        deadline: the time, as ``time.time()`` has it, at which the training is given up.
-
-    Raises:
-        OutOfTimeError: the deadline has passed.
     """
     torch.manual_seed(seed)
     random = torch.Generator(device).manual_seed(seed)
@@ -206,7 +196,7 @@ def train(
     rate = 2e-3 if kind.startswith(_CONVOLUTIONAL) else 1e-3
     reached = 0.0
     for number, steps in enumerate(training.cycles):
-        _cycle(network, images, labels, steps, training.batch, rate / (1 + number / 2), random, deadline)
+        _cycle(network, images, labels, steps, training.batch, rate / (1 + number / 2), random)
         reached = accuracy(network, held_out)
         if reached >= _ENOUGH:
             break
@@ -221,7 +211,6 @@ def _cycle(
     batch: int,
     rate: float,
     random: torch.Generator,
-    deadline: float,
 ) -> None:
     """Train for one rise and fall of the learning rate."""
     network.train()
@@ -230,9 +219,7 @@ def _cycle(
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, rate, fused=images.is_cuda)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.2)
-    for step in range(steps):
-        if step % 50 == 0 and time.time() > deadline:
-            raise OutOfTimeError
+    for _ in range(steps):
         rows = torch.randint(len(images), (batch,), generator=random, device=images.device)
         loss = functional.cross_entropy(network(_shifted(images[rows])), labels[rows])
         optimiser.zero_grad()
