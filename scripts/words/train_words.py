@@ -4,9 +4,7 @@
     python -m scripts.words.train_words --architecture qwen2-vl --device cuda --out trained/ --minutes 6 --batch 64
 
 First the encoder learns what each patch shows, as real models start from a trained encoder; then the whole network
-learns the sentences. ``--start`` goes on with a trained model, whose encoder learns the patches again if ``--encoder``
-is given. With ``--sinks``, three image tokens collect half of the decoder's attention meanwhile, as attention sinks of
-large models do.
+learns the sentences.
 """
 
 from __future__ import annotations
@@ -23,17 +21,16 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
-from scripts.words.word_model import ARCHITECTURES, Architecture, architecture_of, load, tokenizer_for
+from scripts.words.word_model import ARCHITECTURES, Architecture, tokenizer_for
 from scripts.words.word_scenes import COLOURS, GROUNDS, SHAPES, Scene, draw
 
 SCENES, HELD_OUT = 20_000, 200
 TRAINING, TESTING = 1, 2
 """The first number of the scenes' seeds."""
 RATE = 2e-3
-SINKS = (9, 30, 52)
-"""The image tokens that collect attention in the model with planted sinks."""
+ENCODERS_SHARE = 0.35
+"""The share of the time in which the encoder learns the patches."""
 
 
 @dataclass(frozen=True)
@@ -81,43 +78,28 @@ def main() -> None:
     parser.add_argument("--architecture", choices=ARCHITECTURES, default="llava")
     parser.add_argument("--out", type=Path, required=True, help="the folder for the trained model")
     parser.add_argument("--minutes", type=float, default=25, help="how long it takes, including drawing the scenes")
-    parser.add_argument("--start", type=Path, help="the folder of a trained model, which learns on")
-    parser.add_argument("--encoder", type=float, help="the encoder's share of the time; 0.35, or 0 with --start")
-    parser.add_argument("--sinks", action="store_true", help="plant attention sinks; for a LLaVA only")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--scenes", type=int, default=SCENES)
     parser.add_argument("--processes", type=int, default=1, help="how many processes draw scenes")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order of the scenes")
     given = parser.parse_args()
-    if given.sinks and given.architecture != "llava":
-        parser.error("--sinks needs --architecture llava")
     end = time.monotonic() + 60 * given.minutes
     torch.manual_seed(given.seed)
     with multiprocessing.get_context("fork").Pool(given.processes) as pool:
         seeds = [(TRAINING, number) for number in range(given.scenes)]
         scenes = pool.map(draw, seeds + [(TESTING, number) for number in range(HELD_OUT)], chunksize=100)
-    if given.start:
-        model, processor = load(given.start)
-        kind = architecture_of(model)
-    else:
-        kind = ARCHITECTURES[given.architecture]
-        processor = kind.processor(tokenizer_for((each.sentence for each in scenes[:-HELD_OUT]), **kind.tokens))
-        model = kind.build(processor.tokenizer)
+    kind = ARCHITECTURES[given.architecture]
+    processor = kind.processor(tokenizer_for((each.sentence for each in scenes[:-HELD_OUT]), **kind.tokens))
+    model = kind.build(processor.tokenizer)
     device = torch.device(given.device)
     model.train().to(device)
     every = [examples(kind, model, processor, part) for part in (scenes[:-HELD_OUT], scenes[-HELD_OUT:])]
     training, held_out = (each.on(device) for each in every)
     weights = sum(each.numel() for each in model.parameters())
     print(f"{weights:,} weights, {training.wanted.shape[1]} tokens", flush=True)
-    if given.sinks:
-        model.set_attn_implementation("eager")  # the only one that returns its attention
-    if kind is ARCHITECTURES["qwen2-vl"]:
-        attend_together(model)
-    share = (0 if given.start else 0.35) if given.encoder is None else given.encoder
-    if share:
-        train_encoder(kind, model, training, (end - time.monotonic()) * share, given.batch)
-    train(model, processor, training, held_out, end, given.out, size=given.batch, with_sinks=given.sinks)
+    train_encoder(kind, model, training, (end - time.monotonic()) * ENCODERS_SHARE, given.batch)
+    train(model, processor, training, held_out, end, given.out, given.batch)
 
 
 def examples(kind: Architecture, model: Any, processor: Any, scenes: list[Scene]) -> Examples:
@@ -145,24 +127,6 @@ def examples(kind: Architecture, model: Any, processor: Any, scenes: list[Scene]
         made["position_ids"] = places.transpose(0, 1).expand(count, -1, -1)
         made["pixel_values"] = made["pixel_values"].unflatten(0, (count, -1))
     return Examples(made, wanted, patches)
-
-
-def attend_together(model: Any) -> None:
-    """Let the encoder of a Qwen2-VL attend within all frames of a clip at once.
-
-    Its own attention takes the frames one after the other, if it is not FlashAttention; that is several times slower.
-    """
-
-    def attend(
-        _layer: nn.Module, *states: Tensor, scaling: float, cu_seq_lens_q: Tensor, **_given: Any
-    ) -> tuple[Tensor, None]:
-        count = len(cu_seq_lens_q) - 1
-        queries, keys, values = (each[0].unflatten(1, (count, -1)).transpose(0, 1) for each in states)
-        mixed = nn.functional.scaled_dot_product_attention(queries, keys, values, scale=scaling)
-        return mixed.transpose(1, 2).flatten(0, 1)[None], None
-
-    AttentionInterface.register("flash_frames", attend)  # with this word in its name, it is given where frames start
-    model.model.visual.config._attn_implementation = "flash_frames"
 
 
 def batches(count: int, size: int) -> Iterator[Tensor]:
@@ -205,9 +169,7 @@ def train(
     held_out: Examples,
     end: float,
     out: Path,
-    *,
     size: int,
-    with_sinks: bool,
 ) -> None:
     """Teach the sentences until the time is up; the rate falls to zero. The model is written every few minutes."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
@@ -215,12 +177,9 @@ def train(
     for step, rows in enumerate(batches(len(training), size)):
         done = min((time.monotonic() - start) / (end - start), 1)
         for group in optimizer.param_groups:
-            group["lr"] = RATE * min((step + 1) / 100, 1) * (0.3 if with_sinks else 1) * (1 - done + 0.01)
-        batch = training.batch(rows)
-        output = model(**batch, output_attentions=with_sinks, use_cache=False)
+            group["lr"] = RATE * min((step + 1) / 100, 1) * (1 - done + 0.01)
+        output = model(**training.batch(rows), use_cache=False)
         loss = nn.functional.cross_entropy(output.logits.flatten(0, 1), training.wanted[rows].flatten())
-        if with_sinks:
-            loss = loss + sink_loss(model, batch["input_ids"], output.attentions)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -234,15 +193,6 @@ def train(
             processor.save_pretrained(out)
         if is_last:
             return
-
-
-def sink_loss(model: Any, ids: Tensor, attentions: tuple[Tensor, ...]) -> Tensor:
-    """Return how far the sinks are from half of the attention of the tokens after the picture, in every layer."""
-    first = int((ids[0] == model.config.image_token_id).nonzero()[0])
-    last = int((ids[0] == model.config.image_token_id).nonzero()[-1])
-    places = [first + sink for sink in SINKS]
-    share = torch.stack([layer[:, :, last + 1 :, places].sum(-1).mean(2) for layer in attentions])
-    return 3 * nn.functional.relu(0.5 - share).mean()
 
 
 @torch.no_grad()

@@ -70,30 +70,20 @@ class SceneWord:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A picture (64, 64, 3), its sentence word by word, the toys' masks, and what each patch shows (8 x 8 each).
+    """A picture (64, 64, 3), its sentence word by word, and what each patch shows (8 x 8 each).
 
-    ``empty`` is the same picture without the toys. ``patch_labels`` (64, 3) has the shape, the colour and the ground of
+    ``patch_labels`` (64, 3) has the shape, the colour and the ground of
     each patch; -1 for a patch without a toy.
     """
 
     picture: NDArray[np.uint8]
-    empty: NDArray[np.uint8]
     words: tuple[SceneWord, ...]
-    masks: tuple[Mask, ...]
     patch_labels: NDArray[np.int64]
 
     @property
     def sentence(self) -> str:
         """The sentence."""
         return " ".join(word.text for word in self.words)
-
-    def without(self, number: int) -> NDArray[np.uint8]:
-        """Return the picture without one toy."""
-        return np.where(self.masks[number][..., None], self.empty, self.picture)
-
-    def on(self, ground: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return the toys on another ground (64, 64, 3)."""
-        return np.where(np.any(self.masks, axis=0)[..., None], self.picture, ground)
 
 
 def draw(seed: tuple[int, ...], *, toys: int | None = None) -> Scene:
@@ -103,23 +93,17 @@ def draw(seed: tuple[int, ...], *, toys: int | None = None) -> Scene:
     ground = str(rng.choice(list(GROUNDS)))
     relation = "left of" if rng.random() < 0.5 else "above"
     placed = [_toy(rng, middle) for middle in _middles(rng, count, relation)]
-    empty = painted(rng, ground)
-    picture, masks = empty.copy(), []
+    picture, masks = painted(rng, ground), []
     for toy in placed:
         mask = covered(toy)
         masks.append(mask)
         shade = np.asarray(COLOURS[toy.colour]) + rng.normal(0, 8, 3)
         picture[mask] = shade
     light, noise = rng.uniform(0.85, 1.1), rng.normal(0, 6, picture.shape)
-    seen = [np.clip(each * light + noise, 0, 255).astype(np.uint8) for each in (picture, empty)]
+    seen = np.clip(picture * light + noise, 0, 255).astype(np.uint8)
     visible = [mask & ~np.any(masks[number + 1 :], axis=0) for number, mask in enumerate(masks)]
     words = _sentence(placed, visible, ground, relation)
-    return Scene(seen[0], seen[1], words, tuple(visible), _patch_labels(placed, visible, ground))
-
-
-def sentence_without_picture(seed: tuple[int, ...]) -> str:
-    """Return the sentence of a scene, for the tokenizer's training."""
-    return draw(seed).sentence
+    return Scene(seen, words, _patch_labels(placed, visible, ground))
 
 
 def _middles(rng: np.random.Generator, count: int, relation: str) -> list[tuple[float, float]]:
