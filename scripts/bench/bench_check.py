@@ -1,4 +1,4 @@
-"""Measure what a check costs: its heat stage against plain inference, and its duration against the estimate.
+"""Measure what a check costs beside plain inference: its heat, and the whole; and its duration against the estimate.
 
     python -m scripts.bench.bench_check --model resnet50 --pictures 96 --rounds 5
 
@@ -14,7 +14,6 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +31,7 @@ from camkit.engine.passes import faster_format, quiet_pass
 from camkit.engine.streams import Task, in_order
 from camkit.images.prepare import prepare
 from camkit.models.loaded import LoadedModel
+from scripts.bench.timing import quartiles, ready, take_turns
 from scripts.demo.drawn_scenes import HOME, draw
 
 READERS = 2
@@ -84,13 +84,6 @@ def silent(stage: str, done: int, of: int) -> None:
     """Report no progress."""
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Return the duration of a call in seconds."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def main() -> None:
     """Run the rounds and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -102,19 +95,19 @@ def main() -> None:
         data = write_scenes(Path(folder), options.pictures)
         config = {"check": {"pastes": 1}, "run": {"out": Path(folder) / "out"}}
         plan = plan_check(seeded(options.model), data, config=config)
-        explainer, ratios = CheckHeat(plan), []
-        for number in range(options.rounds + 1):
-            plain = timed(lambda: classify(plan))
-            heat = timed(lambda: list(explainer.rows(plan.data.items)))
-            if number:  # the first round chooses the layer and warms up
-                ratios.append(heat / plain)
-                print(f"round {number}: plain {plain:.1f} s, heat {heat:.1f} s, {heat / plain:.2f}", flush=True)
-        low, middle, high = statistics.quantiles(ratios, n=4)
+        heat = CheckHeat(plan)
+        runs = {
+            "plain": ready(lambda: classify(plan)),
+            "heat": ready(lambda: list(heat.rows(plan.data.items))),
+        }
+        seconds = take_turns(runs, options.rounds, warm_ups=1)
+        low, middle, high = quartiles(seconds["heat"], seconds["plain"])
         print(f"the heat takes {middle:.2f} x plain inference ({low:.2f} to {high:.2f})")
-        estimated = estimate_seconds(plan)
-        seconds = timed(lambda: finish_check(plan, progress=silent))
-        ratio = estimated / seconds
-        print(f"the estimate for the check was {estimated:.0f} s; the run took {seconds:.0f} s ({ratio:.2f})")
+        estimated, started = estimate_seconds(plan), time.perf_counter()
+        finish_check(plan, progress=silent)
+        taken, plain = time.perf_counter() - started, statistics.median(seconds["plain"])
+        print(f"the check takes {taken / plain:.1f} x plain inference")
+        print(f"the estimate for the check was {estimated:.0f} s; the run took {taken:.0f} s ({estimated / taken:.2f})")
 
 
 if __name__ == "__main__":

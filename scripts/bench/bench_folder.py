@@ -1,6 +1,6 @@
 """Measure what explaining a folder costs, beside the best plain code for the same pictures with the same libraries.
 
-    python -m scripts.bench.bench_folder --rounds 3 --json folder.json --markdown folder.md
+    python -m scripts.bench.bench_folder --rounds 3 --markdown folder.md
 
 Large photos: decode, classify and encode each as JPEG, against explaining and drawing them. Small pictures: decode and
 classify, against explaining them. Every measurement runs in a fresh process, in alternating rounds; "x plain" is the
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from camkit.models.loaded import LoadedModel
 from camkit.scale.folder import explain_files
 from camkit.scale.job import Drawing, How, Job
 from camkit.types import Preprocess
+from scripts.bench.timing import processor, reset_peak, resident
 
 LARGE, SMALL = (4000, 3000), (227, 227)
 QUALITY = 90
@@ -158,74 +158,67 @@ def camkit_run(
         assert not hasattr(row, "error"), row
 
 
-def variants(folder: Path, out: Path) -> dict[str, Callable[[Network], None]]:
-    """Return each variant for large and for small pictures."""
+def variants(task: str, folder: Path, out: Path) -> dict[str, Callable[[Network], None]]:
+    """Return each variant for large or for small pictures, with the plain ones first."""
     files = sorted(folder.glob("*.jpg"))
     table = out / "results.parquet"
-    full, reduced = Drawing(), Drawing(max_side=2048)
+    full, reduced, figure = Drawing(), Drawing(max_side=2048), Drawing(style="figure")
+    if task == "small":
+        return {
+            "plain, a thread for each picture": lambda network: plain_each(network, files, None),
+            "plain, batches of 32": lambda network: plain_batches(network, files, None, batch=32),
+            "camkit, table alone": lambda network: camkit_run(network, folder, None, full, table=table),
+            "camkit, overlay and table": lambda network: camkit_run(network, folder, out, full, table=table),
+            "camkit, figure": lambda network: camkit_run(network, folder, out, figure),
+        }
     return {
         "plain, JPEG, a thread for each picture": lambda network: plain_each(network, files, out),
         "plain, JPEG, batches of 2": lambda network: plain_batches(network, files, out, batch=2),
-        "plain, JPEG of 2048": lambda network: plain_each(network, files, out, 2048),
-        "plain, no drawing, a thread for each picture": lambda network: plain_each(network, files, None),
-        "plain, no drawing, batches of 32": lambda network: plain_batches(network, files, None, batch=32),
         "camkit, overlay": lambda network: camkit_run(network, folder, out, full),
+        "plain, JPEG of 2048": lambda network: plain_each(network, files, out, 2048),
         "camkit, overlay, max side 2048": lambda network: camkit_run(network, folder, out, reduced),
         "camkit, overlay, max side 2048, draft": lambda network: camkit_run(network, folder, out, reduced, draft=True),
-        "camkit, figure": lambda network: camkit_run(network, folder, out, Drawing(style="figure")),
+        "camkit, figure": lambda network: camkit_run(network, folder, out, figure),
         "camkit, table alone": lambda network: camkit_run(network, folder, None, full, table=table),
         "camkit, table alone, draft": lambda network: camkit_run(network, folder, None, full, table=table, draft=True),
-        "camkit, overlay and table": lambda network: camkit_run(network, folder, out, full, table=table),
     }
 
 
-TASKS = {
-    "large": (
-        "plain, JPEG, a thread for each picture",
-        "plain, JPEG, batches of 2",
-        "camkit, overlay",
-        "plain, JPEG of 2048",
-        "camkit, overlay, max side 2048",
-        "camkit, overlay, max side 2048, draft",
-        "camkit, figure",
-        "camkit, table alone",
-        "camkit, table alone, draft",
-    ),
-    "small": (
-        "plain, no drawing, a thread for each picture",
-        "plain, no drawing, batches of 32",
-        "camkit, table alone",
-        "camkit, overlay and table",
-        "camkit, figure",
-    ),
-}
+TASKS = ("large", "small")
+PLAIN = 2
+"""The first variants of a task: the fastest of them in the same round is what all are divided by."""
 
 
-def measure(name: str, folder: Path) -> dict[str, float]:
+def measure(task: str, name: str, folder: Path) -> dict[str, float]:
     """Run one variant in this process."""
     network = Network()
     with tempfile.TemporaryDirectory() as scratch:
         write_photos(Path(scratch, "one"), 1, SMALL)
-        warm_up, out = variants(Path(scratch, "one"), Path(scratch, "warm")), Path(scratch, "out")
+        warm_up, out = variants(task, Path(scratch, "one"), Path(scratch, "warm")), Path(scratch, "out")
         for place in (out, Path(scratch, "warm")):
             place.mkdir()
         warm_up[name](network)
-        before = _memory("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        before = resident("VmRSS")
+        reset_peak()
         started, worked = time.perf_counter(), time.process_time()
-        variants(folder, out)[name](network)
+        variants(task, folder, out)[name](network)
         seconds, worked = time.perf_counter() - started, time.process_time() - worked
-        return {"seconds": seconds, "cpu": worked, "extra": _memory("VmHWM") - before}
+        return {"seconds": seconds, "cpu": worked, "extra": (resident("VmHWM") - before) / 2**20}
 
 
-def _memory(key: str) -> float:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) / 1024
-
-
-def in_fresh_process(name: str, folder: Path) -> dict[str, float]:
+def in_fresh_process(task: str, name: str, folder: Path) -> dict[str, float]:
     """Run one variant in a process of its own."""
-    call = [sys.executable, __file__, "--measure", name, "--folder", str(folder)]
+    call = [
+        sys.executable,
+        "-m",
+        "scripts.bench.bench_folder",
+        "--tasks",
+        task,
+        "--measure",
+        name,
+        "--folder",
+        str(folder),
+    ]
     done = subprocess.run(call, capture_output=True, text=True, check=True)
     values: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return values
@@ -238,16 +231,12 @@ def table_of(task: str, rounds: list[dict[str, dict[str, float]]], count: int) -
     yield ""
     yield "| | seconds | pictures a second | CPU, ms a picture | x plain | extra MiB |"
     yield "|---|---:|---:|---:|---:|---:|"
-    for name in TASKS[task]:
+    names = list(rounds[0])
+    for name in names:
         seconds = statistics.median(run[name]["seconds"] for run in rounds)
         worked = statistics.median(run[name]["cpu"] for run in rounds) / count * 1000
-        plains = (
-            ("plain, JPEG, a thread for each picture", "plain, JPEG, batches of 2")
-            if task == "large"
-            else TASKS[task][:2]
-        )
         ratio = statistics.median(
-            run[name]["seconds"] / min(run[plain]["seconds"] for plain in plains) for run in rounds
+            run[name]["seconds"] / min(run[plain]["seconds"] for plain in names[:PLAIN]) for run in rounds
         )
         extra = max(run[name]["extra"] for run in rounds)
         yield f"| {name} | {seconds:.2f} | {count / seconds:.1f} | {worked:.0f} | {ratio:.2f} | {extra:.0f} |"
@@ -260,34 +249,27 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=24)
     parser.add_argument("--small", type=int, default=1600)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--only", nargs="+", help="measure only variants whose names contain one of these")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "camkit-bench"))
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure, options.folder)))
+        print(json.dumps(measure(options.tasks[0], options.measure, options.folder)))
         return
-    if options.only:
-        for task, names in TASKS.items():
-            TASKS[task] = tuple(name for name in names if any(part in name for part in [*options.only, "plain, "]))
-    lines = [f"{platform.processor() or platform.machine()}, {THREADS} cores, torch {torch.__version__}", ""]
-    results: dict[str, list[dict[str, dict[str, float]]]] = {}
+    lines = [f"{processor('cpu')[0]}, {THREADS} cores, torch {torch.__version__}", ""]
     for task in options.tasks:
         count, size = (options.photos, LARGE) if task == "large" else (options.small, SMALL)
         folder = options.folder / f"{task}-{count}"
         if len(list(folder.glob("*.jpg"))) != count:
             write_photos(folder, count, size)
-        results[task] = []
+        rounds = []
         for number in range(options.rounds):
-            results[task].append({name: in_fresh_process(name, folder) for name in TASKS[task]})
+            names = variants(task, folder, folder)
+            rounds.append({name: in_fresh_process(task, name, folder) for name in names})
             print(f"{task}: round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
-        lines += table_of(task, results[task], count)
+        lines += table_of(task, rounds, count)
     print("\n".join(lines))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
     if options.markdown:
         options.markdown.write_text("\n".join(lines) + "\n")
 

@@ -20,7 +20,6 @@ import platform
 import re
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -30,7 +29,7 @@ from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -40,6 +39,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 import camkit
+from scripts.bench.timing import Run, processor, quartiles, reset_peak, resident, table, take_turns
 
 PEERS = {"grad-cam": "pytorch_grad_cam", "torchcam": "torchcam", "captum": "captum"}
 
@@ -70,8 +70,6 @@ before, measured by {how}. "Correlation" is Pearson's, with camkit's map: the me
 Every map is cut at zero on the grid and enlarged bilinearly; its scale does not matter. "Empty" counts maps without a \
 positive value. The first call on a model includes the choice of the layer. On a CPU camkit gives the model its images \
 with the channels last. Plain inference can do that too; see the second row."""
-
-Run: TypeAlias = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -193,31 +191,6 @@ CONTENDERS = {
 }
 
 
-def measure_time(
-    case: Case, module: nn.Module, images: Tensor, names: Sequence[str], rounds: int, warm_ups: int = 2
-) -> dict[str, list[float]]:
-    """Return each contender's seconds per round. The order rotates every round, and every second round is reversed."""
-    wait: Callable[[], object] = torch.cuda.synchronize if images.is_cuda else lambda: None
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(warm_ups + rounds):
-        start = number % len(names)
-        for name in [*names[start:], *names[:start]][:: 1 if number % 2 == 0 else -1]:
-            gc.collect()
-            with CONTENDERS[name].open(case, module, images) as run:
-                wait()
-                begin = time.perf_counter()
-                run()
-                wait()
-                seconds[name].append(time.perf_counter() - begin)
-    return {name: taken[warm_ups:] for name, taken in seconds.items()}
-
-
-def _resident(field: str) -> int:
-    match = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert match is not None
-    return 1024 * int(match[1])
-
-
 def measure_memory(case: Case, name: str) -> tuple[int, str]:
     """Return the most bytes that one call adds to what the process held before it, after a warm-up with one image."""
     (module, images), contender = load(case), CONTENDERS[name]
@@ -230,10 +203,10 @@ def measure_memory(case: Case, name: str) -> tuple[int, str]:
             before = torch.cuda.memory_allocated()
             run()
             return torch.cuda.max_memory_allocated() - before, "torch.cuda.max_memory_allocated"
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-        before = _resident("VmRSS")
+        reset_peak()
+        before = resident("VmRSS")
         run()
-        return _resident("VmHWM") - before, "the peak of the resident set"
+        return resident("VmHWM") - before, "the peak of the resident set"
 
 
 def measure_growth(case: Case, calls: int) -> list[dict[str, int]]:
@@ -289,9 +262,9 @@ def measure(case: Case, names: Sequence[str], rounds: int, memory_of: Sequence[s
     if "#" in case.layer:
         raise SystemExit(f"layer {case.layer} of {case.model} is one of several calls, and no peer can name a call")
     rows: dict[str, dict[str, Any]] = {}
-    for name, seconds in measure_time(case, module, images, names, rounds).items():
-        ratios = np.divide(seconds, rows["plain"]["seconds"] if rows else seconds)
-        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+    runs = {name: partial(CONTENDERS[name].open, case, module, images) for name in names}
+    for name, seconds in take_turns(runs, rounds).items():
+        low, middle, high = quartiles(seconds, rows["plain"]["seconds"] if rows else seconds)
         rows[name] = {"title": CONTENDERS[name].title, "seconds": seconds, "ms": 1000 * statistics.median(seconds)}
         rows[name] |= {"time": middle, "low": low, "high": high}
     maps: dict[str, np.ndarray] = {}
@@ -306,25 +279,6 @@ def measure(case: Case, names: Sequence[str], rounds: int, memory_of: Sequence[s
         ratio = rows[name]["bytes"] / rows["plain"]["bytes"]
         rows[name] |= {"mib": rows[name]["bytes"] / 2**20, "memory": ratio}
     return {**asdict(case), "memory_by": how, "contenders": rows}
-
-
-def processor(device: str) -> tuple[str, list[str]]:
-    """Return the processor's name and its units for fast arithmetic."""
-    if device.startswith("cuda"):
-        units = ["bf16"] if torch.cuda.get_device_capability(device) >= (8, 0) else []
-        return torch.cuda.get_device_name(device), units
-    cpuinfo = Path("/proc/cpuinfo").read_text()
-    name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    units = [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if re.search(rf"\b{unit}\b", cpuinfo)]
-    return name[1] if name else platform.machine(), units
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table that also reads well as text."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    padded = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in (header, rule, *rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in padded)
 
 
 def render(report: dict[str, Any]) -> str:

@@ -1,26 +1,22 @@
 """Measure how many pictures a second camkit explains, beside plain inference, on a GPU or a CPU.
 
-    python -m scripts.bench.bench_stream --json stream.json --markdown stream.md
+    python -m scripts.bench.bench_stream --markdown stream.md
     python -m scripts.bench.bench_stream --device cpu --batches 1 8 --pictures 16 --rounds 3
 
 "Tensors" are inputs in memory, so only computing counts. "Files" are JPEG files, which both sides decode and prepare in
-threads while the network runs. Each round runs every variant once, in random order. The networks have random weights:
-the cost does not depend on them. bf16 is left out on processors that do not compute in it.
+threads while the network runs. Plain inference and camkit take turns. The networks have random weights: the cost does
+not depend on them. bf16 is left out on processors that do not compute in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import platform
-import random
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,14 +28,13 @@ from camkit.engine.passes import usable_precision
 from camkit.models.loaded import LoadedModel
 from camkit.types import Precision
 from scripts.bench.bench_folder import plain_batches, write_photos
+from scripts.bench.timing import processor, quartiles, ready, table, take_turns
 
 NETWORKS = {"resnet50": "layer4", "vit_b_16": "encoder.layers.encoder_layer_11.ln_1"}
 """The networks, and the layer to explain in each."""
 
 PHOTO = (500, 375)
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
-_WARM_UP = 2
-"""Unmeasured runs of each variant: the first ones choose algorithms and allocate memory."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +90,6 @@ class Bench:
             explanation.raw  # noqa: B018 - the map comes to the CPU
 
 
-def seconds_of(run: Callable[[], None]) -> float:
-    """Return how long a run takes. Both sides end with numbers on the CPU, so nothing is left on the device."""
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
-
-
 def measure(bench: Bench, network: str, files: Sequence[Path], rounds: int) -> Iterator[Rate]:
     """Yield the rates with tensors and with files."""
     tensors = [torch.randn(3, 224, 224) for _ in files]
@@ -110,28 +98,10 @@ def measure(bench: Bench, network: str, files: Sequence[Path], rounds: int) -> I
         "files": {"plain": lambda: bench.plain_files(files), "camkit": lambda: bench.explain(files)},
     }
     for inputs, variants in kinds.items():
-        for run, _ in itertools.product(variants.values(), range(_WARM_UP)):
-            run()
-        seconds: dict[str, list[float]] = {name: [] for name in variants}
-        for _ in range(rounds):
-            for name in random.sample(list(variants), len(variants)):
-                seconds[name].append(seconds_of(variants[name]))
+        seconds = take_turns({name: ready(run) for name, run in variants.items()}, rounds)
         plain, explained = (len(files) / statistics.median(seconds[name]) for name in ("plain", "camkit"))
-        ratio = statistics.median(
-            first / second for first, second in zip(seconds["plain"], seconds["camkit"], strict=True)
-        )
+        _, ratio, _ = quartiles(seconds["plain"], seconds["camkit"])
         yield Rate(network, bench.precision, bench.batch, inputs, plain, explained, ratio)
-
-
-def table_of(rates: Sequence[Rate]) -> Iterator[str]:
-    """Return the lines of the table."""
-    yield "| network | precision | batch | inputs | plain, pictures a second | camkit | camkit / plain |"
-    yield "|---|---|---:|---|---:|---:|---:|"
-    for rate in rates:
-        yield (
-            f"| {rate.network} | {rate.precision} | {rate.batch} | {rate.inputs} | {rate.plain:.1f} "
-            f"| {rate.camkit:.1f} | {rate.ratio:.2f} |"
-        )
 
 
 def main() -> None:
@@ -142,11 +112,9 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 256])
     parser.add_argument("--pictures", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     device = torch.device(options.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     rates: list[Rate] = []
     with tempfile.TemporaryDirectory() as folder:
         write_photos(Path(folder), options.pictures, PHOTO)
@@ -158,13 +126,16 @@ def main() -> None:
             for rate in measure(bench, network, files, options.rounds):
                 rates.append(rate)
                 print(rate, flush=True)
-    lines = [f"{name}, torch {torch.__version__}, {options.pictures} pictures, {options.rounds} rounds", ""]
-    lines += table_of(rates)
-    print("\n".join(lines))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(rate) for rate in rates], indent=1))
+    heads = ("network", "precision", "batch", "inputs", "plain, pictures a second", "camkit", "camkit / plain")
+    cells = [
+        (of.network, of.precision, f"{of.batch}", of.inputs, f"{of.plain:.1f}", f"{of.camkit:.1f}", f"{of.ratio:.2f}")
+        for of in rates
+    ]
+    title = f"{processor(options.device)[0]}, torch {torch.__version__}, {options.pictures} pictures"
+    text = f"{title}, {options.rounds} rounds\n\n{table(heads, cells)}\n"
+    print(text)
     if options.markdown:
-        options.markdown.write_text("\n".join(lines) + "\n")
+        options.markdown.write_text(text)
 
 
 if __name__ == "__main__":

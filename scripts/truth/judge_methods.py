@@ -16,18 +16,11 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float
 
 import camkit
-from camkit.comparison.judge import at_least_chance, recommended
-from camkit.comparison.judgement import DECIDING
-from camkit.comparison.recommendation import REFERENCES, UNMOVED
-from camkit.comparison.standings import standings
-from camkit.metrics import METRICS
+from scripts.lab.lab_run import write_between
 from scripts.weights import WEIGHTS, load_network
 
 PAGE = Path(__file__).parents[1] / "results" / "judged.md"
@@ -52,8 +45,6 @@ here, since these networks are piecewise linear after the layer; and guided back
 
 SEEDS = (0, 1)
 PHOTOS = 50
-DIVISIONS = 40
-"""How many times the photos of all seeds are divided into halves, to see how much a recommendation depends on them."""
 
 
 def photos(data: Path) -> list[Path]:
@@ -84,63 +75,13 @@ def section(network: str, reports: Sequence[Path]) -> str:
     for one in judged:
         unmoved = ", ".join(f"`{row['name']}`" for row in one["rows"] if row["hardly_changes"]) or "none"
         notes.append(f"Seed {one['seed']}: maps that hardly change under shuffled weights: {unmoved}.")
-    same, of = agreement(judged)
-    notes.append(
-        f"The {of} photos of all seeds, divided {DIVISIONS} times at random into halves: in {same} divisions both "
-        "halves give the same recommendation."
-    )
     about = f"{len(judged[0]['pictures'])} photos, seed {judged[0]['seed']}:"
     return "\n".join([f"### {network}", "", about, "", *table, "", *(f"- {note}" for note in notes), ""])
 
 
-def agreement(judged: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Return in how many divisions both halves of the photos recommend the same row, and the number of photos.
-
-    Args:
-        judged: the report of each seed. A photo that several samples have counts once.
-    """
-    photos = [photo for one in judged for photo in one["pictures"]]
-    _, first = np.unique(photos, return_index=True)
-    rows = [{row["name"]: row for row in one["rows"]} for one in judged]
-    methods = [name for name, row in rows[0].items() if not row["reference"]]
-    costs = {name: rows[0][name]["plain_passes"] for name in methods}
-    shuffled = {name: [of[name]["correlation_with_shuffled_weights"] for of in rows] for name in methods}
-    unmoved = [name for name, values in shuffled.items() if np.mean(values) > UNMOVED]
-    values = {
-        metric: at_least_chance(
-            {
-                name: np.array([value for of in rows for value in of[name]["metrics"][metric]["values"]], float)[first]
-                for name in rows[0]
-            },
-            methods,
-        )
-        for metric in DECIDING
-    }
-
-    def row(half: Float[np.ndarray, " n"], seed: int) -> str | None:
-        part = {metric: {name: known[half] for name, known in of.items()} for metric, of in values.items()}
-        found = {metric: standings(of, list(REFERENCES), METRICS[metric].better, seed) for metric, of in part.items()}
-        return recommended(part, found, methods, costs, unmoved, seed).row
-
-    same = 0
-    for seed in range(DIVISIONS):
-        halves = np.array_split(np.random.default_rng(seed).permutation(len(first)), 2)
-        same += len({row(half, seed) for half in halves}) == 1
-    return same, len(first)
-
-
-def write(network: str, text: str) -> None:
-    """Replace a network's section of the page."""
-    page = PAGE.read_text("utf-8")
-    start, end = f"<!-- judged {network} -->\n", f"<!-- end of {network} -->\n"
-    before, _, rest = page.partition(start)
-    _, _, after = rest.partition(end)
-    PAGE.write_text(before + start + text + end + after, "utf-8")
-
-
 def _judge(seed: int, network: str, methods: Sequence[str], data: Path, out: Path, pictures: int) -> Path:
     """Return the folder with the reports of one network and seed; they are made if they are not there."""
-    report = out / f"{network}-{seed}"
+    report = out / f"{network.removeprefix('timm:')}-{seed}"
     if (report / "judge.html").exists():  # it is written last
         return report
     torch.set_num_threads(1)  # the seeds run side by side
@@ -167,7 +108,10 @@ def main() -> None:
         with ProcessPoolExecutor(len(SEEDS)) as processes:
             reports = list(processes.map(functools.partial(_judge, network=network, **settings), SEEDS))
         text = section(network, reports)
-        print(text, flush=True) if given.methods else write(network, text)
+        if given.methods:
+            print(text, flush=True)
+        else:
+            write_between(PAGE, f"judged {network}", text)
 
 
 if __name__ == "__main__":

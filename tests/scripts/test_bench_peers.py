@@ -126,18 +126,16 @@ def test_columns_line_up(script: ModuleType) -> None:
 
 
 @pytest.mark.extended
-def test_the_benchmark_of_methods_writes_a_row_for_each_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = import_module("scripts.bench.bench_head_methods")
+def test_the_benchmark_of_calls_writes_a_row_for_each_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = import_module("scripts.bench.bench_calls")
     threads = torch.get_num_threads()
     page = tmp_path / "methods.md"
-    monkeypatch.setattr(
-        sys, "argv", ["bench_head_methods.py", "--rounds", "1", "--only", ", all", "--markdown", str(page)]
-    )
+    monkeypatch.setattr(sys, "argv", ["bench_calls.py", "--rounds", "1", "--only", ", all", "--markdown", str(page)])
     try:
         methods.main()
     finally:
         torch.set_num_threads(threads)
     lines = page.read_text().splitlines()[2:]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == [
+    assert [line.split(" | ")[0].removeprefix("| ").strip() for line in lines] == [
         row.name for row in methods.rows() if ", all" in row.name
     ]
