@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from camkit import errors, hooks, methods, metrics, scale, targets, tensorboard
     from camkit.background.check import check
     from camkit.background.result import CheckResult
-    from camkit.comparison.compare import Comparison, compare
-    from camkit.comparison.judge import judge
-    from camkit.comparison.judgement import MethodJudgement
-    from camkit.comparison.slide import slide
     from camkit.concepts import Concepts, factorise
     from camkit.demo import scenes
     from camkit.diagnosis import Diagnosis, diagnose
@@ -30,6 +26,9 @@ if TYPE_CHECKING:
     from camkit.explanation import Explanation
     from camkit.mending import MendResult, mend
     from camkit.methods import METHODS, register_method
+    from camkit.metrics.compare import Comparison, compare
+    from camkit.metrics.judge import MethodJudgement, judge
+    from camkit.metrics.slide import slide
     from camkit.models import black_box, load_model
     from camkit.sentences import Word, Words, words
     from camkit.session import explain, explain_many
@@ -81,30 +80,30 @@ _HOMES = {
     "METHODS": "methods",
     "CamkitError": "errors",
     "CheckResult": "background.result",
-    "Comparison": "comparison.compare",
+    "Comparison": "metrics.compare",
     "Concepts": "concepts",
     "Diagnosis": "diagnosis",
     "Explainer": "explainer",
     "Explanation": "explanation",
     "Failure": "types",
     "MendResult": "mending",
-    "MethodJudgement": "comparison.judge",
+    "MethodJudgement": "metrics.judge",
     "TargetLayer": "types",
     "Word": "sentences",
     "Words": "sentences",
     "black_box": "models",
     "check": "background.check",
-    "compare": "comparison.compare",
+    "compare": "metrics.compare",
     "diagnose": "diagnosis",
     "explain": "session",
     "explain_many": "session",
     "factorise": "concepts",
     "feature_maps": "diagnosis.feature_maps",
-    "judge": "comparison.judge",
+    "judge": "metrics.judge",
     "load_model": "models",
     "mend": "mending",
     "register_method": "methods",
-    "slide": "comparison.slide",
+    "slide": "metrics.slide",
     "words": "sentences",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -89,3 +89,16 @@ def _cell(value: Any) -> str:
 
 def _escaped(text: str) -> str:
     return html.escape(printable(text))
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
+    """Return a table in Markdown; with ``numbers``, all columns but the first are aligned to the right.
+
+    >>> print(markdown_table(["map", "srg"], [["a", "0.1"]]))
+    | map | srg |
+    |---|---|
+    | a | 0.1 |
+    """
+    rule = "|---|" + ("---:|" if numbers else "---|") * (len(headings) - 1)
+    first, *lines = (f"| {' | '.join(cells)} |" for cells in [headings, *rows])
+    return "\n".join([first, rule, *lines])

@@ -31,7 +31,6 @@ PACKAGE = Path(camkit.__file__).parent
 
 PRODUCTS = (
     "background",
-    "comparison",
     "concepts",
     "demo",
     "diagnosis",

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from camkit.comparison.compare import compare
 from camkit.drawing.encode import shrink
 from camkit.errors import ImageError, InputError, TargetError
 from camkit.explainer import Explainer
@@ -23,6 +22,7 @@ from camkit.images.read import open_picture
 from camkit.layers.names import modules_by_name
 from camkit.methods import METHODS
 from camkit.metrics import FILLS
+from camkit.metrics.compare import compare
 from camkit.models.loaded import LoadedModel
 from camkit.targets import TargetLike, boxes, contrast, top
 from camkit.targets.boxes import RankedBoxTarget

@@ -17,7 +17,7 @@ from camkit.cli.terminal import emit, printer, say, tell
 from camkit.errors import InputError, OutputError, printable
 
 if TYPE_CHECKING:
-    from camkit.comparison.compare import Comparison
+    from camkit.metrics.compare import Comparison
 
 
 @Parameter(name="*", group=METHOD)
@@ -81,14 +81,14 @@ def compare(
     if not pictures:
         raise InputError("name at least one picture: camkit compare image.jpg --model resnet50")
     import camkit
-    from camkit.comparison.compare import check_sheet_file
     from camkit.drawing import overlay
     from camkit.images.files import refuse_input
     from camkit.images.listing import find_pictures
+    from camkit.metrics.compare import check_sheet_file
 
     overlay.check("overlay", colormap, alpha)
     files = find_pictures(pictures, skip=out)
-    check_sheet_file(out, len(files) * max(1, len(compared.layer or ())))
+    check_sheet_file(out)
     refuse_input(out, files)
     if out.exists() and not overwrite:
         raise OutputError(f"{out} exists already; name another file with --out, or pass --overwrite")
@@ -131,8 +131,8 @@ def _both(*functions: Callable[[int, int], None]) -> Callable[[int, int], None]:
 
 def _print(comparison: Comparison) -> None:
     """Print a line for each map: the metric's value, or why there is none."""
-    from camkit.comparison.compare import REFERENCE_TITLES, caveat, value_words, words_of
     from camkit.drawing.figure import percent
+    from camkit.metrics.compare import REFERENCE_TITLES, value_words
 
     for row in comparison.rows:
         probability = "" if row.probability is None else f" {percent(row.probability)}"
@@ -141,11 +141,11 @@ def _print(comparison: Comparison) -> None:
         emit(printable(f"{row.source}: {row.label}{probability}{answer}{layer}"))
         for compared_map in row.maps:
             same = f" (the same as {compared_map.same_as})" if compared_map.same_as else ""
-            emit(printable(f"  {compared_map.method:<22}{words_of(comparison.metric, compared_map)}{same}"))
+            emit(printable(f"  {compared_map.method:<22}{compared_map.words}{same}"))
         for name, value in row.by_chance.items():
-            emit(printable(f"  {f'({REFERENCE_TITLES[name]})':<22}{value_words(comparison.metric, value)}"))
-        if said := caveat(row, comparison.metric):
-            emit(printable(f"  {said}"))
+            emit(printable(f"  {f'({REFERENCE_TITLES[name]})':<22}{value_words(value)}"))
+        if row.caveat:
+            emit(printable(f"  {row.caveat}"))
 
 
 def judge(
@@ -175,8 +175,8 @@ def judge(
     import camkit
     from camkit.cli import text
     from camkit.cli.bars import stages
-    from camkit.comparison.judgement import REPORTS
     from camkit.images.files import check_folder, set_aside
+    from camkit.metrics.judge import REPORTS
 
     check_folder(out)
     loaded = source.load()

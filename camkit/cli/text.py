@@ -16,11 +16,11 @@ from camkit.cli.terminal import QuietConsole
 from camkit.errors import printable
 
 if TYPE_CHECKING:
-    from camkit.comparison.judgement import JudgedRow, MethodJudgement
     from camkit.demo.poster import DemoResult
     from camkit.layers.costs import Costs
     from camkit.layers.decision import Decision
     from camkit.methods import Method
+    from camkit.metrics.judge import MethodJudgement
     from camkit.scale.folder import Written
     from camkit.scale.video import WrittenVideo
     from camkit.types import Failure, Layout, TargetLayer
@@ -113,28 +113,20 @@ _LONGEST_NAME = 30
 
 def judgement(found: MethodJudgement) -> Table:
     """Return the table of a judgement: the metrics that decide, with their intervals, and what a map costs."""
-    from camkit.comparison.judgement import DECIDING, column_title
+    from camkit.metrics.judge import DECIDING, column_title
 
     table = Table(box=None, pad_edge=False)
     table.add_column("\nmethod", max_width=_LONGEST_NAME, overflow="fold")
     for heading in (*(f"\n{column_title(name)}" for name in DECIDING), "shuffled\nweights ↓", "plain\npasses"):
         table.add_column(heading, no_wrap=True, justify="right")
     for row in found.rows:
-        name = f"({row.name})" if row.is_reference else row.name
-        cells = [_judged(row, metric) for metric in DECIDING]
-        table.add_row(
-            Text(printable(name), "dim" if row.is_reference else ""), *cells, row.shuffled_text, row.cost_text
-        )
+        cells = []
+        for figure in (row.metrics[metric] for metric in DECIDING):
+            style = "bold" if figure.mark == "*" else "dim" if figure.mark or not row.method else ""
+            # A blank replaces a missing mark, so that the numbers line up.
+            cells.append(Text(f"{figure}{figure.mark or ' '} {figure.span}".rstrip(), style))
+        table.add_row(Text(printable(row.title), "" if row.method else "dim"), *cells, *row.last_cells)
     return table
-
-
-def _judged(row: JudgedRow, metric: str) -> Text:
-    """Return a mean with its mark and interval; a blank replaces a missing mark, so that the numbers line up."""
-    cell = row.cell(metric)
-    number = f"{cell.mean}{'*' if cell.best else cell.doubt or ' '}"
-    return Text(
-        f"{number} {cell.span}".rstrip(), "bold" if cell.best else "dim" if cell.doubt or row.is_reference else ""
-    )
 
 
 def layers(decision: Decision, used: Sequence[TargetLayer], costs: Costs, *, complete: bool = False) -> Table:

@@ -13,17 +13,16 @@ a function under ``@register_metric`` in a module of this package, or in the use
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from camkit.errors import InputError
 from camkit.explanation import Explanation
+from camkit.metrics import faithfulness, features, whole_map  # noqa: F401 - they register the metrics, in this order
 from camkit.metrics.evaluator import DEFAULTS, Evaluator
 from camkit.metrics.fills import FILLS
 from camkit.metrics.heat import Heat
-from camkit.metrics.metric_values import UndefinedError, Value, Values, ValueTable
-from camkit.metrics.registry import METRICS, Metric, register_metric
+from camkit.metrics.registry import METRICS, Metric, UndefinedError, Value, Values, ValueTable, register_metric
 from camkit.targets.maps import names_cells
 
 if TYPE_CHECKING:
@@ -47,12 +46,6 @@ __all__ = [
     "references",
     "register_metric",
 ]
-
-_FAMILIES = ("faithfulness", "features", "masking", "sensitivity", "randomisation", "localisation")
-"""The modules of this package that register metrics, in the order in which lists name them."""
-
-for _family in _FAMILIES:
-    importlib.import_module(f"camkit.metrics.{_family}")
 
 
 def evaluate(

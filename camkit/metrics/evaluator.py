@@ -19,11 +19,10 @@ from camkit.explainer import Explainer
 from camkit.explanation import Explanation
 from camkit.layers.names import find_layers
 from camkit.metrics.curves import Curve, cells_of, curve_sets, even_shares, shares_of
-from camkit.metrics.fills import FILLS, Remove, check_fill
+from camkit.metrics.fills import FILLS, Remove
 from camkit.metrics.heat import Heat, as_heat, real_values
-from camkit.metrics.metric_values import UndefinedError, Value, Values, ValueTable
 from camkit.metrics.reference_maps import reference_maps
-from camkit.metrics.registry import Metric, find_metric
+from camkit.metrics.registry import Metric, UndefinedError, Value, Values, ValueTable, find_metric
 from camkit.targets.outputs import describe
 from camkit.types import ImageLike
 
@@ -94,7 +93,8 @@ class Evaluator:
         seed: int = 0,
         batch_size: int | None = None,
     ) -> None:
-        check_fill(fill)
+        if fill is not None and fill not in FILLS:
+            raise InputError(f"fill must be one of {', '.join(FILLS)}, not {fill!r}")
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise InputError(f"steps must be a whole number from 1, not {steps!r}")
         check_seed(seed)
@@ -104,7 +104,15 @@ class Evaluator:
         self.scores = self.explainer.scores_of(picture, target, batch_size=batch_size)
         self.picture: Float[Tensor, "c *size"] = self.scores.picture.to("cpu", torch.float32)
         self.fill, self.steps, self.layer, self.seed = fill, steps, layer, seed
-        self.region = None if region is None else _region(region, self.size)
+        self.region: Bool[Tensor, "*size"] | None = None
+        if region is not None:
+            numbers = real_values(region, "the region is an array")
+            if tuple(numbers.shape) != self.size:
+                raise InputError(
+                    f"the region has shape {tuple(numbers.shape)}; it must have the size of the model's input, "
+                    f"{self.size}"
+                )
+            self.region = numbers > 0.5
         self._fills: dict[str, Remove] = {}
         self._emptied: dict[str, float] = {}
         self.emptied_features: dict[str, Tensor] = {}
@@ -325,12 +333,3 @@ def _names(metrics: str | Iterable[str] | None) -> Iterable[str]:
     if metrics is None:
         return DEFAULTS
     return (metrics,) if isinstance(metrics, str) else tuple(metrics)
-
-
-def _region(given: np.ndarray | Tensor, size: tuple[int, ...]) -> Bool[Tensor, "*size"]:
-    region = real_values(given, "the region is an array")
-    if tuple(region.shape) != size:
-        raise InputError(
-            f"the region has shape {tuple(region.shape)}; it must have the size of the model's input, {size}"
-        )
-    return region > 0.5

@@ -22,8 +22,7 @@ from camkit.methods.registry import Needs
 from camkit.metrics.curves import Curve, curve_sets, even_shares, shares_of
 from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat, pooled
-from camkit.metrics.metric_values import UndefinedError
-from camkit.metrics.registry import register_metric
+from camkit.metrics.registry import UndefinedError, register_metric
 
 if TYPE_CHECKING:
     from camkit.explainer import Explainer

@@ -113,13 +113,3 @@ FILLS: Mapping[str, Callable[[Tensor, int], Remove]] = {
     "linear": linear,
 }
 """The fills by name: ``fill=`` takes one of them."""
-
-
-def check_fill(name: object) -> None:
-    """Refuse a fill that does not exist.
-
-    Raises:
-        InputError: there is no such fill.
-    """
-    if name is not None and name not in FILLS:
-        raise InputError(f"fill must be one of {', '.join(FILLS)}, not {name!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -20,9 +19,9 @@ from camkit.explainer import Explainer
 from camkit.explanation import Explanation
 from camkit.methods import known_method
 from camkit.metrics.curves import Curve
-from camkit.metrics.metric_values import UndefinedError
+from camkit.metrics.registry import UndefinedError
 from camkit.targets import Target
-from camkit.types import WHOLE_MODEL, TargetLayer
+from camkit.types import WHOLE_MODEL
 
 Remake: TypeAlias = "Callable[[Tensor, nn.Module | None], Sequence[Tensor]]"
 """``remake(pictures, model)`` makes the maps of pictures (N, C, *size); None is the Evaluator's own model."""
@@ -90,7 +89,7 @@ class Heat:
         if self.remake is None:
             raise UndefinedError(
                 "needs_method",
-                "the metric makes the map again, and a plain array does not say how; pass an explanation",
+                "the metric makes the map again, and it is not known how; pass an explanation by a method of camkit",
             )
         return [made.detach().to("cpu", torch.float32) for made in self.remake(pictures, model)]
 
@@ -109,7 +108,11 @@ def as_heat(given: object, explainer: Explainer, target: Target, picture: Float[
     """
     size = tuple(picture.shape[1:])
     if isinstance(given, Heat):
-        _check_size(given.values, size)
+        if tuple(given.values.shape) != size:
+            raise InputError(
+                f"the values of a Heat have shape {tuple(given.values.shape)}, and the model's input has size {size}; "
+                "pass an array, which is enlarged"
+            )
         return given if given.problem is not None else replace(given, problem=_problem(given.values))
     if isinstance(given, Explanation):
         return _of_explanation(given, explainer, target, picture)
@@ -119,15 +122,8 @@ def as_heat(given: object, explainer: Explainer, target: Target, picture: Float[
             f"the map has shape {tuple(values.shape)}, and the model's input has size {'x'.join(map(str, size))}; pass "
             f"a map with {len(size)} axes"
         )
-    return Heat(enlarged(values, size), problem=_problem(values))
-
-
-def _check_size(values: Tensor, size: tuple[int, ...]) -> None:
-    if tuple(values.shape) != size:
-        raise InputError(
-            f"the values of a Heat have shape {tuple(values.shape)}, and the model's input has size {size}; pass an "
-            "array, which is enlarged"
-        )
+    enlarged = values if tuple(values.shape) == size else enlarge(values[None], size)[0]
+    return Heat(enlarged, problem=_problem(values))
 
 
 def real_values(given: object, what: str) -> Float[Tensor, "..."]:
@@ -147,11 +143,6 @@ def real_values(given: object, what: str) -> Float[Tensor, "..."]:
     if isinstance(given, np.ndarray):
         return torch.from_numpy(np.array(given, np.float32))  # a copy: PyTorch takes no mirrored or big-endian array
     return given.detach().to("cpu", torch.float32)
-
-
-def enlarged(cells: Float[Tensor, "*grid"], size: tuple[int, ...]) -> Float[Tensor, "*size"]:
-    """Interpolate a map to the size of the input."""
-    return cells if tuple(cells.shape) == size else enlarge(cells[None], size)[0]
 
 
 def pooled(values: Float[Tensor, "*size"], grid: tuple[int, ...]) -> Float[Tensor, "*grid"]:
@@ -183,22 +174,21 @@ def _of_explanation(explanation: Explanation, explainer: Explainer, target: Targ
         problem = UndefinedError("non_finite", "the map contains NaN or infinity")
     elif explanation.status != "ok":
         problem = UndefinedError("empty_map", f"the map is empty ({explanation.status})")
-    single = (
-        len(explanation.maps.raws) == 1 and not explanation.placement.extent and explanation.layer != str(WHOLE_MODEL)
-    )
+    single = len(explanation.maps.raws) == 1 and not explanation.placement.extent
+    single = single and explanation.layer != str(WHOLE_MODEL)
     cells = torch.from_numpy(np.maximum(explanation.raw, 0)) if single else None
-    remake = _remake_by(explanation, explainer, target, picture)
+    remake = _remake_of(explanation, explainer, target, picture)
     return Heat(values, explanation.method, cells, explanation.layer, remake, problem)
 
 
-def _remake_by(explanation: Explanation, explainer: Explainer, target: Target, picture: Tensor) -> Remake:
+def _remake_of(explanation: Explanation, explainer: Explainer, target: Target, picture: Tensor) -> Remake | None:
     """Return how the map of an explanation is made: as the explanation says, or else with the Explainer's choices."""
-    own = explainer.choices
-    made = explanation.made
-    how, used = (own, own.method) if made is None else (made.choices, made.method)
+    own, made = explainer.choices, explanation.made
+    how = own if made is None else made.choices
+    used = own.method if made is None else made.method
     method = used if used.name == explanation.method else known_method(explanation.method)
     if method is None:
-        return functools.partial(_refuse, explanation.method)
+        return None
     choices = replace(
         how,
         method=method,
@@ -209,66 +199,48 @@ def _remake_by(explanation: Explanation, explainer: Explainer, target: Target, p
         batch_size=own.batch_size,
     )
     kept = None if made is None else made.target
-    remake = _ByMethod(explainer.choosing(choices), target if kept is None else kept)
-    return _Trial(remake, picture, explanation.heatmap) if made is None else remake
+    table_row = None if made is not None else (picture, explanation.heatmap)
+    return _Remake(explainer.choosing(choices), target if kept is None else kept, table_row)
 
 
-def _refuse(method: str, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:  # noqa: ARG001
-    raise UndefinedError(
-        "needs_method",
-        f"the metric makes the map again, and camkit has no method {method!r}; register it, or pass an Explainer with "
-        "this method",
-    )
+@dataclass(eq=False)
+class _Remake:
+    """Makes the maps of a method for other pictures.
 
-
-@dataclass(frozen=True, eq=False)
-class _ByMethod:
-    """Makes the maps of a method for other pictures."""
+    Attributes:
+        explainer, target: what makes them.
+        to_try: the picture and the map of an explanation from a table, which does not say how the cells were spread,
+            for example. So the map of the picture itself is made first, and must be the one in the table.
+    """
 
     explainer: Explainer
     target: Target
+    to_try: tuple[Tensor, Float[np.ndarray, "*size"]] | None
 
     def __call__(self, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:
-        """Return the heatmaps; with another model, at the same layers."""
-        explainer = self.explainer
-        if model is not None:
-            layers = self._layers(pictures[0]) if explainer.method.layer else None
-            explainer = explainer.using(target_layer=layers, model=model)
-        return [torch.from_numpy(made.heatmap) for made in explainer.batch(list(pictures), self.target)]
-
-    def _layers(self, picture: Tensor) -> tuple[TargetLayer, ...]:
-        """Return the layers as they are read on the model itself: weights without meaning must not decide on them."""
-        with contextlib.suppress(LayerError):
-            return self.explainer.layers
-        self.explainer(picture, self.target)
-        return self.explainer.layers
-
-
-@dataclass(frozen=True, eq=False)
-class _Trial:
-    """Makes the maps of an explanation from a table, which does not say how the cells were spread, for example.
-
-    So it first makes the map of the picture itself, which must be the one in the table.
-    """
-
-    remake: _ByMethod
-    picture: Tensor
-    heatmap: Float[np.ndarray, "*size"]
-
-    def __call__(self, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:
-        """Return the heatmaps.
+        """Return the heatmaps; with another model, at the same layers.
 
         Raises:
             UndefinedError: the map of the picture itself is another one.
         """
-        if self._difference > _SAME_HEAT:
-            raise UndefinedError(
-                "needs_method",
-                "the metric makes the map again, and gets another map for the picture itself; pass the picture, and an "
-                "Explainer with the options, with which the map was made",
-            )
-        return self.remake(pictures, model)
-
-    @functools.cached_property
-    def _difference(self) -> float:
-        return float(np.abs(self.remake(self.picture[None], None)[0].numpy() - self.heatmap).max())
+        explainer = self.explainer
+        if self.to_try is not None:
+            picture, heatmap = self.to_try
+            if float(np.abs(explainer(picture, self.target).heatmap - heatmap).max()) > _SAME_HEAT:
+                raise UndefinedError(
+                    "needs_method",
+                    "the metric makes the map again, and gets another map for the picture itself; pass the picture, "
+                    "and an Explainer with the options, with which the map was made",
+                )
+            self.to_try = None
+        if model is not None:
+            layers = None
+            if explainer.method.layer:
+                # The layers are read on the model itself: weights without meaning must not decide on them.
+                with contextlib.suppress(LayerError):
+                    layers = explainer.layers
+                if layers is None:
+                    explainer(pictures[0], self.target)
+                    layers = explainer.layers
+            explainer = explainer.using(target_layer=layers, model=model)
+        return [torch.from_numpy(made.heatmap) for made in explainer.batch(list(pictures), self.target)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from camkit.engine.heatmap import enlarge
 from camkit.metrics.curves import hot_sets
 from camkit.metrics.heat import Heat, pooled
-from camkit.metrics.metric_values import UndefinedError
+from camkit.metrics.registry import UndefinedError
 
 ScoresWithout: TypeAlias = Callable[[Bool[Tensor, "m *size"]], Float[np.ndarray, " m"]]
 """A function from masks, True where pixels are removed, to the scores of the picture without these pixels."""
@@ -95,37 +94,39 @@ def reference_maps(
     (SRG in two steps, which takes two passes for each colour). If ``without`` is None, there is no "colour".
     """
     size = tuple(picture.shape[1:])
-    maps: dict[str, Callable[[Tensor], Tensor]] = {
+
+    def random(changed: Tensor) -> Tensor:
         # With one random map for all pictures, chance would not average out over a folder. The map would also be
         # coherent, since a changed picture would have the same one.
-        "random": lambda changed: random_map(size, (seed, zlib.crc32(changed.numpy().tobytes()))),
-        "centre": lambda changed: centred_map(size),  # noqa: ARG005
+        return random_map(size, (seed, zlib.crc32(changed.contiguous().numpy().tobytes())))
+
+    def centre(changed: Tensor) -> Tensor:  # noqa: ARG001 - every maker takes the picture
+        return centred_map(size)
+
+    makers: dict[str, Callable[[Tensor], Tensor]] = {"random": random, "centre": centre}
+    problem = None
+    if without is not None:
+        colours = colours_of(picture)
+        halves = torch.cat([hot_sets(colour_map(picture, colour), [0.5]) for colour in colours])
+        try:
+            best = int((without(~halves) - without(halves)).argmax())
+        except UndefinedError as error:  # the model has no score for a changed picture
+            problem, best = error, 0
+        makers["colour"] = functools.partial(colour_map, colour=colours[best])
+    return {
+        name: Heat(
+            make(picture),
+            name,
+            remake=functools.partial(_remade, make),
+            problem=problem if name == "colour" else None,
+        )
+        for name, make in makers.items()
     }
-    heats = {name: Heat(make(picture.contiguous()), name, remake=_Remake(make)) for name, make in maps.items()}
-    return heats if without is None else heats | {"colour": _of_best_colour(picture, without)}
 
 
-def _of_best_colour(picture: Float[Tensor, "c *size"], without: ScoresWithout) -> Heat:
-    """Return the map of the best single colour; it has a problem if the model has no score for a changed picture."""
-    colours = colours_of(picture)
-    halves = torch.cat([hot_sets(colour_map(picture, colour), [0.5]) for colour in colours])
-    try:
-        gains = without(~halves) - without(halves)
-    except UndefinedError as error:
-        return Heat(torch.zeros(picture.shape[1:]), "colour", problem=error)
-    make = functools.partial(colour_map, colour=colours[int(gains.argmax())])
-    return Heat(make(picture), "colour", remake=_Remake(make))
-
-
-@dataclass(frozen=True, eq=False)
-class _Remake:
-    """Makes the reference maps of other pictures; they depend on no model."""
-
-    make: Callable[[Tensor], Tensor]
-
-    def __call__(self, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:  # noqa: ARG002
-        """Return the map of each picture."""
-        return [self.make(picture.contiguous()) for picture in pictures]
+def _remade(make: Callable[[Tensor], Tensor], pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:  # noqa: ARG001
+    """Return the reference maps of other pictures; they depend on no model."""
+    return [make(picture.contiguous()) for picture in pictures]
 
 
 def _scaled(values: Float[Tensor, "*size"]) -> Float[Tensor, "*size"]:

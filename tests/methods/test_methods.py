@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.comparison.recommendation import REFERENCES
 from camkit.demo.scenes import scene_paths
 from camkit.engine.heatmap import to_heatmap, weighted_sum
 from camkit.errors import MethodError
@@ -691,7 +690,7 @@ class TestOfTheUser:
     def test_a_method_is_found_as_itself(self) -> None:
         assert find_method(METHODS["layercam"]) is METHODS["layercam"]
 
-    @pytest.mark.parametrize("name", REFERENCES)
+    @pytest.mark.parametrize("name", ["random", "centre", "colour"])
     def test_the_names_of_the_maps_that_judge_compares_with_are_reserved(self, name: str) -> None:
         for names in ((name,), ("a-new-method", name)):
             with pytest.raises(MethodError, match=f"cannot be called '{name}', because judge"):

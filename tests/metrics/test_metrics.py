@@ -36,9 +36,8 @@ from camkit.metrics.evaluator import DEFAULTS
 from camkit.metrics.faithfulness import ROAD_SHARES
 from camkit.metrics.fills import BLUR, FILLS, ROAD_NOISE
 from camkit.metrics.heat import pooled
-from camkit.metrics.randomisation import BINS, SMOOTH_SAMPLES, entropy, rank_correlation
 from camkit.metrics.reference_maps import centred_map, colour_map, colours_of, random_map
-from camkit.metrics.sensitivity import RADIUS, SAMPLES
+from camkit.metrics.whole_map import BINS, RADIUS, SAMPLES, SMOOTH_SAMPLES, entropy, rank_correlation
 from camkit.models.modules import shuffle_weights
 
 SIZE = 16

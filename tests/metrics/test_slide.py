@@ -13,8 +13,8 @@ from PIL import Image
 
 import camkit
 from camkit.cli import main
-from camkit.comparison.slide import Slide
 from camkit.errors import InputError
+from camkit.metrics.slide import Slide
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

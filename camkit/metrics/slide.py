@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
+import torch
 
-from camkit.comparison.choices import chosen_explainer, chosen_methods
 from camkit.drawing.encode import as_html, as_pdf, encode
 from camkit.drawing.figure import percent
 from camkit.drawing.svg import SvgCanvas
@@ -21,8 +21,9 @@ from camkit.images.files import write_file
 from camkit.images.prepare import as_pixels
 from camkit.images.read import open_picture
 from camkit.kit.wording import listed
-from camkit.metrics import Evaluator
+from camkit.metrics.compare import prepared
 from camkit.metrics.curves import hot_sets
+from camkit.metrics.evaluator import Evaluator
 from camkit.targets import contrast
 from camkit.types import ImageLike, Pixels
 
@@ -161,8 +162,8 @@ def slide(
         >>> camkit.slide("demo-biased", camkit.scenes.scene_paths()["plane-wood"], "plane").sentence
         'demo-biased says bird (...), but this is a plane. Without the hottest fifth, bird stays at ...'
     """
-    chosen = chosen_methods("auto" if method is None else method, ("auto",))
-    explainer = chosen_explainer(model, chosen, options).using(chosen[0], None)
+    explainer, chosen = prepared(model, "auto" if method is None else method, (), options)
+    explainer = explainer.using(chosen[0], None)
     opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
     if target is not None:
         if true is not None:
@@ -182,7 +183,7 @@ def slide(
         blurred[:, hot] = evaluator.emptied_picture("blur")[:, hot].to(blurred)
         share = float(hot.double().mean())
         hottest = "hottest fifth" if round(share, 2) == _HOTTEST else f"hottest {percent(share)}"
-    before, after = (float(score) for score in evaluator.scored(_stacked(evaluator.picture, blurred)))
+    before, after = (float(score) for score in evaluator.scored(torch.stack([evaluator.picture, blurred])))
     panels = [_first_panel(answer)]
     panels += [(_TITLES[number], row.overlay(scale="each"), _words_of(row)) for number, row in enumerate(found)]
     pixels = as_pixels(blurred[None])
@@ -208,12 +209,6 @@ def _first_panel(row: Explanation) -> tuple[str, Pixels, str]:
     if row.picture is None or row.heatmap.ndim != 2:
         raise ImageError("a slide shows pictures, grey or RGB; this input is not one")
     return "The picture", row.picture, Path(row.source).name
-
-
-def _stacked(*pictures: Any) -> Any:
-    import torch  # noqa: PLC0415 - the tensors come from the evaluator
-
-    return torch.stack(pictures)
 
 
 def _value(answer: Explanation, score: float) -> str:

@@ -1,0 +1,499 @@
+"""Compare methods on the same pictures: one sheet with methods across, pictures and layers down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from camkit.drawing.encode import as_html, encode
+from camkit.drawing.figure import percent
+from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
+from camkit.explainer import Explainer
+from camkit.explanation import Explanation, finite_or_none
+from camkit.images.files import check_folder, write_file
+from camkit.images.read import open_picture
+from camkit.kit.wording import counted
+from camkit.layers.names import Layers, find_layers, named_layers
+from camkit.methods import Method, find_method, known_method
+from camkit.methods.registry import NAMES_OF_REFERENCES, MethodLike
+from camkit.metrics.evaluator import Evaluator
+from camkit.metrics.registry import Metric, Value, find_metric
+from camkit.metrics.sheet import MapPanel, SheetRow, draw_sheet
+from camkit.models import black_box_in
+from camkit.tables import Rows, Tabular, markdown_table
+from camkit.targets.names import label_of
+from camkit.types import ImageLike, Pixels, Progress
+
+if TYPE_CHECKING:
+    from camkit.models.loaded import Loadable
+    from camkit.targets import TargetLike
+
+DEFAULTS = (
+    "auto",
+    "gradcam",
+    "gradcam++",
+    "hirescam",
+    "layercam",
+    "finercam",
+    "shapleycam",
+    "refinecam",
+    "reciprocam",
+    "legrad",
+    "chefer",
+    "eigencam",
+    "eigengradcam",
+    "fem",
+)
+"""The default methods of a comparison. Methods that do not work on a model are left out, such as LeGrad without
+attention. Together with the metric's values, they take fewer than 30 plain passes on MobileNetV2, because most methods
+share one. Ablation-CAM, FullGrad and KPCA-CAM are not among them, since they are too slow."""
+
+REFERENCE_TITLES = {"random": "random map", "centre": "centred blob", "colour": "best colour"}
+"""The names of the reference maps as people read them."""
+
+QUICK = "top-loss"
+"""The usual metric. It reads nothing but the map, so equal maps have equal values."""
+
+_OF_BLACK_BOXES = ("occlusion", "rise")
+"""The methods that need neither layers nor gradients."""
+
+_EQUAL = 1e-5
+"""Two maps with heat from 0 to 1 count as equal if they differ by less, since float32 rounds."""
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedMap:
+    """The map of one method.
+
+    Attributes:
+        method: the method's name.
+        explanation: the explanation; None if the method does not work here.
+        value: the metric's value for the map; None if there is no map.
+        reason: why there is no map; empty if there is one.
+        same_as: the title of an earlier method whose map is equal; empty if there is none.
+    """
+
+    method: str
+    explanation: Explanation | None
+    value: Value | None = None
+    reason: str = ""
+    same_as: str = ""
+
+    @property
+    def title(self) -> str:
+        """The method's name as people write it, with the method that "auto" took."""
+        taken = self.method if self.explanation is None else self.explanation.method
+        known = known_method(taken)
+        title = taken if known is None else known.title
+        return title if taken == self.method else f"{self.method}: {title}"
+
+    @property
+    def words(self) -> str:
+        """The metric's value as a few words, or why there is none."""
+        if self.explanation is None or self.value is None:
+            return self.reason
+        if not math.isfinite(self.explanation.score):
+            return f"the model's score is {'NaN' if math.isnan(self.explanation.score) else 'infinite'}"
+        if self.explanation.status != "ok":
+            return "NaN or infinity in the map" if self.explanation.status == "non_finite" else "empty map"
+        return value_words(self.value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the map's value as plain JSON values, without the map."""
+        return {
+            "method": self.method,
+            "value": None if self.value is None else self.value.number,
+            "layer": None if self.explanation is None else self.explanation.layer,
+            "status": "error" if self.explanation is None else self.explanation.status,
+            "same_as": self.same_as,
+            "reason": self.reason or ("" if self.value is None else self.value.reason),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedPicture:
+    """All methods on one picture, for one layer.
+
+    Attributes:
+        source: the picture's file, or its number in the call.
+        label: the class that is explained.
+        probability: the model's probability of it; None if it has none.
+        layer: the layer that the caller named; empty if each method chooses its own.
+        maps: one map for each method.
+        by_chance: the metric's values for maps that know nothing about the model: "random", a random map; "centre", a
+            blob in the middle; and "colour", how near each place is to the best single colour. The last is there only
+            if the caller named the methods, since finding the colour takes 16 passes of the model.
+        answer: the model's own best class and its probability (None if it has none). The answer is None if this
+            class is the one that is explained.
+        caveat: a sentence if no method does better than a map that knows nothing about the model; else empty.
+    """
+
+    source: str
+    label: str
+    probability: float | None
+    layer: str
+    maps: tuple[ComparedMap, ...]
+    by_chance: Mapping[str, Value]
+    answer: tuple[str, float | None] | None = None
+    caveat: str = ""
+
+    @property
+    def answers(self) -> str:
+        """The model's own answer as a few words; empty if it is the class that is explained."""
+        return "" if self.answer is None else _with_percent(*self.answer)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the picture's values as plain JSON values."""
+        label, probability = self.answer or (self.label, self.probability)
+        return {
+            "source": self.source,
+            "label": self.label,
+            "probability": finite_or_none(self.probability),
+            "answer": label,
+            "answer_probability": finite_or_none(probability),
+            "layer": self.layer,
+            "caveat": self.caveat,
+            "references": {name: value.number for name, value in self.by_chance.items()},
+            "maps": [compared.to_dict() for compared in self.maps],
+        }
+
+    def drawn(self, colormap: str, alpha: float) -> SheetRow:
+        """Return what the sheet shows of the picture."""
+        panels = []
+        for compared in self.maps:
+            explanation = None if compared.same_as else compared.explanation
+            pixels = explanation.overlay(colormap=colormap, alpha=alpha, scale="each") if explanation else None
+            words = f"the same as {compared.same_as}" if compared.same_as else compared.words
+            panels.append(MapPanel(compared.title, words, pixels))
+        lines = [_with_percent(self.label, self.probability)]
+        lines += [f"model's answer: {self.answers}"] * (self.answer is not None)
+        lines += [f"layer {self.layer}"] * bool(self.layer)
+        lines += [
+            f"{REFERENCE_TITLES[name]}: {value_words(value).removeprefix(f'{value.metric} ')}"
+            for name, value in self.by_chance.items()
+            if value.number is not None
+        ]
+        lines += [self.caveat] * bool(self.caveat)
+        first = next(compared.explanation for compared in self.maps if compared.explanation is not None)
+        original = first.overlay(style="overlay", alpha=0.0, scale="each")
+        return SheetRow(original, Path(self.source).name, tuple(lines), tuple(panels))
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison(Tabular):
+    """Several methods on the same pictures.
+
+    Attributes:
+        rows: one for each picture and layer.
+        metric: the metric that the maps are judged by.
+        model: the model's name.
+        unreadable: pictures that could not be read, with the reason.
+    """
+
+    rows: tuple[ComparedPicture, ...]
+    metric: Metric
+    model: str
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    def table(self) -> Rows:
+        """Return a row for each picture, layer and method, and for each reference map, whose method is empty."""
+        rows = []
+        for row in self.to_dict()["rows"]:
+            picture = {"picture": row["source"], "label": row["label"], "probability": row["probability"]}
+            rows += [picture | of_map for of_map in row["maps"]]
+            for name, value in row["references"].items():
+                nothing = {"layer": None, "status": "ok", "same_as": "", "reason": REFERENCE_TITLES[name]}
+                rows.append({**picture, "method": "", "value": value, **nothing})
+        return rows
+
+    def to_markdown(self) -> str:
+        """Return a table in Markdown: the metric's value of each map, for each picture and layer."""
+        first = self.rows[0]
+        headings = ["picture", "layer", *(compared.method for compared in first.maps)]
+        headings += [f"({REFERENCE_TITLES[name]})" for name in first.by_chance]
+        rows, caveats = [], []
+        for row in self.rows:
+            name = Path(row.source).name
+            words = [compared.words for compared in row.maps] + list(map(value_words, row.by_chance.values()))
+            rows.append([cell.replace("|", "\\|") for cell in (f"{name}: {row.label}", row.layer, *words)])
+            caveats += [f"{name}: {row.caveat}"] * bool(row.caveat)
+        return "\n".join([markdown_table(headings, rows), *[""] * bool(caveats), *caveats])
+
+    def sheet(self, *, colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
+        """Draw all maps on one sheet, each on its own scale, since the methods' units differ.
+
+        Args:
+            colormap, alpha: as for ``Explanation.overlay``.
+
+        Returns:
+            The sheet, height x width x 3 uint8 RGB.
+        """
+        return draw_sheet([row.drawn(colormap, alpha) for row in self.rows], f"{self.model}. {self.legend}")
+
+    @property
+    def legend(self) -> str:
+        """What the values of the maps mean, as a sentence."""
+        metric = self.metric
+        if metric.name != QUICK:
+            return f"{metric.name}: {metric.summary}; {metric.better} is better"
+        of = "the score" if self.rows[0].probability is None else "the class's probability"
+        return f'"Loses 80%": {of} falls by 80% if the hottest fifth of the picture is blurred; more is better'
+
+    def save(self, path: str | Path, *, colormap: str = "turbo", alpha: float = 0.5) -> Path:
+        """Write the sheet to a file, completely or not at all; the suffix decides the type, and folders are created.
+
+        Raises:
+            OutputError: the file cannot be written, its type is unknown, or this type cannot be as high as the sheet.
+        """
+        check_sheet_file(path)
+        path = Path(path)
+        write_file(path, encode(self.sheet(colormap=colormap, alpha=alpha), path.suffix))
+        return path
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain JSON values, without the maps themselves."""
+        return {
+            "model": self.model,
+            "metric": self.metric.name,
+            "fill": self.metric.fill,
+            "better": self.metric.better,
+            "unreadable": self.unreadable,
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    def __repr__(self) -> str:
+        """Return a line with the number of methods, pictures and layers."""
+        pictures = len({row.source for row in self.rows})
+        layers = len({row.layer for row in self.rows})
+        at = f" at {layers} layers" if layers > 1 else ""
+        return f"<Comparison of {counted(len(self.rows[0].maps), 'method')} on {counted(pictures, 'picture')}{at}>"
+
+    def _repr_html_(self) -> str:
+        """Show the sheet in a notebook."""
+        return as_html(self.sheet(), repr(self))
+
+
+def compare(
+    model: Explainer | Loadable,
+    images: ImageLike | Sequence[ImageLike],
+    methods: MethodLike | Iterable[MethodLike] | None = None,
+    *,
+    target_layer: Layers | Sequence[Layers | None] | None = None,
+    target: TargetLike | None = None,
+    metric: str = QUICK,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Comparison:
+    """Explain the same pictures with several methods.
+
+    Each map comes with the value of one metric. The usual one is quick: the share of the class's probability that is
+    lost if the hottest fifth of the picture is blurred. One picture says little about a method; ``camkit.judge``
+    measures over many.
+
+    Args:
+        model: an ``Explainer``, or what it takes as a model.
+        images: one picture or a list of them, as ``camkit.explain`` takes them.
+        methods: names or functions; None for the usual ones that fit the model.
+        target_layer: one layer or a list; each picture gets a row for each of them. None lets camkit choose the layer,
+            unless ``model`` is an ``Explainer`` with a layer of its own.
+        target: None for each picture's best class, or one target for all.
+        metric: a name from ``camkit.metrics.METRICS``, of a metric that needs no region.
+        progress: ``progress(done, of)`` is called after each picture that can be read.
+        **options: ``preprocess``, ``labels``, ``device``, ``precision`` and ``references`` as for ``Explainer``.
+
+    Raises:
+        InputError: an argument or the model is wrong, or no picture can be read.
+
+    Examples:
+        >>> import camkit
+        >>> camkit.compare("demo-fair", camkit.scenes.scene_paths()["plane-sky"], ["gradcam", "hirescam"])
+        <Comparison of 2 methods on 1 picture>
+    """
+    explainer, chosen = prepared(model, methods, DEFAULTS, options)
+    pictures: list[Any] = list(images) if isinstance(images, (list, tuple)) else [images]
+    if not pictures:
+        raise InputError("the list of pictures is empty")
+    judged_by = find_metric(metric)
+    if judged_by.needs_region:
+        raise InputError(
+            f"metric {metric!r} needs the region of an object, and a comparison has none; choose another metric, or "
+            "judge single maps in Python with camkit.metrics.Evaluator(model, picture, region=...)"
+        )
+    layers = chosen_layers(explainer, target_layer)
+    rows: list[ComparedPicture] = []
+    unreadable: dict[str, str] = {}
+    for number, picture in enumerate(pictures, start=1):
+        source = str(picture) if isinstance(picture, (str, Path)) else f"picture {number}"
+        try:
+            opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
+            evaluator = Evaluator(explainer, opened, target)
+        except ImageError as error:
+            unreadable[source] = str(error)
+            continue
+        heats = evaluator.references(colour=methods is not None)
+        by_chance = {name: evaluator(heat, metric)[metric] for name, heat in heats.items()}
+        for layer in layers:
+            maps = _judged(_explained(explainer, evaluator, opened, chosen, layer), evaluator, metric)
+            first = next((one.explanation for one in maps if one.explanation is not None), None)
+            if first is None:
+                raise MethodError(f"no method works on this picture: {maps[0].reason}")
+            answer = _other_answer(evaluator, first, explainer.labels)
+            said = (first.name, first.probability, "" if layer is None else str(layer))
+            caution = caveat(maps, by_chance, judged_by)
+            rows.append(ComparedPicture(source, *said, tuple(maps), by_chance, answer, caution))
+        if progress is not None:
+            progress(number, len(pictures))
+    if not rows:
+        raise ImageError(next(iter(unreadable.values())))
+    if methods is None:
+        works = {one.method for row in rows for one in row.maps if one.explanation is not None}
+        rows = [replace(row, maps=tuple(one for one in row.maps if one.method in works)) for row in rows]
+    return Comparison(tuple(rows), judged_by, explainer.name, unreadable)
+
+
+def prepared(
+    model: Explainer | Loadable,
+    methods: MethodLike | Iterable[MethodLike] | None,
+    usual: Sequence[str],
+    options: Mapping[str, Any],
+) -> tuple[Explainer, list[Method]]:
+    """Return the Explainer to use and its methods, each of them once; the usual ones that fit the model for None.
+
+    Raises:
+        InputError: the list is empty; the model is an Explainer, which has options of its own; or an option is wrong.
+        MethodError: a method is unknown, or two different ones have the same name, such as two variants of "rise".
+    """
+    several: Iterable[Any] = [name for name in usual if known_method(name) is not None] if methods is None else methods  # type: ignore[assignment]
+    if isinstance(several, (str, Method)) or not isinstance(several, Iterable):
+        several = [several]
+    chosen: list[Method] = []
+    for method in map(find_method, several):
+        if method not in chosen:
+            if method.name in {*NAMES_OF_REFERENCES, *(other.name for other in chosen)}:
+                raise MethodError(
+                    f"a method cannot be called {method.name!r}, because judge has a row of that name; give it another "
+                    "name with camkit.register_method"
+                )
+            chosen.append(method)
+    if not chosen:
+        raise InputError("the list of methods is empty; pass None for the usual ones")
+    if isinstance(model, Explainer):
+        if options:
+            raise InputError(f"the Explainer has its {', '.join(options)} already; pass the model instead")
+        explainer = model
+    else:
+        # Reference pictures are refused with a method that uses none, so one of those that use them takes them.
+        uses = next((method for method in chosen if method.need.references), None)
+        explainer = Explainer(model, method=None if options.get("references") is None else uses, **options)
+    if methods is None and black_box_in(explainer.model):
+        chosen = list(map(find_method, _OF_BLACK_BOXES))
+    return explainer, chosen
+
+
+def chosen_layers(explainer: Explainer, layers: Layers | Sequence[Layers | None] | None) -> list[Layers | None]:
+    """Return the layers to explain; each None among them keeps the layer of the Explainer, if it has one.
+
+    Raises:
+        LayerError: the model has no such layer.
+    """
+    chosen: list[Any] = list(layers) if isinstance(layers, (list, tuple)) else [layers]
+    for layer in chosen:
+        if layer is not None:
+            find_layers(explainer.model, layer)
+    return [None if layer is None else named_layers(explainer.model, layer) for layer in chosen] or [None]
+
+
+def check_sheet_file(path: str | Path) -> None:
+    """Refuse a file that cannot take a sheet, before anything is computed.
+
+    Raises:
+        OutputError: it is a folder or has no suffix of a picture, or its folder cannot be written to.
+    """
+    file = Path(path)
+    if str(path).endswith(("/", "\\")) or file.is_dir() or not file.suffix:
+        raise OutputError(f"the sheet needs a file such as {str(file / 'compare.png')!r}, not {str(path)!r}")
+    encode(np.zeros((1, 1, 3), np.uint8), file.suffix)
+    check_folder(file.parent)
+
+
+def _explained(
+    explainer: Explainer, evaluator: Evaluator, picture: Any, methods: Sequence[Method], layer: Layers | None
+) -> dict[str, Explanation | str]:
+    """Explain one picture with all methods, in one pass where they can share it; one that fails gives the reason."""
+    failures = (MethodError, LayerError, TargetError)
+    found: dict[str, Explanation | str] = {}
+    sharing = [method for method in methods if method.shares_pass]
+    with suppress(*failures):
+        if sharing:
+            shared = explainer.using(sharing[0], layer).by_methods(picture, sharing, evaluator.target)
+            found = {method.name: each for method, each in zip(sharing, shared, strict=True)}
+    for method in methods:
+        if method.name not in found:
+            try:
+                using = explainer.using(method, layer if method.layer else None)
+                found[method.name] = using(picture, evaluator.target)
+            except failures as error:
+                found[method.name] = str(error)
+    return {method.name: found[method.name] for method in methods}
+
+
+def _judged(found: Mapping[str, Explanation | str], evaluator: Evaluator, metric: str) -> list[ComparedMap]:
+    """Judge the maps of one picture, and find equal maps; if the metric only reads the map, these are judged once.
+
+    On a network that ends in a mean and one linear layer, Grad-CAM, HiResCAM and ShapleyCAM are the same.
+    """
+    maps: list[ComparedMap] = []
+    known: list[tuple[torch.Tensor, ComparedMap]] = []
+    for name, explanation in found.items():
+        if isinstance(explanation, str):
+            maps.append(ComparedMap(name, None, reason=explanation))
+            continue
+        heat = evaluator.heat(explanation)
+        equal = (other for values, other in known if torch.allclose(values, heat.values, rtol=0, atol=_EQUAL))
+        same = next(equal, None)
+        value = same.value if same is not None and metric == QUICK else evaluator(heat, metric)[metric]
+        maps.append(ComparedMap(name, explanation, value, same_as="" if same is None else same.title))
+        if same is None and explanation.status == "ok":
+            known.append((heat.values, maps[-1]))
+    return maps
+
+
+def caveat(maps: Sequence[ComparedMap], by_chance: Mapping[str, Value], metric: Metric) -> str:
+    """Return a sentence if no method does better than a map that knows nothing about the model; else nothing."""
+    sign = 1 if metric.better == "higher" else -1
+    numbers = [one.value.number for one in maps if one.value is not None and one.value.number is not None]
+    chance = {name: sign * value.number for name, value in by_chance.items() if value.number is not None}
+    name = max(chance, key=lambda name: chance[name], default="")
+    if not numbers or not name or chance[name] < max(sign * number for number in numbers):
+        return ""
+    what = f"a {REFERENCE_TITLES[name]} does as well as the best method"
+    return f"On this picture, the number says nothing about the methods: {what}."
+
+
+def _other_answer(
+    evaluator: Evaluator, explained: Explanation, labels: tuple[str, ...] | None
+) -> tuple[str, float | None] | None:
+    """Return the model's own best class and its probability, if it is not the class that is explained."""
+    best = evaluator.scores.best
+    if best is None or best[0] == explained.target or not math.isfinite(explained.score):
+        return None
+    return label_of(best[0], labels) or f"class {best[0]}", best[1]
+
+
+def value_words(value: Value) -> str:
+    """Return a metric's value as a few words."""
+    if value.number is None or value.metric != QUICK:
+        return str(value) if value.number is None else f"{value.metric} {value}"
+    rounded = round(value.number, 2)
+    return f"gains {-rounded:,.0%}" if rounded < 0 else f"loses {abs(rounded):.0%}"
+
+
+def _with_percent(label: str, probability: float | None) -> str:
+    return label if probability is None else f"{label}: {percent(probability)}"
