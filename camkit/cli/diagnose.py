@@ -45,7 +45,7 @@ def diagnose(
         raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
     from camkit.cli.text import narrow, wide
     from camkit.diagnosis import console as report
-    from camkit.diagnosis.files import REPORTS, as_json, diagnose_files
+    from camkit.diagnosis.diagnosis import REPORTS, as_json, diagnose_files
     from camkit.images.files import refuse_input
     from camkit.images.listing import find_pictures
 

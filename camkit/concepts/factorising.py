@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from camkit.concepts.concepts import Concepts
-from camkit.concepts.naming import class_probabilities
 from camkit.concepts.nmf import factorise_cells
-from camkit.errors import ImageError, InputError, LayerError, advice
+from camkit.engine.capture import whole_graph
+from camkit.engine.head import Head, recording
+from camkit.engine.interrupts import interruptible
+from camkit.engine.passes import quiet_pass
+from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError, advice
 from camkit.explainer import Explainer
 from camkit.images.prepare import prepare, unbatched
 from camkit.layers.names import Selector
@@ -20,8 +24,11 @@ from camkit.methods import Method
 from camkit.methods.activations import KeptMaps
 from camkit.models import Labels, as_model, device_of, dtype_of, spatial_rank
 from camkit.models.loaded import Loadable
+from camkit.targets.classes import probabilities
+from camkit.targets.outputs import logits_of
+from camkit.targets.probabilities import ScoreReading
 from camkit.targets.scores import Scores, Target
-from camkit.types import ImageLike, Preprocess, TargetLayer
+from camkit.types import Activation, ImageLike, Preprocess, TargetLayer
 
 
 class _NoTarget(Target):
@@ -97,13 +104,18 @@ def factorise(
     if chances is not None and loaded.labels is not None and len(loaded.labels) != chances.shape[1]:
         raise InputError(f"{len(loaded.labels)} labels were given, but the model has {chances.shape[1]} classes")
     classes = None if chances is None else tuple(chances.argmax(1).tolist())
+    grids = [of_picture.shape[1:] for of_picture in maps]
+    parts = strengths.split([grid.numel() for grid in grids], dim=1)
+    cells = _cells(maps)
+    total = float(cells.square().sum())
+    left_out = float((cells - strengths.mT @ vectors).square().sum())
     return Concepts(
-        maps=tuple(part.numpy() for part in _maps(strengths, maps)),
+        maps=tuple(part.reshape(-1, *grid).numpy() for part, grid in zip(parts, grids, strict=True)),
         vectors=vectors.numpy(),
         classes=classes,
         probabilities=None if chances is None else tuple(chances.amax(1).tolist()),
         labels=None if classes is None or loaded.labels is None else tuple(loaded.labels[index] for index in classes),
-        unexplained=_unexplained(maps, strengths, vectors),
+        unexplained=left_out / total if total > 0 else 0.0,
         layer=str(explainer.layer),
         model=loaded.name,
         pictures=tuple(explained),
@@ -141,17 +153,36 @@ def _factors(
     return strengths[order], vectors[order]
 
 
-def _maps(strengths: Float[Tensor, "k cells"], maps: Sequence[Float[Tensor, "c *_"]]) -> list[Tensor]:
-    """Return the strengths of each picture as maps (k, *grid)."""
-    grids = [of_picture.shape[1:] for of_picture in maps]
-    parts = strengths.split([grid.numel() for grid in grids], dim=1)
-    return [part.reshape(-1, *grid) for part, grid in zip(parts, grids, strict=True)]
+def class_probabilities(
+    model: nn.Module,
+    layer: TargetLayer,
+    image: Float[Tensor, "1 c *size"],
+    vectors: Float[Tensor, "k channels"],
+    activation: Activation | None,
+) -> Float[Tensor, "k classes"] | None:
+    """Return the probability of each class if every cell of the layer's feature maps is one of the vectors.
 
+    Args:
+        model: the model; it is restored exactly.
+        layer: the layer.
+        image: a picture, whose own feature maps the vectors replace.
+        vectors: the vectors.
+        activation: what turns the model's scores into probabilities.
 
-def _unexplained(
-    maps: Sequence[Float[Tensor, "c *_"]], strengths: Float[Tensor, "k cells"], vectors: Float[Tensor, "k c"]
-) -> float:
-    """Return the share of the feature maps' squares that the concepts leave out; 0 if all of them are 0."""
-    cells = _cells(maps)
-    total = float(cells.square().sum())
-    return float((cells - strengths.mT @ vectors).square().sum()) / total if total > 0 else 0.0
+    Returns:
+        None if the model is no classifier, or its part after the layer cannot be run alone.
+    """
+    if layer.layout is None:
+        return None
+    each_pass = functools.partial(quiet_pass, model, image.device, "fp32")
+    with each_pass(), recording(model, layer.ref) as recorded, whole_graph(image) as picture, interruptible():
+        output = model(picture)
+    try:
+        own = ScoreReading.of(logits_of(output, 1))
+        head = Head(model, layer.ref, layer.layout, image, recorded, logits_of, own.values[0].float(), each_pass)
+    except (TargetError, MethodError):
+        return None
+    cells = [1] * len(layer.layout.grid)
+    maps = vectors.to(head.activations).reshape(*vectors.shape, *cells).expand(-1, -1, *layer.layout.grid)
+    with torch.no_grad():
+        return probabilities(ScoreReading.of(head(maps.clone()), own.final), activation)

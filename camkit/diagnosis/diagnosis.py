@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,19 @@ from camkit.diagnosis.picture import draw
 from camkit.drawing.encode import as_html, encode
 from camkit.errors import InputError, ModelError, advice
 from camkit.explanation import finite_or_none
-from camkit.images.files import write_file
+from camkit.images.files import check_folder, set_aside, write_file
 from camkit.kit.wording import counted
 from camkit.models import about_channels, as_model, refuse_black_box, spatial_rank
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.models.modules import explained_failures
 from camkit.tables import Rows, Tabular, flat
 from camkit.types import Pixels, Precision, Preprocess
+
+REPORTS = ("diagnose.json", "diagnose.png")
+"""The files that a diagnosis writes."""
+
+VERSION = 1
+"""The version of the JSON format, raised when a field is removed or changes its meaning."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class Diagnosis(Tabular):
         return f"<Diagnosis of {self.model} with {size}: {findings}>"
 
     def sheet(self) -> Pixels:
-        """Draw the findings, and below them a strip for each layer, height x width x 3 uint8 RGB.
+        """Draw a strip for each layer, red if the layer has a finding, height x width x 3 uint8 RGB.
 
         The axis of gradient magnitudes is logarithmic and shared by all layers, so that vanishing and exploding
         gradients show as a drift to the left or the right. The height of a bar is the square root of its share.
@@ -250,3 +256,43 @@ def _remarks(module: nn.Module, measurement: Measurement, setting: Setting) -> l
             f"gradients are not judged; use {advice('training=True', '--train')} to see the model as it is trained"
         )
     return remarks
+
+
+def as_json(result: Diagnosis) -> str:
+    """Return a diagnosis as strict JSON in ASCII, which every terminal and pipe can handle."""
+    return json.dumps({"version": VERSION, **result.to_dict()}, allow_nan=False)
+
+
+def diagnose_files(
+    model: LoadedModel,
+    pictures: Sequence[Path],
+    out: Path,
+    *,
+    training: bool = False,
+    precision: Precision = "fp32",
+    limit: int = 32,
+) -> Diagnosis:
+    """Diagnose a model on picture files as one batch, and write the reports into a folder.
+
+    The reports of an earlier run are kept as ``before-diagnose.json`` and ``before-diagnose.png``.
+
+    Args:
+        model: a model from ``camkit.load_model``, with ``trainable=True`` to see which parameters are frozen.
+        pictures: picture files.
+        out: the folder for the reports; it is created if it does not exist.
+        training, precision: as for ``camkit.diagnose``.
+        limit: use at most this many pictures, spread evenly over the files.
+
+    Raises:
+        InputError: a picture cannot be read, the model cannot be used, or the folder cannot be written to.
+    """
+    if limit < 1:
+        raise InputError(f"limit must be at least 1 picture, not {limit}")
+    check_folder(out)
+    if len(pictures) > limit:
+        pictures = [pictures[number * len(pictures) // limit] for number in range(limit)]
+    result = diagnose(model, list(pictures), training=training, precision=precision)
+    set_aside(out, REPORTS)
+    write_file(out / "diagnose.json", f"{as_json(result)}\n".encode())
+    write_file(out / "diagnose.png", encode(result.sheet()))
+    return result

@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-import cv2
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from camkit.diagnosis.tiles import Tile, contact_sheet
 from camkit.drawing import overlay
 from camkit.drawing.encode import as_html
-from camkit.drawing.pixels import size_within
-from camkit.drawing.text import GREY, Canvas, fitting
 from camkit.engine.features import to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor
@@ -36,9 +34,6 @@ from camkit.types import ImageLike, LayerRef, Pixels, Preprocess, TargetLayer
 MapScale: TypeAlias = Literal["each", "together"]
 
 _TILE = 128  # the longer side of a map on the sheet, in pixels
-_GAP = 10
-_CAPTION = 22
-_HEAD = 58
 _MOST_COLUMNS = 12
 _FEWEST_COLUMNS = 4
 _WIDE = 1.3  # columns per row of tiles, since captions make a tile higher than wide
@@ -90,11 +85,15 @@ class FeatureMaps:
         peaks = np.abs(maps).max(axis=(1, 2), initial=0.0)
         limits = peaks if scale == "each" else np.full_like(peaks, peaks.max(initial=0.0))
         signed = bool((maps < 0).any())
-        tiles = [_tile(values, float(limit), signed=signed) for values, limit in zip(maps, limits, strict=True)]
-        captions = [(f"{channel}", f"{float(peak):.3g}") for channel, peak in zip(self.channels, peaks, strict=True)]
-        if self.picture is not None:
-            tiles, captions = [_resized(self.picture), *tiles], [("the picture", ""), *captions]
-        return _sheet(tiles, captions, *self._title(scale))
+        tiles = [] if self.picture is None else [Tile(self.picture, "the picture")]
+        for values, limit, channel, peak in zip(maps, limits, self.channels, peaks, strict=True):
+            tiles.append(Tile(_coloured(values, float(limit), signed=signed), f"{channel}: {float(peak):.3g}"))
+        columns = max(_FEWEST_COLUMNS, min(_MOST_COLUMNS, math.ceil(math.sqrt(len(tiles) * _WIDE))))
+        height, width = self.maps.shape[1:]
+        title = f"{self.model}, layer {self.layer}: {len(self.maps)} of {self.total} maps, strongest first"
+        scaled = "each scaled to its own range" if scale == "each" else "all scaled to one range"
+        line = f"{height}x{width} cells, {scaled}; below each map: channel and largest absolute value"
+        return contact_sheet(tiles, columns, f"{title}\n{line}", side=_TILE)
 
     def __repr__(self) -> str:
         """Return one line."""
@@ -106,12 +105,6 @@ class FeatureMaps:
         """Show the sheet in a notebook, of the strongest maps if there are many."""
         first = replace(self, maps=self.maps[:_MOST_IN_NOTEBOOK], channels=self.channels[:_MOST_IN_NOTEBOOK])
         return as_html(first.sheet(), repr(self))
-
-    def _title(self, scale: MapScale) -> tuple[str, str]:
-        height, width = self.maps.shape[1:]
-        title = f"{self.model}, layer {self.layer}: {len(self.maps)} of {self.total} maps, strongest first"
-        scaled = "each scaled to its own range" if scale == "each" else "all scaled to one range"
-        return title, f"{height}x{width} cells, {scaled}; below each map: channel and largest absolute value"
 
     def save(self, path: str | Path, *, scale: MapScale = "each") -> Path:
         """Write the sheet to a file, completely or not at all. The suffix decides the type; folders are created.
@@ -222,35 +215,10 @@ def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], layer: TargetLay
     return np.asarray(grid)
 
 
-def _tile(values: Float[np.ndarray, "h w"], limit: float, *, signed: bool) -> Pixels:
+def _coloured(values: Float[np.ndarray, "h w"], limit: float, *, signed: bool) -> Pixels:
     share = values / limit if limit > 0 else np.zeros_like(values)
     if not signed:
-        return _resized(overlay.colorize(share.astype(np.float32), "inferno"))
+        return overlay.colorize(share.astype(np.float32), "inferno")
     cold, middle, warm = (np.array(colour, np.float32) for colour in ((33, 102, 172), (247, 247, 247), (178, 24, 43)))
     towards = np.where(share[..., None] < 0, cold, warm)
-    return _resized(np.rint(middle + np.abs(share[..., None]) * (towards - middle)).astype(np.uint8))
-
-
-def _resized(pixels: Pixels) -> Pixels:
-    """Resize a picture so that its longer side fills a tile; cells stay square."""
-    size = size_within(pixels.shape[:2], _TILE)
-    interpolation = cv2.INTER_NEAREST if max(pixels.shape[:2]) < _TILE else cv2.INTER_AREA
-    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size[::-1], interpolation=interpolation))
-
-
-def _sheet(tiles: list[Pixels], captions: list[tuple[str, str]], title: str, line: str) -> Pixels:
-    """Lay tiles out in rows under a title, as a sheet a little wider than high."""
-    columns = max(_FEWEST_COLUMNS, min(_MOST_COLUMNS, math.ceil(math.sqrt(len(tiles) * _WIDE))))
-    rows = math.ceil(len(tiles) / columns)
-    column_width, row_height = _TILE + _GAP, _TILE + _CAPTION + _GAP
-    width = _GAP + columns * column_width
-    canvas = Canvas(width, _HEAD + rows * row_height)
-    canvas.text(_GAP, 18, fitting(title, width - 2 * _GAP, 17), size=17)
-    canvas.text(_GAP, 41, fitting(line, width - 2 * _GAP, 13), size=13, colour=GREY)
-    for number, (tile, (name, value)) in enumerate(zip(tiles, captions, strict=True)):
-        left, top = _GAP + number % columns * column_width, _HEAD + number // columns * row_height
-        canvas.picture(left, top, tile)
-        below = top + tile.shape[0] + 11
-        canvas.text(left, below, name, size=13)
-        canvas.text(left + tile.shape[1], below, value, size=12, colour=GREY, anchor="right")
-    return canvas.pixels()
+    return np.rint(middle + np.abs(share[..., None]) * (towards - middle)).astype(np.uint8)

@@ -85,8 +85,7 @@ def findings(rows: Sequence[LayerStatistics], setting: Setting | None = None) ->
     """
     setting = setting or Setting()
     rules: tuple[Callable[[Sequence[LayerStatistics], Setting], list[Finding]], ...] = (
-        _nan,
-        _infinity,
+        _not_finite,
         _dead,
         _saturated,
         _gradient_sizes,
@@ -96,26 +95,22 @@ def findings(rows: Sequence[LayerStatistics], setting: Setting | None = None) ->
     return [finding for rule in rules for finding in rule(rows, setting)]
 
 
-def _nan(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
-    if "" in setting.nan_given:
-        return [Finding("nan", ("",), "the pictures themselves hold NaN, before the first layer")]
-    reached = [row for row in rows if row.activations.nan]
-    if not reached:
-        if not setting.backwards:
-            return []
-        first = setting.backwards[0] or THE_MODEL
-        text = (
-            f"on its way back from the loss, the gradient holds NaN or infinity from {first!r} on; no activation does"
-        )
-        return [Finding("nan", setting.backwards, text)]
-    return [_origin("nan", "NaN", reached, setting.nan_given)]
-
-
-def _infinity(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
-    if "" in setting.inf_given:
-        return [Finding("infinity", ("",), "the pictures themselves hold infinity, before the first layer")]
-    reached = [row for row in rows if row.activations.inf]
-    return [_origin("infinity", "infinity", reached, setting.inf_given)] if reached else []
+def _not_finite(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
+    found: list[Finding] = []
+    kinds: tuple[tuple[Literal["nan", "infinity"], str, frozenset[str], list[LayerStatistics]], ...] = (
+        ("nan", "NaN", setting.nan_given, [row for row in rows if row.activations.nan]),
+        ("infinity", "infinity", setting.inf_given, [row for row in rows if row.activations.inf]),
+    )
+    for kind, what, given, reached in kinds:
+        if "" in given:
+            found.append(Finding(kind, ("",), f"the pictures themselves hold {what}, before the first layer"))
+        elif reached:
+            found.append(_origin(kind, what, reached, given))
+        elif kind == "nan" and setting.backwards:
+            first = setting.backwards[0] or THE_MODEL
+            text = f"on its way back from the loss, the gradient holds NaN or infinity from {first!r} on; no activation"
+            found.append(Finding("nan", setting.backwards, f"{text} does"))
+    return found
 
 
 def _origin(

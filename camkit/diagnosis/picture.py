@@ -7,16 +7,15 @@ from collections.abc import Sequence
 
 from camkit.diagnosis.findings import Finding
 from camkit.diagnosis.layer_statistics import LayerStatistics, magnitude_span
-from camkit.diagnosis.tensor_statistics import DECADES, PER_DECADE, Histogram
+from camkit.diagnosis.tensor_statistics import DECADES, PER_DECADE
 from camkit.drawing.text import GREY, INK, LINE, Canvas, Colour, fitting, width_of
-from camkit.kit.wording import bounded_share, counted, figure
+from camkit.kit.wording import bounded_share, figure
 from camkit.types import Pixels
 
 _BLUE: Colour = (66, 114, 180)
 _ORANGE: Colour = (217, 125, 40)
 _RED: Colour = (196, 40, 40)
 _PALE_RED: Colour = (253, 238, 236)
-_GREEN: Colour = (40, 130, 70)
 
 _MARGIN = 24
 _ROW = 50
@@ -26,10 +25,9 @@ _ACTIVATIONS = 210
 _GRADIENTS = 250
 _SPACE = 22
 _PANEL = _NAME + _ACTIVATIONS + _GRADIENTS + 3 * _SPACE + 14
+_TOP = 116
 _HEAD = 46
-_LINE = 21
 _MOST_ROWS = 40
-_MOST_FINDINGS = 8
 _MOST_TICKS = 6
 
 
@@ -38,55 +36,22 @@ def draw(title: str, summary: str, rows: Sequence[LayerStatistics], findings: Se
     panels = max(1, math.ceil(len(rows) / _MOST_ROWS))
     high = math.ceil(len(rows) / panels)
     width = max(2 * _MARGIN + panels * _PANEL, 980)
-    lines = _lines(summary, findings, width - 2 * _MARGIN)
-    top = 62 + _LINE * len(lines) + 12
-    canvas = Canvas(width, top + _HEAD + high * _ROW + _MARGIN)
+    canvas = Canvas(width, _TOP + _HEAD + high * _ROW + _MARGIN)
     canvas.text(_MARGIN, 30, title, size=24)
-    for number, (words, colour) in enumerate(lines):
-        canvas.text(_MARGIN, 62 + _LINE * number, words, size=14, colour=colour)
+    canvas.text(_MARGIN, 62, summary, size=14, colour=GREY)
+    key = "the height of a bar is the square root of its share; a mark below an axis is at zero"
+    canvas.text(_MARGIN, 83, key, size=14, colour=GREY)
     span = magnitude_span(rows)
-    faults = _faults(findings)
+    # The first finding of a layer is the most serious.
+    faults = {layer: finding.kind for finding in reversed(findings) for layer in finding.layers}
     for panel in range(panels):
         left, shown = _MARGIN + panel * _PANEL, rows[panel * high : (panel + 1) * high]
         for number, row in enumerate(shown):
-            _background(canvas, left, top + _HEAD + number * _ROW, faults.get(row.layer, ""))
-        _head(canvas, left, top, span, rows=len(shown))
+            _background(canvas, left, _TOP + _HEAD + number * _ROW, faults.get(row.layer, ""))
+        _head(canvas, left, _TOP, span, rows=len(shown))
         for number, row in enumerate(shown):
-            _strip(canvas, left, top + _HEAD + number * _ROW, row, span, faults.get(row.layer, ""))
+            _strip(canvas, left, _TOP + _HEAD + number * _ROW, row, span, faults.get(row.layer, ""))
     return canvas.pixels()
-
-
-def _lines(summary: str, findings: Sequence[Finding], width: int) -> list[tuple[str, Colour]]:
-    lines = [(summary, GREY)]
-    for finding in findings[:_MOST_FINDINGS]:
-        lines += [(part, _RED) for part in _wrapped(f"{finding.kind}: {finding.text}", width)]
-    more = len(findings) - _MOST_FINDINGS
-    if more > 0:
-        lines.append((f"and {counted(more, 'more finding')}", _RED))
-    if not findings:
-        lines.append(("nothing wrong was found", _GREEN))
-    key = "the height of a bar is the square root of its share; a mark below an axis is at zero"
-    return [*lines, (key, GREY)]
-
-
-def _wrapped(words: str, width: int) -> list[str]:
-    lines = [""]
-    for word in words.split(" "):
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and width_of(longer, 14) > width:
-            lines.append(f"    {word}")
-        else:
-            lines[-1] = longer if lines[-1].strip() else word
-    return lines
-
-
-def _faults(findings: Sequence[Finding]) -> dict[str, str]:
-    """Return the kind of the first finding, which is the most serious, for each layer that has one."""
-    kinds: dict[str, str] = {}
-    for finding in findings:
-        for layer in finding.layers:
-            kinds.setdefault(layer, finding.kind)
-    return kinds
 
 
 def _columns(left: int) -> tuple[int, int]:
@@ -101,7 +66,7 @@ def _head(canvas: Canvas, left: int, top: int, span: tuple[int, int], rows: int)
     canvas.text(gradients, top + 10, "gradient magnitudes", size=13, colour=_ORANGE)
     bottom = top + _HEAD + rows * _ROW
     for exponent in _ticks(span):
-        x = gradients + _GRADIENTS * _tick_position(exponent, span)
+        x = gradients + _GRADIENTS * ((exponent - DECADES[0]) * PER_DECADE - span[0]) / (span[1] - span[0])
         canvas.line((x, top + _HEAD - 6), (x, bottom))
         canvas.text(x, top + _HEAD - 15, f"1e{exponent}", size=11, colour=GREY, anchor="middle")
 
@@ -114,10 +79,6 @@ def _ticks(span: tuple[int, int]) -> list[int]:
     last = DECADES[0] + span[1] // PER_DECADE
     step = max(1, math.ceil((last - first + 1) / _MOST_TICKS))
     return [exponent for exponent in range(first, last + 1) if exponent % step == 0]
-
-
-def _tick_position(exponent: int, span: tuple[int, int]) -> float:
-    return ((exponent - DECADES[0]) * PER_DECADE - span[0]) / (span[1] - span[0])
 
 
 def _background(canvas: Canvas, left: int, top: int, fault: str) -> None:
@@ -146,7 +107,10 @@ def _activations(canvas: Canvas, left: int, top: int, row: LayerStatistics) -> N
         canvas.text(left, floor - 8, "NaN or infinity throughout", size=12, colour=_RED)
         return
     _bars(canvas, left, floor, _ACTIVATIONS, activations.histogram.counts, _BLUE)
-    _mark_zero(canvas, left, floor, activations.histogram)
+    low, high = activations.histogram.low, activations.histogram.high
+    if low < 0 < high:
+        x = left + _ACTIVATIONS * -low / (high - low)
+        canvas.line((x, floor), (x, floor + 4), INK)
     canvas.text(left, below, figure(activations.low), size=11, colour=GREY)
     canvas.text(left + _ACTIVATIONS, below, figure(activations.high), size=11, colour=GREY, anchor="right")
     dead = f", {len(row.dead)} dead" if row.dead else ""
@@ -155,24 +119,17 @@ def _activations(canvas: Canvas, left: int, top: int, row: LayerStatistics) -> N
     canvas.text(left + _ACTIVATIONS / 2, below, middle, size=11, colour=GREY, anchor="middle")
 
 
-def _mark_zero(canvas: Canvas, left: int, floor: int, histogram: Histogram) -> None:
-    """Mark zero below the histogram if it lies inside."""
-    if histogram.low < 0 < histogram.high:
-        x = left + _ACTIVATIONS * -histogram.low / (histogram.high - histogram.low)
-        canvas.line((x, floor), (x, floor + 4), INK)
-
-
 def _gradients(canvas: Canvas, left: int, top: int, row: LayerStatistics, span: tuple[int, int]) -> None:
     gradients = row.gradients
     floor = top + 6 + _BARS_HIGH
     if gradients is None or gradients.magnitudes is None:
         canvas.text(left, floor - 8, "no gradient", size=12, colour=GREY)
         return
-    if gradients.nan + gradients.inf:
-        canvas.text(left, floor - 8, f"{gradients.nan + gradients.inf:,} NaN or infinite", size=12, colour=_RED)
-        return
-    if not gradients.norm:
-        canvas.text(left, floor - 8, "zero throughout", size=12, colour=_RED)
+    broken = gradients.nan + gradients.inf
+    if broken or not gradients.norm:
+        canvas.text(
+            left, floor - 8, f"{broken:,} NaN or infinite" if broken else "zero throughout", size=12, colour=_RED
+        )
         return
     _bars(canvas, left, floor, _GRADIENTS, gradients.magnitudes.counts[span[0] : span[1]], _ORANGE)
     zeros = f", {bounded_share(gradients.zeros)} zero" if gradients.zeros >= 0.005 else ""

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camkit.diagnosis import Diagnosis
+from camkit.diagnosis.tiles import Tile, contact_sheet
 from camkit.explanation import Explanation, ScaleLike
-from camkit.tensorboard.events import Tile, add_histogram, add_picture, contact_sheet, naming_the_folder, opened
+from camkit.tensorboard.events import add_histogram, add_picture, naming_the_folder, opened
 from camkit.types import Style
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from camkit.diagnosis.feature_maps import feature_maps
 from camkit.diagnosis.layer_statistics import channel_axis, last_gradient, leaves
 from camkit.diagnosis.reductions import RELUS, TensorSummary, summarize
 from camkit.diagnosis.tensor_statistics import TensorStatistics, statistics
+from camkit.diagnosis.tiles import Tile, contact_sheet
 from camkit.drawing.figure import percent
 from camkit.engine.attach import backward_pass, starts
 from camkit.engine.guard import eagerly
@@ -42,7 +43,7 @@ from camkit.models.labels import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
 from camkit.session import explain
 from camkit.targets import TargetLike, as_targets
-from camkit.tensorboard.events import Tile, add_histogram, add_picture, contact_sheet, naming_the_folder, opened
+from camkit.tensorboard.events import add_histogram, add_picture, naming_the_folder, opened
 from camkit.types import WHOLE_MODEL, ImageLike, Pixels, Preprocess
 
 if TYPE_CHECKING:
