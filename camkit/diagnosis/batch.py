@@ -86,13 +86,23 @@ def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> NamedLoss:
     if loss is not None and not callable(loss):
         raise InputError(f"loss must be a function of the output and the labels, not {loss!r}")
     if labels is not None and not isinstance(labels, (Tensor, dict)):
-        labels = _as_numbers(labels)
+        try:
+            labels = torch.as_tensor(np.asarray(labels))
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                "the labels of a batch must be numbers, such as the indices of the classes; pass others as loss=, a "
+                "function of the output that knows them"
+            ) from error
     device = device_of(module)
     labels = labels.to(device) if isinstance(labels, Tensor) else labels
 
     def score(output: Any) -> tuple[Tensor | None, str]:
         if loss is not None:
-            return _one_number(loss(output) if labels is None else loss(output, labels)), "own loss"
+            value = loss(output) if labels is None else loss(output, labels)
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise InputError(f"loss must return one number, a tensor with one element, not {kind}; use .mean()")
+            return value.reshape(()), "own loss"
         if labels is not None:
             return usual_loss(output, labels)
         scores = scored_tensor(output)
@@ -100,23 +110,6 @@ def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> NamedLoss:
         return mean, "mean score of the best class"
 
     return score
-
-
-def _as_numbers(labels: Any) -> Tensor:
-    try:
-        return torch.as_tensor(np.asarray(labels))
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            "the labels of a batch must be numbers, such as the indices of the classes; pass others as loss=, a "
-            "function of the output that knows them"
-        ) from error
-
-
-def _one_number(value: Any) -> Tensor:
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        returned = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"loss must return one number, a tensor with one element, not {returned}; use .mean()")
-    return value.reshape(())
 
 
 # --- the usual loss for labels of a certain shape and certain values

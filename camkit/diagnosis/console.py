@@ -9,7 +9,6 @@ from rich.text import Text
 
 from camkit.diagnosis.diagnosis import Diagnosis
 from camkit.diagnosis.layer_statistics import LayerStatistics, magnitude_span
-from camkit.diagnosis.tensor_statistics import TensorStatistics
 from camkit.errors import printable
 from camkit.kit.wording import bounded_share, counted, figure
 
@@ -60,7 +59,8 @@ def table(result: Diagnosis, *, sparks: bool = True, complete: bool = True) -> T
         style = "red" if row.layer in serious else "yellow" if row.layer in affected else ""
         cells = _cells(row)
         if sparks:
-            cells += [_spark(row.activations.histogram.counts), _magnitudes(row.gradients, span)]
+            sizes = None if row.gradients is None else row.gradients.magnitudes
+            cells += [_spark(row.activations.histogram.counts), _spark(sizes.counts[slice(*span)] if sizes else ())]
         layers.add_row(*(Text(printable(cells[place])) for place in shown), style=style)
     return layers
 
@@ -80,11 +80,6 @@ def _cells(row: LayerStatistics) -> list[str]:
         "" if gradients is None else "NaN/Inf" if gradients.nan + gradients.inf else figure(gradients.norm),
         "" if row.parameter_gradient is None else figure(row.parameter_gradient),
     ]
-
-
-def _magnitudes(gradients: TensorStatistics | None, span: tuple[int, int]) -> str:
-    sizes = None if gradients is None else gradients.magnitudes
-    return "" if sizes is None or span[0] == span[1] else _spark(sizes.counts[span[0] : span[1]])
 
 
 def _spark(counts: tuple[int, ...]) -> str:

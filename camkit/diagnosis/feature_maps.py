@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.diagnosis.tiles import Tile, contact_sheet
 from camkit.drawing import overlay
 from camkit.drawing.encode import as_html
+from camkit.drawing.text import GREY
 from camkit.engine.features import to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor
@@ -23,6 +23,7 @@ from camkit.errors import InputError, LayerError, listing_layers
 from camkit.hooks import record
 from camkit.images.files import file_name, write_picture
 from camkit.images.prepare import as_pixels, prepare
+from camkit.kit.tiles import Tile, contact_sheet
 from camkit.layers.choose import decide
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import Selector, find_layers
@@ -36,7 +37,6 @@ MapScale: TypeAlias = Literal["each", "together"]
 _TILE = 128  # the longer side of a map on the sheet, in pixels
 _MOST_COLUMNS = 12
 _FEWEST_COLUMNS = 4
-_WIDE = 1.3  # columns per row of tiles, since captions make a tile higher than wide
 _MOST_IN_NOTEBOOK = 64  # maps on the sheet that a notebook shows
 _NAMED_IN_ERROR = 5  # layers that an error lists, so that it stays one line or two
 
@@ -87,8 +87,8 @@ class FeatureMaps:
         signed = bool((maps < 0).any())
         tiles = [] if self.picture is None else [Tile(self.picture, "the picture")]
         for values, limit, channel, peak in zip(maps, limits, self.channels, peaks, strict=True):
-            tiles.append(Tile(_coloured(values, float(limit), signed=signed), f"{channel}: {float(peak):.3g}"))
-        columns = max(_FEWEST_COLUMNS, min(_MOST_COLUMNS, math.ceil(math.sqrt(len(tiles) * _WIDE))))
+            tiles.append(Tile(_coloured(values, float(limit), signed=signed), f"{channel}", f"{float(peak):.3g}", GREY))
+        columns = max(_FEWEST_COLUMNS, min(_MOST_COLUMNS, math.ceil(math.sqrt(len(tiles)))))
         height, width = self.maps.shape[1:]
         title = f"{self.model}, layer {self.layer}: {len(self.maps)} of {self.total} maps, strongest first"
         scaled = "each scaled to its own range" if scale == "each" else "all scaled to one range"

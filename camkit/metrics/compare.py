@@ -14,18 +14,20 @@ import torch
 
 from camkit.drawing.encode import as_html, encode
 from camkit.drawing.figure import percent
+from camkit.drawing.figure import sheet as stacked
+from camkit.drawing.text import AMBER, GREY, Canvas, wrapped
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
 from camkit.explainer import Explainer
 from camkit.explanation import Explanation, finite_or_none
 from camkit.images.files import check_folder, write_file
 from camkit.images.read import open_picture
+from camkit.kit.tiles import Tile, contact_sheet
 from camkit.kit.wording import counted
 from camkit.layers.names import Layers, find_layers, named_layers
 from camkit.methods import Method, find_method, known_method
 from camkit.methods.registry import NAMES_OF_REFERENCES, MethodLike
 from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.registry import Metric, Value, find_metric
-from camkit.metrics.sheet import MapPanel, SheetRow, draw_sheet
 from camkit.models import black_box_in
 from camkit.tables import Rows, Tabular, markdown_table
 from camkit.targets.names import label_of
@@ -63,6 +65,13 @@ QUICK = "top-loss"
 
 _OF_BLACK_BOXES = ("occlusion", "rise")
 """The methods that need neither layers nor gradients."""
+
+_SIDE, _LETTERS, _ACROSS = 256, 21, 7
+"""The side of a map and the height of letters on a sheet, and the most maps in a row: the sheet is then no wider than a
+slide of 1920 pixels, on which the letters have 11 points."""
+
+_MOST_LINES = 9
+"""The most lines of a text on a sheet."""
 
 _EQUAL = 1e-5
 """Two maps with heat from 0 to 1 count as equal if they differ by less, since float32 rounds."""
@@ -164,26 +173,34 @@ class ComparedPicture:
             "maps": [compared.to_dict() for compared in self.maps],
         }
 
-    def drawn(self, colormap: str, alpha: float) -> SheetRow:
-        """Return what the sheet shows of the picture."""
-        panels = []
-        for compared in self.maps:
-            explanation = None if compared.same_as else compared.explanation
-            pixels = explanation.overlay(colormap=colormap, alpha=alpha, scale="each") if explanation else None
-            words = f"the same as {compared.same_as}" if compared.same_as else compared.words
-            panels.append(MapPanel(compared.title, words, pixels))
-        lines = [_with_percent(self.label, self.probability)]
-        lines += [f"model's answer: {self.answers}"] * (self.answer is not None)
-        lines += [f"layer {self.layer}"] * bool(self.layer)
-        lines += [
+    @property
+    def about(self) -> str:
+        """What the model says of the picture, the numbers of the reference maps and the caveat, as sentences."""
+        parts = [f"{Path(self.source).name}: {_with_percent(self.label, self.probability)}"]
+        parts += [f"model's answer: {self.answers}"] * (self.answer is not None)
+        parts += [f"layer {self.layer}"] * bool(self.layer)
+        parts += [
             f"{REFERENCE_TITLES[name]}: {value_words(value).removeprefix(f'{value.metric} ')}"
             for name, value in self.by_chance.items()
             if value.number is not None
         ]
-        lines += [self.caveat] * bool(self.caveat)
+        return f"{'; '.join(parts)}. {self.caveat}"
+
+    def tiles(self, colormap: str, alpha: float) -> list[Tile]:
+        """Return the picture and its maps as a sheet shows them."""
         first = next(compared.explanation for compared in self.maps if compared.explanation is not None)
-        original = first.overlay(style="overlay", alpha=0.0, scale="each")
-        return SheetRow(original, Path(self.source).name, tuple(lines), tuple(panels))
+        tiles = [Tile(first.overlay(style="overlay", alpha=0.0, scale="each"), "the picture")]
+        for compared in self.maps:
+            words = f"the same as {compared.same_as}" if compared.same_as else compared.words
+            if compared.same_as or compared.explanation is None:
+                canvas = Canvas(_SIDE, _SIDE)
+                for number, line in enumerate(wrapped(words, _SIDE, _LETTERS, _MOST_LINES)):
+                    canvas.text(0, (number + 1) * 1.3 * _LETTERS, line, size=_LETTERS, colour=AMBER)
+                tiles.append(Tile(canvas.pixels(), compared.title))
+            else:
+                pixels = compared.explanation.overlay(colormap=colormap, alpha=alpha, scale="each")
+                tiles.append(Tile(pixels, compared.title, words, GREY))
+        return tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +252,14 @@ class Comparison(Tabular):
         Returns:
             The sheet, height x width x 3 uint8 RGB.
         """
-        return draw_sheet([row.drawn(colormap, alpha) for row in self.rows], f"{self.model}. {self.legend}")
+        blocks: list[Pixels] = []
+        for row in self.rows:
+            tiles = row.tiles(colormap, alpha)
+            columns = math.ceil(len(tiles) / math.ceil(len(tiles) / _ACROSS))
+            said = [row.about] if blocks else [f"{self.model}. {self.legend}", row.about]
+            lines = [part for words in said for part in wrapped(words, columns * _SIDE, _LETTERS + 1, _MOST_LINES)]
+            blocks.append(contact_sheet(tiles, columns, "\n".join(lines), side=_SIDE, size=_LETTERS))
+        return stacked(blocks, columns=1)
 
     @property
     def legend(self) -> str:

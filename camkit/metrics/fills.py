@@ -6,7 +6,6 @@ where pixels are removed, to the changed pictures (M, C, *size).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -33,13 +32,10 @@ standard deviation is 1."""
 
 
 def _replaced(picture: Float[Tensor, "c *size"], other: Float[Tensor, "c *size"]) -> Remove:
-    return functools.partial(_where, picture, other)
+    def filled(removed: Bool[Tensor, "m *size"]) -> Float[Tensor, "m c *size"]:
+        return torch.where(removed[:, None], other, picture)
 
-
-def _where(
-    picture: Float[Tensor, "c *size"], other: Float[Tensor, "c *size"], removed: Bool[Tensor, "m *size"]
-) -> Float[Tensor, "m c *size"]:
-    return torch.where(removed[:, None], other, picture)
+    return filled
 
 
 def _draws(picture: Float[Tensor, "c *size"], seed: int) -> Float[Tensor, "c *size"]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camkit.diagnosis import Diagnosis
-from camkit.diagnosis.tiles import Tile, contact_sheet
 from camkit.explanation import Explanation, ScaleLike
+from camkit.kit.tiles import Tile, contact_sheet
 from camkit.tensorboard.events import add_histogram, add_picture, naming_the_folder, opened
 from camkit.types import Style
 

@@ -25,7 +25,6 @@ from camkit.diagnosis.feature_maps import feature_maps
 from camkit.diagnosis.layer_statistics import channel_axis, last_gradient, leaves
 from camkit.diagnosis.reductions import RELUS, TensorSummary, summarize
 from camkit.diagnosis.tensor_statistics import TensorStatistics, statistics
-from camkit.diagnosis.tiles import Tile, contact_sheet
 from camkit.drawing.figure import percent
 from camkit.engine.attach import backward_pass, starts
 from camkit.engine.guard import eagerly
@@ -36,6 +35,7 @@ from camkit.explanation import Explanation
 from camkit.hooks import Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
+from camkit.kit.tiles import Tile, contact_sheet
 from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, modules_by_name, parameters_by_name
 from camkit.methods import SHARPENED, MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
@@ -265,7 +265,7 @@ class TrainingWatch:
             was = names[number] if number < len(names) else explanation.name
             change = f"was {was} at step {before}" if was != explanation.name else ""
             tiles.append(Tile(explanation.overlay(), explanation.name + share, change))
-        changed = sum(bool(tile.warning) for tile in tiles)
+        changed = sum(bool(tile.note) for tile in tiles)
         title = f"step {step}" + (f": {changed} of {len(tiles)} changed since step {before}" if changed else "")
         return contact_sheet(tiles, title=title)
 

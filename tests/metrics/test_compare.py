@@ -24,7 +24,6 @@ from camkit.errors import InputError, MethodError, OutputError
 from camkit.methods import METHODS, variant
 from camkit.metrics import METRICS, Value
 from camkit.metrics.compare import DEFAULTS, ComparedMap, caveat, value_words
-from camkit.metrics.sheet import SMALL, MapPanel, SheetRow, draw_sheet
 from camkit.models.loaded import LoadedModel
 
 PLANE = scene_paths()["plane-sky"]
@@ -483,41 +482,15 @@ def test_the_name_of_a_folder_is_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("shape", [(300, 200), (40, 1400), (900, 60), (3, 2)])
 @pytest.mark.parametrize(
-    ("shape", "tallest"), [((300, 200, 3), 384), ((40, 1400, 3), 64), ((900, 60, 3), 512), ((3, 2, 3), 384)]
+    "methods", [["gradcam"], ["gradcam", "layercam", "legrad", "fem", "eigencam", "hirescam", "eigengradcam"]]
 )
-@pytest.mark.parametrize("methods", [1, 3, 5, 6, 8, 12, 20])
-def test_a_sheet_has_room_for_pictures_of_any_form(shape: tuple[int, int, int], tallest: int, methods: int) -> None:
-    picture = np.full(shape, 128, np.uint8)
-    panels = tuple(MapPanel(f"method {number}", "loses 12%", picture) for number in range(methods))
-    row = SheetRow(picture, "a name", ("a class: 12%", "more " * 40), panels)
-    sheet = draw_sheet([row] * 2, "what it means " * 20)
-    assert sheet.shape[1] <= 1920
-    assert sheet.dtype == np.uint8
-    grey = (sheet == 128).all(2)
-    assert grey.any(0).sum() == 256 * (1 + -(-methods // (1 if methods <= 5 else max(2, -(-methods // 6)))))
-    first = grey[:, 16]  # the column at the left edge of the originals
-    assert first.sum() == 2 * tallest
-
-
-def test_a_long_title_and_a_map_that_is_missing_fit() -> None:
-    picture = np.full((200, 300, 3), 128, np.uint8)
-    long = "ILSVRC2012_val_00000293_with_a_name_that_never_seems_to_end.JPEG"
-    plain = draw_sheet([SheetRow(picture, "a", (), (MapPanel("b", "c", picture), MapPanel("d", "e", picture)))])
-    named = draw_sheet([SheetRow(picture, long, (), (MapPanel("b", "why not " * 60), MapPanel("d", "e", picture)))])
-    assert named.shape[1] == plain.shape[1]
-    assert len(plain) < len(named) < len(plain) + 50  # one more line
-
-
-def test_words_are_readable_on_a_slide() -> None:
-    """The sheets of a dozen methods, and of 3 methods on 3 pictures, have words of 11 points or more on a slide."""
-    picture = np.full((256, 256, 3), 128, np.uint8)
-    words = ("Egyptian cat: 73%", "random map: loses 12%", "centred blob: loses 30%", "best colour: loses 4%")
-    for methods, pictures in ((12, 1), (3, 3)):
-        panels = tuple(MapPanel("Recipro-CAM", "loses 80%", picture) for _ in range(methods))
-        height, width = draw_sheet([SheetRow(picture, "cat.png", words, panels)] * pictures, "legend " * 15).shape[:2]
-        points_per_pixel = min(960 / width, 540 / height)  # a slide is 13.3 x 7.5 inches
-        assert SMALL * points_per_pixel >= 11
+def test_a_sheet_of_pictures_of_any_form_fits_on_a_slide(shape: tuple[int, int], methods: list[str]) -> None:
+    picture = np.full((*shape, 3), 128, np.uint8)
+    found = camkit.compare("demo-fair", [picture, picture], methods)
+    assert found.sheet().shape[1] <= 1920
+    assert len(found.sheet()) < 2000
 
 
 def test_the_command_writes_a_sheet_and_prints_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -598,8 +571,8 @@ def test_a_number_that_says_nothing_about_the_methods_says_so() -> None:
     assert _caveat({"a": 0.0}, {}) == ""
 
 
-def test_the_sheet_says_it_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "On this picture, the number says nothing about the methods: a centred blob does as well as the best method."
+@pytest.mark.parametrize("methods", [["gradcam", "legrad"], FEW])
+def test_the_sheet_says_it_in_full(monkeypatch: pytest.MonkeyPatch, methods: list[str]) -> None:
     written: list[str] = []
     text = Canvas.text
 
@@ -608,12 +581,12 @@ def test_the_sheet_says_it_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
         text(canvas, x, y, words, **how)
 
     monkeypatch.setattr(Canvas, "text", noted)
-    picture = np.zeros((64, 64, 3), np.uint8)
-    for count in (2, 12):  # beside the picture, and below it
-        written.clear()
-        panels = [MapPanel(str(number), "loses 1%", picture) for number in range(count)]
-        draw_sheet([SheetRow(picture, "a.jpg", ("plane: 99%", said), tuple(panels))])
-        assert said in " ".join(written)
+    found = camkit.compare("demo-fair", PLANE, methods)
+    assert found.rows[0].caveat  # the plane is in the middle
+    found.sheet()
+    said = " ".join(written)
+    for words in (found.legend, found.rows[0].about, *(one.reason for one in found.rows[0].maps)):
+        assert words.strip() in said
 
 
 def test_lower_numbers_can_be_better() -> None:
