@@ -37,6 +37,7 @@ MapScale: TypeAlias = Literal["each", "together"]
 _TILE = 128  # the longer side of a map on the sheet, in pixels
 _MOST_COLUMNS = 12
 _FEWEST_COLUMNS = 4
+_WIDE = 1.3  # columns per row of tiles, since captions make a tile higher than wide
 _MOST_IN_NOTEBOOK = 64  # maps on the sheet that a notebook shows
 _NAMED_IN_ERROR = 5  # layers that an error lists, so that it stays one line or two
 
@@ -88,11 +89,11 @@ class FeatureMaps:
         tiles = [] if self.picture is None else [Tile(self.picture, "the picture")]
         for values, limit, channel, peak in zip(maps, limits, self.channels, peaks, strict=True):
             tiles.append(Tile(_coloured(values, float(limit), signed=signed), f"{channel}", f"{float(peak):.3g}", GREY))
-        columns = max(_FEWEST_COLUMNS, min(_MOST_COLUMNS, math.ceil(math.sqrt(len(tiles)))))
+        columns = max(_FEWEST_COLUMNS, min(_MOST_COLUMNS, math.ceil(math.sqrt(len(tiles) * _WIDE))))
         height, width = self.maps.shape[1:]
         title = f"{self.model}, layer {self.layer}: {len(self.maps)} of {self.total} maps, strongest first"
         scaled = "each scaled to its own range" if scale == "each" else "all scaled to one range"
-        line = f"{height}x{width} cells, {scaled}; below each map: channel and largest absolute value"
+        line = f"{height}x{width} cells, {scaled}\nbelow each map: channel and largest absolute value"
         return contact_sheet(tiles, columns, f"{title}\n{line}", side=_TILE)
 
     def __repr__(self) -> str:

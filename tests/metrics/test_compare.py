@@ -487,7 +487,7 @@ def test_the_name_of_a_folder_is_no_file(tmp_path: Path) -> None:
     "methods", [["gradcam"], ["gradcam", "layercam", "legrad", "fem", "eigencam", "hirescam", "eigengradcam"]]
 )
 def test_a_sheet_of_pictures_of_any_form_fits_on_a_slide(shape: tuple[int, int], methods: list[str]) -> None:
-    picture = np.full((*shape, 3), 128, np.uint8)
+    picture = np.random.default_rng(0).integers(0, 255, (*shape, 3), dtype=np.uint8)
     found = camkit.compare("demo-fair", [picture, picture], methods)
     assert found.sheet().shape[1] <= 1920
     assert len(found.sheet()) < 2000
