@@ -226,8 +226,8 @@ class Comparison(Tabular):
             picture = {"picture": row["source"], "label": row["label"], "probability": row["probability"]}
             rows += [picture | of_map for of_map in row["maps"]]
             for name, value in row["references"].items():
-                nothing = {"layer": None, "status": "ok", "same_as": "", "reason": REFERENCE_TITLES[name]}
-                rows.append({**picture, "method": "", "value": value, **nothing})
+                nothing = {"method": "", "layer": None, "status": "ok", "same_as": ""}
+                rows.append({**picture, **nothing, "reason": REFERENCE_TITLES[name], "value": value})
         return rows
 
     def to_markdown(self) -> str:
