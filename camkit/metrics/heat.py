@@ -89,7 +89,8 @@ class Heat:
         if self.remake is None:
             raise UndefinedError(
                 "needs_method",
-                "the metric makes the map again, and it is not known how; pass an explanation by a method of camkit",
+                f"the metric makes the map again, and camkit has no method {self.name!r} to make it with; pass an "
+                "explanation, and an Explainer with its method",
             )
         return [made.detach().to("cpu", torch.float32) for made in self.remake(pictures, model)]
 
