@@ -74,7 +74,7 @@ class Partners:
 MOST_CANDIDATES = 8
 """The number of candidates for each background, in a large class. On photos of Caltech-101, 0.15 of the picture is then
 filled and in sight behind the object, and 0.25 with a random candidate; a network with real weights is right for 0.57
-instead of 0.52 of the objects on backgrounds of their own class (scripts/lab/validate_fills.py)."""
+instead of 0.52 of the objects on backgrounds of their own class (scripts/results/validation.md)."""
 
 _GROUPS_PER_CANDIDATE = 8
 """The number of groups of a class for each candidate. If n backgrounds differ in room and c of them are drawn each
