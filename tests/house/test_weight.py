@@ -21,7 +21,7 @@ REPEATED = 4
 
 
 def weigh() -> dict[str, int]:
-    """Return the figures of the package, its tests, scripts and docs."""
+    """Return the figures of the package, its tests and scripts."""
     package = {path: path.read_text() for path in ROOT.glob("camkit/**/*.py")}
     trees = [ast.parse(source) for source in package.values()]
     nodes = [node for tree in trees for node in ast.walk(tree)]
@@ -44,7 +44,6 @@ def weigh() -> dict[str, int]:
         "test lines": lines_below("tests"),
         "deep test imports": len(deep_imports()),
         "script lines": lines_below("scripts"),
-        "words of the docs": sum(len(path.read_text().split()) for path in ROOT.glob("docs/**/*.md")),
     }
 
 
