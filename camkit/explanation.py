@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeAlias, TypeVar, get_args, overload
+from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
@@ -18,8 +21,9 @@ from torch import Tensor
 from camkit.choices import Choices, Made
 from camkit.drawing import figure, overlay
 from camkit.drawing.encode import as_html, encode, shrink
+from camkit.drawing.figure import ColourScale
 from camkit.drawing.pixels import Drawable, pixels_of, size_of
-from camkit.drawing.slices import draw_slices
+from camkit.drawing.scene import Scene, draw
 from camkit.engine import heatmap as heat
 from camkit.engine.features import Capture
 from camkit.errors import InputError, TargetError
@@ -127,39 +131,29 @@ class LayerMaps:
         return bool(self.heatmap().any())
 
 
+Kind: TypeAlias = Literal["text", "whole", "real", "reals", "wholes", "halves"]
+"""What a field holds: text, a whole number, a real number, or lists of these; halves are real numbers in 16 bits."""
+
+
 @dataclass(frozen=True)
-class ColourScale:
-    """What the strongest colour of a drawing stands for.
+class Field:
+    """A field of an Explanation, as every outlet writes it.
 
     Attributes:
-        limits: for each layer, the value of the strongest colour, in the units of its map.
-        maps: how many maps share the scale.
+        name: its name, as a key of JSON and a column of tables.
+        kind: what it holds; None stands for a missing value of any kind.
+        get: returns its value, which JSON can hold.
+        parts: the names of the numbers of a list that has always the same number of them.
     """
 
-    limits: tuple[float, ...]
-    maps: int = 1
+    name: str
+    kind: Kind
+    get: Callable[[Explanation], Any]
+    parts: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, group: Sequence[LayerMaps]) -> ColourScale:
-        """Return the scale that reaches to the largest value of several maps."""
-        return cls(tuple(max(values) for values in zip(*(maps.maxima for maps in group), strict=True)), len(group))
 
-    def with_more(self, other: ColourScale | None) -> ColourScale:
-        """Return the scale for the maps of both."""
-        if other is None:
-            return self
-        return ColourScale(tuple(map(max, self.limits, other.limits)), self.maps + other.maps)
-
-    @property
-    def largest(self) -> float:
-        """The number at the end of the colour bar: a value in the map's units, or 1 if several layers are fused."""
-        return self.limits[0] if len(self.limits) == 1 else 1.0
-
-    def __str__(self) -> str:
-        """Return, for example, ``"0 to 12.3, one scale for 3 maps"``."""
-        whose = "scaled to this picture" if self.maps == 1 else f"one scale for {self.maps} maps"
-        return f"0 to {figure.number(self.largest)}, {whose}"
-
+TEXT, WHOLE, REAL = ({"kind": kind} for kind in ("text", "whole", "real"))
+"""The metadata of an attribute that is one of the fields; ``FIELDS`` and all outlets have it then."""
 
 _MANY, _HARDLY_MORE = 100, 2
 """With at least _MANY classes, the best class of a trained model has more than ``_HARDLY_MORE`` times its even share:
@@ -211,27 +205,27 @@ class Explanation:
 
     maps: LayerMaps = field(repr=False)
     raw: Float[np.ndarray, "..."]
-    target: int | None
-    label: str | None
-    score: float
-    probability: float | None
-    layer: str
-    layer_reason: str
-    method: str
-    status: Status
+    target: int | None = field(metadata=WHOLE)
+    label: str | None = field(metadata=TEXT)
+    score: float = field(metadata=REAL)
+    probability: float | None = field(metadata=REAL)
+    layer: str = field(metadata=TEXT)
+    layer_reason: str = field(metadata=TEXT)
+    method: str = field(metadata=TEXT)
+    status: Status = field(metadata=TEXT)
     box: Box | None
     shown: Image.Image | Tensor | Path | None = field(repr=False)
-    source: str
+    source: str = field(metadata=TEXT)
     detection: Box | None = None
     placement: Placement = EVEN
-    quantity: str = "score"
-    smooth: Smoothing | None = None
+    quantity: str = field(default="score", metadata=TEXT)
+    smooth: Smoothing | None = field(default=None, metadata=TEXT)
     together: tuple[LayerMaps, ...] = field(default=(), repr=False)
     reduction: float = 1.0
     references: ReferenceScores | None = None
     frames: tuple[ClipFrame, ...] = ()
-    without_picture: float | None = None
-    unit: str | None = None
+    without_picture: float | None = field(default=None, metadata=REAL)
+    unit: str | None = field(default=None, metadata=TEXT)
     made: Made | None = field(default=None, repr=False)
 
     @property
@@ -346,21 +340,17 @@ class Explanation:
         """Return the scale on which ``overlay`` and ``save`` draw the map.
 
         Raises:
-            InputError: ``scale`` is none of the possible values, or that of a map of more or fewer layers.
+            InputError: ``scale`` is none of the possible values.
         """
         if isinstance(scale, ColourScale):
-            layers = len(self.maps.raws)
-            if len(scale.limits) != layers:
-                raise InputError(f"a scale has a limit for each layer of the map, {layers} in all, not {scale.limits}")
-            is_own = scale.maps == 1 and np.allclose(scale.limits, self.maps.maxima, rtol=1 / _LEVELS, atol=0)
-            return scale if is_own or scale.maps > 1 else replace(scale, maps=2)  # another map's, and now this one's
-        if isinstance(scale, str):
-            if scale not in get_args(Scale):
-                raise InputError(f"scale is 'shared', 'each' or a list of explanations, not {scale!r}")
-            others = self.together if scale == "shared" else ()
-        else:
+            return scale
+        if isinstance(scale, str) and scale not in get_args(Scale):
+            raise InputError(f"scale is 'shared', 'each' or a list of explanations, not {scale!r}")
+        others = self.together if scale == "shared" else ()
+        if not isinstance(scale, str):
             others = tuple(row.maps for row in scale if row._units == self._units)
-        return ColourScale.of(list({id(maps): maps for maps in (self.maps, *others)}.values()))
+        different = {id(maps): maps.maxima for maps in (self.maps, *others)}
+        return ColourScale.reaching(list(different.values()))
 
     @property
     def _units(self) -> tuple[str, str, Smoothing | None]:
@@ -398,28 +388,18 @@ class Explanation:
         if style == "figure":
             return self.captioned(colormap=colormap, alpha=alpha, scale=scale, side=figure.side_within(max_side))
         resize = None if max_side is None else functools.partial(overlay.limited, most=max_side)
-        return self._drawn(style, _Colours(colormap, alpha, self.colour_scale(scale)), resize)
+        heat = self._heat_on(self.colour_scale(scale))
+        return draw(self._scene, heat, style=style, colormap=colormap, alpha=alpha, resize=resize)
 
-    def _drawn(self, style: Style, colours: _Colours, resize: Callable[[Drawable], Drawable] | None = None) -> Pixels:
-        """Draw the map without a caption, on the picture as ``resize`` returns it."""
-        heatmap = self.heatmap if colours.scale.maps == 1 else self.maps.on_scale(colours.scale.limits)
-        if heatmap.ndim == 3:
-            volume = self.shown if isinstance(self.shown, Tensor) else None
-            pixels = None if volume is None else as_volume_pixels(volume)
-            return draw_slices(heatmap, pixels, colours.colormap, colours.alpha, tuple(map(str, self.frames)))
-        if heatmap.ndim != 2:
-            raise InputError("the map of a signal has one axis and cannot be drawn as a picture; plot its heatmap")
-        picture, box, detection = self._drawable, self.box, self.detection
-        if resize is not None:
-            if picture is None:
-                return pixels_of(resize(overlay.colorize(heatmap, colours.colormap)))
-            before, picture = size_of(picture), resize(picture)
-            after = size_of(picture)
-            box = None if box is None else figure.scaled_box(box, before, after)
-            detection = None if detection is None else figure.scaled_box(detection, before, after)
-        return overlay.render(
-            picture, heatmap, box, style=style, colormap=colours.colormap, alpha=colours.alpha, detection=detection
-        )
+    @property
+    def _scene(self) -> Scene:
+        if self.heatmap.ndim == 2:
+            return Scene(self._drawable, self.box, self.detection)
+        volume = as_volume_pixels(self.shown) if isinstance(self.shown, Tensor) else None
+        return Scene(volume=volume, names=tuple(map(str, self.frames)))
+
+    def _heat_on(self, scale: ColourScale) -> Float[np.ndarray, "*size"]:
+        return self.heatmap if scale.maps == 1 else self.maps.on_scale(scale.limits)
 
     def captioned(
         self,
@@ -444,21 +424,21 @@ class Explanation:
             InputError: as for ``overlay``.
         """
         overlay.check("figure", colormap, alpha)
-        colours = _Colours(colormap, alpha, self.colour_scale(scale))
-        panel = self._drawn("overlay", colours, functools.partial(figure.fitted, most=side))
-        return self._composed(panel, colours, fixed=fixed)
+        used, resize = self.colour_scale(scale), functools.partial(figure.fitted, most=side)
+        panel = draw(self._scene, self._heat_on(used), colormap=colormap, alpha=alpha, resize=resize)
+        return self._composed(panel, used, colormap, fixed=fixed)
 
-    def _composed(self, panel: Pixels, colours: _Colours, *, fixed: bool) -> Pixels:
-        """Add the caption and the colour bar to a drawing."""
-        bar = None
-        if self.status == "ok":
-            scale = colours.scale
-            reached = self.maps.maxima[0] if scale.maps > 1 and len(scale.limits) == 1 else None
-            bar = figure.ColourBar(scale.largest, self._bar_words(scale), colours.colormap, reached)
-        caption = self.caption(colours.scale)
-        if bar is not None and not fixed:  # a video's figure has no room for it
-            caption = replace(caption, remarks=(self.meaning(colours.colormap), *caption.remarks))
-        return figure.compose(panel, caption, bar, fixed=fixed)
+    def _composed(self, panel: Pixels, scale: ColourScale, colormap: str, *, fixed: bool) -> Pixels:
+        """Add the caption and the colour bar to a drawing; a video's figure has no room for what the colours mean."""
+        caption = self.caption(scale)
+        if self.status != "ok":
+            return figure.compose(panel, caption, None, fixed=fixed)
+        reached = self.maps.maxima[0] if scale.maps > 1 and len(scale.limits) == 1 else None
+        method = known_method(self.method)
+        unit = self.unit or (WEIGHTED if method is None else method.unit)
+        if not fixed:
+            caption = replace(caption, remarks=(self.meaning(colormap), *caption.remarks))
+        return figure.compose(panel, caption, figure.ColourBar(scale, unit, colormap, reached), fixed=fixed)
 
     def meaning(self, colormap: str = "turbo") -> str:
         """Return what the colours mean as a sentence, for people who see such a picture for the first time."""
@@ -475,29 +455,16 @@ class Explanation:
             InputError: the style, colormap or scale is unknown, alpha is out of range, or the map is not of a clip.
         """
         overlay.check(style, colormap, alpha)
-        clip = self.shown if isinstance(self.shown, Tensor) and self.frames else None
-        pixels = None if clip is None else as_volume_pixels(clip)
-        if pixels is None:
+        volume = self._scene.volume if self.frames else None
+        if volume is None:
             raise InputError("the explanation has no frames of a clip to draw; use overlay")
-        colours = _Colours(colormap, alpha, self.colour_scale(scale))
-        heatmap = self.heatmap if colours.scale.maps == 1 else self.maps.on_scale(colours.scale.limits)
-        in_figure = style == "figure"
-        for frame, heat_in_frame in zip(pixels, heatmap, strict=True):
-            picture = figure.resized(frame, figure.shown_size(*frame.shape[:2])) if in_figure else frame
-            drawn = overlay.render(
-                picture, heat_in_frame, None, style="overlay" if in_figure else style, colormap=colormap, alpha=alpha
-            )
-            yield self._composed(drawn, colours, fixed=True) if in_figure else drawn
-
-    def _bar_words(self, scale: ColourScale) -> str:
-        fused = len(scale.limits) > 1
-        method = known_method(self.method)
-        unit = self.unit or (WEIGHTED if method is None else method.unit)
-        units = "Shares of each layer's largest value" if fused else unit
-        if scale.maps == 1:
-            return f"{units}. Scaled to this picture."
-        reached = "" if fused else f"; this one reaches {figure.number(self.maps.maxima[0])}"
-        return f"{units}. One scale for {scale.maps} maps{reached}."
+        used, resize = self.colour_scale(scale), functools.partial(figure.fitted, most=figure.LARGEST_SIDE)
+        for frame, heat_in_frame in zip(volume, self._heat_on(used), strict=True):
+            if style == "figure":
+                drawn = draw(Scene(frame), heat_in_frame, colormap=colormap, alpha=alpha, resize=resize)
+                yield self._composed(drawn, used, colormap, fixed=True)
+            else:
+                yield draw(Scene(frame), heat_in_frame, style=style, colormap=colormap, alpha=alpha)
 
     def caption(self, scale: ColourScale | None = None) -> figure.Caption:
         """Return the words of the figure: what is explained, how, and what to know when reading the map."""
@@ -592,36 +559,17 @@ class Explanation:
         """The label of the target; without one, "class" and its number."""
         return self.label if self.label is not None else f"class {self.target}"
 
+    def values(self) -> dict[str, Any]:
+        """Return every field of ``FIELDS`` as a plain value, without the map; numbers that are not finite are None."""
+        values = {each.name: each.get(self) for each in FIELDS}
+        return {name: finite_or_none(value) if isinstance(value, float) else value for name, value in values.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pictures as JSON values; ``raw`` becomes nested lists, non-finite numbers None."""
         cells = self.raw.astype(object)
         cells[~np.isfinite(self.raw)] = None
-        return {
-            "source": self.source,
-            "target": self.target,
-            "label": self.label,
-            "score": finite_or_none(self.score),
-            "probability": finite_or_none(self.probability),
-            "layer": self.layer,
-            "layer_reason": self.layer_reason,
-            "method": self.method,
-            "smooth": self.smooth,
-            "status": self.status,
-            "box": self.in_file(self.box),
-            "detection": self.in_file(self.detection),
-            "peak": self.in_file(self.peak),
-            **({} if self.without_picture is None else {"without_picture": finite_or_none(self.without_picture)}),
-            "references": None if self.references is None else {**vars(self.references), "residual": self.residual},
-            "raw": cells.tolist(),
-        }
-
-    def _as_row(self) -> dict[str, Any]:
-        values = self.to_dict()
-        del values["raw"], values["references"]
-        for name in ("box", "detection"):
-            values[name] = dict(zip(Box._fields, values[name] or (None,) * 4, strict=True))
-        values["peak"] = dict(zip("xy", values["peak"] or (None, None), strict=True))
-        return flat(values)
+        references = None if self.references is None else {**vars(self.references), "residual": self.residual}
+        return {**self.values(), "references": references, "raw": cells.tolist()}
 
     def __repr__(self) -> str:
         """Return a line with the target, the method, the layer and the status."""
@@ -682,7 +630,8 @@ class Explanations(Tabular, list[Explanation]):
             if style == "figure":
                 drawn.append(row.captioned(colormap=colormap, alpha=alpha, scale=used, side=_SHEET_SIDE))
             else:
-                drawn.append(row._drawn(style, _Colours(colormap, alpha, used), fitted))
+                heat = row._heat_on(used)
+                drawn.append(draw(row._scene, heat, style=style, colormap=colormap, alpha=alpha, resize=fitted))
         return figure.sheet(drawn)
 
     def save(
@@ -704,7 +653,11 @@ class Explanations(Tabular, list[Explanation]):
 
     def table(self) -> Rows:
         """Return a row for each explanation, without its maps."""
-        return [row._as_row() for row in self]
+        parts = {each.name: each.parts for each in FIELDS if each.parts}
+        rows = [row.values() for row in self]
+        for row, (name, names) in itertools.product(rows, parts.items()):
+            row[name] = dict(zip(names, row[name] or (None,) * len(names), strict=True))
+        return [flat(row) for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all explanations as JSON values, as ``Explanation.to_dict`` does."""
@@ -730,17 +683,62 @@ class Explanations(Tabular, list[Explanation]):
         return as_html(first.sheet(), repr(self)) + more
 
 
+FIELDS: tuple[Field, ...] = (
+    *(Field(each.name, each.metadata["kind"], attrgetter(each.name)) for each in fields(Explanation) if each.metadata),
+    Field("box", "reals", lambda found: found.in_file(found.box), Box._fields),
+    Field("detection", "reals", lambda found: found.in_file(found.detection), Box._fields),
+    Field("peak", "reals", lambda found: found.in_file(found.peak), ("x", "y")),
+    Field("input", "wholes", lambda found: list(found.maps.size)),
+    Field("shape", "wholes", lambda found: list(found.raw.shape)),
+    Field("extent", "reals", lambda found: [share for axis in found.placement.extent for share in axis]),
+    Field("positions", "reals", lambda found: [place for axis in found.placement.positions for place in axis]),
+    Field("frames", "wholes", lambda found: [frame.number for frame in found.frames]),
+    Field("times", "reals", lambda found: [frame.time for frame in found.frames if frame.time is not None]),
+)
+"""Every field of an Explanation that JSON, tables, bundles, TensorBoard, FiftyOne and the shell have, besides the map.
+
+``box``, ``detection`` and ``peak`` are in pixels of the picture's file. ``input`` is the shape of the model's input,
+and ``shape`` that of the grid. ``extent`` says where the input starts and ends along each axis of the grid, as shares
+of the axis. ``positions`` says where each row and then each column of the grid is drawn, in pixels of the input; it is
+empty if they are spread evenly. ``frames`` are the numbers of a clip's frames, and ``times`` their times in seconds if
+these are known.
+"""
+
+
+def explanation_of(values: Mapping[str, Any], raw: Float[np.ndarray, "..."], folder: Path = Path()) -> Explanation:
+    """Return the Explanation that has these values.
+
+    If several layers were fused, its heatmap is drawn from their fused map. The picture is read from its file when it
+    is first drawn. The scores of ``references`` are not among the values.
+
+    Args:
+        values: what ``Explanation.values`` returned; a field with a default may be missing.
+        raw: the map.
+        folder: what a relative ``source`` is relative to.
+    """
+    declared = {each.name: values[each.name] for each in fields(Explanation) if each.metadata and each.name in values}
+    box, detection = (None if values[name] is None else Box(*map(float, values[name])) for name in ("box", "detection"))
+    lists = {name: [] if values[name] is None else values[name] for name in ("extent", "positions", "frames", "times")}
+    extent = tuple((float(start), float(end)) for start, end in np.reshape(lists["extent"], (-1, 2)))
+    axes = np.split(np.asarray(lists["positions"], float), np.cumsum(raw.shape)[:-1]) if len(lists["positions"]) else []
+    frames = tuple(
+        ClipFrame(int(number), time) for number, time in itertools.zip_longest(lists["frames"], lists["times"])
+    )
+    placement = Placement(extent, tuple(tuple(axis.tolist()) for axis in axes), stepped=bool(frames))
+    return Explanation(
+        **{**declared, "score": math.nan if declared["score"] is None else declared["score"]},
+        maps=LayerMaps((torch.from_numpy(raw),), (placement,), "mean", tuple(map(int, values["input"]))),
+        raw=raw,
+        box=box,
+        shown=None if box is None else folder / values["source"],
+        detection=detection,
+        placement=placement,
+        frames=frames,
+    )
+
+
 ScaleLike: TypeAlias = "Scale | ColourScale | Sequence[Explanation]"
 """What ``scale=`` takes."""
-
-
-@dataclass(frozen=True)
-class _Colours:
-    """How heat becomes colour: the colour map, the weight of the colours, and the scale."""
-
-    colormap: str
-    alpha: float
-    scale: ColourScale
 
 
 _Row = TypeVar("_Row", "Explanation", "Explanation | Failure")

@@ -44,7 +44,7 @@ def concepts(
     from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file
     from camkit.images.listing import find_pictures
     from camkit.kit.picture_names import picture_name
-    from camkit.scale.naming import free_file, slug, write_drawing
+    from camkit.scale.job import free_file, slug, write_drawing
 
     files = find_pictures(pictures, skip=out, recursive=recursive)
     refuse_input(out, files if names_file(out) else [])

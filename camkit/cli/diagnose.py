@@ -107,7 +107,7 @@ def features(
         refuse_other_file,
     )
     from camkit.kit.picture_names import picture_name
-    from camkit.scale.naming import free_file, slug, write_drawing
+    from camkit.scale.job import free_file, slug, write_drawing
 
     refuse_address(str(picture))
     refuse_input(out, [picture] if names_file(out) else [])

@@ -255,7 +255,7 @@ def _slide(
     from camkit.images.files import refuse_input, refuse_other_file
     from camkit.images.listing import Pictures
     from camkit.models import device_of
-    from camkit.scale.naming import free_file, slug, write_drawing
+    from camkit.scale.job import free_file, slug, write_drawing
 
     files = Pictures(pictures, skip=drawing.out, recursive=how.recursive).first(2)
     if len(files) != 1:

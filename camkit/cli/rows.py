@@ -33,12 +33,6 @@ Form: TypeAlias = Literal["text", "json", "csv"]
 _MOST_WITHOUT_BAR = 3
 """Up to this many pictures are explained before a progress bar would be read."""
 
-_COLUMNS = (
-    *("source", "status", "target", "label", "score", "probability", "layer", "method", "peak", "box", "detection"),
-    *("scale", "file", "error"),
-)
-"""The columns of the CSV."""
-
 
 @dataclass
 class _Tally:
@@ -133,8 +127,11 @@ def report(rows: Run, job: Job, form: Form, passes: PassProgress, *, with_raw: b
         passes: gets a bar meanwhile.
         with_raw: whether JSON has the raw maps.
     """
+    from camkit.explanation import FIELDS
+
     tally = _Tally()
-    printed = csv.DictWriter(_Lines(), _COLUMNS, extrasaction="ignore", lineterminator="\n")
+    columns = [*(each.name for each in FIELDS), "scale", "file", "error"]
+    printed = csv.DictWriter(_Lines(), columns, extrasaction="ignore", lineterminator="\n")
     if form == "csv":
         printed.writeheader()
     with_rows = job.table is None or TALK.verbose

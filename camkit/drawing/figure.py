@@ -57,20 +57,63 @@ class Caption:
 
 
 @dataclass(frozen=True)
+class ColourScale:
+    """What the strongest colour of a drawing stands for.
+
+    Attributes:
+        limits: for each layer, the value of the strongest colour, in the units of its map.
+        maps: how many maps share the scale.
+    """
+
+    limits: tuple[float, ...]
+    maps: int = 1
+
+    @classmethod
+    def reaching(cls, maxima: Sequence[tuple[float, ...]]) -> ColourScale:
+        """Return the scale that reaches to the largest value of several maps, each with a value for each layer."""
+        return cls(tuple(map(max, *maxima)) if len(maxima) > 1 else maxima[0], len(maxima))
+
+    def with_more(self, other: ColourScale | None) -> ColourScale:
+        """Return the scale for the maps of both."""
+        if other is None:
+            return self
+        return ColourScale(tuple(map(max, self.limits, other.limits)), self.maps + other.maps)
+
+    @property
+    def largest(self) -> float:
+        """The number at the end of the colour bar: a value in the map's units, or 1 if several layers are fused."""
+        return self.limits[0] if len(self.limits) == 1 else 1.0
+
+    def __str__(self) -> str:
+        """Return, for example, ``"0 to 12.3, one scale for 3 maps"``."""
+        whose = "scaled to this picture" if self.maps == 1 else f"one scale for {self.maps} maps"
+        return f"0 to {number(self.largest)}, {whose}"
+
+
+@dataclass(frozen=True)
 class ColourBar:
     """The colours of a heatmap, from 0 to the value of the strongest colour.
 
     Attributes:
-        largest: the value of the strongest colour.
-        words: what the numbers are.
+        scale: what the strongest colour stands for.
+        unit: what the numbers are.
         colormap: the name of the colour map.
         reached: the largest value of the map itself, which gets a mark; None for no mark.
     """
 
-    largest: float
-    words: str
+    scale: ColourScale
+    unit: str
     colormap: str = "turbo"
     reached: float | None = None
+
+    @property
+    def words(self) -> str:
+        """What the numbers are, and whose scale it is."""
+        unit = self.unit if len(self.scale.limits) == 1 else "Shares of each layer's largest value"
+        if self.scale.maps == 1:
+            return f"{unit}. Scaled to this picture."
+        reached = "" if self.reached is None else f"; this one reaches {number(self.reached)}"
+        return f"{unit}. One scale for {self.scale.maps} maps{reached}."
 
 
 class _Column:
@@ -193,9 +236,9 @@ def _draw_bar(canvas: Canvas, bar: ColourBar, column: _Column, top: int) -> None
     for share, anchor in ends:
         x = round(left + share * (width - 1))
         canvas.line((x, top + high), (x, top + high + tick), INK)
-        canvas.text(x, middle, number(share * bar.largest), size=size, colour=INK, anchor=anchor)
-    if bar.reached is not None and bar.largest > 0:
-        x = round(left + min(bar.reached / bar.largest, 1) * (width - 1))
+        canvas.text(x, middle, number(share * bar.scale.largest), size=size, colour=INK, anchor=anchor)
+    if bar.reached is not None and bar.scale.largest > 0:
+        x = round(left + min(bar.reached / bar.scale.largest, 1) * (width - 1))
         canvas.box(x - 1, top - tick, x + 2, top + high + tick, INK)
 
 

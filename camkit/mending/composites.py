@@ -16,7 +16,7 @@ from camkit.background.showcase import in_levels
 from camkit.errors import as_cell
 from camkit.images.files import csv_line, write_file
 from camkit.images.regions import Shades
-from camkit.scale.schema import text_of
+from camkit.scale.table import text_of
 
 ORIGINAL = "original"
 """Stands in place of a fill's name for a picture that is not edited."""

@@ -1,7 +1,7 @@
 """A folder of evidence: for each explanation its overlay, its figure and its raw map, and one manifest for all.
 
-Somebody else can read it without the model, see what was computed with which versions and weights, and tell whether a
-file has changed since.
+Somebody else can read it without the model, see what was computed with which versions and weights, and compare the
+checksums of the files.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from camkit.errors import InputError, OutputError, advice, as_error, brief
-from camkit.explanation import Explanation, Explanations, finite_or_none, sharing_scale
+from camkit.errors import InputError, OutputError, advice, as_error, brief, refuse_pipe
+from camkit.explanation import Explanation, Explanations, explanation_of, sharing_scale
 from camkit.images.files import check_folder, write_file
 from camkit.kit.fingerprint import Fingerprint, digest
-from camkit.scale.naming import slug
-from camkit.scale.schema import explanation_of, row_of
+from camkit.scale.job import slug
+from camkit.scale.table import read_table, text_of
 from camkit.types import Failure
 
 MANIFEST = "manifest.json"
@@ -74,16 +74,10 @@ class Bundle:
         np.save(cells, explanation.raw, allow_pickle=False)
         write_file(self._folder / f"{name}.npy", cells.getvalue())
         files["raw"] = self._named(f"{name}.npy")
-        row = row_of(explanation)
         picture = Path(explanation.source)
-        self._rows.append(
-            {
-                **{key: value for key, value in row.items() if key not in ("raw", "raw_scale", "drawing", "error")},
-                "score": finite_or_none(explanation.score),
-                "picture_sha256": digest(picture.read_bytes()) if picture.is_file() else None,
-                "files": files,
-            }
-        )
+        checksum = digest(picture.read_bytes()) if picture.is_file() else None
+        values = {"path": text_of(picture), **explanation.values(), "picture_sha256": checksum, "files": files}
+        self._rows.append({name: values[name] for name in values if name != "source"})
 
     def fail(self, failure: Failure) -> None:
         """Record a picture that could not be explained."""
@@ -120,35 +114,33 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def read_bundle(folder: Path) -> Explanations:
-    """Read the explanations of a bundle; their raw maps are exactly those of the run.
+def read(path: str | Path) -> Explanations:
+    """Read a table that ``camkit --table`` wrote, or is writing, or a folder that ``camkit --bundle`` wrote.
+
+    The maps of a table have the precision of 16 bits; those of a bundle are exact. Pictures are read from their files
+    when they are first drawn; relative paths start at the folder in which the run was started. Rows of pictures that
+    could not be explained are left out.
+
+    Returns:
+        The Explanations, in the order of the table.
 
     Raises:
-        InputError: the manifest is damaged, or a map or a drawing is missing or is not as it was written.
+        InputError: there is no such table, or it is damaged, or it needs pyarrow.
     """
-    file = folder / MANIFEST
-    with as_error(InputError, lambda error: f"{file} cannot be read: {brief(error)}"):
-        about = json.loads(file.read_bytes())
-        home, rows = Path(about["folder"]), list(about["explanations"])
-        found = [_explanation(folder, home, row) for row in rows]
-    explanations = Explanations()
-    for _, group in itertools.groupby(found, key=lambda each: each.source):
-        explanations.extend(sharing_scale(list(group)))
+    path, explanations = Path(path), Explanations()
+    refuse_pipe(path)
+    file = path / MANIFEST
+    is_bundle = file.is_file()
+    with as_error(InputError, lambda error: f"{file if is_bundle else path} cannot be read: {brief(error)}"):
+        found = _read_bundle(path) if is_bundle else read_table(path)
+        for _, of_picture in itertools.groupby(found, key=lambda each: each.source):
+            explanations.extend(sharing_scale(list(of_picture)))
     return explanations
 
 
-def _explanation(folder: Path, home: Path, row: dict[str, Any]) -> Explanation:
-    contents = {kind: _as_written(folder, about) for kind, about in row["files"].items()}
-    raw = np.load(BytesIO(contents["raw"]), allow_pickle=False)
-    return explanation_of({**row, "raw": np.zeros(raw.size, np.float16), "raw_scale": 1.0}, home, exact=raw)
-
-
-def _as_written(folder: Path, about: dict[str, str]) -> bytes:
-    """Return what a file of the manifest holds, if it is as it was written."""
-    file = folder / Path(about["name"]).name  # never a file elsewhere
-    if not file.is_file():
-        raise InputError(f"{folder / MANIFEST} names {file.name}, but there is no such file")
-    contents = file.read_bytes()
-    if digest(contents) != about["sha256"]:
-        raise InputError(f"{file} is not as it was written: its checksum differs from that in {MANIFEST}")
-    return contents
+def _read_bundle(folder: Path) -> Iterator[Explanation]:
+    about = json.loads((folder / MANIFEST).read_bytes())
+    for row in about["explanations"]:
+        map_file = folder / Path(row["files"]["raw"]["name"]).name  # never a file elsewhere
+        raw = np.load(map_file, allow_pickle=False)
+        yield explanation_of({**row, "source": row["path"]}, raw, Path(about["folder"]))

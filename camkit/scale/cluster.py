@@ -34,8 +34,7 @@ from camkit.kit.fingerprint import Fingerprint, differences, digest, fingerprint
 from camkit.layers.names import Layers
 from camkit.models import as_model, black_box_in, device_of, load_model, usual_batch_size
 from camkit.models.loaded import Loadable, LoadedModel
-from camkit.scale.schema import row_of, row_of_failure
-from camkit.scale.table import arrow_schema, arrow_table
+from camkit.scale.table import arrow_schema, arrow_table, row_of, row_of_failure
 from camkit.session import explain_many
 from camkit.types import Failure, Progress
 

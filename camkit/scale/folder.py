@@ -30,10 +30,8 @@ from camkit.models import device_of, usual_batch_size
 from camkit.models.clips import ClipPreprocess
 from camkit.models.loaded import LoadedModel
 from camkit.scale.bundle import Bundle
-from camkit.scale.job import Drawing, Job, Scales
-from camkit.scale.naming import DrawingFiles, write_drawing
-from camkit.scale.schema import row_of, row_of_failure
-from camkit.scale.table import Table
+from camkit.scale.job import Drawing, DrawingFiles, Job, Scales, write_drawing
+from camkit.scale.table import Table, row_of, row_of_failure
 from camkit.scale.video import FRAMES_PER_PASS, WrittenVideo, draw
 from camkit.session import explain_many, explain_many_or_later
 from camkit.types import Failure

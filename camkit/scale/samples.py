@@ -27,9 +27,9 @@ def explain_samples(
 ) -> int:
     """Explain the pictures of a FiftyOne dataset or view, and write the results into its samples.
 
-    The field ``camkit_heat`` gets a ``fiftyone.Heatmap`` with the map's ``method``, ``layer``, ``score`` and
-    ``status``, and ``camkit_answer`` a ``Classification``, or for a box a ``Detection``. ``camkit_error`` says why a
-    picture could not be explained.
+    The field ``camkit_heat`` gets a ``fiftyone.Heatmap`` with all values of the explanation, such as ``method``,
+    ``layer``, ``score`` and ``status``, and ``camkit_answer`` a ``Classification``, or for a box a ``Detection``.
+    ``camkit_error`` says why a picture could not be explained.
 
     Args:
         samples: a dataset or a view of pictures.
@@ -101,8 +101,7 @@ def _fields(fo: Any, row: Explanation | Failure) -> dict[str, Any]:
     fields = {"answer": _answer(fo, row)}
     if row.box is None:
         return {**fields, "error": "the preprocessing warps the picture, so its heat has no place on it"}
-    about = {"method": row.method, "layer": row.layer, "score": float(row.score), "status": row.status}
-    return {**fields, "heat": fo.Heatmap(map=_small(row), range=[0, 1], **about)}
+    return {**fields, "heat": fo.Heatmap(map=_small(row), range=[0, 1], **row.values())}
 
 
 def _answer(fo: Any, row: Explanation) -> Any:

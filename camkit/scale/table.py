@@ -1,7 +1,7 @@
 """Tables of explanations. While a run lasts, its rows are in a store beside the table; the table is written at its end.
 
 A Parquet table is a folder of files, one for each part, as pandas, Spark and Ray Data read and write it. A CSV table is
-one file. This file knows how tables lie on the disk; ``schema.py`` knows their rows.
+one file. There is a row for each picture and target, the same in every kind of table.
 """
 
 from __future__ import annotations
@@ -12,61 +12,103 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
-from camkit.errors import InputError, OutputError, advice, as_cell, as_error, brief, from_cell, refuse_pipe
-from camkit.explanation import Explanations, sharing_scale
+from camkit.errors import InputError, OutputError, advice, as_cell, as_error, brief, from_cell
+from camkit.explanation import FIELDS, Explanation, Kind, explanation_of
 from camkit.images.files import csv_line, why_unwritable, write_file
 from camkit.kit.fingerprint import Fingerprint, differences, digest
 from camkit.kit.store import Row, Store, packed, rows_of, started_with, unpacked
-from camkit.scale.bundle import MANIFEST, read_bundle
-from camkit.scale.schema import COLUMNS, ERROR, Kind, explanation_of, text_of
+from camkit.types import Failure
 
 _ROWS = 4096
 """Rows of a part. A million pictures make 250 files, which is few enough for every reader of tables."""
 _BYTES = 16 * 2**20
 """The most bytes of maps in a part; large maps make a part shorter."""
 
-_TOGETHER = ("path", "layer", "method", "smooth")
-"""If rows of a picture agree in these columns, they were drawn on one scale."""
+
+COLUMNS: dict[str, Kind] = {
+    "path": "text",
+    **{each.name: each.kind for each in FIELDS if each.name != "source"},
+    "raw": "halves",
+    "raw_scale": "real",
+    "drawing": "text",
+    "error": "text",
+}
+"""The columns: the fields of an Explanation, with ``path`` for its source, and its map. ``status`` is that of the
+Explanation, or "error". A row with "error" has only ``path`` and ``error``.
+
+``raw`` is the map on the layer's grid, row by row, divided by ``raw_scale``, its largest absolute value: 16 bits have
+no room for very small and large numbers. ``drawing`` is the file with the drawing.
+"""
+
+ADDED = {each.name for each in fields(Explanation) if each.default is not MISSING}
+"""Columns that a table of an earlier version may lack."""
+
+ERROR = "error"
 
 
-def read(path: str | Path) -> Explanations:
-    """Read a table that ``camkit --table`` wrote, or is writing, or a folder that ``camkit --bundle`` wrote.
+def row_of(explanation: Explanation, drawing: Path | None = None) -> Row:
+    """Return the row of an explanation."""
+    values = explanation.values()
+    raw, scale = _halves(explanation.raw)
+    path, drawn = text_of(values.pop("source")), None if drawing is None else text_of(drawing)
+    return {"path": path, **values, "raw": raw, "raw_scale": scale, "drawing": drawn, "error": None}
 
-    The maps of a table have the precision of 16 bits; those of a bundle are exact. Pictures are read from their files
-    when they are first drawn; relative paths start at the folder in which the run was started. Rows of pictures that
-    could not be explained are left out.
 
-    Returns:
-        The Explanations, in the order of the table.
+def row_of_failure(failure: Failure) -> Row:
+    """Return the row of a picture that could not be explained."""
+    empty: Row = dict.fromkeys(COLUMNS)
+    return {**empty, "path": text_of(failure.source), "status": ERROR, "error": text_of(str(failure.error))}
+
+
+def of_row(row: Row, folder: Path) -> Explanation:
+    """Return the Explanation of a row whose status is not "error"; its map has the precision of 16 bits."""
+    shares_of_scale = np.asarray(row["raw"], np.float16).reshape(row["shape"])
+    raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"])
+    return explanation_of({**row, "source": row["path"]}, raw, folder)
+
+
+def text_of(name: str | Path) -> str:
+    r"""Return text that every table can hold: bytes of a file's name that are not text are escaped as in Python.
+
+    >>> import os
+    >>> text_of(os.fsdecode(b"a\xff.jpg"))
+    'a\\xff.jpg'
+    """
+    text = str(name)
+    return text if text.isascii() else text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _halves(raw: Float[np.ndarray, "..."]) -> tuple[Float[np.ndarray, " cells"], float]:
+    """Return a map as 16-bit numbers from -1 to 1, and what they were divided by."""
+    finite = np.abs(raw[np.isfinite(raw)])
+    scale = float(finite.max(initial=0)) or 1.0
+    return (raw / np.float32(scale)).astype(np.float16).reshape(-1), scale
+
+
+def read_table(path: Path) -> Iterator[Explanation]:
+    """Yield the Explanations of a table that is finished or being written.
 
     Raises:
-        InputError: there is no such table, or it is damaged or was changed, or it needs pyarrow.
+        InputError: there is no such table, or it needs pyarrow.
+        Exception: it is damaged.
     """
-    path = Path(path)
-    refuse_pipe(path)
-    if (path / MANIFEST).is_file():
-        return read_bundle(path)
     store = _store_of(path)
     if store.is_file():
-        folder = started_with(store).get("folder", "")
-        rows: Iterator[Row] = map(_from_store, rows_of(store))
+        folder, rows = started_with(store).get("folder", ""), map(_from_store, rows_of(store))
     else:
         form = _Parquet(path) if path.is_dir() else _form_of(path)
-        if not form.exists():
+        if not form.files():
             raise InputError(f"there is no table {path}")
         folder, rows = form.about().get("folder", ""), form.rows()
-    explanations = Explanations()
-    explained = (row for row in rows if row["status"] != ERROR)
-    with as_error(InputError, lambda error: f"{path} cannot be read: {brief(error)}"):
-        for _, group in itertools.groupby(explained, key=lambda row: [row[name] for name in _TOGETHER]):
-            explanations.extend(sharing_scale([explanation_of(row, Path(folder)) for row in group]))
-    return explanations
+    yield from (of_row(row, Path(folder)) for row in rows if row["status"] != ERROR)
 
 
 def _store_of(table: Path) -> Path:
@@ -99,8 +141,8 @@ class Table:
         overwrite: replace the table if there is one.
 
     Attributes:
-        finished: the pictures that the table already has.
-        failed: the finished pictures that have only errors.
+        finished: the checksums of the names of the pictures that the table already has, which take less memory.
+        failed: those of the pictures that have only errors.
 
     Raises:
         InputError: the name has another ending, pyarrow is missing, or the table belongs to another run.
@@ -113,12 +155,14 @@ class Table:
         self._form = _form_of(path)
         self._number = -1
         self._pass: list[Row] = []
+        if os.path.lexists(path) and path.is_dir() != self._form.is_folder:
+            raise OutputError(f"{path} is a {'file' if self._form.is_folder else 'folder'}; choose another name")
         try:
-            self._form.prepare()
+            (path if self._form.is_folder else path.parent).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
         file = _store_of(path)
-        if not (resume or overwrite) and (self._form.exists() or file.exists()):
+        if not (resume or overwrite) and (self._form.files() or file.exists()):
             raise OutputError(
                 f"{path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
                 f"{advice('overwrite=True', '--overwrite')} to replace it"
@@ -130,9 +174,14 @@ class Table:
         start, folder = self._earlier(instead) if resume and not file.exists() else (iter(()), str(Path.cwd()))
         self._store = Store(file, made_with, resume=resume, start=start, folder=folder, instead=instead)
         self._folder = self._store.folder
-        failed: list[str] = []
-        self.finished = Finished(self._pictures(failed))
-        self.failed = Finished(failed)
+        self.finished: set[bytes] = set()
+        self.failed: set[bytes] = set()
+        home = text_of(self._folder)
+        for name, rows in itertools.groupby(self._store.rows(), key=lambda row: row["path"]):
+            checksum = _checksum(os.path.normpath(os.path.join(home, name)))  # noqa: PTH118 - for millions of names
+            self.finished.add(checksum)
+            if all(row["status"] == ERROR for row in rows):
+                self.failed.add(checksum)
 
     def _earlier(self, instead: str) -> tuple[Iterator[Row], str]:
         """Return the rows of the table that is continued, and the folder in which its relative names start.
@@ -140,13 +189,12 @@ class Table:
         Raises:
             InputError: it was made with other settings, or does not say how it was made.
         """
-        if not self._form.exists():
+        if not self._form.files():
             return iter(()), str(Path.cwd())
         about = self._form.about()
         if not about:
             raise InputError(
-                f"{self.path} cannot be continued: {self._form.beside}, which says how it was made, is missing; "
-                "choose another name"
+                f"{self.path} cannot be continued: what says how it was made is missing; choose another name"
             )
         if different := differences(about.get("fingerprint", {}), self._made_with):
             raise InputError(
@@ -154,25 +202,13 @@ class Table:
             )
         return map(_for_store, self._form.rows()), about.get("folder", "")
 
-    def _pictures(self, failed: list[str]) -> Iterator[str]:
-        """Yield the absolute path of each picture that has rows, and add those with only errors to a list.
-
-        The rows of a picture follow each other.
-        """
-        folder = text_of(self._folder)
-        for path, rows in itertools.groupby(self._store.rows(), key=lambda row: row["path"]):
-            name = os.path.normpath(os.path.join(folder, path))  # noqa: PTH118 - for millions of names
-            if all(row["status"] == ERROR for row in rows):
-                failed.append(name)
-            yield name
-
     def has(self, picture: Path) -> bool:
         """Tell whether the table has the rows of a picture."""
-        return _has(self.finished, picture)
+        return len(self.finished) > 0 and _checksum_of(picture) in self.finished
 
     def has_failed(self, picture: Path) -> bool:
         """Tell whether the table has only errors of a picture."""
-        return _has(self.failed, picture)
+        return len(self.failed) > 0 and _checksum_of(picture) in self.failed
 
     def add(self, row: Row, number: int) -> None:
         """Add a row.
@@ -244,41 +280,15 @@ def _parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
         if len(part) >= _ROWS or held > _BYTES:
             yield part
             part, held = [], 0
-    if part:
-        yield part
+    yield part  # even an empty table has a part, which says how it was made
 
 
-def _has(names: Finished, picture: Path) -> bool:
-    return len(names) > 0 and text_of(os.path.abspath(picture)) in names  # noqa: PTH100 - for millions of names
-
-
-class Finished:
-    """The names of finished pictures as 128-bit checksums: 16 bytes for each, however long the names are."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._checksums = np.sort(np.frombuffer(b"".join(map(_checksum, names)), _CHECKSUM))
-
-    def __len__(self) -> int:
-        return len(self._checksums)
-
-    def __contains__(self, name: str) -> bool:
-        """Tell whether a name is among them."""
-        checksum = np.frombuffer(_checksum(name), _CHECKSUM)
-        place = np.searchsorted(self._checksums, checksum)[0]
-        return bool(place < len(self) and self._checksums[place] == checksum[0])
-
-
-_CHECKSUM = "S16"
+def _checksum_of(picture: Path) -> bytes:
+    return _checksum(text_of(os.path.abspath(picture)))  # noqa: PTH100 - for millions of names
 
 
 def _checksum(name: str) -> bytes:
     return bytes.fromhex(digest(name))[:16]
-
-
-def _about_in(file: Path) -> dict[str, Any]:
-    """Return how a table was made, as the file beside it says."""
-    with as_error(InputError, lambda error: f"{file} cannot be read: {brief(error)}; delete it"):
-        return dict(json.loads(file.read_bytes()))
 
 
 def _form_of(path: Path) -> _Parquet | _Csv:
@@ -289,8 +299,8 @@ def _form_of(path: Path) -> _Parquet | _Csv:
     raise InputError(f"{str(path)!r} is not the name of a table; choose a name ending in .parquet or .csv")
 
 
-def arrow_schema() -> Any:
-    """Return the columns of a table as pyarrow's schema."""
+def arrow_schema(names: Iterable[str] = COLUMNS) -> Any:
+    """Return columns of a table as pyarrow's schema."""
     import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
 
     kinds: dict[Kind, Any] = {
@@ -301,7 +311,7 @@ def arrow_schema() -> Any:
         "wholes": pa.list_(pa.int32()),
         "halves": pa.list_(pa.float16()),
     }
-    return pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    return pa.schema([(name, kinds[COLUMNS[name]]) for name in names])
 
 
 def arrow_table(rows: Sequence[Row], schema: Any) -> Any:
@@ -315,6 +325,7 @@ def arrow_table(rows: Sequence[Row], schema: Any) -> Any:
 class _Parquet:
     """A folder of Parquet files; each says in its metadata how it was made."""
 
+    is_folder = True
     _METADATA = b"camkit"
     _NEW = ".camkit-"
     """Readers of Parquet ignore files that begin with an underscore or a dot."""
@@ -328,31 +339,15 @@ class _Parquet:
             ) from error
         self._pq = pq
         self._path = path
-        self.beside = path / "_camkit.json"
 
-    def exists(self) -> bool:
-        """Tell whether there is a table."""
-        if self._path.is_dir():
-            return self.beside.is_file() or bool(self._parts())
-        return os.path.lexists(self._path)
-
-    def prepare(self) -> None:
-        """Create the folders that the table needs."""
-        if self._path.is_file():
-            raise OutputError(
-                f"{self._path} is a file, and camkit writes a table as a folder of parts; choose another name"
-            )
-        self._path.mkdir(parents=True, exist_ok=True)
+    def files(self) -> Sequence[Path]:
+        """List the parts; a part alone is a table too."""
+        return [self._path] if self._path.is_file() else sorted(self._path.glob("part-*.parquet"))
 
     def about(self) -> dict[str, Any]:
-        """Return what was given to ``write``, from its own file or from the metadata of a part; empty if it is lost."""
-        if self.beside.is_file():
-            return _about_in(self.beside)
-        for part in self._parts():
-            metadata = self._pq.read_metadata(part).metadata or {}
-            if self._METADATA in metadata:
-                return dict(json.loads(metadata[self._METADATA]))
-        return {}
+        """Return what was given to ``write``; empty if it is lost."""
+        metadata = self._pq.read_metadata(self.files()[0]).metadata or {}
+        return dict(json.loads(metadata.get(self._METADATA, b"{}")))
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows.
@@ -360,9 +355,14 @@ class _Parquet:
         Raises:
             InputError: the table is damaged.
         """
-        for part in self._parts():
-            for values in zip(*self._read(part), strict=True):
-                yield dict(zip(COLUMNS, values, strict=True))
+        for part in self.files():
+            with as_error(InputError, lambda error, part=part: f"{part} cannot be read: {brief(error)}"):
+                with self._pq.ParquetFile(part) as file:
+                    names = [name for name in COLUMNS if name not in ADDED or name in file.schema_arrow.names]
+                    table = file.read(names).select(names).cast(arrow_schema(names))
+                columns = [_cells_of(table[name], COLUMNS[name]) for name in names]
+            for values in zip(*columns, strict=True):
+                yield dict(zip(names, values, strict=True))
 
     def write(self, about: dict[str, Any], parts: Iterable[Sequence[Row]]) -> None:
         """Write the table in place of an earlier one: all parts get their names when all are complete."""
@@ -374,28 +374,15 @@ class _Parquet:
             self._pq.write_table(arrow_table(part, schema), data, compression="zstd")
             written.append(self._path / f"{self._NEW}part-{number:06d}.parquet")
             write_file(written[-1], data.getvalue())
-        for earlier in self._parts():
+        for earlier in self.files():
             earlier.unlink()
-        write_file(self.beside, json.dumps(about).encode())
         for file in written:
             file.replace(file.with_name(file.name.removeprefix(self._NEW)))
 
-    def _parts(self) -> Sequence[Path]:
-        if self._path.is_file():
-            return [self._path]
-        return sorted(self._path.glob("part-*.parquet"))
 
-    def _read(self, part: Path) -> list[Iterable[Any]]:
-        """Return the values of the columns: texts, numbers, or arrays of numbers."""
-        with as_error(InputError, lambda error: f"{part} cannot be read: {brief(error)}"):
-            with self._pq.ParquetFile(part) as file:
-                table = file.read(list(COLUMNS)).select(list(COLUMNS)).cast(arrow_schema())
-            return [
-                _arrays_of(column) if "list" in str(column.type) else column.to_pylist() for column in table.columns
-            ]
-
-
-def _arrays_of(column: Any) -> Iterator[np.ndarray | None]:
+def _cells_of(column: Any, kind: Kind) -> Iterable[Any]:
+    if kind != "halves":
+        return column.to_pylist()  # type: ignore[no-any-return]
     return (None if cell.values is None else cell.values.to_numpy(zero_copy_only=False) for cell in column)
 
 
@@ -411,43 +398,34 @@ def _next_row(reader: csv.DictReader[str]) -> dict[str, str] | None:
 class _Csv:
     """A CSV file, with a hidden file beside it that says how it was made."""
 
+    is_folder = False
+
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.beside = path.with_name(f".{path.name}.json")
+        self._beside = path.with_name(f".{path.name}.json")
 
-    def exists(self) -> bool:
-        return os.path.lexists(self._path)
-
-    def prepare(self) -> None:
-        if self._path.is_dir():
-            raise OutputError(f"{self._path} is a folder; choose another name for the table")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+    def files(self) -> Sequence[Path]:
+        return [self._path] if os.path.lexists(self._path) else []
 
     def about(self) -> dict[str, Any]:
-        return _about_in(self.beside) if self.beside.is_file() else {}
+        with as_error(InputError, lambda error: f"{self._beside} cannot be read: {brief(error)}; delete it"):
+            return dict(json.loads(self._beside.read_bytes())) if self._beside.is_file() else {}
 
     def rows(self) -> Iterator[Row]:
-        try:
-            with self._path.open("r", encoding="utf-8", newline="") as file:
-                reader = csv.DictReader(file, strict=True)
-                if sorted(reader.fieldnames or ()) != sorted(COLUMNS):
-                    raise InputError(f"{self._path} cannot be read: {_OTHER_COLUMNS}")
-                while (cells := _next_row(reader)) is not None:
-                    if None in cells or None in cells.values() or not cells["path"]:
-                        raise InputError(f"{self._path} cannot be read: {_OTHER_COLUMNS}, or a row has no path")
-                    yield {name: _parsed(kind, from_cell(cells[name])) for name, kind in COLUMNS.items()}
-        except (csv.Error, OSError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{self._path} cannot be read: {brief(error)}") from error
+        reading = as_error(InputError, lambda error: f"{self._path} cannot be read: {brief(error)}")
+        with reading, self._path.open("r", encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            names = [name for name in COLUMNS if name not in ADDED or name in (reader.fieldnames or ())]
+            if not set(names).issubset(reader.fieldnames or ()):
+                raise InputError(f"{self._path} cannot be read: its columns are not those of a camkit table")
+            while (cells := _next_row(reader)) is not None:
+                yield {name: _parsed(COLUMNS[name], from_cell(cells[name])) for name in names}
 
     def write(self, about: dict[str, Any], parts: Iterable[Sequence[Row]]) -> None:
         lines = (csv_line(_cell(row[name]) for name in COLUMNS) for part in parts for row in part)
-        write_file(self.beside, json.dumps(about).encode())
+        write_file(self._beside, json.dumps(about).encode())
         write_file(self._path, itertools.chain([csv_line(COLUMNS)], lines))
 
-
-_OTHER_COLUMNS = "its columns are not those of a camkit table"
 
 _LONGEST_CELL = 2**31 - 1
 """Python's own limit of 131,072 characters is shorter than a map with a value for each pixel."""

@@ -15,16 +15,15 @@ import numpy as np
 from PIL import Image
 
 from camkit.drawing.encode import mark_video
-from camkit.drawing.figure import Caption, compose, fitted, side_within
+from camkit.drawing.figure import Caption, ColourScale, compose, fitted, side_within
 from camkit.drawing.overlay import limited, render
 from camkit.drawing.pixels import size_of
 from camkit.errors import CamkitError, ImageError, InputError, OutputError, TargetError, advice
-from camkit.explanation import ColourScale, Explanation
+from camkit.explanation import Explanation
 from camkit.images.files import names_file
 from camkit.images.listing import FoundPicture
 from camkit.images.video import Frame, opened_video, quiet_decoders
-from camkit.scale.job import Drawing, Job, Scales
-from camkit.scale.naming import DrawingFiles, write_drawing
+from camkit.scale.job import Drawing, DrawingFiles, Job, Scales, write_drawing
 from camkit.types import Failure, Pixels
 
 FRAMES_PER_PASS = 8

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camkit.diagnosis import Diagnosis
+from camkit.errors import as_markdown
 from camkit.explanation import Explanation, ScaleLike
 from camkit.kit.tiles import Tile, contact_sheet
 from camkit.tensorboard.events import add_histogram, add_picture, naming_the_folder, opened
@@ -34,24 +35,26 @@ def write_explanation(
     scale: ScaleLike = "shared",
     max_side: int | None = None,
 ) -> None:
-    """Write an explanation's picture.
+    """Write an explanation's picture, and a table of all else as text.
 
     Args:
-        found: the explanation; if its map has one axis, it has no picture and nothing is written.
+        found: the explanation; if its map has one axis, it has no picture.
         writer: a SummaryWriter, or a folder, in which each call creates a new file.
         step: the step in the events.
-        tag: the tag in the events; None means ``explain/SOURCE/TARGET``.
+        tag: the tag of both in the events; None means ``explain/SOURCE/TARGET``.
         style, colormap, alpha, scale, max_side: as for ``Explanation.overlay``.
 
     Raises:
         InputError: TensorBoard is not installed, the style or colormap is unknown, or alpha is out of range.
         OutputError: the folder cannot be written.
     """
-    if found.heatmap.ndim == 1:
-        return
+    tag = tag or f"explain/{found.source}/{found.name}"
     with _events(writer) as events:
-        drawn = found.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale, max_side=max_side)
-        add_picture(events, tag or f"explain/{found.source}/{found.name}", drawn, step)
+        if found.heatmap.ndim > 1:
+            drawn = found.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale, max_side=max_side)
+            add_picture(events, tag, drawn, step)
+        lines = [f"| {name} | {as_markdown(str(value))} |" for name, value in found.values().items()]
+        events.add_text(tag, "\n".join(["| field | value |", "| --- | --- |", *lines]), step)
 
 
 def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: int = 0) -> None:

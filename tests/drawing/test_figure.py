@@ -26,7 +26,7 @@ from camkit.cli import main
 from camkit.demo.scenes import scene_paths
 from camkit.drawing import text
 from camkit.errors import InputError, OutputError
-from camkit.explanation import ColourScale, Explanations
+from camkit.explanation import Explanations
 
 PRESET = ImageClassification(crop_size=32, resize_size=32)
 INK, GREY, AMBER = (32, 33, 36), (110, 114, 120), (176, 92, 0)
@@ -478,18 +478,6 @@ def test_the_shared_scale_is_drawn():
     mark = np.nonzero((bar[0] == INK).all(1))[0]
     assert mark.mean() == pytest.approx(ink[0] + 0.1 * (ink[-1] - ink[0]), abs=2)
     assert not (bar_of(weak.overlay(style="figure", scale="each"))[0] == INK).all(1).any()
-
-
-def test_the_scale_of_another_map_is_drawn_and_named():
-    strong, weak = explained(noise(480, 640), [0, 1])
-    others, own = strong.colour_scale("each"), weak.colour_scale("each")
-    assert weak.colour_scale(others) == weak.colour_scale(), "both have it now"
-    for style in ("heatmap", "figure"):
-        assert np.array_equal(weak.overlay(style=style, scale=others), weak.overlay(style=style))
-        assert np.array_equal(weak.overlay(style=style, scale=own), weak.overlay(style=style, scale="each"))
-    assert weak.colour_scale(own) == own
-    with pytest.raises(InputError, match=r"a limit for each layer of the map, 1 in all, not \(1.0, 2.0\)"):
-        weak.overlay(scale=ColourScale((1.0, 2.0)))
 
 
 def test_pictures_share_a_scale_on_request(tmp_path):

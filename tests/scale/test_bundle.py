@@ -69,16 +69,11 @@ def test_it_reads_back_exactly_and_draws_the_same(bundle: Path) -> None:
     assert np.abs(found[2].overlay().astype(int) - drawn).max() <= 1
 
 
-@pytest.mark.parametrize("kind", ["*.npy", "*.overlay.png", "*.figure.png"])
-def test_a_changed_or_missing_file_and_a_damaged_manifest_are_refused(bundle: Path, tmp_path: Path, kind: str) -> None:
+def test_a_missing_map_and_a_damaged_manifest_are_refused(bundle: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(bundle, folder)
-    file = next(folder.glob(f"0001{kind}"))
-    file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(InputError, match=r"is not as it was written: its checksum differs"):
-        camkit.scale.read(folder)
-    file.unlink()
-    with pytest.raises(InputError, match="there is no such file"):
+    next(folder.glob("0001*.npy")).unlink()
+    with pytest.raises(InputError, match=r"manifest\.json cannot be read: .*0001"):
         camkit.scale.read(folder)
     (folder / "manifest.json").write_text("{}")
     with pytest.raises(InputError, match=r"manifest\.json cannot be read"):

@@ -26,7 +26,7 @@ from camkit.demo.scenes import write_scenes
 from camkit.errors import InputError
 from camkit.models import load_model
 from camkit.models.loaded import LoadedModel
-from camkit.scale.schema import COLUMNS
+from camkit.scale.table import COLUMNS
 
 pq = pytest.importorskip("pyarrow.parquet")
 ArrowInvalid = pytest.importorskip("pyarrow").ArrowInvalid

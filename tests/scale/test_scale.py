@@ -45,8 +45,7 @@ from camkit.scale import read
 from camkit.scale.bundle import Bundle
 from camkit.scale.folder import Written
 from camkit.scale.job import Drawing
-from camkit.scale.schema import row_of
-from camkit.scale.table import Finished, Table
+from camkit.scale.table import Table, row_of
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -468,16 +467,14 @@ def test_a_csv_has_names_with_line_ends(tmp_path, tiny):
 
 
 @pytest.mark.parametrize("damaged", ["", "3", "{}", "[1]", '{"folder": "x"}'])
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_whose_fingerprint_is_damaged_is_one_sentence(tmp_path, tiny, name, damaged):
+def test_a_table_whose_fingerprint_is_damaged_is_one_sentence(tmp_path, tiny, damaged):
     write_pictures(tmp_path / "in", 1)
-    table = tmp_path / name
-    tabulate(tiny, tmp_path / "in", table)
-    beside = table / "_camkit.json" if table.is_dir() else table.with_name(f".{name}.json")
+    tabulate(tiny, tmp_path / "in", tmp_path / "t.csv")
+    beside = tmp_path / ".t.csv.json"
     beside.write_text(damaged)
     before = beside.read_bytes()
     with pytest.raises(InputError, match=r"cannot be (continued|read)"):
-        tabulate(tiny, tmp_path / "in", table, resume=True)
+        tabulate(tiny, tmp_path / "in", tmp_path / "t.csv", resume=True)
     assert beside.read_bytes() == before
 
 
@@ -555,15 +552,6 @@ def test_a_run_is_not_resumed_if_the_reference_picture_has_changed(tmp_path, tin
     reference.write_bytes(second)
     with pytest.raises(InputError, match=r"it was made with different settings \(targets\)"):
         tabulate(tiny, tmp_path / "in", **options, resume=True)
-
-
-def test_finished_names_are_found_by_their_checksums():
-    names = [f"picture {number}" for number in range(5000)]
-    finished = Finished(names)
-    assert all(name in finished for name in names)
-    assert not any(f"{name}x" in finished for name in names)
-    assert len(Finished([])) == 0
-    assert "x" not in Finished([])
 
 
 # --- listing ----------------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def test_rows_of_attention_are_those_of_the_eager_attention(llava, picture):
     rows = [first + token - 1 for token in found[2].tokens]
     expected = torch.stack([layer[0, :, rows].mean((0, 1)) for layer in layers]).mean(0)[places]
     np.testing.assert_allclose(found[2].explanation.raw.ravel(), expected.numpy(), atol=1e-6)
-    assert found[2].explanation._bar_words(found[2].explanation.colour_scale()).startswith("Share of attention. ")
+    assert found[2].explanation.unit == "Share of attention"
 
 
 def test_token_activation_maps_follow_the_paper(llava, picture):
