@@ -14,7 +14,7 @@ from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, get_args, ov
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from camkit.drawing import figure, overlay
 from camkit.drawing.encode import as_html, encode, shrink
 from camkit.drawing.figure import ColourScale
 from camkit.drawing.pixels import Drawable, pixels_of, size_of
-from camkit.drawing.scene import Scene, draw
+from camkit.drawing.scene import Resize, Scene, draw
 from camkit.engine import heatmap as heat
 from camkit.engine.features import Capture
 from camkit.errors import InputError, TargetError
@@ -385,21 +385,12 @@ class Explanation:
                 axis.
         """
         overlay.check(style, colormap, alpha, max_side)
+        resize: Resize | None = None
         if style == "figure":
-            return self.captioned(colormap=colormap, alpha=alpha, scale=scale, side=figure.side_within(max_side))
-        resize = None if max_side is None else functools.partial(overlay.limited, most=max_side)
-        heat = self._heat_on(self.colour_scale(scale))
-        return draw(self._scene, heat, style=style, colormap=colormap, alpha=alpha, resize=resize)
-
-    @property
-    def _scene(self) -> Scene:
-        if self.heatmap.ndim == 2:
-            return Scene(self._drawable, self.box, self.detection)
-        volume = as_volume_pixels(self.shown) if isinstance(self.shown, Tensor) else None
-        return Scene(volume=volume, names=tuple(map(str, self.frames)))
-
-    def _heat_on(self, scale: ColourScale) -> Float[np.ndarray, "*size"]:
-        return self.heatmap if scale.maps == 1 else self.maps.on_scale(scale.limits)
+            resize = functools.partial(figure.fitted, most=figure.side_within(max_side))
+        elif max_side is not None:
+            resize = functools.partial(overlay.limited, most=max_side)
+        return self._draw(style, colormap, alpha, scale, resize)
 
     def captioned(
         self,
@@ -423,22 +414,43 @@ class Explanation:
         Raises:
             InputError: as for ``overlay``.
         """
-        overlay.check("figure", colormap, alpha)
-        used, resize = self.colour_scale(scale), functools.partial(figure.fitted, most=side)
-        panel = draw(self._scene, self._heat_on(used), colormap=colormap, alpha=alpha, resize=resize)
-        return self._composed(panel, used, colormap, fixed=fixed)
+        return self._draw("figure", colormap, alpha, scale, functools.partial(figure.fitted, most=side), fixed=fixed)
 
-    def _composed(self, panel: Pixels, scale: ColourScale, colormap: str, *, fixed: bool) -> Pixels:
-        """Add the caption and the colour bar to a drawing; a video's figure has no room for what the colours mean."""
-        caption = self.caption(scale)
-        if self.status != "ok":
-            return figure.compose(panel, caption, None, fixed=fixed)
-        reached = self.maps.maxima[0] if scale.maps > 1 and len(scale.limits) == 1 else None
-        method = known_method(self.method)
-        unit = self.unit or (WEIGHTED if method is None else method.unit)
-        if not fixed:
-            caption = replace(caption, remarks=(self.meaning(colormap), *caption.remarks))
-        return figure.compose(panel, caption, figure.ColourBar(scale, unit, colormap, reached), fixed=fixed)
+    def _draw(
+        self,
+        style: Style,
+        colormap: str,
+        alpha: float,
+        scale: ScaleLike,
+        resize: Resize | None = None,
+        *,
+        fixed: bool = False,
+        frame: int | None = None,
+    ) -> Pixels:
+        """Draw the map, or a frame of it, on the picture as ``resize`` returns it; with the words of a figure."""
+        overlay.check(style, colormap, alpha)
+        used = self.colour_scale(scale)
+        heat = self.heatmap if used.maps == 1 else self.maps.on_scale(used.limits)
+        scene = Scene(self._drawable, self.box, self.detection, self._volume, tuple(map(str, self.frames)))
+        if frame is not None and scene.volume is not None:
+            heat, scene = heat[frame], Scene(scene.volume[frame])
+        panel = draw(scene, heat, "overlay" if style == "figure" else style, colormap, alpha, resize)
+        if style != "figure":
+            return panel
+        caption, bar = self.caption(used), None
+        if self.status == "ok":
+            reached = self.maps.maxima[0] if used.maps > 1 and len(used.limits) == 1 else None
+            method = known_method(self.method)
+            unit = self.unit or (WEIGHTED if method is None else method.unit)
+            bar = figure.ColourBar(used, unit, colormap, reached)
+            if not fixed:  # a video's figure has no room for it
+                caption = replace(caption, remarks=(self.meaning(colormap), *caption.remarks))
+        return figure.compose(panel, caption, bar, fixed=fixed)
+
+    @functools.cached_property
+    def _volume(self) -> UInt8[np.ndarray, "d h w 3"] | None:
+        is_volume = len(self.maps.size) == 3 and isinstance(self.shown, Tensor)
+        return as_volume_pixels(self.shown) if is_volume else None
 
     def meaning(self, colormap: str = "turbo") -> str:
         """Return what the colours mean as a sentence, for people who see such a picture for the first time."""
@@ -454,17 +466,11 @@ class Explanation:
         Raises:
             InputError: the style, colormap or scale is unknown, alpha is out of range, or the map is not of a clip.
         """
-        overlay.check(style, colormap, alpha)
-        volume = self._scene.volume if self.frames else None
-        if volume is None:
+        if not self.frames or self._volume is None:
             raise InputError("the explanation has no frames of a clip to draw; use overlay")
-        used, resize = self.colour_scale(scale), functools.partial(figure.fitted, most=figure.LARGEST_SIDE)
-        for frame, heat_in_frame in zip(volume, self._heat_on(used), strict=True):
-            if style == "figure":
-                drawn = draw(Scene(frame), heat_in_frame, colormap=colormap, alpha=alpha, resize=resize)
-                yield self._composed(drawn, used, colormap, fixed=True)
-            else:
-                yield draw(Scene(frame), heat_in_frame, style=style, colormap=colormap, alpha=alpha)
+        resize = functools.partial(figure.fitted, most=figure.LARGEST_SIDE) if style == "figure" else None
+        for number in range(len(self._volume)):
+            yield self._draw(style, colormap, alpha, scale, resize, fixed=True, frame=number)
 
     def caption(self, scale: ColourScale | None = None) -> figure.Caption:
         """Return the words of the figure: what is explained, how, and what to know when reading the map."""
@@ -623,15 +629,10 @@ class Explanations(Tabular, list[Explanation]):
         """
         if not self:
             raise InputError("there is no explanation to draw: the list is empty")
-        overlay.check(style, colormap, alpha)
-        drawn, fitted = [], functools.partial(figure.fitted, most=_SHEET_SIDE)
-        for row in self:
-            used = row.colour_scale(self if scale == "shared" else scale or "shared")
-            if style == "figure":
-                drawn.append(row.captioned(colormap=colormap, alpha=alpha, scale=used, side=_SHEET_SIDE))
-            else:
-                heat = row._heat_on(used)
-                drawn.append(draw(row._scene, heat, style=style, colormap=colormap, alpha=alpha, resize=fitted))
+        resize = functools.partial(figure.fitted, most=_SHEET_SIDE)
+        drawn = [
+            row._draw(style, colormap, alpha, self if scale == "shared" else scale or "shared", resize) for row in self
+        ]
         return figure.sheet(drawn)
 
     def save(

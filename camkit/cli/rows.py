@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -94,14 +93,6 @@ class _Tally:
         return self.explained + self.failed
 
 
-class _Lines:
-    """A file for the writer of CSV rows, which writes each row at once."""
-
-    def write(self, row: str) -> None:
-        """Print a row."""
-        emit(row.removesuffix("\n"))
-
-
 class PassProgress:
     """Passes on how many changed pictures the model has seen, for methods of many passes, while a bar can show it."""
 
@@ -131,9 +122,8 @@ def report(rows: Run, job: Job, form: Form, passes: PassProgress, *, with_raw: b
 
     tally = _Tally()
     columns = [*(each.name for each in FIELDS), "scale", "file", "error"]
-    printed = csv.DictWriter(_Lines(), columns, extrasaction="ignore", lineterminator="\n")
     if form == "csv":
-        printed.writeheader()
+        emit(",".join(columns))
     with_rows = job.table is None or TALK.verbose
     with (
         _saying_what_is_done(tally, rows, job),
@@ -143,9 +133,10 @@ def report(rows: Run, job: Job, form: Form, passes: PassProgress, *, with_raw: b
         for row in rows:
             is_repeated = tally.add(row)
             if form == "json":
-                emit(_as_json(row, with_raw=with_raw))
+                values = {name: value for name, value in row.to_dict().items() if with_raw or name != "raw"}
+                emit(json.dumps(values, allow_nan=False))  # in ASCII, so that any terminal and pipe can carry it
             elif form == "csv":
-                printed.writerow(_cells(row.to_dict()))
+                emit(_csv_line(row.to_dict(), columns))
             elif TALK.verbose or not is_repeated:
                 _print_row(row, with_rows=with_rows)
             progress.update(tally.finished)
@@ -299,12 +290,6 @@ def summary(tally: _Tally, seconds: float, rows: Run, table: Path | None) -> str
     return line
 
 
-def _as_json(row: Result, *, with_raw: bool) -> str:
-    """Return a row as a line of strict JSON, in ASCII so that any terminal and pipe can carry it."""
-    values = {name: value for name, value in row.to_dict().items() if with_raw or name != "raw"}
-    return json.dumps(values, allow_nan=False)
-
-
 def _without_name(failed: Failure) -> str:
     """Return an error without its picture's name, so that the same error of two pictures is the same text.
 
@@ -319,12 +304,10 @@ def _without_name(failed: Failure) -> str:
     return error
 
 
-def _cells(row: dict[str, Any]) -> dict[str, Any]:
+def _csv_line(values: dict[str, Any], columns: Sequence[str]) -> str:
     """Return the values of a row as a CSV for people holds them; several numbers are separated by spaces."""
+    from camkit.images.files import csv_line
 
-    def cell(value: Any) -> Any:
-        if isinstance(value, list):
-            return " ".join(map(str, value))
-        return as_cell(printable(value)) if isinstance(value, str) else value
-
-    return {name: cell(value) for name, value in row.items()}
+    cells = (" ".join(map(str, value)) if isinstance(value, list) else value for value in map(values.get, columns))
+    texts = (as_cell(printable(cell)) if isinstance(cell, str) else cell for cell in cells)
+    return csv_line(texts).decode().removesuffix("\n")

@@ -77,7 +77,7 @@ def video(written: WrittenVideo) -> Text:
         (printable(written.source), "bold"),
         f"  {written.frames} frame{'' if written.frames == 1 else 's'}, {written.rate:.3g} per second: ",
         (printable(", ".join(labels) + more), "green"),
-        f"  layer {printable(f'{written.layer} ({written.layer_reason})')}\n",
+        f"  layer {printable(f'{written.first.layer} ({written.first.layer_reason})')}\n",
     )
     scale = "on each frame's own scale" if written.scale is None else f"from {written.scale}"
     if written.status in _NOTES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -15,6 +16,9 @@ from camkit.drawing.pixels import Drawable, pixels_of, size_of, size_within
 from camkit.drawing.text import GREY, Canvas
 from camkit.errors import InputError
 from camkit.types import Box, Pixels, Style
+
+Resize: TypeAlias = Callable[[Drawable], Drawable]
+"""Makes a picture smaller or larger before it is drawn on."""
 
 _MOST = 16
 """Slices on a sheet: four rows of four stay large enough to read."""
@@ -47,11 +51,10 @@ class Scene:
 def draw(
     scene: Scene,
     heatmap: Float[np.ndarray, "*size"],
-    *,
     style: Style = "overlay",
     colormap: str = "turbo",
     alpha: float = 0.5,
-    resize: Callable[[Drawable], Drawable] | None = None,
+    resize: Resize | None = None,
 ) -> Pixels:
     """Draw a heatmap without a caption, on the picture as ``resize`` returns it; a volume is a sheet of slices.
 

@@ -7,7 +7,9 @@ Python, so that a caption never shows empty boxes.
 
 from __future__ import annotations
 
+import bisect
 import threading
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias
 
@@ -74,11 +76,13 @@ def fitting(words: str, width: float | int, size: int = 14) -> str:
     """
     if width_of(words, size) <= width:
         return words
-    fewest, most = 0, len(words)  # letters that may stay
-    while most - fewest > 1:
-        kept = (fewest + most) // 2
-        fewest, most = (kept, most) if width_of(_shortened(words, kept), size) <= width else (fewest, kept)
-    return _shortened(words, fewest) if fewest > 1 else "..."
+    kept = _most_fitting(lambda count: _shortened(words, count), len(words), width, size)
+    return _shortened(words, kept) if kept > 1 else "..."
+
+
+def _most_fitting(start: Callable[[int], str], letters: int, width: float | int, size: int) -> int:
+    """Return how many of the letters of a text that is too wide can stay; ``start`` returns the text with that many."""
+    return bisect.bisect_right(range(1, letters), width, key=lambda count: width_of(start(count), size))
 
 
 def _shortened(words: str, kept: int) -> str:
@@ -102,10 +106,7 @@ def wrapped(words: str, width: float | int, size: int = 14, lines: int = 2) -> l
 
 def _longest_start(words: str, width: float | int, size: int) -> int:
     """Return where to break a text that is too wide, so that its first part fits."""
-    fewest, most = 1, len(words)
-    while most - fewest > 1:
-        middle = (fewest + most) // 2
-        fewest, most = (middle, most) if width_of(words[:middle].rstrip(), size) <= width else (fewest, middle)
+    fewest = max(1, _most_fitting(lambda count: words[:count].rstrip(), len(words), width, size))
     if words[fewest] == " ":
         return fewest
     for signs in _BREAKS_AFTER:

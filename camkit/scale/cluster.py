@@ -177,15 +177,12 @@ class Pool:
         room = math.floor(devices / gpus if gpus else (cores - spared) / cpus)
         pool = cls(actors or max(1, room), cpus, gpus)
         if room < pool.actors:
-            beside = f"; reading takes {_number(spared, 'core')}" if spared else ""
-            there = f"{_number(cores, 'core')} and {_number(devices, 'GPU')}"
-            raise InputError(f"the cluster has {there}, too few for {pool}{beside}")
+            beside = f"; reading takes {spared} cores" if spared else ""
+            raise InputError(
+                f"the cluster has {cores:g} cores and {devices:g} GPUs, too few for {pool.actors} actors with "
+                f"{pool.gpus or pool.cpus:g} {'GPUs' if pool.gpus else 'cores'} each{beside}"
+            )
         return pool
-
-    def __str__(self) -> str:
-        """Return, for example, "2 actors with 1 core each"."""
-        each = _number(self.gpus, "GPU") if self.gpus else _number(self.cpus, "core")
-        return f"{_number(self.actors, 'actor')} with {each} each"
 
     @property
     def device(self) -> torch.device:
@@ -196,10 +193,6 @@ class Pool:
     def usual_batch_size(self) -> int:
         """The number of pictures per pass if the caller names none."""
         return usual_batch_size(self.device)
-
-
-def _number(count: int | float, thing: str) -> str:
-    return f"{count:g} {thing}" + "s" * (count != 1)
 
 
 @dataclass(frozen=True)
@@ -274,7 +267,7 @@ class Cluster:
                     raise result
                 yield result
         except ray.exceptions.RayTaskError as error:
-            raise _cause_of(error) from error
+            raise error.cause from error  # without Ray's report around it
         except ray.exceptions.RayError as error:
             raise RunError(
                 f"a worker died {_MOST_DEATHS} times; it may be running out of memory: {brief(error)}"
@@ -406,12 +399,6 @@ def _from_pixels(pixels: np.ndarray, name: str) -> Image.Image:
         return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
     except TypeError as error:
         raise ImageError(f"{name} is an array of shape {pixels.shape}, not a picture (H, W, 3) or (H, W)") from error
-
-
-def _cause_of(error: BaseException) -> BaseException:
-    """Return what an actor raised, without Ray's report around it."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, BaseException) else error
 
 
 @contextlib.contextmanager

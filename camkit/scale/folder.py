@@ -11,6 +11,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -160,7 +161,7 @@ def _bundled(rows: Generator[Result, None, None], bundle: Bundle) -> Generator[R
         bundle.close()
 
 
-class Run(Iterator[Result]):
+class Run(Iterator[Result], AbstractContextManager["Run"]):
     """The rows of a run, each when it is finished; a context that ends the run.
 
     Attributes:
@@ -177,10 +178,6 @@ class Run(Iterator[Result]):
     def close(self) -> None:
         """End the run; what is finished is written into the table."""
         self._rows.close()
-
-    def __enter__(self) -> Run:
-        """Return the run itself."""
-        return self
 
     def __exit__(self, *error: object) -> None:
         """End the run."""
@@ -205,9 +202,9 @@ class Stills:
     def paths(self) -> Iterator[Path]:
         """List the pictures that are not finished."""
         for found in self._pictures:
-            if self._table is not None and self._table.has(found.path):
-                self.skipped += 1
-                self.failed_before += self._table.has_failed(found.path)
+            failed = None if self._table is None else self._table.failed(found.path)
+            if failed is not None:
+                self.skipped, self.failed_before = self.skipped + 1, self.failed_before + failed
             elif self._table is None and is_video(found.path):
                 self.videos.append(found)
             else:
@@ -314,11 +311,5 @@ def _tabled(written: Iterator[tuple[Written | Failure, int]], table: Table) -> I
                 yield item[0]
             if not any(isinstance(row, _Undrawn) for row, _ in items):
                 for row, _ in items:
-                    table.add(_table_row(row), items[-1][1])
-
-
-def _table_row(row: Written | Failure) -> Row:
-    if isinstance(row, Failure):
-        return row_of_failure(row)
-    assert row.row is not None
-    return row.row
+                    values = row_of_failure(row) if isinstance(row, Failure) else row.row
+                    table.add(values or {}, items[-1][1])

@@ -102,7 +102,7 @@ def read_table(path: Path) -> Iterator[Explanation]:
     """
     store = _store_of(path)
     if store.is_file():
-        folder, rows = started_with(store).get("folder", ""), map(_from_store, rows_of(store))
+        folder, rows = started_with(store).get("folder", ""), (_from_store(row) for row in rows_of(store))
     else:
         form = _Parquet(path) if path.is_dir() else _form_of(path)
         if not form.files():
@@ -140,10 +140,6 @@ class Table:
         resume: continue the table if there is one.
         overwrite: replace the table if there is one.
 
-    Attributes:
-        finished: the checksums of the names of the pictures that the table already has, which take less memory.
-        failed: those of the pictures that have only errors.
-
     Raises:
         InputError: the name has another ending, pyarrow is missing, or the table belongs to another run.
         OutputError: the table exists, another run is writing it, or it cannot be written.
@@ -174,14 +170,11 @@ class Table:
         start, folder = self._earlier(instead) if resume and not file.exists() else (iter(()), str(Path.cwd()))
         self._store = Store(file, made_with, resume=resume, start=start, folder=folder, instead=instead)
         self._folder = self._store.folder
-        self.finished: set[bytes] = set()
-        self.failed: set[bytes] = set()
+        self._finished: dict[bytes, bool] = {}
         home = text_of(self._folder)
         for name, rows in itertools.groupby(self._store.rows(), key=lambda row: row["path"]):
-            checksum = _checksum(os.path.normpath(os.path.join(home, name)))  # noqa: PTH118 - for millions of names
-            self.finished.add(checksum)
-            if all(row["status"] == ERROR for row in rows):
-                self.failed.add(checksum)
+            picture = os.path.normpath(os.path.join(home, name))  # noqa: PTH118 - for millions of names
+            self._finished[_checksum(picture)] = all(row["status"] == ERROR for row in rows)
 
     def _earlier(self, instead: str) -> tuple[Iterator[Row], str]:
         """Return the rows of the table that is continued, and the folder in which its relative names start.
@@ -192,23 +185,17 @@ class Table:
         if not self._form.files():
             return iter(()), str(Path.cwd())
         about = self._form.about()
-        if not about:
-            raise InputError(
-                f"{self.path} cannot be continued: what says how it was made is missing; choose another name"
-            )
         if different := differences(about.get("fingerprint", {}), self._made_with):
             raise InputError(
                 f"{self.path} cannot be continued: it was made with different settings ({different}); {instead}"
             )
         return map(_for_store, self._form.rows()), about.get("folder", "")
 
-    def has(self, picture: Path) -> bool:
-        """Tell whether the table has the rows of a picture."""
-        return len(self.finished) > 0 and _checksum_of(picture) in self.finished
-
-    def has_failed(self, picture: Path) -> bool:
-        """Tell whether the table has only errors of a picture."""
-        return len(self.failed) > 0 and _checksum_of(picture) in self.failed
+    def failed(self, picture: Path) -> bool | None:
+        """Tell whether the table has only errors of a picture; None if it does not have the picture."""
+        if not self._finished:
+            return None
+        return self._finished.get(_checksum(text_of(os.path.abspath(picture))))  # noqa: PTH100 - for millions of names
 
     def add(self, row: Row, number: int) -> None:
         """Add a row.
@@ -283,11 +270,8 @@ def _parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
     yield part  # even an empty table has a part, which says how it was made
 
 
-def _checksum_of(picture: Path) -> bytes:
-    return _checksum(text_of(os.path.abspath(picture)))  # noqa: PTH100 - for millions of names
-
-
 def _checksum(name: str) -> bytes:
+    """Return a short checksum: it takes less memory than a long name."""
     return bytes.fromhex(digest(name))[:16]
 
 
@@ -355,13 +339,14 @@ class _Parquet:
         Raises:
             InputError: the table is damaged.
         """
-        for part in self.files():
-            with as_error(InputError, lambda error, part=part: f"{part} cannot be read: {brief(error)}"):
-                with self._pq.ParquetFile(part) as file:
-                    names = [name for name in COLUMNS if name not in ADDED or name in file.schema_arrow.names]
-                    table = file.read(names).select(names).cast(arrow_schema(names))
-                columns = [_cells_of(table[name], COLUMNS[name]) for name in names]
-            for values in zip(*columns, strict=True):
+        return itertools.chain.from_iterable(map(self._rows_of, self.files()))
+
+    def _rows_of(self, part: Path) -> Iterator[Row]:
+        reading = as_error(InputError, lambda error: f"{part} cannot be read: {brief(error)}")
+        with reading, self._pq.ParquetFile(part) as file:
+            names = [name for name in COLUMNS if name not in ADDED or name in file.schema_arrow.names]
+            table = file.read(names).select(names).cast(arrow_schema(names))
+            for values in zip(*(_cells_of(table[name], COLUMNS[name]) for name in names), strict=True):
                 yield dict(zip(names, values, strict=True))
 
     def write(self, about: dict[str, Any], parts: Iterable[Sequence[Row]]) -> None:

@@ -46,12 +46,12 @@ class WrittenVideo:
 
     Attributes:
         source: the video.
+        first: the explanation of its first frame with the target; of a clip, that of all frames.
         file: the drawn video.
         frames: how many frames were drawn.
         every: one of this many frames of the video was drawn.
         rate: frames per second of the drawn video.
         labels: in how many of the frames each target was explained, most frequent first.
-        layer, layer_reason, method: what the frames were explained with.
         status: "ok" if any frame has evidence; otherwise why the first has none, as for a picture.
         scale: the scale that all frames share; None if each has its own.
         problem: a sentence if the video broke off, so that the drawn video is shorter; otherwise empty.
@@ -59,14 +59,12 @@ class WrittenVideo:
     """
 
     source: str
+    first: Explanation
     file: Path
     frames: int
     every: int
     rate: float
     labels: dict[str, int]
-    layer: str
-    layer_reason: str
-    method: str
     status: str = "ok"
     scale: ColourScale | None = None
     problem: str = ""
@@ -75,11 +73,11 @@ class WrittenVideo:
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
         scale = None if self.scale is None or self.status != "ok" else list(self.scale.limits)
-        status = "error" if self.problem else self.status
-        values = {**vars(self), "file": str(self.file), "scale": scale, "status": status}
-        problem, sheet = values.pop("problem"), values.pop("sheet")
-        values |= {} if sheet is None else {"sheet": str(sheet)}
-        return {**values, "error": problem} if problem else values
+        values = {name: getattr(self, name) for name in ("source", "frames", "every", "rate", "labels")}
+        values |= {name: getattr(self.first, name) for name in ("layer", "layer_reason", "method")}
+        values |= {"file": str(self.file), "scale": scale, "status": "error" if self.problem else self.status}
+        values |= {} if self.sheet is None else {"sheet": str(self.sheet)}
+        return {**values, "error": self.problem} if self.problem else values
 
 
 def _frames_of(video: Path, every: int) -> Iterator[Image.Image]:
@@ -149,9 +147,7 @@ def _draw_video(found: FoundPicture, job: Job, files: DrawingFiles, explained: E
         every=every,
         rate=file.rate,
         labels=dict(labels.most_common()),
-        layer=first.layer,
-        layer_reason=first.layer_reason,
-        method=first.method,
+        first=first,
         status="ok" if "ok" in statuses else first.status,
         scale=scales.of(first.layer, first.method),
         problem=problem,
@@ -186,9 +182,7 @@ def _draw_clip(found: FoundPicture, job: Job, files: DrawingFiles, explained: Ex
         every=1,
         rate=rate,
         labels={row.name: file.frames},
-        layer=row.layer,
-        layer_reason=row.layer_reason,
-        method=row.method,
+        first=row,
         status=row.status,
         scale=row.colour_scale("each"),
         sheet=sheet,
