@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, get_args, overload
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from camkit.drawing import figure, overlay
 from camkit.drawing.encode import as_html, encode, shrink
 from camkit.drawing.figure import ColourScale
 from camkit.drawing.pixels import Drawable, pixels_of, size_of
-from camkit.drawing.scene import Resize, Scene, draw
+from camkit.drawing.scene import Resize, draw
 from camkit.engine import heatmap as heat
 from camkit.engine.features import Capture
 from camkit.errors import InputError, TargetError
@@ -135,8 +135,7 @@ Kind: TypeAlias = Literal["text", "whole", "real", "reals", "wholes", "halves"]
 """What a field holds: text, a whole number, a real number, or lists of these; halves are real numbers in 16 bits."""
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """A field of an Explanation, as every outlet writes it.
 
     Attributes:
@@ -431,10 +430,14 @@ class Explanation:
         overlay.check(style, colormap, alpha)
         used = self.colour_scale(scale)
         heat = self.heatmap if used.maps == 1 else self.maps.on_scale(used.limits)
-        scene = Scene(self._drawable, self.box, self.detection, self._volume, tuple(map(str, self.frames)))
-        if frame is not None and scene.volume is not None:
-            heat, scene = heat[frame], Scene(scene.volume[frame])
-        panel = draw(scene, heat, "overlay" if style == "figure" else style, colormap, alpha, resize)
+        paint = functools.partial(
+            draw, style="overlay" if style == "figure" else style, colormap=colormap, alpha=alpha, resize=resize
+        )
+        if frame is not None and self._volume is not None:
+            panel = paint(heat[frame], self._volume[frame])
+        else:
+            names = tuple(map(str, self.frames))
+            panel = paint(heat, self._drawable, self.box, self.detection, volume=self._volume, names=names)
         if style != "figure":
             return panel
         caption, bar = self.caption(used), None
@@ -449,8 +452,7 @@ class Explanation:
 
     @functools.cached_property
     def _volume(self) -> UInt8[np.ndarray, "d h w 3"] | None:
-        is_volume = len(self.maps.size) == 3 and isinstance(self.shown, Tensor)
-        return as_volume_pixels(self.shown) if is_volume else None
+        return as_volume_pixels(self.shown) if isinstance(self.shown, Tensor) and len(self.maps.size) == 3 else None
 
     def meaning(self, colormap: str = "turbo") -> str:
         """Return what the colours mean as a sentence, for people who see such a picture for the first time."""
@@ -795,33 +797,31 @@ def explanations(
     placement = placements[heat.finest([maps.activations.shape[2:] for maps in captured.features])]
     names = "+".join(map(str, layers))
     reason = max((layer.reason for layer in layers), key=len)  # of two that sharpen, it names the other
-    pairs = zip(maps_by_target, captured.scores, strict=True)
-    by_target = [_FusedMaps.of(maps, fuse, scores, placements) for maps, scores in pairs]
-    references = captured.references or (None,) * len(by_target)
-    rows: list[list[Explanation | Failure]] = []
-    for place, picture in enumerate(pictures):
-        of_picture: list[Explanation | Failure] = []
-        rows.append(of_picture)
-        of_targets = zip(captured.scores, by_target, references, maps_by_target, targets, strict=True)
-        for scores, of_target, compared, signed, target in of_targets:
+    references = captured.references or (None,) * len(captured.scores)
+    rows: list[list[Explanation | Failure]] = [[] for _ in pictures]
+    for signed, scores, compared, target in zip(maps_by_target, captured.scores, references, targets, strict=True):
+        fused = heat.fuse(signed.raws, fuse, placements).cpu().numpy()
+        raws, influenced = tuple(raw.cpu() for raw in signed.raws), signed.influenced.tolist()
+        values = scores.values.tolist()
+        for place, (picture, of_picture) in enumerate(zip(pictures, rows, strict=True)):
             if scores.present is not None and not scores.present[place]:
                 of_picture.append(Failure(picture.source, TargetError(f"{picture.source}: {scores.absence}")))
                 continue
             index = None if scores.indices is None else scores.indices[place]
             label = _label_of(scores, index, labels)
-            raw = of_target.fused[place].copy()
-            maps = LayerMaps(tuple(part[place].clone() for part in of_target.raws), placements, fuse, size)
+            raw = fused[place].copy()
+            maps = LayerMaps(tuple(part[place].clone() for part in raws), placements, fuse, size)
             explanation = Explanation(
                 maps=maps,
                 raw=raw,
                 target=index,
                 label=scores.description if index is None else label,
-                score=of_target.scores[place],
+                score=values[place],
                 probability=None if scores.probabilities is None else scores.probabilities[place],
                 layer=names,
                 layer_reason=reason,
                 method=signed.method.name,
-                status=status_of(maps, raw, influenced=of_target.influenced[place]),
+                status=status_of(maps, raw, influenced=influenced[place]),
                 box=picture.box,
                 reduction=picture.reduction,
                 shown=shown[place],
@@ -837,30 +837,6 @@ def explanations(
             )
             of_picture.append(explanation)
     return rows
-
-
-@dataclass(frozen=True)
-class _FusedMaps:
-    """The signed maps of a batch for one target, on the CPU.
-
-    Attributes:
-        raws: (N, h, w) for each layer.
-        fused: (N, h, w), the maps of all layers.
-        influenced: for each picture, whether the target depends on any of the layers.
-        scores: the target's value for each picture.
-    """
-
-    raws: tuple[Tensor, ...]
-    fused: np.ndarray
-    influenced: list[bool]
-    scores: list[float]
-
-    @classmethod
-    def of(cls, maps: SignedMaps, fuse: Fusion, scores: Scores, placements: Sequence[Placement]) -> _FusedMaps:
-        """Fuse the maps of the layers."""
-        fused = heat.fuse(maps.raws, fuse, placements).cpu().numpy()
-        raws = tuple(raw.cpu() for raw in maps.raws)
-        return cls(raws, fused, maps.influenced.tolist(), scores.values.tolist())
 
 
 def existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -29,28 +28,14 @@ _CAPTION = 20
 _SIZE = 13
 
 
-@dataclass(frozen=True, eq=False)
-class Scene:
-    """What heat is drawn on.
-
-    Attributes:
-        picture: the picture; None draws the colours alone.
-        box: the part of the picture that the model saw; None for all of it.
-        detection: the box to outline.
-        volume: the slices or frames, if the map has three axes.
-        names: the names of the frames.
-    """
-
-    picture: Drawable | None = None
-    box: Box | None = None
-    detection: Box | None = None
-    volume: UInt8[np.ndarray, "d h w 3"] | None = None
-    names: Sequence[str] = ()
-
-
 def draw(
-    scene: Scene,
     heatmap: Float[np.ndarray, "*size"],
+    picture: Drawable | None,
+    box: Box | None = None,
+    detection: Box | None = None,
+    *,
+    volume: UInt8[np.ndarray, "d h w 3"] | None = None,
+    names: Sequence[str] = (),
     style: Style = "overlay",
     colormap: str = "turbo",
     alpha: float = 0.5,
@@ -58,19 +43,29 @@ def draw(
 ) -> Pixels:
     """Draw a heatmap without a caption, on the picture as ``resize`` returns it; a volume is a sheet of slices.
 
+    Args:
+        heatmap: values 0..1.
+        picture: the picture; None draws the colours alone.
+        box: the part of the picture that the model saw; None for all of it.
+        detection: the box to outline.
+        volume: the slices or frames, if the map has three axes.
+        names: the names of the frames.
+        style, colormap, alpha: as for ``render``.
+        resize: what is done with the picture before.
+
     Raises:
         InputError: the style or the colormap is unknown, alpha is out of range, or the map has one axis.
     """
     if heatmap.ndim == 3:
-        return draw_slices(heatmap, scene.volume, colormap, alpha, scene.names)
+        return draw_slices(heatmap, volume, colormap, alpha, names)
     if heatmap.ndim != 2:
         raise InputError("the map of a signal has one axis and cannot be drawn as a picture; plot its heatmap")
-    picture, boxes = scene.picture, [scene.box, scene.detection]
+    boxes = [box, detection]
     if resize is not None:
         if picture is None:
             return pixels_of(resize(colorize(heatmap, colormap)))
         before, picture = size_of(picture), resize(picture)
-        boxes = [None if box is None else scaled_box(box, before, size_of(picture)) for box in boxes]
+        boxes = [None if each is None else scaled_box(each, before, size_of(picture)) for each in boxes]
     return render(picture, heatmap, boxes[0], style=style, colormap=colormap, alpha=alpha, detection=boxes[1])
 
 

@@ -185,10 +185,6 @@ class Job:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise InputError(f"every must be a number of frames, at least 1, not {self.every}")
-        if self.resume and self.table is None:
-            raise InputError("to resume a run, name the table that says what is finished")
-        if self.out is None and self.table is None and self.bundle is None:
-            raise InputError("name a table or a bundle for the results if you draw nothing")
         if self._video is not None and self.how.has_several_targets:
             raise InputError(f"{self._video} is a video, and a video shows one target; explain the targets one by one")
         if self.out is not None:

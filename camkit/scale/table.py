@@ -102,7 +102,8 @@ def read_table(path: Path) -> Iterator[Explanation]:
     """
     store = _store_of(path)
     if store.is_file():
-        folder, rows = started_with(store).get("folder", ""), (_from_store(row) for row in rows_of(store))
+        folder = started_with(store).get("folder", "")
+        rows: Iterator[Row] = map(_from_store, rows_of(store))
     else:
         form = _Parquet(path) if path.is_dir() else _form_of(path)
         if not form.files():
