@@ -31,7 +31,7 @@ from camkit.models import device_of, usual_batch_size
 from camkit.models.clips import ClipPreprocess
 from camkit.models.loaded import LoadedModel
 from camkit.scale.bundle import Bundle
-from camkit.scale.job import Drawing, DrawingFiles, Job, Scales, write_drawing
+from camkit.scale.job import Drawing, Job, Scales, write_drawing
 from camkit.scale.table import Table, row_of, row_of_failure
 from camkit.scale.video import FRAMES_PER_PASS, WrittenVideo, draw
 from camkit.session import explain_many, explain_many_or_later
@@ -123,7 +123,6 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
     if job.bundle is not None:
         bundle = Bundle(job.bundle, job.fingerprint(model), overwrite=job.overwrite)
     stills = Stills(job.pictures, table)
-    files = DrawingFiles(job)
     stream = functools.partial(elsewhere or functools.partial(explain_many_or_later, model), **options)
 
     def find_scales() -> Scales:
@@ -131,11 +130,11 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
         return Scales(measured(stills.all()) if job.drawing.one_scale and job.out is not None else ())
 
     explained = _explained(stream, stills, find_scales)
-    written = _written(explained, job, files, ahead=max(_MOST_UNWRITTEN, 2 * size))
+    written = _written(explained, job, ahead=max(_MOST_UNWRITTEN, 2 * size))
     rows = (row for row, _ in written) if table is None else _tabled(written, table)
     of_frames = functools.partial(here, batch_size=min(size, FRAMES_PER_PASS))
     is_clip = isinstance(model.preprocess, ClipPreprocess)
-    videos = (draw(found, job, files, of_frames, is_clip=is_clip) for found in stills.videos if job.out is not None)
+    videos = (draw(found, job, of_frames, is_clip=is_clip) for found in stills.videos if job.out is not None)
     everything = _one_after_the_other(rows, videos)
     return Run(everything if bundle is None else _bundled(everything, bundle), stills)
 
@@ -254,38 +253,31 @@ def _explained(stream: Stream, stills: Stills, find_scales: Callable[[], Scales]
         yield _Explained(row, stills.of(source), rank, number, scales)
 
 
-def _written(
-    explained: Iterator[_Explained], job: Job, files: DrawingFiles, *, ahead: int
-) -> Iterator[tuple[Written | Failure, int]]:
+def _written(explained: Iterator[_Explained], job: Job, *, ahead: int) -> Iterator[tuple[Written | Failure, int]]:
     """Draw explanations into files, in other threads, and yield each row with the number of its pass."""
 
     def tasks() -> Iterator[Task[list[tuple[Written | Failure, int]]]]:
         for item in explained:
             shown = item.row.shown if isinstance(item.row, Explanation) and item.rank == 1 else None
             size = bytes_of(shown) if isinstance(shown, Image.Image) else 0
-            yield Task(functools.partial(_drawn, item, job, files), in_thread=True, size=size)
+            yield Task(functools.partial(_drawn, item, job), in_thread=True, size=size)
 
     most, cores = _MOST_UNWRITTEN_BYTES, cores_of_a_pass()
     for rows in in_order(tasks(), workers=_WRITERS, ahead=ahead, prompt=True, most=most, cores=cores):
         yield from rows
 
 
-def _drawn(item: _Explained, job: Job, files: DrawingFiles) -> list[tuple[Written | Failure, int]]:
+def _drawn(item: _Explained, job: Job) -> list[tuple[Written | Failure, int]]:
     """Draw a row, or all rows of a large photo, and return what was written, with the number of the pass."""
     rows = enumerate(item.row.rows(), start=1) if isinstance(item.row, Later) else [(item.rank, item.row)]
-    return [
-        (row if isinstance(row, Failure) else _one_drawn(row, rank, item, job, files), item.number)
-        for rank, row in rows
-    ]
+    return [(row if isinstance(row, Failure) else _one_drawn(row, rank, item, job), item.number) for rank, row in rows]
 
 
-def _one_drawn(
-    explanation: Explanation, rank: int, item: _Explained, job: Job, files: DrawingFiles
-) -> Written | Failure:
+def _one_drawn(explanation: Explanation, rank: int, item: _Explained, job: Job) -> Written | Failure:
     scale, file = item.scales.of(explanation.layer, explanation.method), None
     drawing = job.drawing if scale is None else replace(job.drawing, scale=scale)
     try:
-        name = files.file_for(explanation, item.found, rank, drawing.suffix_for(explanation.source))
+        name = job.file_for(explanation, item.found, rank, drawing.suffix_for(explanation.source))
         if job.out is not None:
             file, name = name, name.relative_to(job.folder)
             write_drawing(file, explanation.overlay(**drawing.options()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -221,25 +221,12 @@ class Job:
         assert self.out is not None
         return self.out.parent if names_file(self.out) else self.out
 
-    def fingerprint(self, model: LoadedModel) -> Fingerprint:
-        """Return what decides the rows of the table."""
-        drawings = None if self.out is None else self.drawing.settings()
-        return fingerprint(model, **self.how.settings(), drawings=drawings)
-
-
-class DrawingFiles:
-    """Names the file of each drawing of a job: the same call gives the same names.
-
-    Args:
-        job: the job.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._names = drawing_names({found.path: found.place for found in job.pictures.named()})
+    @functools.cached_property
+    def _names(self) -> Mapping[Path, Path]:
+        return drawing_names({found.path: found.place for found in self.pictures.named()})
 
     def file_for(self, row: Explanation, found: FoundPicture, rank: int, suffix: str) -> Path:
-        """Return the file for an explanation; if nothing is drawn, its name.
+        """Return the file for an explanation; if nothing is drawn, its name. The same call gives the same names.
 
         Args:
             row: the explanation.
@@ -250,20 +237,24 @@ class DrawingFiles:
         Raises:
             OutputError: as ``free_file``, or the file is one of the pictures to explain.
         """
-        job, how = self._job, self._job.how
         words = [re.sub(r"[^\w+.-]", "", row.method)]  # a function may be called "<lambda>"
-        if how.layers:
+        if self.how.layers:
             words.append(slug(row.layer))
-        if how.targets:
-            words.append(f"{rank}-{slug(row.name)}" if how.has_several_targets else slug(row.name))
+        if self.how.targets:
+            words.append(f"{rank}-{slug(row.name)}" if self.how.has_several_targets else slug(row.name))
         name = self._names.get(found.path) or found.place.with_name(picture_name(found.place))
         name = name.with_suffix("") if name.suffix == suffix == ".mp4" else name
-        if job.out is None:
+        if self.out is None:
             return free_file(Path(), name, words, suffix, overwrite=True)
-        file = free_file(job.out, name, words, suffix, overwrite=job.overwrite)
-        if os.path.lexists(file) and file in job.pictures:
+        file = free_file(self.out, name, words, suffix, overwrite=self.overwrite)
+        if os.path.lexists(file) and file in self.pictures:
             raise OutputError(f"{file} is itself a picture or video to explain; choose another folder")
         return file
+
+    def fingerprint(self, model: LoadedModel) -> Fingerprint:
+        """Return what decides the rows of the table."""
+        drawings = None if self.out is None else self.drawing.settings()
+        return fingerprint(model, **self.how.settings(), drawings=drawings)
 
 
 def free_file(out: Path, name: Path, words: Sequence[str], suffix: str = ".png", *, overwrite: bool) -> Path:

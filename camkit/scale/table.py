@@ -119,9 +119,7 @@ def _store_of(table: Path) -> Path:
 
 def _for_store(row: Row) -> Row:
     """Return a row as JSON values."""
-    raw = None if row["raw"] is None else packed(np.asarray(row["raw"]), _HALVES)
-    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
-    return {**plain, "raw": raw}
+    return {**row, "raw": None if row["raw"] is None else packed(np.asarray(row["raw"]), _HALVES)}
 
 
 def _from_store(row: Row) -> Row:

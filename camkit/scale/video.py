@@ -23,7 +23,7 @@ from camkit.explanation import Explanation
 from camkit.images.files import names_file
 from camkit.images.listing import FoundPicture
 from camkit.images.video import Frame, opened_video, quiet_decoders
-from camkit.scale.job import Drawing, DrawingFiles, Job, Scales, write_drawing
+from camkit.scale.job import Drawing, Job, Scales, write_drawing
 from camkit.types import Failure, Pixels
 
 FRAMES_PER_PASS = 8
@@ -90,20 +90,18 @@ def _frames_of(video: Path, every: int) -> Iterator[Image.Image]:
             return
 
 
-def draw(
-    found: FoundPicture, job: Job, files: DrawingFiles, explained: Explained, *, is_clip: bool = False
-) -> WrittenVideo | Failure:
+def draw(found: FoundPicture, job: Job, explained: Explained, *, is_clip: bool = False) -> WrittenVideo | Failure:
     """Explain a video and draw it; of a model of clips, the frames that the model saw. An error becomes a Failure."""
     video = str(found.path)
     if job.how.has_several_targets:
         return Failure(video, InputError(f"{video} is a video, and a video shows one target"))
     try:
-        return (_draw_clip if is_clip else _draw_video)(found, job, files, explained)
+        return (_draw_clip if is_clip else _draw_video)(found, job, explained)
     except CamkitError as error:
         return Failure(video, error)
 
 
-def _draw_video(found: FoundPicture, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo:
+def _draw_video(found: FoundPicture, job: Job, explained: Explained) -> WrittenVideo:
     """Explain every ``job.every``-th frame of a video, and write the drawn frames as an MP4 file of the same speed.
 
     A frame without the target, for example without a box of that class, is written without heat. If the video breaks
@@ -138,7 +136,7 @@ def _draw_video(found: FoundPicture, job: Job, files: DrawingFiles, explained: E
         if first is None:
             assert absent is not None
             raise absent.error
-        written = files.file_for(first, found, 1, ".mp4")
+        written = job.file_for(first, found, 1, ".mp4")
         file.finish(written)
     return WrittenVideo(
         source=str(video),
@@ -154,7 +152,7 @@ def _draw_video(found: FoundPicture, job: Job, files: DrawingFiles, explained: E
     )
 
 
-def _draw_clip(found: FoundPicture, job: Job, files: DrawingFiles, explained: Explained) -> WrittenVideo:
+def _draw_clip(found: FoundPicture, job: Job, explained: Explained) -> WrittenVideo:
     """Explain a video with a model of clips, and draw the frames that the model saw, as an MP4 file and as a sheet."""
     if job.every > 1:
         rest = advice("leave out every", "leave out --every")
@@ -169,11 +167,11 @@ def _draw_clip(found: FoundPicture, job: Job, files: DrawingFiles, explained: Ex
     with _VideoFile(job.folder, rate) as file:
         for frame in row.drawn_frames(**options):
             file.write(frame)
-        written = files.file_for(row, found, 1, ".mp4")
+        written = job.file_for(row, found, 1, ".mp4")
         file.finish(written)
     sheet: Path | None = None
     if job.out is not None and not names_file(job.out):
-        sheet = files.file_for(row, found, 1, ".png")
+        sheet = job.file_for(row, found, 1, ".png")
         write_drawing(sheet, row.overlay(**job.drawing.options()))
     return WrittenVideo(
         source=str(found.path),
