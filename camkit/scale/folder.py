@@ -291,17 +291,16 @@ def _one_drawn(explanation: Explanation, rank: int, item: _Explained, job: Job) 
 
 
 def _tabled(written: Iterator[tuple[Written | Failure, int]], table: Table) -> Iterator[Written | Failure]:
-    """Pass rows on, and add the rows of each picture to the table, with the number of their pass.
+    """Pass rows on, and add the rows of each pass to the table when it is complete.
 
     A picture that lacks a drawing is not finished, so none of its rows is added.
     """
     with table:
-        for _, of_picture in itertools.groupby(written, key=lambda item: item[0].source):
-            items: list[tuple[Written | Failure, int]] = []
-            for item in of_picture:
-                items.append(item)
-                yield item[0]
-            if not any(isinstance(row, _Undrawn) for row, _ in items):
-                for row, _ in items:
-                    values = row_of_failure(row) if isinstance(row, Failure) else row.row
-                    table.add(values or {}, items[-1][1])
+        for _, of_pass in itertools.groupby(written, key=lambda item: item[1]):
+            rows: list[Written | Failure] = []
+            for row, _ in of_pass:
+                rows.append(row)
+                yield row
+            undrawn = {row.source for row in rows if isinstance(row, _Undrawn)}
+            whole = [row for row in rows if row.source not in undrawn]
+            table.append([row_of_failure(row) if isinstance(row, Failure) else row.row or {} for row in whole])

@@ -148,8 +148,6 @@ class Table:
         self.path = path
         self._made_with = made_with
         self._form = _form_of(path)
-        self._number = -1
-        self._pass: list[Row] = []
         if os.path.lexists(path) and path.is_dir() != self._form.is_folder:
             raise OutputError(f"{path} is a {'file' if self._form.is_folder else 'folder'}; choose another name")
         try:
@@ -196,28 +194,19 @@ class Table:
             return None
         return self._finished.get(_checksum(text_of(os.path.abspath(picture))))  # noqa: PTH100 - for millions of names
 
-    def add(self, row: Row, number: int) -> None:
-        """Add a row.
+    def append(self, rows: Sequence[Row]) -> None:
+        """Add the rows of a pass.
 
-        Args:
-            row: the row.
-            number: the number of the pass that it comes from. The rows of a pass are written together. So no picture is
-                divided, and a resumed run begins with a whole pass, whose digits are those of an uninterrupted run.
+        They are written together. So no picture is divided, and a resumed run begins with a whole pass, whose digits
+        are those of an uninterrupted run.
 
         Raises:
-            OutputError: the rows of the pass before it cannot be written; earlier ones are kept.
+            OutputError: they cannot be written; earlier ones are kept.
         """
-        if number != self._number:
-            self._end_pass()
-            self._number = number
-        self._pass.append(row)
-
-    def _end_pass(self) -> None:
         if Path.cwd() != Path(self._folder):
-            for row, name in itertools.product(self._pass, ("path", "drawing")):
+            for row, name in itertools.product(rows, ("path", "drawing")):
                 row[name] = None if row[name] is None else text_of(os.path.abspath(row[name]))  # noqa: PTH100
-        self._store.append(map(_for_store, self._pass))
-        self._pass = []
+        self._store.append(map(_for_store, rows))
 
     def __enter__(self) -> Table:
         """Return the table itself."""
@@ -226,14 +215,12 @@ class Table:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write the table, and remove the store; a pass that lacks some of its rows is left out.
+        """Write the table, and remove the store.
 
         Raises:
             OutputError: it cannot be written. If another error ends the run, that one is raised.
         """
         try:
-            if kind is None:
-                self._end_pass()
             if not isinstance(error, OutputError):
                 self._write()
         except OutputError:

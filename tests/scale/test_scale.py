@@ -202,7 +202,7 @@ def test_a_table_keeps_what_its_numbers_are(tmp_path, tiny, name):
         bundle.close()
     else:
         with Table(tmp_path / name, {}) as table:
-            table.add(row_of(written), 0)
+            table.append([row_of(written)])
     (found,) = camkit.scale.read(tmp_path / name)
     assert (found.without_picture, found.beside_picture) == (-0.25, written.beside_picture)
     assert found.caption() == written.caption()
