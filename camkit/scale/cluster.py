@@ -395,10 +395,9 @@ def _pictures(batch: Mapping[str, np.ndarray], unread: list[Failure]) -> Iterato
 def _from_pixels(pixels: np.ndarray, name: str) -> Image.Image:
     if pixels.dtype != np.uint8:
         raise ImageError(f"{name} is an array of {pixels.dtype}; the column 'image' must hold pixels of uint8")
-    try:
+    shape = f"{name} is an array of shape {pixels.shape}, not a picture (H, W, 3) or (H, W)"
+    with as_error(ImageError, lambda _: shape):
         return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
-    except TypeError as error:
-        raise ImageError(f"{name} is an array of shape {pixels.shape}, not a picture (H, W, 3) or (H, W)") from error
 
 
 @contextlib.contextmanager
@@ -427,22 +426,16 @@ def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
             context.enable_progress_bars = False
             log.setLevel(logging.CRITICAL)
         if is_own:
-            _start(ray, address, quiet=quiet)
+            where = f"the cluster at {address}" if address else "a cluster on this machine"
+            options = {} if address else {"include_dashboard": False}
+            with as_error(InputError, lambda error: f"camkit cannot use {where}: {brief(error)}"):
+                ray.init(address, log_to_driver=not quiet, logging_level=logging.ERROR, **options)
         yield
     finally:
         context.enable_progress_bars = before[0]
         log.setLevel(before[1])
         if is_own:
             ray.shutdown()
-
-
-def _start(ray: Any, address: str | None, *, quiet: bool) -> None:
-    options = {} if address else {"include_dashboard": False}
-    try:
-        ray.init(address, log_to_driver=not quiet, logging_level=logging.ERROR, **options)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        where = f"the cluster at {address}" if address else "a cluster on this machine"
-        raise InputError(f"camkit cannot use {where}: {brief(error)}") from error
 
 
 def _refuse_unreachable(address: str) -> None:
@@ -454,11 +447,11 @@ def _refuse_unreachable(address: str) -> None:
                 f"{address!r} is not the address of a Ray cluster; pass auto, host:port or ray://host:port"
             )
         return
-    try:
+    refusing = as_error(
+        InputError, lambda error: f"no Ray cluster answers at {address}: {getattr(error, 'strerror', None) or error}"
+    )
+    with refusing:
         socket.create_connection((named[1], int(named[2])), _CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"no Ray cluster answers at {address}: {reason}") from error
 
 
 def import_ray() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -82,12 +83,8 @@ class WrittenVideo:
 
 def _frames_of(video: Path, every: int) -> Iterator[Image.Image]:
     """Yield every ``every``-th frame of a video, up to where it breaks off."""
-    with opened_video(video, every) as opened:
-        try:
-            for frame in opened.frames:
-                yield _named(video, frame)
-        except ImageError:
-            return
+    with opened_video(video, every) as opened, contextlib.suppress(ImageError):
+        yield from _noted(video, opened.frames, deque(maxlen=0))
 
 
 def draw(found: FoundPicture, job: Job, explained: Explained, *, is_clip: bool = False) -> WrittenVideo | Failure:
@@ -196,18 +193,16 @@ def _frame(row: Explanation, drawing: Drawing, scale: ColourScale | None) -> Pix
     return row.captioned(colormap=drawing.colormap, alpha=drawing.alpha, scale=options["scale"], side=side, fixed=True)
 
 
-def _named(video: Path, frame: Frame) -> Image.Image:
-    """Return a frame as a picture; its file name becomes the source of the explanation."""
-    picture = Image.fromarray(frame.pixels)
-    picture.filename = f"{video.name}, frame {frame.number} at {frame.time:.2f} s"  # type: ignore[attr-defined]
-    return picture
-
-
 def _noted(video: Path, frames: Iterable[Frame], waiting: deque[Pixels]) -> Iterator[Image.Image]:
-    """Yield frames as pictures, and note the pixels of those whose rows have not come back."""
+    """Yield frames as pictures, and note the pixels of those whose rows have not come back.
+
+    The file name of a picture becomes the source of its explanation.
+    """
     for frame in frames:
         waiting.append(frame.pixels)
-        yield _named(video, frame)
+        picture = Image.fromarray(frame.pixels)
+        picture.filename = f"{video.name}, frame {frame.number} at {frame.time:.2f} s"  # type: ignore[attr-defined]
+        yield picture
 
 
 def _without_target(pixels: Pixels, reason: str, drawing: Drawing) -> Pixels:
