@@ -687,7 +687,11 @@ class Explanations(Tabular, list[Explanation]):
 
 
 FIELDS: tuple[Field, ...] = (
-    *(Field(each.name, each.metadata["kind"], attrgetter(each.name)) for each in fields(Explanation) if each.metadata),
+    *(
+        Field(each.name, each.metadata["kind"], attrgetter(each.name))
+        for each in sorted(fields(Explanation), key=lambda each: each.name != "source")  # a table begins with it
+        if each.metadata
+    ),
     Field("box", "reals", lambda found: found.in_file(found.box), Box._fields),
     Field("detection", "reals", lambda found: found.in_file(found.detection), Box._fields),
     Field("peak", "reals", lambda found: found.in_file(found.peak), ("x", "y")),
