@@ -125,7 +125,7 @@ class Choices:
         names = [field.name for field in fields(cls)]
         merged = {name: each[name] for each in (usual, asked) for name in names if each.get(name) is not None}
         method = find_method(merged.pop("method", AUTO))
-        if asked.get("references") is None and not method.need.references:
+        if asked.get("references") is None and not method.compares:
             merged.pop("references", None)
         if asked.get("method") is not None and target_layer is None and not method.layer:
             merged.pop("target_layer", None)  # the config's
@@ -150,7 +150,7 @@ class Choices:
             rest = advice("pass no target_layer", "leave out --layer")
             raise MethodError(f"method {self.method.name!r} reads the whole model and no layer; {rest}")
         given = self.references is not None and not isinstance(self.references, References)
-        if given and not self.method.need.references:
+        if given and not self.method.compares:
             rest = advice("leave out references", "leave out --references")
             raise MethodError(f"method {self.method.name!r} uses no reference pictures; use 'expected', or {rest}")
 
@@ -201,8 +201,8 @@ def for_model(choices: Choices, module: nn.Module) -> Method:
         return method
     if choices.target_layer is not None:
         raise LayerError(box.lacks(advice("pass no target_layer", "leave out --layer")))
-    if method.automatic:
+    if method == AUTO:
         return METHODS["occlusion"]
-    if method.layer or not method.need.pictures:
+    if not method.for_black_boxes:
         raise MethodError(f"method {method.name!r} cannot be used: {box.lacks(WITHOUT)}")
     return method

@@ -51,14 +51,14 @@ from camkit.explanation import (
     sharing_scale,
     shown_pictures,
 )
-from camkit.images.ahead import MOST_BYTES, Batch, Reader, Unread, bytes_of_batch, in_rounds, leaves_room
+from camkit.images.ahead import MOST_BYTES, Batch, Reader, bytes_of_batch, in_rounds, leaves_room
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, source_of, stacked
 from camkit.images.references import References
 from camkit.layers.memory import SHARED, ModelMemory
 from camkit.layers.names import Layers
-from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError, Ran
-from camkit.methods import Method, find_method, known_method
+from camkit.layers.runner import OneByOneError, OneTargetError, Ran, Runner, selectors_of
+from camkit.methods import Method, find_method
 from camkit.methods.joined import CHANGES, changed, check_mirrors
 from camkit.methods.registry import MethodLike
 from camkit.methods.runs import SignedMaps, signed_maps
@@ -101,11 +101,26 @@ class _Request:
     """What is to be explained; the arguments are checked."""
 
     targets: tuple[Target, ...]
-    methods: tuple[Method, ...]
     batch_size: int
+    methods: tuple[Method, ...] = ()
+    """Those that share the pass; none stands for the Explainer's own."""
     draft: bool = False
     on_pass: Callable[[], None] | None = None
-    large_later: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Passed:
+    """A pass for a batch of pictures: the targets that were asked for, and what it left."""
+
+    targets: tuple[Target, ...]
+    batch: list[Prepared]
+    inputs: Tensor
+    ran: Ran
+
+    def with_targets(self) -> list[tuple[Target, Scores]]:
+        """Return the scores, each with its target; a target that stands for several is alone in its pass."""
+        targets, scores = _of_pictures(self.targets, self.batch), self.ran.captured.scores
+        return list(zip(targets * len(scores) if len(targets) == 1 else targets, scores, strict=True))
 
 
 class _UnfitError(Exception):
@@ -116,19 +131,6 @@ class _UnfitError(Exception):
         error = ImageError(str(self))
         error.__cause__ = self.__cause__
         return error
-
-
-@dataclass(frozen=True)
-class Later:
-    """A large photo that is still to be read and explained.
-
-    Attributes:
-        source: its name.
-        rows: reads and explains it, in any thread.
-    """
-
-    source: str
-    rows: Callable[[], list[Explanation | Failure]]
 
 
 class Explainer:
@@ -245,17 +247,18 @@ class Explainer:
         self._choices = choices = replace(choices, method=method, precision=precision, references=references)
         self._without_layer = replace(choices, target_layer=None, progress=None)
         self._averages, self._takes_component = choices.averages, choices.takes_component
-        self._runs = LayerPasses(
-            loaded.module,
+        self._run = Runner(
             memory,
-            choices.target_layer,
-            choices.method,
+            selectors_of(choices.target_layer),
+            method,
             precision,
             choices.spread,
             choices.progress,
             references,
-            weights_maps=self._takes_component,
+            self._takes_component,
         )
+        if self._run.selectors is not None:
+            memory.selected(self._run.selectors)  # refuses layers that the model does not have
         self._used: tuple[TargetLayer, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -308,7 +311,7 @@ class Explainer:
             LayerError: no picture has been explained yet, or several layers are fused; then ``layers`` has them.
         """
         layers = self.layers
-        if len(layers) > 1 and (self._runs.selectors is not None or self._choices.method.stages):
+        if len(layers) > 1 and (self._run.selectors is not None or self._choices.method.stages):
             raise LayerError(
                 f"{len(layers)} layers are fused: {' and '.join(map(str, layers))}; .layers has all of them"
             )
@@ -327,7 +330,7 @@ class Explainer:
             InputError: something in the call or the picture is wrong.
             Exception: whatever the model, ``preprocess`` or a target function raises.
         """
-        return self._of_one_picture(img, target, (self._choices.method,))[0]
+        return self._of_one_picture(img, target)[0]
 
     def by_methods(
         self, img: ImageLike, methods: Iterable[MethodLike], target: TargetLike | None = None
@@ -362,11 +365,11 @@ class Explainer:
                     f"method {method.name!r} needs a pass of its own; use explainer.using({method.name!r})(img)"
                 )
         # The pass of a method that reads gradients leaves all that the others need.
-        run_for = next((method for method in chosen if method.need.gradients), chosen[0])
+        run_for = next((method for method in chosen if method.reads_gradients), chosen[0])
         return self.using(run_for)._of_one_picture(img, target, chosen)
 
     def _of_one_picture(
-        self, img: ImageLike, target: TargetLike | None, methods: tuple[Method, ...]
+        self, img: ImageLike, target: TargetLike | None, methods: tuple[Method, ...] = ()
     ) -> list[Explanation]:
         """Explain one target of one picture, with each of the methods."""
         if are_several_targets(target):
@@ -558,7 +561,7 @@ class Explainer:
             raise InputError(f"batch_size must be a whole number from 1, not {batch_size!r}")
         targets = as_targets(target, self._loaded.labels, self._loaded.activation)
         completed = [self._completed(each) if isinstance(each, SimilarTarget) else each for each in targets]
-        return _Request(tuple(completed), (self._choices.method,), int(batch_size))
+        return _Request(tuple(completed), int(batch_size))
 
     def _completed(self, target: SimilarTarget) -> SimilarTarget:
         """Return a target whose reference picture has been run through the model."""
@@ -569,11 +572,8 @@ class Explainer:
         with quiet_pass(module, device, "fp32", self._current_memory().record), interruptible():
             return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
 
-    def _stream(
-        self, request: _Request, images: Iterable[ImageLike], on_error: str
-    ) -> Iterator[Explanation | Failure | Later]:
-        at_once = self._passes_at_once(request)
-        for rows in self._passes(request, self._batches(request, images, at_once), at_once):
+    def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
+        for rows in self._passes(request, self._batches(request, images)):
             if request.on_pass is not None:
                 request.on_pass()
             rows.reverse()
@@ -582,13 +582,16 @@ class Explainer:
                 yield _explanation(row) if on_error == "raise" else row
                 del row  # the caller alone holds it
 
-    def _passes(self, request: _Request, batches: Iterator[Batch], at_once: int) -> Iterator[list[Any]]:
+    def _passes(self, request: _Request, batches: Iterator[Batch]) -> Iterator[list[Explanation | Failure]]:
         """Explain batches in order. The first one settles the layer; those after it may run several at once.
 
-        The last digits depend on the number of cores of a pass. If the caller counts the passes, to continue at one of
-        them later, all passes get the same number of cores. Otherwise the first pass gets all cores, and so do the last
-        ones if they could not keep all cores busy together.
+        A method or target of the user runs in this thread only. The last digits depend on the number of cores of a
+        pass. If the caller counts the passes, to continue at one of them later, all passes get the same number of
+        cores. Otherwise the first pass gets all cores, and so do the last ones if they could not keep all cores busy
+        together.
         """
+        for_threads = self.method.for_threads and all(target.for_threads for target in request.targets)
+        at_once = passes_at_once(self._current_memory().record) if for_threads else 1
         cores = cores_of_a_pass() if at_once > 1 else torch.get_num_threads()
         for batch in batches:
             with using_cores(cores) if request.on_pass is not None and leaves_room(batch) else nullcontext():
@@ -599,46 +602,31 @@ class Explainer:
         else:
             return
 
-        def task(batch: Batch, together: bool) -> Task[list[Any]]:
+        def task(batch: Batch, together: bool) -> Task[list[Explanation | Failure]]:
             rows = functools.partial(self._rows, request, batch)
-            if isinstance(batch, Unread):
-                later = Later(str(batch.file), rows)
-                return Task(lambda: [later], in_thread=False)
             return Task(rows, in_thread=together and leaves_room(batch), size=bytes_of_batch(batch))
 
         together = in_rounds(batches, at_once) if request.on_pass is None else zip(batches, itertools.repeat(True))
         tasks = itertools.starmap(task, together)
         yield from in_order(tasks, workers=at_once, ahead=at_once, prompt=True, most=MOST_BYTES, cores=cores)
 
-    def _passes_at_once(self, request: _Request) -> int:
-        """Return how many passes may run at the same time; a method or target of the user runs in this thread only."""
-        is_ours = self._choices.method is known_method(self._choices.method.name)
-        takes_batches = not self._choices.method.need.one_by_one
-        if is_ours and takes_batches and all(target.for_threads for target in request.targets):
-            return passes_at_once(self._current_memory().record)
-        return 1
+    def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[Batch]:
+        """Read the pictures, and join them into batches of one size."""
+        pictures = 0
+        reader = Reader(self._loaded.preprocess, self._rank, self._boxes)
+        for batch in reader.batches(images, request.batch_size, draft=request.draft):
+            pictures += len(batch) if isinstance(batch, list) else 1
+            yield batch
+            del batch
+        _check_count(request, pictures)
 
     def _rows(self, request: _Request, batch: Batch) -> list[Explanation | Failure]:
         """Explain a batch, and empty its list, so that only the rows hold the pictures, each until it is consumed."""
-        if isinstance(batch, Unread):
-            batch = Reader(self._loaded.preprocess, self._rank, self._boxes).read_large(batch)
         if isinstance(batch, Failure):
             return [batch]
         rows = self._explain_batch(request, batch)
         batch.clear()
         return rows
-
-    def _batches(self, request: _Request, images: Iterable[ImageLike], at_once: int) -> Iterator[Batch]:
-        """Read the pictures, and join them into batches of one size."""
-        in_threads = at_once > 1 and self._boxes.keeps(self._loaded.preprocess)
-        large_later = request.large_later and not request.draft and in_threads
-        pictures = 0
-        reader = Reader(self._loaded.preprocess, self._rank, self._boxes)
-        for batch in reader.batches(images, request.batch_size, draft=request.draft, large_later=large_later):
-            pictures += len(batch) if isinstance(batch, list) else 1
-            yield batch
-            del batch
-        _check_count(request, pictures)
 
     def _explain_batch(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
         """Explain a batch of pictures of one size, in halves if the device has too little memory for all.
@@ -650,7 +638,7 @@ class Explainer:
             device, dtype = self._current_memory().record.placement
             with autocasting(device):
                 inputs = stacked([item.tensor for item in batch]).to(device, dtype)
-                return self._explain_at_once(request, batch, inputs)
+                return self._of_finite(request, batch, inputs)
         except OneByOneError:
             return [row for item in batch for row in self._explain_batch(request, [item])]
         except RuntimeError as error:
@@ -659,53 +647,62 @@ class Explainer:
         middle = len(batch) // 2
         return self._explain_batch(request, batch[:middle]) + self._explain_batch(request, batch[middle:])
 
-    def _explain_at_once(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
-        if len(batch) > 1 and self._choices.method.need.one_by_one:
-            self._runs.memory.keeps_pictures_apart(inputs, len(inputs))  # refuses a model with one answer for all
-            raise OneByOneError
+    def _of_finite(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
+        """Explain the pictures whose values are finite; a failure comes in the place of each other one."""
         finite = _finite(inputs)
-        if not all(finite):
-            return self._explain_finite(request, batch, finite)
+        if all(finite):
+            return self._of_targets(request, batch, inputs)
+        rows: list[Explanation | Failure] = []
+        for is_finite, together in itertools.groupby(zip(finite, batch, strict=True), key=lambda pair: pair[0]):
+            items = [item for _, item in together]
+            if is_finite:
+                rows += self._explain_batch(request, items)
+                continue
+            sentence = "holds NaN or infinite values where the model would see it"
+            rows += [Failure(item.source, ImageError(f"{item.source} {sentence}")) for item in items]
+        return rows
+
+    def _of_targets(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
+        """Explain all targets, in as many passes as they need."""
         shown = shown_pictures(batch, inputs)
         scores: list[Scores] = []
-        by_method: list[list[list[Explanation | Failure]]] = [[[] for _ in batch] for _ in request.methods]
-        parts = _parts(request)
+        found: list[list[list[Explanation | Failure]]] = [[[] for _ in request.methods or (None,)] for _ in batch]
+        parts = _parts(request.targets)
         while parts:
-            part = parts.pop(0)
+            targets = parts.pop(0)
             try:
-                ran = self._ran(part, batch, inputs)
+                passed = _Passed(targets, batch, inputs, self._ran(targets, batch, inputs))
             except OneTargetError:
-                parts = [*(replace(part, targets=(target,)) for target in part.targets), *parts]
+                parts = [*((target,) for target in targets), *parts]
                 continue
             except _UnfitError as error:
                 return [Failure(item.source, error.of_picture()) for item in batch]
-            self._used = ran.layers
-            for asked, of_method in zip(request.methods, by_method, strict=True):
-                more = self._explained(part, ran, ran.method if asked.varies else asked, batch, inputs, shown)
-                for of_picture, of_part in zip(of_method, more, strict=True):
-                    of_picture.extend(of_part)
-            scores += ran.captured.scores
-            del ran  # frees the gradients before the next pass
-        by_picture = itertools.chain.from_iterable(zip(*by_method, strict=True))
-        return [row for rows in by_picture for row in sharing_scale(existing(rows, scores))]
+            self._used = passed.ran.layers
+            for number, method in enumerate(request.methods or (passed.ran.method,)):
+                for of_picture, rows in zip(found, self._explained(passed, method, shown), strict=True):
+                    of_picture[number].extend(rows)
+            scores += passed.ran.captured.scores
+            del passed  # frees the gradients before the next pass
+        by_method = itertools.chain.from_iterable(found)
+        return [row for rows in by_method for row in sharing_scale(existing(rows, scores))]
 
-    def _ran(self, request: _Request, batch: Sequence[Prepared], inputs: Tensor) -> Ran:
+    def _ran(self, targets: tuple[Target, ...], batch: Sequence[Prepared], inputs: Tensor) -> Ran:
         """Run a pass for a batch.
 
         Raises:
             _UnfitError: the model cannot take any of these pictures, or a target has no place on the only one.
             OneByOneError: a target has no place on one of several pictures.
             ModelError: the model cannot run, and the reason is known.
-            Exception: as for ``LayerPasses.captured``.
+            Exception: as for ``Runner``.
         """
         try:
-            targets = _of_pictures(request.targets, batch)
+            of_pictures = _of_pictures(targets, batch)
         except ImageError as error:
             if len(batch) > 1:
                 raise OneByOneError from error
             raise _UnfitError(str(error)) from error.__cause__
         try:
-            return self._runs.captured(targets, inputs)
+            return self._run(of_pictures, inputs)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             if is_out_of_memory(error) or isinstance(error, CamkitError):
                 raise
@@ -715,103 +712,67 @@ class Explainer:
             raise (_UnfitError(str(sentence)) if isinstance(sentence, ImageError) else sentence) from error
 
     def _explained(
-        self,
-        request: _Request,
-        ran: Ran,
-        method: Method,
-        batch: Sequence[Prepared],
-        inputs: Tensor,
-        shown: Sequence[Image.Image | Tensor | None],
+        self, passed: _Passed, method: Method, shown: Sequence[Image.Image | Tensor | None]
     ) -> list[list[Explanation | Failure]]:
         """Return a row for each target of each picture, from one pass and for one method."""
+        ran = passed.ran
         maps = signed_maps(ran.captured, method, ran.for_boxes, component=self._takes_component)
         if self._averages:
-            maps = self._averaged(maps, method, request, ran, batch, inputs)
+            maps = self._averaged(passed, method, maps)
         fuse = self._choices.fuse or method.fuse
         labels, choices = self._loaded.labels, self._without_layer
-        targets = request.targets * (len(maps) // len(request.targets))  # one may stand for several
-        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, choices, targets, labels)
-        if not self._has_inputs:
-            return rows
-        return self._compared_without_picture(rows, request, ran.captured.scores, batch, inputs)
+        targets = passed.targets * (len(maps) // len(passed.targets))  # one may stand for several
+        rows = explanations(maps, ran.captured, passed.batch, shown, ran.layers, fuse, choices, targets, labels)
+        return self._with_plain_scores(passed, rows) if self._has_inputs else rows
 
-    def _compared_without_picture(
-        self,
-        rows: Sequence[Sequence[Explanation | Failure]],
-        request: _Request,
-        scores: Sequence[Scores],
-        batch: Sequence[Prepared],
-        inputs: Tensor,
+    def _with_plain_scores(
+        self, passed: _Passed, rows: list[list[Explanation | Failure]]
     ) -> list[list[Explanation | Failure]]:
         """Add to each explanation what the other inputs give with a picture of one colour, the picture's mean."""
+        inputs = passed.inputs
         plain = inputs.mean(tuple(range(2, inputs.dim())), keepdim=True).expand_as(inputs).contiguous()
-        fixed = [
-            None if scored.boxes is not None else of_changed_picture(target, scored, mirrored=False)
-            for target, scored in _with_targets(request, batch, scores)
-        ]
         precision, record = self._choices.precision, self._current_memory().record
         with quiet_pass(self.model, inputs.device, precision, record), interruptible():
             output = self.model(plain)
-            values = [None if one is None else one(output, len(batch)).values.tolist() for one in fixed]
+            values = [
+                [None] * len(inputs)
+                if scored.boxes is not None
+                else of_changed_picture(target, scored, mirrored=False)(output, len(inputs)).values.tolist()
+                for target, scored in passed.with_targets()
+            ]
         return [
             [
-                row if isinstance(row, Failure) or of_target is None else replace(row, without_picture=of_target[place])
+                row if isinstance(row, Failure) else replace(row, without_picture=of_target[place])
                 for row, of_target in zip(of_picture, values, strict=True)
             ]
             for place, of_picture in enumerate(rows)
         ]
 
-    def _averaged(
-        self,
-        maps: list[SignedMaps],
-        method: Method,
-        request: _Request,
-        ran: Ran,
-        batch: Sequence[Prepared],
-        inputs: Tensor,
-    ) -> list[SignedMaps]:
+    def _averaged(self, passed: _Passed, method: Method, maps: list[SignedMaps]) -> list[SignedMaps]:
         """Return the mean of the maps of the pictures and of their changed versions, for the same classes.
 
         Raises:
             TargetError: a target is a box.
             LayerError: the layer's cells lie elsewhere in a mirrored picture, or camkit chooses another layer for it.
         """
-        size = tuple(inputs.shape[2:])
-        captured, refs = ran.captured, [layer.ref for layer in ran.layers]
-        check_mirrors(captured.features)
+        layers, size = passed.ran.layers, tuple(passed.inputs.shape[2:])
+        check_mirrors(passed.ran.captured.features)
         versions = [maps]
-        scored = _with_targets(request, batch, captured.scores)
         for mirrored, factor in CHANGES:
-            again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in scored)
+            again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in passed.with_targets())
             try:
-                other = self._runs.captured(_of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored))
+                other = self._run(_of_pictures(again, passed.batch), changed(passed.inputs, factor, mirrored=mirrored))
             except OneTargetError:
                 other = None
-            if other is None or [layer.ref for layer in other.layers] != refs:
+            if other is None or [layer.ref for layer in other.layers] != [layer.ref for layer in layers]:
                 raise LayerError(
-                    f"camkit chose layer {ran.layers[0]} for the picture but another one for a changed version of it; "
+                    f"camkit chose layer {layers[0]} for the picture but another one for a changed version of it; "
                     "name the layer"
                 )
             of_version = signed_maps(other.captured, method, component=self._takes_component)  # no boxes
             placements = [features.placement for features in other.captured.features]
             versions.append([signed.mirrored(placements, size) if mirrored else signed for signed in of_version])
         return [SignedMaps.averaged(of_target) for of_target in zip(*versions, strict=True)]
-
-    def _explain_finite(
-        self, request: _Request, batch: list[Prepared], finite: Sequence[bool]
-    ) -> list[Explanation | Failure]:
-        """Explain the pictures of a batch whose values are finite; failures replace the others."""
-        rows: list[Explanation | Failure] = []
-        usable: list[Prepared] = []
-        for item, is_finite in zip(batch, finite, strict=True):
-            if is_finite:
-                usable.append(item)
-                continue
-            rows += self._explain_batch(request, usable) if usable else []
-            usable = []
-            error = ImageError(f"{item.source} holds NaN or infinite values where the model would see it")
-            rows.append(Failure(item.source, error))
-        return rows + (self._explain_batch(request, usable) if usable else [])
 
     def forget(self) -> None:
         """Forget what is known about the model, also by ``explain`` and by the Explainers that share it.
@@ -840,18 +801,16 @@ def are_several_targets(target: object) -> bool:
     return isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor))
 
 
-def _parts(request: _Request) -> list[_Request]:
-    """Split a request into several, each with few enough targets for one pass.
+def _parts(targets: tuple[Target, ...]) -> list[tuple[Target, ...]]:
+    """Split targets into parts, each with few enough for one pass.
 
     A target that stands for several has a part of its own, so that its scores can be told from others.
     """
-    parts: list[list[Target]] = []
-    for target in request.targets:
-        is_alone = isinstance(target, Expands)
-        if not parts or is_alone or isinstance(parts[-1][-1], Expands) or len(parts[-1]) == _MOST_TARGETS:
-            parts.append([])
-        parts[-1].append(target)
-    return [replace(request, targets=tuple(part)) for part in parts]
+    parts: list[tuple[Target, ...]] = []
+    for expands, together in itertools.groupby(targets, key=lambda target: isinstance(target, Expands)):
+        items, most = tuple(together), 1 if expands else _MOST_TARGETS
+        parts += [items[start : start + most] for start in range(0, len(items), most)]
+    return parts
 
 
 def _check_count(request: _Request, pictures: int) -> None:
@@ -867,14 +826,6 @@ def _of_pictures(targets: Sequence[Target], batch: Sequence[Prepared]) -> tuple[
     size = tuple(batch[0].tensor.shape[1:])
     chosen = [target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets]
     return tuple(target.on_inputs(to_inputs, size) if isinstance(target, OnPicture) else target for target in chosen)
-
-
-def _with_targets(
-    request: _Request, batch: Sequence[Prepared], scores: Sequence[Scores]
-) -> list[tuple[Target, Scores]]:
-    """Return the scores of a pass, each with its target; a target that stands for several is alone in its pass."""
-    targets = _of_pictures(request.targets, batch)
-    return list(zip(targets * len(scores) if len(targets) == 1 else targets, scores, strict=True))
 
 
 def _finite(inputs: Tensor) -> list[bool]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from camkit.choices import Choices, Options, config_settings, configured_model
 from camkit.errors import refuse_unknown_options
-from camkit.explainer import Explainer, Later, are_several_targets
+from camkit.explainer import Explainer, are_several_targets
 from camkit.explanation import Explanation, Explanations
 from camkit.images.crop import CropBoxes
 from camkit.layers.memory import SHARED, ModelMemory
@@ -191,22 +191,3 @@ def explain_many(
     """
     explainer = _SHELL.explainer(explain_many, model, target_layer, options)
     return explainer._checked_stream(images, options.get("target"), None, on_error, draft=draft, on_pass=on_pass)
-
-
-def explain_many_or_later(
-    model: LoadedModel,
-    images: Iterable[ImageLike],
-    target_layer: Layers | None = None,
-    *,
-    draft: bool = False,
-    on_pass: Callable[[], None] | None = None,
-    **options: Unpack[Options],
-) -> Iterator[Explanation | Failure | Later]:
-    """Explain pictures as ``explain_many(..., on_error="yield")`` does, but leave large photos to the caller's threads.
-
-    A ``Later`` comes in the place of a large photo. A thread that calls it reads and explains the photo, and can then
-    draw it, so that no photo waits in memory for another thread. Each of these threads uses ``cores_of_a_pass()``.
-    """
-    explainer = _SHELL.explainer(explain_many, model, target_layer, options)
-    more = {"draft": draft, "on_pass": on_pass, "large_later": True}
-    return explainer._checked_stream(images, options.get("target"), None, "yield", **more)

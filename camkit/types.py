@@ -111,6 +111,11 @@ class Layout:
     positions: CellPositions = field(default=(), compare=False, repr=False)
     order: tuple[int, ...] = ()
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether all cells are along one axis."""
+        return self.kind in ("tokens", "tokens_last", "sequence_first")
+
     def __str__(self) -> str:
         """Return, for example, ``"channels_first 7x7"`` or ``"tokens 14x14 after 1"``."""
         grid = "x".join(map(str, self.grid))

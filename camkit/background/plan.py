@@ -113,7 +113,7 @@ class Plan:
     def explains(self) -> bool:
         """Whether pictures can be explained: a black box only by methods that need no layer, such as "rise"."""
         method = find_method(self.settings.check.method)
-        return black_box_in(self.model.module) is None or (method.need.pictures and not method.layer)
+        return black_box_in(self.model.module) is None or method.for_black_boxes
 
     @functools.cached_property
     def memory(self) -> ModelMemory:

@@ -69,7 +69,7 @@ def _leave_out_unused(values: dict[str, Any], typed: list[str]) -> None:
     from camkit.methods import METHODS
 
     methods = [METHODS[name] for name in typed or [str(values.get("method"))] if name in METHODS]
-    if not any(method.need.references for method in methods):
+    if not any(method.compares for method in methods):
         values.pop("references", None)
     if typed and methods and not any(method.layer for method in methods):
         values.pop("layer", None)

@@ -96,9 +96,7 @@ def methods(rows: Iterable[Method]) -> Table:
     for heading in ("method", "what it weights by", "needs", "time in plain passes", "paper"):
         table.add_column(heading, no_wrap=heading == "method")
     for method in rows:
-        table.add_row(
-            Text(method.name, "bold"), *map(Text, (method.summary, method.need.words, method.cost, method.paper))
-        )
+        table.add_row(Text(method.name, "bold"), *map(Text, (method.summary, method.words, method.cost, method.paper)))
     return table
 
 

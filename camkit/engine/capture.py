@@ -1,9 +1,9 @@
-"""Run the model once and return feature maps, gradients and scores."""
+"""One pass through a model: the layers that it saves, the hooks that it sets, and what it leaves for a method."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -11,24 +11,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.attach import ForwardHook, contiguous_gradients, forward_hooks
+from camkit.engine.attach import contiguous_gradients, forward_hooks
 from camkit.engine.cut import EntangledError, Saved, Tape, cut, not_reached
 from camkit.engine.features import Capture, Features, to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import precise
-from camkit.engine.passes import quiet_pass
+from camkit.engine.passes import faster_format, quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.engine.references import KeptReferences, ReferencesFor
-from camkit.errors import LayerError, MethodError, TargetError, listing_layers
+from camkit.errors import LayerError, listing_layers
 from camkit.targets.scores import Expands, Scores, Target
 from camkit.types import Extent, LayerRef, Layout, Placement, Precision, Progress
 
-_SAME_FP32, _SAME_AUTOCAST = 1e-4, 2e-2
-"""How far a linear layer's input may differ from the mean of the feature maps, as a share of the largest mean: several
-times the rounding of a sum over the cells in fp32, and in bf16, the coarsest type of autocast."""
-
 ReadLayout: TypeAlias = Callable[[tuple[int, ...], int, tuple[int, ...]], "Layout | None"]
 """``read(shape, batch, size)`` returns the layout of an output of this shape, or None if it has no grid."""
+
+
+class NotRunError(LayerError):
+    """A layer did not run in the pass."""
 
 
 @dataclass
@@ -41,40 +41,37 @@ class Resized:
 
 @contextmanager
 def _resizing(model: nn.Module) -> Iterator[Resized]:
+    """Detect a submodule that resizes and pads images into a batch, and returns an image list as torchvision's."""
     resized = Resized()
 
     def note(_: nn.Module, __: list[Tensor], output: Any) -> None:
-        size_and_extent = _resized_input(output)
-        if size_and_extent is not None:
-            resized.padded, resized.extent = size_and_extent
+        batch = output[0] if isinstance(output, tuple) and output else output
+        if isinstance(batch, dict):  # some return a key's value for any attribute, or raise a KeyError
+            return
+        sizes, tensors = getattr(batch, "image_sizes", None), getattr(batch, "tensors", None)
+        if sizes and isinstance(tensors, Tensor):
+            resized.padded = tuple(tensors.shape[2:])
+            resized.extent = tuple((0.0, side / whole) for side, whole in zip(sizes[0], resized.padded, strict=True))
 
     with forward_hooks(dict.fromkeys(model.children(), note)):
         yield resized
 
 
-def _resized_input(output: Any) -> tuple[tuple[int, ...], Extent] | None:
-    """Return a resized batch's padded size, and the part that the first image covers; None for any other output."""
-    batch = output[0] if isinstance(output, tuple) and output else output
-    if isinstance(batch, dict):  # some return a key's value for any attribute, or raise a KeyError
-        return None
-    sizes, tensors = getattr(batch, "image_sizes", None), getattr(batch, "tensors", None)
-    if not sizes or not isinstance(tensors, Tensor):
-        return None
-    padded = tuple(tensors.shape[2:])
-    return padded, tuple((0.0, side / whole) for side, whole in zip(sizes[0], padded, strict=True))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pass:
-    """How one pass is run.
+    """One pass: what the model gets, what is explained, which layers are saved, and how it is run.
 
     Attributes:
+        model: the model; it is restored exactly, also after an exception.
+        inputs: a batch of N images on the model's device.
+        targets: each returns one score per image.
         modules: the module of each layer to save.
         layouts: the layouts of the layers' outputs, None for an output without a grid. ``read_layout`` reads the layout
             of any other layer from the shape of its output.
         read_layout: reads a layout from a shape.
         precision: "bf16" and "fp16" run under autocast.
-        memory_format: the memory format in which the model receives the inputs.
+        answers_alike: for each precision, whether the model gives the same results in both memory formats. None keeps
+            the format of the inputs.
         record: the model's record, if it is already prepared.
         users_code: True if functions of the user run in the pass, besides the model.
         progress: told how many pictures the model has seen, for methods that need many.
@@ -85,11 +82,14 @@ class Pass:
         afresh: True if a layer's gradient has no part that passes through another layer.
     """
 
-    modules: Mapping[LayerRef, nn.Module]
+    model: nn.Module
+    inputs: Float[Tensor, "n c *size"]
+    targets: Sequence[Target]
+    modules: Mapping[LayerRef, nn.Module] = field(default_factory=dict)
     layouts: Mapping[LayerRef, Layout | None] = field(default_factory=dict)
     read_layout: ReadLayout | None = None
     precision: Precision = "fp32"
-    memory_format: torch.memory_format = torch.preserve_format
+    answers_alike: dict[Precision, bool] | None = None
     record: ModelRecord | None = None
     may_resize: bool = True
     users_code: bool = True
@@ -99,91 +99,158 @@ class Pass:
     kept_references: KeptReferences = field(default_factory=KeptReferences)
     afresh: bool = False
 
-    def quiet(
-        self, model: nn.Module, device: torch.device, precision: Precision | None = None
-    ) -> AbstractContextManager[None]:
+    def quiet(self) -> AbstractContextManager[None]:
         """Prepare one pass that leaves the model as it was; ``quiet_pass`` explains it."""
-        return quiet_pass(model, device, precision or self.precision, self.record, users_code=self.users_code)
+        device, users_code = self.inputs.device, self.users_code
+        return quiet_pass(self.model, device, self.precision, self.record, users_code=users_code)
 
-    def resizing(self, model: nn.Module) -> AbstractContextManager[Resized]:
-        """Detect a submodule that resizes and pads images into a batch, and returns an image list as torchvision's."""
-        return _resizing(model) if self.may_resize else nullcontext(Resized())
+    def memory_format(self, inputs: Tensor) -> torch.memory_format:
+        """Return the format in which the model should receive a batch."""
+        if self.answers_alike is None:
+            return torch.preserve_format
+        return faster_format(self.model, inputs, self.precision, self.answers_alike)
+
+    @contextmanager
+    def forward(
+        self,
+        *contexts: AbstractContextManager[Any],
+        during: AbstractContextManager[Any] | None = None,
+        gradients: bool = True,
+        whole: bool = False,
+        leaf: bool = False,
+    ) -> Iterator[Forward]:
+        """Run the model once; its graph, and the contexts, last until the end of the block.
+
+        Args:
+            contexts: entered before the model runs.
+            during: entered while the model itself runs.
+            gradients, whole: as for ``cut``.
+            leaf: True for a graph from the input on, which is its leaf, whatever parameters are frozen.
+
+        Raises:
+            LayerError: a layer did not run, ran several times, or has no spatial extent.
+            EntangledError: as for ``cut``.
+            TargetError: a target does not fit the model's output.
+        """
+        memory_format, count = self.memory_format(self.inputs), len(self.inputs)
+        with (
+            self.quiet(),
+            torch.set_grad_enabled(leaf),
+            ExitStack() as stack,
+            cut(self.modules, gradients=gradients, whole=whole, afresh=self.afresh) as tape,
+            _resizing(self.model) if self.may_resize else nullcontext(Resized()) as resized,
+        ):
+            entered = [stack.enter_context(context) for context in contexts]
+            images = self.inputs.detach().clone().requires_grad_() if leaf else self.inputs
+            with interruptible():
+                with during or nullcontext() as noted:
+                    output = self.model(images.clone(memory_format=memory_format))
+                tape.recording = False
+                layouts = self._layouts(tape, resized.padded or tuple(self.inputs.shape[2:]))
+                targets = expand(self.targets, output, count)
+                yield Forward(images, output, tape, layouts, resized, targets, entered, noted)
+
+    def _layouts(self, tape: Tape, size: tuple[int, ...]) -> dict[LayerRef, Layout]:
+        """Return the layout of each layer's output."""
+        layouts: dict[LayerRef, Layout] = {}
+        for ref in self.modules:
+            if ref not in tape.layers:
+                raise NotRunError(f"layer {str(ref)!r} did not run in this pass; choose another ({listing_layers()})")
+            shape = tuple(tape.layers[ref].output.shape)
+            layout = self.layouts.get(ref)
+            if ref not in self.layouts and self.read_layout is not None:
+                layout = self.read_layout(shape, len(self.inputs), size)
+            if layout is None:
+                raise LayerError(
+                    f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent that fits the input's "
+                    f"{'x'.join(map(str, size))}, or is computed from another input of the model; choose another layer "
+                    f"({listing_layers()}), or name that input with 'picture'"
+                )
+            tape.layers[ref].images = int(layout.kind == "sequence_first")
+            layouts[ref] = layout
+        return layouts
 
 
-def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass) -> Capture:
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """What one pass left while its graph is there.
+
+    Attributes:
+        images: what the model got; with ``leaf``, the leaf of the graph.
+        output: what the model returned.
+        tape: the layers' outputs.
+        layouts: their layouts.
+        resized: how the model resized its input.
+        targets: the targets, each for itself.
+        entered: what the contexts returned.
+        during: what the context of the model alone returned.
+    """
+
+    images: Tensor
+    output: Any
+    tape: Tape
+    layouts: Mapping[LayerRef, Layout]
+    resized: Resized
+    targets: Sequence[Target]
+    entered: Sequence[Any]
+    during: Any
+
+    def score(self, target: Target) -> Scores:
+        """Return a target's scores with their graph."""
+        return target(self.output, len(self.images))
+
+    def scores(self) -> tuple[Scores, ...]:
+        """Return the targets' scores without a graph."""
+        return tuple(detached(self.score(target)) for target in self.targets)
+
+    def features(self, saved: Mapping[LayerRef, Saved] | None = None) -> tuple[Features, ...]:
+        """Return each layer's saved maps and gradients as grids."""
+        saved, extent = self.tape.layers if saved is None else saved, self.resized.extent
+        return tuple(
+            Features(
+                to_grid(saved[ref].output.detach(), layout),
+                tuple(to_grid(gradient, layout) for gradient in saved[ref].gradients),
+                Placement(extent or layout.extent, layout.positions),
+            )
+            for ref, layout in self.layouts.items()
+        )
+
+    def captured(self, features: Sequence[Features], scores: Sequence[Scores], **more: Any) -> Capture:
+        """Return what the pass leaves without its graph."""
+        layouts, resized = tuple(self.layouts.values()), bool(self.resized.padded)
+        return Capture(tuple(features), tuple(scores), layouts, resized, **more)
+
+
+def capture(options: Pass, *, whole: bool = False) -> Capture:
     """Run the model once and differentiate its head once per target.
 
-    Args:
-        model: the model; it is restored exactly, also after an exception.
-        inputs: a batch of N images on the model's device.
-        targets: each returns one score per image.
-        options: the layers to save, and how the pass is run.
+    There are two possible reasons for a second pass, with a graph of the ``whole`` model. The model's own forward may
+    run a layer inside a no_grad block, whose end turned gradients off again; if gradients are on from the start, the
+    end of the block turns them on. Or a layer returned several tensors, and one of them may have been computed from the
+    maps; the whole graph connects them.
 
     Raises:
         LayerError: a layer did not run, ran several times, has no spatial extent, or the score does not depend on it.
         TargetError: a target does not fit the model's output.
     """
-    with suppress(EntangledError, _UnreachedError):
-        return _capture(model, inputs, targets, options, trunk_graph=False)
-    # There are two possible reasons. The model's own forward may run a layer inside a no_grad block, whose end turned
-    # gradients off again; if gradients are on from the start, the end of the block turns them on. Or a layer returned
-    # several tensors, and one of them may have been computed from the maps; the whole graph connects them.
-    try:
-        return _capture(model, inputs, targets, options, trunk_graph=True)
-    except _UnreachedError as error:
-        raise not_reached(error.layers) from None
-
-
-class NotRunError(LayerError):
-    """A layer did not run in the pass."""
-
-
-class _UnreachedError(Exception):
-    """No score has a gradient at some layers."""
-
-    def __init__(self, layers: Sequence[LayerRef]) -> None:
-        super().__init__()
-        self.layers = layers
-
-
-def _capture(
-    model: nn.Module, inputs: Tensor, targets: Sequence[Target], options: Pass, *, trunk_graph: bool
-) -> Capture:
-    """Run one pass.
-
-    Raises:
-        EntangledError: a layer returned several tensors, and one may have been computed from another.
-        _UnreachedError: no score has a gradient at some layer.
-    """
-    scores: list[Scores] = []
-    with (
-        options.quiet(model, inputs.device),
-        torch.set_grad_enabled(trunk_graph),
-        cut(options.modules, whole=trunk_graph, afresh=options.afresh) as tape,
-        options.resizing(model) as resized,
-        interruptible(),
-    ):
-        images = (
-            inputs.clone().requires_grad_() if trunk_graph else inputs
-        )  # the input needs a gradient in case all parameters are frozen
-        output = model(images.clone(memory_format=options.memory_format))
-        layouts = layouts_of(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
-        for ref, layout in layouts.items():
-            tape.layers[ref].images = int(layout.kind == "sequence_first")
-        expanded = expand(targets, output, len(inputs))
-        for number, target in enumerate(expanded, start=1):
-            scored = target(output, len(inputs))
+    unreached: Sequence[LayerRef] = tuple(options.modules)
+    with suppress(EntangledError), options.forward(whole=whole, leaf=whole) as run:
+        scores: list[Scores] = []
+        for target in run.targets:
+            scored = run.score(target)
             if not (scored.values.requires_grad or is_absent(scored)):
-                raise _UnreachedError(tuple(options.modules))
-            if len(inputs) == 1 and inputs.device.type == "cpu" and number == 1:
+                break
+            if len(run.images) == 1 and run.images.device.type == "cpu" and not scores:
                 contiguous_gradients(scored.values)
-            tape.differentiate(scored, keep_graph=number < len(expanded), fp16=options.precision == "fp16")
             scores.append(detached(scored))
-        unreached = [ref for ref in options.modules if not tape.layers[ref].reached]
-        if unreached and not any(is_absent(scored) for scored in scores):
-            raise _UnreachedError(unreached)
-        features = tuple(features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items())
-    return Capture(features, tuple(scores), tuple(layouts.values()), bool(resized.padded))
+            run.tape.differentiate(scored, keep_graph=len(scores) < len(run.targets), fp16=options.precision == "fp16")
+        else:
+            unreached = [ref for ref in options.modules if not run.tape.layers[ref].reached]
+            if not unreached or any(map(is_absent, scores)):
+                return run.captured(run.features(), scores)
+    if whole:
+        raise not_reached(unreached)
+    return capture(options, whole=True)
 
 
 def is_absent(scored: Scores) -> bool:
@@ -200,108 +267,6 @@ def expand(targets: Sequence[Target], output: Any, batch: int) -> list[Target]:
     ]
 
 
-def layouts_of(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> dict[LayerRef, Layout]:
-    """Return the layout of each layer's output.
-
-    Raises:
-        LayerError: a layer did not run, or its output has no spatial extent.
-    """
-    missing = [str(ref) for ref in options.modules if ref not in tape.layers]
-    if missing:
-        raise NotRunError(f"layer {missing[0]!r} did not run in this pass; choose another ({listing_layers()})")
-    layouts: dict[LayerRef, Layout] = {}
-    for ref in options.modules:
-        shape = tuple(tape.layers[ref].output.shape)
-        layout = options.layouts.get(ref)
-        if ref not in options.layouts and options.read_layout is not None:
-            layout = options.read_layout(shape, batch, size)
-        if layout is None:
-            raise LayerError(
-                f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent that fits the input's "
-                f"{'x'.join(map(str, size))}, or is computed from another input of the model; choose another layer "
-                f"({listing_layers()}), or name that input with 'picture'"
-            )
-        layouts[ref] = layout
-    return layouts
-
-
-def features_of(saved: Saved, layout: Layout, extent: Extent = ()) -> Features:
-    """Return a layer's saved maps and gradients as grids."""
-    gradients = tuple(to_grid(gradient, layout) for gradient in saved.gradients)
-    placement = Placement(extent or layout.extent, layout.positions)
-    return Features(to_grid(saved.output.detach(), layout), gradients, placement)
-
-
-def capture_for_cam(
-    model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass
-) -> Capture:
-    """Run the model once without gradients, and return the class weights of its linear layer.
-
-    The head must be global average pooling of the layer followed by that linear layer. This is not guessed from names:
-    the linear layer's input must equal the mean of the feature maps (or of their positive part, if a ReLU comes between
-    them, as in DenseNet).
-
-    Raises:
-        MethodError: the head has another form; the message names methods that work.
-        TargetError: a target is not a class.
-    """
-    calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
-
-    def note(module: nn.Module, arguments: list[Tensor], output: Tensor) -> None:
-        assert isinstance(module, nn.Linear)
-        calls.append((module, arguments[0].detach(), output))
-
-    linears: dict[nn.Module, ForwardHook] = {
-        module: note for module in model.modules() if isinstance(module, nn.Linear)
-    }
-    with (
-        options.quiet(model, inputs.device),
-        cut(options.modules, gradients=False) as tape,
-        forward_hooks(linears),
-        interruptible(),
-    ):
-        output = model(inputs.clone(memory_format=options.memory_format))
-        scores = tuple(target(output, len(inputs)) for target in expand(targets, output, len(inputs)))
-        heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
-        layouts = layouts_of(tape, options, len(inputs), tuple(inputs.shape[2:]))
-        features = tuple(
-            _cam_features(ref, features_of(tape.layers[ref], layout), heads, scores) for ref, layout in layouts.items()
-        )
-    scores = tuple(replace(scored, values=precise(scored.values)) for scored in scores)
-    return Capture(features, scores, tuple(layouts.values()))
-
-
-def capture_activations(
-    model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass
-) -> Capture:
-    """Run the model once, and return feature maps and scores alone.
-
-    The head has a graph if it can have one: it shows whether the model ends in a softmax or sigmoid.
-
-    Raises:
-        LayerError, TargetError: as for ``capture``.
-    """
-    with suppress(EntangledError):
-        return _capture_activations(model, inputs, targets, options, graph=True)
-    return _capture_activations(model, inputs, targets, options, graph=False)
-
-
-def _capture_activations(
-    model: nn.Module, inputs: Tensor, targets: Sequence[Target], options: Pass, *, graph: bool
-) -> Capture:
-    with (
-        options.quiet(model, inputs.device),
-        cut(options.modules, gradients=graph) as tape,
-        options.resizing(model) as resized,
-        interruptible(),
-    ):
-        output = model(inputs.clone(memory_format=options.memory_format))
-        layouts = layouts_of(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
-        scores = plain_scores(expand(targets, output, len(inputs)), output, len(inputs))
-        features = tuple(features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items())
-    return Capture(features, scores, tuple(layouts.values()), bool(resized.padded))
-
-
 @contextmanager
 def whole_graph(image: Float[Tensor, "1 c *size"]) -> Iterator[Tensor]:
     """Keep the graph of one pass; yield a copy of the picture that all operations depend on.
@@ -313,54 +278,6 @@ def whole_graph(image: Float[Tensor, "1 c *size"]) -> Iterator[Tensor]:
         yield image.clone().requires_grad_().clone()
 
 
-def plain_scores(targets: Sequence[Target], output: Any, batch: int) -> tuple[Scores, ...]:
-    """Return the targets' scores without a graph."""
-    return tuple(detached(target(output, batch)) for target in targets)
-
-
 def detached(scored: Scores) -> Scores:
     """Return a target's scores without their graph."""
     return replace(scored, values=precise(scored.values.detach()), activation=None)
-
-
-def _cam_features(
-    ref: LayerRef,
-    features: Features,
-    heads: Sequence[tuple[nn.Linear, Tensor, Tensor]],
-    scores: Sequence[Scores],
-) -> Features:
-    """Return a layer's maps with the class weights of the linear layer that reads their mean."""
-    maps = features.activations
-    cells = tuple(range(2, maps.dim()))
-    if heads:
-        linear, pooled, _ = heads[-1]
-        for positive_part in (maps, maps.relu()):
-            if _same(pooled, positive_part.mean(cells)):
-                weights = tuple(_class_weights(linear, scored) for scored in scores)
-                return Features(positive_part, weights, features.placement)
-    raise MethodError(
-        "cam needs a head of global average pooling and one linear layer, and this model has no such head after layer "
-        f"{str(ref)!r}; use 'gradcam' or 'hirescam', which work with any head"
-    )
-
-
-def _gives(logits: Tensor, scored: Scores) -> bool:
-    """Tell whether a linear layer's output contains the scores of the classes."""
-    if scored.indices is None:
-        raise TargetError("cam explains classes only; use 'gradcam' for a target function")
-    if logits.dim() != 2 or len(logits) != len(scored.indices) or max(scored.indices) >= logits.shape[1]:
-        return False
-    return torch.equal(logits[range(len(logits)), scored.indices], scored.values)
-
-
-def _same(pooled: Tensor, mean: Tensor) -> bool:
-    """Tell whether two tensors are equal up to rounding."""
-    tolerance = _SAME_FP32 if pooled.dtype == mean.dtype == torch.float32 else _SAME_AUTOCAST
-    if pooled.shape != mean.shape:
-        return False
-    difference = (pooled.float() - mean.float()).abs().amax()
-    return bool(difference <= tolerance * mean.float().abs().amax())
-
-
-def _class_weights(linear: nn.Linear, scored: Scores) -> Float[Tensor, "n c"]:
-    return linear.weight.detach()[list(scored.indices or ())].float()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -41,18 +40,6 @@ class Capture:
     layouts: tuple[Layout, ...] = ()
     resized: bool = False
     references: tuple[ReferenceScores | None, ...] = ()
-
-
-@runtime_checkable
-class Weigh(Protocol):
-    """A method that a pass calls, with what it has for it; the docstring of each pass says what that is."""
-
-    @property
-    def name(self) -> str:
-        """The method's name."""
-
-    def __call__(self, *given: Any) -> Tensor:
-        """Return the weights."""
 
 
 def to_grid(tensor: Shaped[Tensor, "*shape"], layout: Layout) -> Shaped[Tensor, "n c *grid"]:

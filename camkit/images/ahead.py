@@ -14,7 +14,6 @@ from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, source_of, unbatched
-from camkit.images.read import upright_size
 from camkit.types import Failure, ImageLike, Preprocess
 
 _READERS = min(4, os.cpu_count() or 1)
@@ -27,22 +26,8 @@ picture of 20 megapixels."""
 
 _MOST_BYTES_PER_BATCH = MOST_BYTES // 2
 
-_LARGE, _TOO_LARGE = 4_000_000, 25_000_000
-"""If a photo in a folder has between these numbers of pixels, one thread reads, explains and draws it: a thread for
-each step would take a quarter longer, and more memory. Only one larger photo at a time is in memory."""
-
-
-@dataclass(frozen=True)
-class Unread:
-    """The file of a large photo, its number in the call, from 1, and its upright width and height."""
-
-    file: str | Path
-    number: int
-    size: tuple[int, int]
-
-
-Batch: TypeAlias = "list[Prepared] | Unread | Failure"
-"""Pictures of one size, a large photo that is still to be read, or a picture that cannot be read."""
+Batch: TypeAlias = "list[Prepared] | Failure"
+"""Pictures of one size, or a picture that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +53,8 @@ class Reader:
         prepared = prepare(image, self.preprocess, source_of(image, number), self.rank, draft=draft)
         return replace(prepared, number=number)
 
-    def read_large(self, photo: Unread) -> list[Prepared] | Failure:
-        """Return a batch of one large photo, whose size was measured before."""
-        item = self._read_or_failed(photo.file, photo.number)
-        return item if isinstance(item, Failure) else [located(item, self.preprocess, self.boxes, measured=True)]
-
-    def batches(
-        self, images: Iterable[ImageLike], batch_size: int, *, draft: bool = False, large_later: bool = False
-    ) -> Iterator[Batch]:
-        """Join the pictures into batches of one size, in their order; a large photo or a failure comes in its place.
+    def batches(self, images: Iterable[ImageLike], batch_size: int, *, draft: bool = False) -> Iterator[Batch]:
+        """Join the pictures into batches of one size, in their order; a failure comes in its place.
 
         If the caller's iterable fails, what came before is returned first.
 
@@ -84,12 +62,11 @@ class Reader:
             images: what ``prepare`` takes, and batches (N, C, H, W).
             batch_size: the most pictures in a batch; large ones fill it earlier.
             draft: as for ``prepare``.
-            large_later: return a large photo as ``Unread``.
         """
         batch: list[Prepared] = []
         held = 0
         try:
-            for item in self._ahead(images, batch_size, draft=draft, large_later=large_later):
+            for item in self._ahead(images, batch_size, draft=draft):
                 size = _bytes(item)
                 is_full = len(batch) == batch_size or held + size > _MOST_BYTES_PER_BATCH
                 if batch and (not isinstance(item, Prepared) or is_full or item.tensor.shape != batch[0].tensor.shape):
@@ -99,8 +76,6 @@ class Reader:
                     batch.append(located(item, self.preprocess, self.boxes))
                     held += size
                     continue
-                if isinstance(item, Unread):
-                    self.boxes.measure(self.preprocess, item.size)
                 yield item
                 del item  # while the batch is explained, only its list and its rows hold the pictures
         except Exception:
@@ -110,21 +85,13 @@ class Reader:
         if batch:
             yield batch
 
-    def _ahead(
-        self, images: Iterable[ImageLike], ahead: int, *, draft: bool, large_later: bool
-    ) -> Iterator[Prepared | Unread | Failure]:
+    def _ahead(self, images: Iterable[ImageLike], ahead: int, *, draft: bool) -> Iterator[Prepared | Failure]:
         """Prepare pictures in their order; files are read ahead in other threads."""
 
-        def of_file(file: str | Path, number: int) -> Prepared | Unread | Failure:
-            size = upright_size(file) if large_later else None
-            if size is not None and _LARGE < size[0] * size[1] <= _TOO_LARGE:
-                return Unread(file, number, size)
-            return self._read_or_failed(file, number, draft=draft)
-
-        def tasks() -> Iterator[Task[Prepared | Unread | Failure]]:
+        def tasks() -> Iterator[Task[Prepared | Failure]]:
             for number, image in enumerate(unbatched(images, self.rank), start=1):
                 if isinstance(image, (str, Path)):
-                    yield Task(functools.partial(of_file, image, number), in_thread=True)
+                    yield Task(functools.partial(self._read_or_failed, image, number, draft=draft), in_thread=True)
                 else:  # the caller may close it, or write into it, as soon as the next one is taken
                     yield Task(functools.partial(_same, self._read_or_failed(image, number)), in_thread=False)
 
@@ -166,7 +133,7 @@ def bytes_of_batch(batch: Batch) -> int:
     return sum(map(_bytes, batch)) if isinstance(batch, list) else 0
 
 
-def _bytes(item: Prepared | Unread | Failure) -> int:
+def _bytes(item: Prepared | Failure) -> int:
     if not isinstance(item, Prepared):
         return 0
     return item.tensor.nbytes + (0 if item.picture is None else bytes_of(item.picture))

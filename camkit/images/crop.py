@@ -146,44 +146,15 @@ class CropBoxes:
     def __init__(self) -> None:
         self._views: weakref.WeakKeyDictionary[Any, dict[Any, View | None]] = weakref.WeakKeyDictionary()
 
-    def of(
-        self, preprocess: Preprocess, picture: Image.Image, tensor: Float[Tensor, "c h w"], *, measured: bool = False
-    ) -> Box | None:
+    def of(self, preprocess: Preprocess, picture: Image.Image, tensor: Float[Tensor, "c h w"]) -> Box | None:
         """Return the part of a picture that a preprocessing shows the model in a tensor.
 
-        It is measured once for each size; None also if the tensor shows another part of this picture. With
-        ``measured``, only boxes that ``measure`` has measured are returned, in any thread.
+        It is measured once for each size; None also if the tensor shows another part of this picture.
         """
-        view = self.view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]), measured=measured)
+        view = self.view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
         return view.box if view is not None and view.shows(picture, tensor) else None
 
-    def keeps(self, preprocess: Preprocess | None) -> bool:
-        """Tell whether the boxes for a preprocessing are kept, or need no measuring: then any thread may ask."""
-        if preprocess is None or isinstance(preprocess, ImageClassification):
-            return preprocess is not None
-        try:
-            self._views.setdefault(getattr(preprocess, "__self__", preprocess), {})
-        except TypeError:  # it cannot be hashed or weakly referenced
-            return False
-        return True
-
-    def measure(self, preprocess: Preprocess | None, size: tuple[int, int]) -> None:
-        """Measure the box for pictures of a size, unless it is known, so that other threads need not."""
-        if preprocess is None or isinstance(preprocess, ImageClassification):
-            return
-        name, owner = getattr(preprocess, "__name__", ""), getattr(preprocess, "__self__", preprocess)
-        if any(key[:2] == (name, size) for key in list(self._views[owner])):
-            return
-        try:
-            with undisturbed(), same_randomness(), interruptible():
-                *_, height, width = preprocess(Image.new("RGB", size)).shape
-        except Exception:  # the user's function may raise anything; if the photo fails too, that error is reported
-            return
-        self.view(preprocess, size, (width, height))
-
-    def view(
-        self, preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int], *, measured: bool = False
-    ) -> View | None:
+    def view(self, preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
         """Return the part that a preprocessing shows of pictures of a size, as measured the first time.
 
         torchvision's presets are read. Any other function is measured, with pictures whose brightness encodes the
@@ -193,18 +164,13 @@ class CropBoxes:
             preprocess: turns a PIL picture into the model's input.
             size: width and height of the picture.
             output: width and height of the model's input.
-            measured: return only what ``measure`` has measured.
         """
-        if measured and isinstance(preprocess, ImageClassification):
-            return _view(preprocess, size, output)
         # Python creates a bound method anew at each access, so the boxes are kept for the object it belongs to.
         owner, key = getattr(preprocess, "__self__", preprocess), (getattr(preprocess, "__name__", ""), size, output)
         try:
             views = self._views.setdefault(owner, {})
         except TypeError:  # it cannot be hashed or weakly referenced, so its boxes are not kept
             return _view(preprocess, size, output)
-        if measured:
-            return views.get(key)
         if key not in views:
             while len(views) >= _MOST_SIZES:
                 views.pop(next(iter(views), None), None)  # another thread may remove it at the same time

@@ -147,15 +147,14 @@ def _resized_side(preprocess: Preprocess, *, at_once: bool = False) -> int | Non
     return None
 
 
-def located(prepared: Prepared, preprocess: Preprocess | None, boxes: CropBoxes, *, measured: bool = False) -> Prepared:
+def located(prepared: Prepared, preprocess: Preprocess | None, boxes: CropBoxes) -> Prepared:
     """Add the crop box of the preprocessing; if there is none to be found, remove the original picture.
 
-    Call it in the caller's thread: it runs the caller's preprocessing and touches the random generators. With
-    ``measured``, only boxes that were measured before are found, in any thread.
+    Call it in the caller's thread: it runs the caller's preprocessing and touches the random generators.
     """
     if prepared.picture is None or preprocess is None:
         return prepared
-    box = boxes.of(preprocess, prepared.picture, prepared.tensor, measured=measured)
+    box = boxes.of(preprocess, prepared.picture, prepared.tensor)
     return replace(prepared, box=box) if box is not None else replace(prepared, picture=None)
 
 

@@ -185,28 +185,6 @@ _WITH_ORIENTATION = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"
 """The entries of a Pillow picture's ``info`` in which ``getexif`` finds an orientation."""
 
 
-_ON_ITS_SIDE = (5, 6, 7, 8)
-"""The EXIF orientations of pictures whose width becomes their height."""
-
-
-def upright_size(path: str | Path) -> tuple[int, int] | None:
-    """Return the width and height of a picture file turned upright, from its header; None if it cannot be read.
-
-    A PNG is taken to be upright if its EXIF data does not come before its pixels, since Pillow would decode it.
-    """
-    try:
-        with opened(Path(path)) as picture:
-            tags: Mapping[int, Any] = getattr(picture, "tag_v2", {})  # Pillow turns the size of a TIFF itself
-            width = tags.get(TiffImagePlugin.IMAGEWIDTH, picture.width)
-            height = tags.get(TiffImagePlugin.IMAGELENGTH, picture.height)
-            if picture.format == "PNG" and "exif" not in picture.info:
-                return width, height
-            on_its_side = picture.getexif().get(ExifTags.Base.Orientation) in _ON_ITS_SIDE
-    except Exception:  # a damaged file can make its decoder fail in any way; reading it reports the error
-        return None
-    return (height, width) if on_its_side else (width, height)
-
-
 def turned(picture: Image.Image) -> Image.Image:
     """Return a picture upright, as the orientation in its EXIF data says, and without that data if it was turned."""
     picture.load()  # Pillow turns a TIFF itself when it decodes it

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from camkit.errors import LayerError, advice, listing_layers
 from camkit.layers.influence import ELSEWHERE, NOT_MEASURED
-from camkit.layers.layouts import TOKENS, LayoutReadings
+from camkit.layers.layouts import LayoutReadings
 from camkit.layers.trace import Trace, TracedCall
 from camkit.types import LayerRef, Layout, TargetLayer
 
@@ -125,7 +125,7 @@ class Decision:
         Raises:
             LayerError: as for ``chosen``, if no layer has tokens.
         """
-        rows = [row for row in self.rows if row.layout is not None and row.layout.kind in TOKENS and row.ref.name]
+        rows = [row for row in self.rows if row.layout is not None and row.layout.has_tokens and row.ref.name]
         sure = [row for row in rows if not row.unsure]
         if not sure and any(row.verdict == ELSEWHERE for row in self.rows):
             raise LayerError("the tokens are in another order than the cells of a grid")

@@ -80,7 +80,6 @@ class ModelMemory:
         self._apart: dict[tuple[LayerRef, ...], tuple[int, bool | None]] = {}
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
-        self._named: OrderedDict[tuple[InputKind, LayerRef], TargetLayer] = OrderedDict()
         self._placed: OrderedDict[tuple[InputKind, LayerRef, Layout | None, Spread], Layout | None] = OrderedDict()
         self._placed_with = WeightMarks(record.modules(), buffers=False)
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
@@ -91,7 +90,8 @@ class ModelMemory:
         return self._model()
 
     @property
-    def _living(self) -> nn.Module:
+    def living(self) -> nn.Module:
+        """The model, which is alive during a call."""
         model = self._model()
         assert model is not None
         return model
@@ -113,7 +113,7 @@ class ModelMemory:
         selectors = tuple(item.ref if isinstance(item, TargetLayer) else item for item in selectors)
         modules = self._selected.get(selectors)
         if modules is None:
-            modules = weakref.WeakValueDictionary(select_layers(self._living, cast("Any", selectors)))
+            modules = weakref.WeakValueDictionary(select_layers(self.living, cast("Any", selectors)))
             if LayerRef("") in modules:
                 raise LayerError(
                     "the whole model is not a layer; name one of its submodules, or "
@@ -150,7 +150,7 @@ class ModelMemory:
         if new:
             modules = self.selected(tuple(layer.ref for layer in new))
             stages = [(layer, modules[layer.ref]) for layer in new]
-            for ref, layout in with_places(self._living, image, stages, spread, self.record).items():
+            for ref, layout in with_places(self.living, image, stages, spread, self.record).items():
                 placed[ref] = layout
                 _keep(self._placed, keys[ref], layout)
         return {ref: placed[ref] for ref in keys}
@@ -164,15 +164,11 @@ class ModelMemory:
         is_kept = target is None or identity is not None
         if is_kept and self._still_holds(key):
             return self._decisions[key][0]
-        decision = decide(self._living, image, self.record, target=target)
+        decision = decide(self.living, image, self.record, target=target)
         if is_kept and decision.lasting and decision.holds_for != "picture":
             marks = WeightMarks(self.record.modules()) if decision.holds_for == "weights" else None
             _keep(self._decisions, key, (decision, marks))
         return decision
-
-    def has_decided(self, image: Float[Tensor, "n c *size"]) -> bool:
-        """Tell whether a decision for inputs like this image is remembered and still holds."""
-        return self._still_holds((kind_of(image), None))
 
     def _still_holds(self, key: _DecisionKey) -> bool:
         kept = self._decisions.get(key)
@@ -197,7 +193,7 @@ class ModelMemory:
         refs, count = tuple(layers), min(at_once, 3)  # what holds for three holds for more
         tried, apart = self._apart.get(refs, (1, True))
         if apart and tried < count:
-            apart = keeps_pictures_apart(self._living, inputs[:1], layers, self.record, at_once)
+            apart = keeps_pictures_apart(self.living, inputs[:1], layers, self.record, at_once)
             self._apart[refs] = count, apart
         if apart is None and len(inputs) > 1:
             raise TargetError(
@@ -221,18 +217,9 @@ class ModelMemory:
                 self._final_activation = ScoreReading.of(logits_of(model(picture), 1)).final
         return self._final_activation
 
-    def known(self, ref: LayerRef, image: Float[Tensor, "n c *size"]) -> TargetLayer | None:
-        """Return the remembered layer with this name, for inputs like this image; None if there is none."""
-        return self._named.get((kind_of(image), ref))
-
-    def remember(self, layer: TargetLayer, image: Float[Tensor, "n c *size"]) -> None:
-        """Remember a layer that the caller named, for inputs like this image."""
-        _keep(self._named, (kind_of(image), layer.ref), layer)
-
     def forget(self) -> None:
         """Forget all decisions, after a pass showed that they no longer hold."""
         self._decisions.clear()
-        self._named.clear()
         self._placed.clear()
 
 

@@ -20,7 +20,9 @@ from camkit.errors import MethodError, did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from camkit.types import Fusion
+    from camkit.engine.capture import Pass
+    from camkit.engine.features import Capture
+    from camkit.types import Fusion, TargetLayer
 else:
     Tensor = Any
 
@@ -40,50 +42,21 @@ Needs: TypeAlias = Literal[
     "attention-by-layer",
 ]
 
-
-@dataclass(frozen=True)
-class Need:
-    """What methods of one kind get besides the feature maps of a layer.
-
-    Attributes:
-        words: what it is, for lists of methods.
-        alone: True if that is nothing.
-        gradients: True if it is the score's gradients, as a plain pass leaves them.
-        in_pass: True if the method is called in the pass, while the model's graph is there or the model may run again.
-        one_by_one: True if the method takes one picture at a time.
-        pictures: True if it runs the whole model on changed pictures.
-        references: True if it compares the picture with reference pictures.
-        attention: True if it reads the attention maps of a transformer.
-    """
-
-    words: str
-    alone: bool = False
-    gradients: bool = False
-    in_pass: bool = True
-    one_by_one: bool = False
-    pictures: bool = False
-    references: bool = False
-    attention: bool = False
-
-
-_NEEDS: Mapping[Needs, Need] = {
-    "gradients": Need("the score's gradients", gradients=True, in_pass=False),
-    "curvature": Need("the score's second derivatives"),
-    "head": Need("pooling and one linear layer after it", in_pass=False),
-    "activations": Need("nothing else; reads no score", alone=True, in_pass=False),
-    "scores": Need("the part of the model after it, run alone", one_by_one=True),
-    "references": Need(
-        "the part of the model after it, run alone, with gradients; reference pictures",
-        one_by_one=True,
-        references=True,
-    ),
-    "attention": Need("attention over all tokens; reads no score", attention=True),
-    "attention-gradients": Need("attention over all tokens, and its gradients", attention=True),
-    "attention-by-layer": Need("attention over all tokens, and each block's own score", attention=True),
-    "pictures": Need("the whole model, run on changed pictures", one_by_one=True, pictures=True),
-    "parts": Need("gradients through the whole model"),
-    "guided": Need("gradients through the whole model, and ReLUs"),
+_NEEDS: Mapping[str, str] = {
+    "gradients": "the score's gradients",
+    "curvature": "the score's second derivatives",
+    "head": "pooling and one linear layer after it",
+    "activations": "nothing else; reads no score",
+    "scores": "the part of the model after it, run alone",
+    "references": "the part of the model after it, run alone, with gradients; reference pictures",
+    "attention": "attention over all tokens; reads no score",
+    "attention-gradients": "attention over all tokens, and its gradients",
+    "attention-by-layer": "attention over all tokens, and each block's own score",
+    "pictures": "the whole model, run on changed pictures",
+    "parts": "gradients through the whole model",
+    "guided": "gradients through the whole model, and ReLUs",
 }
+"""What methods get besides the feature maps of a layer, as lists of methods say it; ``methods.runs`` has the passes."""
 
 WEIGHTED = "Weighted feature maps"
 """What a map is whose method does not say more."""
@@ -138,17 +111,14 @@ class Method:
     ``unit`` says what the values of the raw map are, as the first words of a caption.
     ``layer`` is False if it reads the whole model and not one layer: the activations are the input then.
     With ``stages``, the maps of the last layer of each size of grid are multiplied. With ``finer``, a class is compared
-    with its nearest ones. ``values`` says which values the keyword arguments of ``weights`` may have. ``automatic``
-    stands for the method that is right for the network; only "auto" has it. With ``sharpens``, the map of a layer is
-    multiplied by that of a finer one. With ``pools``, the maps of all grids that a detector's boxes come from are
-    added.
+    with its nearest ones. ``values`` says which values the keyword arguments of ``weights`` may have.
     """
 
     name: str
     title: str
     summary: str
     paper: str
-    needs: Needs
+    needs: str
     weights: WeightFunction
     cost: str = "1, and back through the head"
     layer: bool = True
@@ -156,13 +126,10 @@ class Method:
     finer: bool = False
     unit: str = WEIGHTED
     values: Mapping[str, Whole | Between] = field(default_factory=dict, compare=False)
-    automatic: bool = False
-    sharpens: bool = False
-    pools: bool = False
 
     @functools.cached_property
-    def need(self) -> Need:
-        """What it gets, and so how the model is run for it; ``camkit.methods.runs`` has the passes."""
+    def words(self) -> str:
+        """What it gets besides the feature maps of a layer, for lists of methods."""
         return _NEEDS[self.needs]
 
     @functools.cached_property
@@ -172,21 +139,104 @@ class Method:
         return not str(getattr(function, "__module__", "")).startswith("camkit.")
 
     @functools.cached_property
-    def varies(self) -> bool:
-        """True if it depends on the model's layers which method weights the maps."""
-        return self.automatic or self.sharpens or self.pools
-
-    @functools.cached_property
     def fuse(self) -> Fusion:
         """How several layers become one map, unless the caller says how."""
         return "product" if self.stages else "mean"
 
     @functools.cached_property
+    def reads_gradients(self) -> bool:
+        """True if its pass leaves the score's gradients at the layers."""
+        return self.needs in ("gradients", "joined")
+
+    @functools.cached_property
+    def reads_attention(self) -> bool:
+        """True if it reads the attention maps of a transformer."""
+        return self.needs.startswith("attention")
+
+    @functools.cached_property
     def shares_pass(self) -> bool:
         """True if it weights what a plain pass leaves at the layer, so that several such methods can share one pass."""
-        alone = self.stages or self.finer or self.varies
-        return (self.need.gradients or self.need.alone) and self.layer and not alone
+        alone = self.stages or self.finer or self == AUTO
+        return self.needs in ("gradients", "activations") and self.layer and not alone
 
+    @functools.cached_property
+    def one_by_one(self) -> bool:
+        """True if it takes one picture at a time."""
+        return self.needs in ("scores", "references", "pictures")
+
+    @functools.cached_property
+    def compares(self) -> bool:
+        """True if it compares the picture with reference pictures."""
+        return self.needs == "references"
+
+    @functools.cached_property
+    def for_black_boxes(self) -> bool:
+        """True if it needs neither layers nor gradients."""
+        return self.needs == "pictures" and not self.layer
+
+    @property
+    def for_threads(self) -> bool:
+        """True if its passes may run in several threads: it takes batches, and is camkit's own or registered."""
+        return self is known_method(self.name) and not self.one_by_one
+
+    def at(self, decision: Any, attends: bool = False) -> Way:
+        """Return the method that this one is for a decision on a model's layers, and the layers that it reads.
+
+        Args:
+            decision: a ``camkit.layers.decision.Decision``.
+            attends: False if attention is known not to run between all tokens.
+
+        Raises:
+            LayerError: there is no such layer.
+        """
+        if self.reads_attention:
+            return self, (decision.of_tokens(),)
+        if self.stages:
+            return self, decision.stages()
+        if self == AUTO and attends and (layout := decision.chosen().layout) is not None and layout.has_tokens:
+            return METHODS["chefer"].at(decision)
+        if self in (AUTO, ODAM) and decision.levels:
+            return ODAM, decision.levels
+        chosen = decision.chosen()
+        if self in (AUTO, SHARPENED) and decision.finer is not None:
+            return sharpening((decision.finer, chosen))
+        return METHODS["gradcam"] if self in (AUTO, SHARPENED) else self, (chosen,)
+
+    def run(self, options: Pass) -> Capture:
+        """Run the model, and return feature maps with gradients or weights, and scores.
+
+        Raises:
+            LayerError, TargetError: as for ``camkit.engine.capture.capture``.
+            MethodError: the model does not have what the method needs.
+        """
+        from camkit.methods.runs import RUNS  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
+
+        return RUNS[self.needs](options, self)
+
+    def joined(self, captured: Capture, size: tuple[int, ...]) -> Capture:
+        """Return what a pass left as features of one layer with finished weights, if it makes one map of several."""
+        if self not in (SHARPENED, ODAM):
+            return captured
+        from camkit.methods.joined import pooled, sharpened  # noqa: PLC0415 - as above
+
+        return sharpened(captured, size) if self == SHARPENED else pooled(captured, size)
+
+    def weigh(self, *given: Any) -> Tensor:
+        """Return its weights. A function of the user's gets copies, since it may work in place.
+
+        Raises:
+            MethodError: it takes other arguments, or returns no dense floating-point tensor. Each pass checks the
+                shape.
+        """
+        if not self.users:
+            return self.weights(*given)
+        from camkit.methods.runs import users_weights  # noqa: PLC0415 - as above
+
+        return users_weights(self, *given)
+
+
+Way: TypeAlias = "tuple[Method, tuple[TargetLayer, ...]]"
+"""A method, and the layers that it reads."""
 
 MethodLike: TypeAlias = str | WeightFunction | Method
 """What ``method=`` takes: a name, a function, or an entry of ``METHODS``."""
@@ -201,7 +251,7 @@ networks, are not."""
 
 
 def _none(*_: Any) -> Any:
-    raise NotImplementedError("camkit replaces 'auto' with another method before a pass")
+    raise NotImplementedError("a pass of several layers leaves finished weights")
 
 
 AUTO = Method(
@@ -212,9 +262,8 @@ AUTO = Method(
     needs="gradients",
     weights=_none,
     unit="",
-    automatic=True,
 )
-"""What ``method="auto"`` means; it is no entry of ``METHODS``, since it stands for one of them."""
+"""What ``method="auto"`` means; it is no entry of ``METHODS``, since ``at`` replaces it with one before a pass."""
 
 
 SHARPENED = Method(
@@ -222,10 +271,9 @@ SHARPENED = Method(
     title="Grad-CAM, sharpened",
     summary="Grad-CAM at the deepest grid times gradcam-elementwise at a finer one",
     paper="",
-    needs="gradients",
-    weights=lambda _, weights: weights,  # finished by ``camkit.methods.joined.sharpened``
+    needs="joined",
+    weights=_none,
     unit="Evidence in units of the score",
-    sharpens=True,
 )
 """What "auto" takes for most convolutional networks; it is no entry of ``METHODS``, since it reads two layers."""
 
@@ -235,12 +283,18 @@ ODAM = Method(
     title="ODAM",
     summary="gradients times activations, cell by cell, summed over the grids that a detector's box comes from",
     paper="Zhao & Chan 2023, ODAM, arXiv:2304.06354",
-    needs="gradients",
-    weights=lambda _, gradients: gradients,  # of several grids: camkit.methods.joined.pooled
+    needs="joined",
+    weights=_none,
     unit="Evidence in units of the score",
-    pools=True,
 )
 """What "auto" takes for a detector's boxes; it is no entry of ``METHODS``, since it reads several layers."""
+
+
+def sharpening(layers: tuple[TargetLayer, ...]) -> Way:
+    """Return the method that sharpens the second of two layers by the first, and the layers with that reason."""
+    finer, deepest = layers
+    reason = f"{deepest.reason}; sharpened by {finer}: {finer.reason}"
+    return SHARPENED, (finer, changed(deepest, reason=reason))
 
 
 _APART = {method.name: method for method in (AUTO, SHARPENED, ODAM)}

@@ -4,88 +4,161 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from camkit.engine.capture import Pass, capture, capture_activations, capture_for_cam
-from camkit.engine.capture_attention import capture_attention
-from camkit.engine.capture_curvature import capture_curvature
-from camkit.engine.capture_head import capture_with_head
-from camkit.engine.capture_input import capture_guided, capture_parts
-from camkit.engine.capture_pictures import capture_with_pictures
-from camkit.engine.capture_references import capture_with_references
-from camkit.engine.features import Capture, Features
+from camkit.engine.attach import ForwardHook, forward_hooks
+from camkit.engine.capture import Pass, capture, is_absent
+from camkit.engine.cut import EntangledError
+from camkit.engine.features import Capture, Features, to_grid
 from camkit.engine.heatmap import resample, weighted_sum
-from camkit.engine.nested import mapped
-from camkit.errors import MethodError, refusing_other_arguments
+from camkit.engine.nested import mapped, precise
+from camkit.errors import MethodError, TargetError, refusing_other_arguments
 from camkit.methods.joined import component_weights
-from camkit.methods.registry import Method, Needs
+from camkit.methods.on_attention import by_layer, by_score
+from camkit.methods.on_input import of_guided, of_parts, second_derivatives
+from camkit.methods.on_one_picture import of_pictures, of_references, of_scores
+from camkit.methods.registry import Method
 from camkit.targets.outputs import describe
-from camkit.targets.scores import Scores, Target
-from camkit.types import Placement
+from camkit.targets.probabilities import passing_through
+from camkit.targets.scores import Scores
+from camkit.types import LayerRef, Placement
 
-_Plain: TypeAlias = Callable[[nn.Module, Tensor, Sequence[Target], Pass], Capture]
-"""A pass after which the method is called."""
-
-_Weighing: TypeAlias = Callable[..., Capture]
-"""A pass that calls the method, as the fifth argument, while the model's graph is there or the model may run again."""
-
-_PLAIN: Mapping[Needs, _Plain] = {
-    "gradients": capture,
-    "head": capture_for_cam,
-    "activations": capture_activations,
-}
-
-_WEIGHING: Mapping[Needs, _Weighing] = {
-    "curvature": capture_curvature,
-    "scores": capture_with_head,
-    "references": capture_with_references,
-    "pictures": capture_with_pictures,
-    "parts": capture_parts,
-    "guided": capture_guided,
-    "attention": functools.partial(capture_attention, reads="maps"),
-    "attention-gradients": functools.partial(capture_attention, reads="gradients"),
-    "attention-by-layer": functools.partial(capture_attention, reads="layers"),
-}
+_SAME_FP32, _SAME_AUTOCAST = 1e-4, 2e-2
+"""How far a linear layer's input may differ from the mean of the feature maps, as a share of the largest mean: several
+times the rounding of a sum over the cells in fp32, and in bf16, the coarsest type of autocast."""
 
 
-def run(method: Method, model: nn.Module, inputs: Tensor, targets: Sequence[Target], options: Pass) -> Capture:
-    """Run the pass that a method needs; ``engine.capture.capture`` explains the arguments.
+def _of_head(options: Pass, _: Method) -> Capture:
+    """Run the model once without gradients, and return the class weights of its linear layer.
+
+    The head must be global average pooling of the layer followed by that linear layer. This is not guessed from names:
+    the linear layer's input must equal the mean of the feature maps (or of their positive part, if a ReLU comes between
+    them, as in DenseNet).
 
     Raises:
-        LayerError, TargetError: as for ``capture``.
-        MethodError: the model does not have what the method needs.
+        MethodError: the head has another form; the message names methods that work.
+        TargetError: a target is not a class.
     """
-    if method.needs in _PLAIN:
-        return _PLAIN[method.needs](model, inputs, targets, options)
-    return _WEIGHING[method.needs](model, inputs, targets, options, _Weigher(method))
+    calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
+
+    def note(module: nn.Module, arguments: list[Tensor], output: Tensor) -> None:
+        assert isinstance(module, nn.Linear)
+        calls.append((module, arguments[0].detach(), output))
+
+    linears: dict[nn.Module, ForwardHook] = {
+        module: note for module in options.model.modules() if isinstance(module, nn.Linear)
+    }
+    with options.forward(forward_hooks(linears), gradients=False) as run:
+        scores = [run.score(target) for target in run.targets]
+        heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
+        maps = zip(run.layouts, run.features(), strict=True)
+        features = [_class_weights(ref, of_layer, heads, scores) for ref, of_layer in maps]
+        return run.captured(features, [replace(scored, values=precise(scored.values)) for scored in scores])
 
 
-@dataclass(frozen=True)
-class _Weigher:
-    """A method as a pass calls it."""
+def _class_weights(
+    ref: LayerRef, features: Features, heads: Sequence[tuple[nn.Linear, Tensor, Tensor]], scores: Sequence[Scores]
+) -> Features:
+    """Return a layer's maps with the class weights of the linear layer that reads their mean."""
+    maps = features.activations
+    cells = tuple(range(2, maps.dim()))
+    if heads:
+        linear, pooled_maps, _ = heads[-1]
+        for positive_part in (maps, maps.relu()):
+            if _same(pooled_maps, positive_part.mean(cells)):
+                weights = tuple(linear.weight.detach()[list(scored.indices or ())].float() for scored in scores)
+                return Features(positive_part, weights, features.placement)
+    raise MethodError(
+        "cam needs a head of global average pooling and one linear layer, and this model has no such head after layer "
+        f"{str(ref)!r}; use 'gradcam' or 'hirescam', which work with any head"
+    )
 
-    method: Method
 
-    @property
-    def name(self) -> str:
-        return self.method.name
+def _gives(logits: Tensor, scored: Scores) -> bool:
+    """Tell whether a linear layer's output contains the scores of the classes."""
+    if scored.indices is None:
+        raise TargetError("cam explains classes only; use 'gradcam' for a target function")
+    if logits.dim() != 2 or len(logits) != len(scored.indices) or max(scored.indices) >= logits.shape[1]:
+        return False
+    return torch.equal(logits[range(len(logits)), scored.indices], scored.values)
 
-    def __call__(self, *given: Any) -> Tensor:
-        return weigh(self.method, *given)
+
+def _same(pooled_maps: Tensor, mean: Tensor) -> bool:
+    """Tell whether two tensors are equal up to rounding."""
+    tolerance = _SAME_FP32 if pooled_maps.dtype == mean.dtype == torch.float32 else _SAME_AUTOCAST
+    if pooled_maps.shape != mean.shape:
+        return False
+    difference = (pooled_maps.float() - mean.float()).abs().amax()
+    return bool(difference <= tolerance * mean.float().abs().amax())
 
 
-def weigh(method: Method, *given: Any) -> Tensor:
-    """Return the weights of a method. A function of the user's gets copies, since it may work in place.
+def _of_activations(options: Pass, _: Method) -> Capture:
+    """Run the model once, and return feature maps and scores alone.
+
+    The head has a graph if it can have one: it shows whether the model ends in a softmax or sigmoid.
+    """
+    for graph in (True, False):
+        with suppress(EntangledError), options.forward(gradients=graph) as run:
+            return run.captured(run.features(), run.scores())
+    raise AssertionError("a pass without gradients does not entangle layers")
+
+
+def _of_curvature(options: Pass, method: Method) -> Capture:
+    """Run the model once; differentiate its head, and its gradients in the direction of the feature maps.
+
+    The method gets the activations, the gradients and the products, each (N, C, *grid).
 
     Raises:
-        MethodError: it takes other arguments, or returns no dense floating-point tensor. Each pass checks the shape.
+        MethodError: several layers are fused, or an operation of the head has no second derivative.
     """
-    if not method.users:
-        return method.weights(*given)
+    if len(options.modules) > 1:
+        raise MethodError(
+            "methods that need second derivatives explain one layer; name one, or use 'gradcam' or 'hirescam', which "
+            "fuse several"
+        )
+    # The faster kernels of attention have no second derivative.
+    with options.forward(sdpa_kernel(SDPBackend.MATH)) as run:
+        ((ref, layout),), (maps,) = run.layouts.items(), run.features()
+        saved = run.tape.layers[ref]
+        saved.settle()
+        weights: list[Tensor] = []
+        for target in run.targets:
+            scored = run.score(target)
+            if is_absent(scored):
+                weights.append(torch.zeros_like(maps.activations))
+                continue
+            with passing_through(scored.activation):
+                derivatives = second_derivatives(scored.values.float(), saved)
+            weights.append(method.weigh(maps.activations, *(to_grid(tensor, layout) for tensor in derivatives)))
+        return run.captured([replace(maps, by_target=tuple(weights))], run.scores())
+
+
+RUNS: Mapping[str, Callable[[Pass, Method], Capture]] = {
+    "gradients": lambda options, _: capture(options),
+    "joined": lambda options, _: capture(options),
+    "curvature": _of_curvature,
+    "head": _of_head,
+    "activations": _of_activations,
+    "scores": of_scores,
+    "references": of_references,
+    "attention": functools.partial(by_score, with_gradients=False),
+    "attention-gradients": functools.partial(by_score, with_gradients=True),
+    "attention-by-layer": by_layer,
+    "pictures": of_pictures,
+    "parts": of_parts,
+    "guided": of_guided,
+}
+"""The pass of each kind of method: it runs the model, and leaves gradients, or the method's finished weights."""
+
+
+def users_weights(method: Method, *given: Any) -> Tensor:
+    """Return the weights of a user's function; see ``Method.weigh``."""
     copies = mapped(given, lambda value: value.clone() if isinstance(value, Tensor) else value)
     with refusing_other_arguments(method.weights, len(given), MethodError, f"method {method.name!r}"):
         weights = method.weights(*copies)
@@ -186,7 +259,7 @@ def _weighted_sums(
         if component:
             weights = component_weights(method.name, weights, maps.activations)
         raws.append(weighted_sum(weights, maps.activations))
-    if method.need.alone:  # nothing tells whether the score depends on the layer
+    if method.needs == "activations":  # nothing tells whether the score depends on the layer
         influenced = torch.ones(len(scores.values), dtype=torch.bool)
     else:
         influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
@@ -196,7 +269,7 @@ def _weighted_sums(
 
 def _weights_of(method: Method, maps: Features, number: int) -> Tensor:
     """Return a method's weights for a layer's feature maps, for the target with this number."""
-    if method.need.alone:
-        return weigh(method, maps.activations)
+    if method.needs == "activations":
+        return method.weigh(maps.activations)
     given = maps.by_target[number]
-    return given if method.need.in_pass else weigh(method, maps.activations, given)
+    return method.weigh(maps.activations, given) if method.needs in ("gradients", "head") else given

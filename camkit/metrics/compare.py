@@ -414,7 +414,7 @@ def prepared(
         explainer = model
     else:
         # Reference pictures are refused with a method that uses none, so one of those that use them takes them.
-        uses = next((method for method in chosen if method.need.references), None)
+        uses = next((method for method in chosen if method.compares), None)
         explainer = Explainer(model, method=None if options.get("references") is None else uses, **options)
     if methods is None and black_box_in(explainer.model):
         chosen = list(map(find_method, _OF_BLACK_BOXES))

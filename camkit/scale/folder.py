@@ -22,7 +22,6 @@ from camkit.drawing.pixels import bytes_of
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, RunError
-from camkit.explainer import Later
 from camkit.explanation import Explanation
 from camkit.images.listing import FoundPicture, Pictures
 from camkit.images.video import is_video
@@ -34,18 +33,18 @@ from camkit.scale.bundle import Bundle
 from camkit.scale.job import Drawing, Job, Scales, write_drawing
 from camkit.scale.table import Table, row_of, row_of_failure
 from camkit.scale.video import FRAMES_PER_PASS, WrittenVideo, draw
-from camkit.session import explain_many, explain_many_or_later
+from camkit.session import explain_many
 from camkit.types import Failure
 
 _WRITERS = max(2, min(4, os.cpu_count() or 1))
-"""Threads that draw and write; for large photos, they read and explain too."""
+"""Threads that draw and write."""
 _MOST_UNWRITTEN = 64
 _MOST_UNWRITTEN_BYTES = 72 * 2**20
 """The most explanations that may wait to be drawn, and the most bytes of their pictures, so that memory stays bounded.
 The bytes suffice for small pictures, or for a photo of 12 megapixels."""
 
 Stream: TypeAlias = Callable[..., Iterator[Any]]
-"""Explains picture files, and yields Explanations, Failures and Laters; its argument ``on_pass`` is called before the
+"""Explains picture files, and yields Explanations and Failures; its argument ``on_pass`` is called before the
 rows of each pass."""
 
 
@@ -123,7 +122,7 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
     if job.bundle is not None:
         bundle = Bundle(job.bundle, job.fingerprint(model), overwrite=job.overwrite)
     stills = Stills(job.pictures, table)
-    stream = functools.partial(elsewhere or functools.partial(explain_many_or_later, model), **options)
+    stream = functools.partial(elsewhere or functools.partial(explain_many, model, on_error="yield"), **options)
 
     def find_scales() -> Scales:
         measured: Stream = here if elsewhere is None else stream  # its rows are needed, so no photo comes later
@@ -232,7 +231,7 @@ class _Explained(NamedTuple):
         scales: the scales that all pictures share; empty if each has its own.
     """
 
-    row: Explanation | Failure | Later
+    row: Explanation | Failure
     found: FoundPicture
     rank: int
     number: int
@@ -256,28 +255,27 @@ def _explained(stream: Stream, stills: Stills, find_scales: Callable[[], Scales]
 def _written(explained: Iterator[_Explained], job: Job, *, ahead: int) -> Iterator[tuple[Written | Failure, int]]:
     """Draw explanations into files, in other threads, and yield each row with the number of its pass."""
 
-    def tasks() -> Iterator[Task[list[tuple[Written | Failure, int]]]]:
+    def tasks() -> Iterator[Task[tuple[Written | Failure, int]]]:
         for item in explained:
             shown = item.row.shown if isinstance(item.row, Explanation) and item.rank == 1 else None
             size = bytes_of(shown) if isinstance(shown, Image.Image) else 0
             yield Task(functools.partial(_drawn, item, job), in_thread=True, size=size)
 
     most, cores = _MOST_UNWRITTEN_BYTES, cores_of_a_pass()
-    for rows in in_order(tasks(), workers=_WRITERS, ahead=ahead, prompt=True, most=most, cores=cores):
-        yield from rows
+    yield from in_order(tasks(), workers=_WRITERS, ahead=ahead, prompt=True, most=most, cores=cores)
 
 
-def _drawn(item: _Explained, job: Job) -> list[tuple[Written | Failure, int]]:
-    """Draw a row, or all rows of a large photo, and return what was written, with the number of the pass."""
-    rows = enumerate(item.row.rows(), start=1) if isinstance(item.row, Later) else [(item.rank, item.row)]
-    return [(row if isinstance(row, Failure) else _one_drawn(row, rank, item, job), item.number) for rank, row in rows]
+def _drawn(item: _Explained, job: Job) -> tuple[Written | Failure, int]:
+    """Draw a row, and return what was written, with the number of the pass."""
+    written = item.row if isinstance(item.row, Failure) else _written_of(item.row, item, job)
+    return written, item.number
 
 
-def _one_drawn(explanation: Explanation, rank: int, item: _Explained, job: Job) -> Written | Failure:
+def _written_of(explanation: Explanation, item: _Explained, job: Job) -> Written | Failure:
     scale, file = item.scales.of(explanation.layer, explanation.method), None
     drawing = job.drawing if scale is None else replace(job.drawing, scale=scale)
     try:
-        name = job.file_for(explanation, item.found, rank, drawing.suffix_for(explanation.source))
+        name = job.file_for(explanation, item.found, item.rank, drawing.suffix_for(explanation.source))
         if job.out is not None:
             file, name = name, name.relative_to(job.folder)
             write_drawing(file, explanation.overlay(**drawing.options()))

@@ -26,7 +26,7 @@ import camkit
 from camkit.errors import MethodError
 from camkit.methods import METHODS
 
-NAMES = tuple(name for name, method in METHODS.items() if method.need.attention)
+NAMES = tuple(name for name, method in METHODS.items() if method.reads_attention)
 OF_THE_CLASS = tuple(name for name in NAMES if name != "rollout")
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
 

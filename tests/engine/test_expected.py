@@ -19,11 +19,11 @@ from unchanged import unchanged
 
 import camkit
 from camkit.cli import main
-from camkit.engine.capture_references import _shares
 from camkit.engine.features import to_grid
 from camkit.errors import CamkitError, ImageError, LayerError, MethodError
 from camkit.images.references import MOST, smooth_noise
 from camkit.methods import METHODS
+from camkit.methods.on_one_picture import _shares
 from camkit.targets import above, direction, finer, top
 from camkit.types import LayerRef
 

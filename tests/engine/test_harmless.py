@@ -628,7 +628,7 @@ def test_a_layer_after_another_target_layer_is_saved_correctly(name: str) -> Non
     _, maps, gradients = reference(model, pictures(), 2)
     layers = select_layers(model, ["stem", "layer"])
     with unchanged(model):
-        later = capture(model, pictures(), [ClassTarget(2)], Pass(layers, read_layout=infer_layout)).features[1]
+        later = capture(Pass(model, pictures(), [ClassTarget(2)], layers, read_layout=infer_layout)).features[1]
     torch.testing.assert_close(later.activations, maps)
     torch.testing.assert_close(later.by_target[0], gradients)
 
@@ -651,7 +651,7 @@ def test_both_calls_of_a_layer_can_be_named_at_once() -> None:
     second = model.layer(first)
     gradients = torch.autograd.grad(model.tail(second, trunk)[:, 1].sum(), (first, second))
     layers = select_layers(model, ["layer#1", "layer#2"])
-    found = capture(model, pictures(), [ClassTarget(1)], Pass(layers, read_layout=infer_layout)).features
+    found = capture(Pass(model, pictures(), [ClassTarget(1)], layers, read_layout=infer_layout)).features
     for features, maps, gradient in zip(found, (first, second), gradients, strict=True):
         torch.testing.assert_close(features.activations, maps.detach())
         torch.testing.assert_close(features.by_target[0], gradient)
@@ -1215,7 +1215,7 @@ def test_a_method_of_the_users_may_overwrite_what_it_gets(name: str) -> None:
             tensor.zero_()
         return weights
 
-    model, image = trained("vit" if method.need.attention else "resnet18"), pictures(1)[0]
+    model, image = trained("vit" if method.reads_attention else "resnet18"), pictures(1)[0]
     layer = "layer2" if method.layer and name != "cam" else None
     found, expected = (
         camkit.explain(model, image, layer, target=[1, 2], method=each)

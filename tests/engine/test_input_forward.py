@@ -22,9 +22,9 @@ from unchanged import unchanged
 
 import camkit
 from camkit.cli import main
-from camkit.engine.capture_pictures import at_once
 from camkit.errors import MethodError
 from camkit.methods import METHODS, Between, Method, Whole, variant
+from camkit.methods.on_one_picture import at_once
 from camkit.targets import above, box, contrast, segment, top
 
 AS_PUBLISHED = dict(METHODS)

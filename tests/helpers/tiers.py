@@ -13,7 +13,7 @@ PASSES = (
 )  # fmt: skip
 """One method for each way to run a model that needs no attention: what a pass does to a model depends on no more."""
 assert {(camkit.METHODS[name].needs, camkit.METHODS[name].layer) for name in PASSES} == {
-    (method.needs, method.layer) for method in camkit.METHODS.values() if not method.need.attention
+    (method.needs, method.layer) for method in camkit.METHODS.values() if not method.reads_attention
 }, "a way to run a model is not in the list"
 
 

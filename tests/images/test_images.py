@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps, PngImagePlugin
+from PIL import Image, ImageCms, ImageFile, ImageOps, PngImagePlugin
 from tiers import represented_by, rows_represented
 from torch import Tensor, nn
 from torchvision import transforms
@@ -36,7 +36,7 @@ from camkit.errors import ImageError
 from camkit.images.crop import CropBoxes
 from camkit.images.listing import find_pictures
 from camkit.images.prepare import prepare
-from camkit.images.read import open_picture, upright, upright_size
+from camkit.images.read import open_picture, upright
 from camkit.models.from_huggingface import Prepare
 
 SIDE = 32
@@ -1567,19 +1567,3 @@ def test_a_large_photo_with_the_callers_own_preprocessing_keeps_its_box():
     box = camkit.explain(TinyNet(), Image.new("RGB", size), "features", preprocess=preprocess).box
 
     assert box == pytest.approx((0, 0, *size), abs=20)
-
-
-@pytest.mark.parametrize("suffix", ["jpg", "tiff", "png", "webp"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_size_in_the_header_is_that_of_the_upright_picture(tmp_path, suffix, orientation):
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    file = tmp_path / f"a.{suffix}"
-    Image.new("RGB", (30, 20), "red").save(file, exif=exif)
-    assert upright_size(file) == open_picture(file).size == ((20, 30) if orientation > 4 else (30, 20))
-
-
-def test_the_size_of_a_png_is_read_without_its_pixels(tmp_path, monkeypatch):
-    Image.new("RGB", (30, 20), "red").save(tmp_path / "a.png")
-    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", None)
-    assert upright_size(tmp_path / "a.png") == (30, 20)

@@ -515,7 +515,7 @@ class Sigmoids(SmallNet):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, method in METHODS.items() if not method.need.attention and method.needs != "head"]
+    "name", [name for name, method in METHODS.items() if not method.reads_attention and method.needs != "head"]
 )
 def test_probabilities_are_shown_as_the_model_returns_them(name: str) -> None:
     model = Sigmoids()
@@ -592,7 +592,7 @@ def test_the_docs_say_which_methods_are_local() -> None:
     assert rows["each cell for itself"] == set(LOCAL)
     assert rows["whole channels"] == {*WHOLE_CHANNELS, "cam"}
     assert rows["the feature maps alone"] == set(BLIND_TO_CLASSES)
-    others = {name for name, method in METHODS.items() if method.need.attention}
+    others = {name for name, method in METHODS.items() if method.reads_attention}
     assert {*LOCAL, *WHOLE_CHANNELS, *BLIND_TO_CLASSES, "cam"} == set(METHODS) - others
 
 
@@ -711,6 +711,6 @@ def test_noise_does_not_decide_a_map_of_a_real_network(
         with Image.open(path) as photo:
             picture = model.preprocess(photo.convert("RGB"))
         for layer, (name, method) in itertools.product(layers, METHODS.items()):
-            if method.need.attention or method.needs in {"head", "pictures", "scores"} or (name, layer) in UNSTABLE:
+            if method.reads_attention or method.needs in {"head", "pictures", "scores"} or (name, layer) in UNSTABLE:
                 continue
             assert least_correlation_under_noise(model.module, picture, layer, name) >= STABLE, (name, layer)

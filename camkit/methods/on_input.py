@@ -1,4 +1,4 @@
-"""Run the model once, and differentiate the whole of it, down to the picture."""
+"""The passes of methods that differentiate more than the head once: the whole model, or the head twice."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from camkit.engine.attach import nodes_behind
 from camkit.engine.biases import NotedBiases, is_spectral
-from camkit.engine.capture import Pass, expand, features_of, is_absent, layouts_of
-from camkit.engine.cut import Saved, Tape, cut
-from camkit.engine.features import Capture, Features, Weigh
+from camkit.engine.capture import Forward, Pass, is_absent
+from camkit.engine.cut import Saved, Tape
+from camkit.engine.features import Capture, Features
 from camkit.engine.heatmap import enlarge
-from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import precise
+from camkit.engine.passes import is_out_of_memory
 from camkit.errors import LayerError, MethodError
-from camkit.targets.scores import Scores, Target
+from camkit.methods.registry import Method
+from camkit.targets.scores import Scores
 from camkit.types import GuidedGradients, LayerRef, PartsOfScore, Placement
 
 _INPUT = LayerRef("input")
@@ -33,16 +34,18 @@ _COMPLETE_FP32, _COMPLETE_AUTOCAST = 1e-3, 5e-2
 the rounding of torchvision's networks is below 1e-6, and what a layer norm adds is far above 1e-3. In 16 bits, each
 part is rounded to 0.4 percent, and errors add up from layer to layer."""
 
+_NO_SECOND = ("torch::autograd::Error", "torch::autograd::NotImplemented")
+"""PyTorch's nodes in the place of an operation that has no second derivative. It raises an error in most of them, but
+skips a function that is marked as once differentiable."""
 
-def capture_parts(
-    model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass, weigh: Weigh
-) -> Capture:
+
+def of_parts(options: Pass, method: Method) -> Capture:
     """Run the model once, and weigh the parts of each target's score: the input's, and those of all biases.
 
     Raises:
-        TargetError: a target does not fit the model's output.
         MethodError: the score has no gradient at the input, or the parts do not add up to it, or it is a box's.
     """
+    inputs = options.inputs
     biases: list[tuple[Saved, Tensor]] = []
     others: set[Any] = set()
 
@@ -56,81 +59,53 @@ def capture_parts(
         biases.append((Saved(shape_only, get_gradient_edge(output)), bias))
         output.register_hook(biases[-1][0].keeper())
 
-    with _whole_pass(model, inputs, options) as images, options.resizing(model) as resized:
-        with NotedBiases(note), interruptible():
-            output = model(images.clone(memory_format=options.memory_format))
-        tape = Tape({_INPUT: _leaf(images)})
+    with options.forward(during=NotedBiases(note), leaf=True) as run:
+        at_input = _leaf(run.images)
+        tape = Tape({_INPUT: at_input})
         tape.layers |= {LayerRef(f"bias {number}"): saved for number, (saved, _) in enumerate(biases)}
-        scores = _differentiated(tape, expand(targets, output, len(inputs)), output, options)
+        scores = _differentiated(tape, run, options)
+        captured = run.captured((), scores)
     to_size = functools.partial(enlarge, size=tuple(inputs.shape[2:]))
     weights: list[Tensor] = []
     for number, scored in enumerate(scores):
-        parts = [precise(inputs.detach()) * tape.layers[_INPUT].gradients[number]]
+        parts = [precise(inputs.detach()) * at_input.gradients[number]]
         parts += [_product(saved.gradients[number], bias) for saved, bias in biases]
         _check_complete(parts, scored, options)
         grids = [_as_grid(part, inputs) for part in parts]
         elsewhere = [_of_images(part, inputs) for part, grid in zip(parts, grids, strict=True) if grid is None]
         rest = sum(elsewhere, torch.zeros(len(inputs), device=inputs.device))
         placed = tuple(grid for grid in grids if grid is not None)
-        weights.append(weigh(inputs, PartsOfScore(placed, rest, to_size)))
-    return Capture((Features(inputs, tuple(weights)),), _detached(scores), (), bool(resized.padded))
+        weights.append(method.weigh(inputs, PartsOfScore(placed, rest, to_size)))
+    return replace(captured, features=(Features(inputs, tuple(weights)),), scores=_detached(scores))
 
 
-def capture_guided(
-    model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass, weigh: Weigh
-) -> Capture:
+def of_guided(options: Pass, method: Method) -> Capture:
     """Run the model once, and weigh each target's guided gradients; with layers, also their ordinary gradients.
 
     The guided ones come from a backward pass in which each ReLU removes what is negative. Hooks on the nodes of the
     autograd graph do that, so it does not matter whether a ReLU is a module, a function, or in place.
 
     Raises:
-        LayerError, TargetError: as for ``capture``.
         MethodError: the score has no gradient at the input, the model has no ReLU, or a target is a box.
     """
-    size = tuple(inputs.shape[2:])
-    with (
-        _whole_pass(model, inputs, options) as images,
-        cut(options.modules, whole=True) as tape,
-        options.resizing(model) as resized,
-    ):
-        with interruptible():
-            output = model(images.clone(memory_format=options.memory_format))
-        layouts = layouts_of(tape, options, len(inputs), resized.padded or size)
-        for ref, layout in layouts.items():
-            tape.layers[ref].images = int(layout.kind == "sequence_first")
-        single = expand(targets, output, len(inputs))
-        ordinary: dict[LayerRef, Saved] = {}
-        if layouts:
-            _differentiated(tape, single, output, options, keep_graph=True)
-            # The hooks of the layers also save the gradients of the guided passes that follow.
-            ordinary = {ref: replace(tape.layers[ref], gradients=[*tape.layers[ref].gradients]) for ref in layouts}
-        at_input = Tape({_INPUT: _leaf(images)})
-        scores = _differentiated(at_input, single, output, options, guided=True)
-    guided = at_input.layers[_INPUT].gradients
-    if not layouts:
-        to_size = functools.partial(enlarge, size=size)
-        weights = tuple(weigh(inputs, GuidedGradients(gradient, None, to_size)) for gradient in guided)
-        return Capture((Features(inputs, weights),), _detached(scores), (), bool(resized.padded))
+    inputs, size = options.inputs, tuple(options.inputs.shape[2:])
+    with options.forward(whole=True, leaf=True) as run:
+        explained = [Features(inputs, ())]
+        if run.layouts:
+            _differentiated(run.tape, run, options, keep_graph=True)
+            explained = list(run.features())  # the hooks of the layers also save what the guided passes give
+        at_input = _leaf(run.images)
+        scores = _differentiated(Tape({_INPUT: at_input}), run, options, guided=True)
+        captured = run.captured((), _detached(scores))
     features: list[Features] = []
-    for ref, layout in layouts.items():
-        maps = features_of(ordinary[ref], layout, resized.extent)
+    for maps in explained:
         # As in the paper, the map is spread evenly over the guided gradients, wherever its cells are drawn.
         to_size = functools.partial(enlarge, size=size, placement=Placement(maps.placement.extent))
-        pairs = zip(guided, maps.by_target, strict=True)
-        weights = tuple(weigh(maps.activations, GuidedGradients(*pair, to_size)) for pair in pairs)
+        at_layer = maps.by_target or [None] * len(scores)
+        pairs = zip(at_input.gradients, at_layer, strict=True)
+        weights = tuple(method.weigh(maps.activations, GuidedGradients(*pair, to_size)) for pair in pairs)
         features.append(Features(inputs, weights))
-    return Capture(tuple(features), _detached(scores), tuple(layouts.values()), bool(resized.padded))
-
-
-@contextmanager
-def _whole_pass(model: nn.Module, inputs: Tensor, options: Pass) -> Iterator[Tensor]:
-    """Prepare a pass with a graph from the input on; yields a copy of the input, which is the graph's leaf."""
-    with (
-        options.quiet(model, inputs.device),
-        torch.enable_grad(),
-    ):
-        yield inputs.detach().clone().requires_grad_()
+    return replace(captured, features=tuple(features))
 
 
 def _leaf(images: Tensor) -> Saved:
@@ -141,13 +116,7 @@ def _leaf(images: Tensor) -> Saved:
 
 
 def _differentiated(
-    tape: Tape,
-    targets: Sequence[Target],
-    output: Any,
-    options: Pass,
-    *,
-    keep_graph: bool = False,
-    guided: bool = False,
+    tape: Tape, run: Forward, options: Pass, *, keep_graph: bool = False, guided: bool = False
 ) -> list[Scores]:
     """Differentiate each target's score down to what is on the tape, and return the scores without a graph.
 
@@ -155,27 +124,21 @@ def _differentiated(
         LayerError: the score does not depend on a layer.
         MethodError: it does not depend on the input, the model has no ReLU to guide, or the target is a box.
     """
-    batch = next(iter(tape.layers.values())).output.shape[0]
     scores: list[Scores] = []
-    for number, target in enumerate(targets, start=1):
-        scored = target(output, batch)
+    for number, target in enumerate(run.targets, start=1):
+        scored = run.score(target)
         if scored.boxes is not None:
             raise MethodError(
                 "methods that differentiate the whole model explain scores, not boxes; use 'gradcam' or 'hirescam'"
             )
-        keep = keep_graph or number < len(targets)
-        with _guiding(scored.values) if guided else nullcontext(), interruptible():
+        keep = keep_graph or number < len(run.targets)
+        with _guiding(scored.values) if guided else nullcontext():
             tape.differentiate(scored, keep_graph=keep, fp16=options.precision == "fp16")
         scores.append(replace(scored, values=scored.values.detach()))
-    if not any(is_absent(scored) for scored in scores):
-        _check_reached(tape)
-    return scores
-
-
-def _check_reached(tape: Tape) -> None:
-    """Refuse scores without a gradient where one is needed; a bias that no score depends on may have none."""
+    if any(is_absent(scored) for scored in scores):
+        return scores
     for ref, saved in tape.layers.items():
-        if saved.reached or ref.name.startswith("bias "):
+        if saved.reached or ref.name.startswith("bias "):  # a bias that no score depends on may have no gradient
             continue
         if ref == _INPUT:
             raise MethodError(
@@ -185,6 +148,7 @@ def _check_reached(tape: Tape) -> None:
         raise LayerError(
             f"the score does not depend on layer {str(ref)!r} in a differentiable way; choose another layer"
         )
+    return scores
 
 
 @contextmanager
@@ -260,3 +224,25 @@ def _of_images(part: Tensor, inputs: Tensor) -> Float[Tensor, " n"]:
 
 def _detached(scores: Sequence[Scores]) -> tuple[Scores, ...]:
     return tuple(replace(scored, values=scored.values.float(), activation=None) for scored in scores)
+
+
+def second_derivatives(values: Tensor, saved: Saved) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the scores, and the product of their second derivatives with the feature maps."""
+    end = cast("Tensor", saved.end)
+    gradients = torch.autograd.grad(values.sum(), end, create_graph=True)[0]
+    if not gradients.requires_grad:  # the head is linear
+        return gradients, torch.zeros_like(gradients)
+    refusal = MethodError(
+        "an operation after the layer has no second derivative, which 'shapleycam' needs; use 'gradcam'"
+    )
+    if any(node.name() in _NO_SECOND for node in nodes_behind(gradients)):
+        raise refusal
+    try:
+        products = torch.autograd.grad(
+            gradients, end, grad_outputs=saved.output.detach().to(gradients.dtype), retain_graph=True, allow_unused=True
+        )[0]
+    except RuntimeError as error:  # operations of other packages, such as torchvision's roi_align, raise their own
+        if is_out_of_memory(error):
+            raise
+        raise refusal from error
+    return gradients.detach(), torch.zeros_like(gradients) if products is None else products.detach()

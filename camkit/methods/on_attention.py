@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,21 +17,19 @@ from torch import Tensor, nn
 from camkit.engine.attach import contiguous_gradients, hooked
 from camkit.engine.attention import AttentionRecorder, Block, after_blocks, are_chained, noting_blocks
 from camkit.engine.batches import unlike
-from camkit.engine.capture import Pass, expand, features_of, is_absent, layouts_of, plain_scores
-from camkit.engine.cut import Saved, Tape, cut
-from camkit.engine.features import Capture, Weigh, on_grid
+from camkit.engine.capture import Forward, Pass, is_absent
+from camkit.engine.cut import Saved, Tape
+from camkit.engine.features import Capture, on_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import tensors_in
 from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.errors import MethodError
+from camkit.methods.registry import Method
 from camkit.targets.fixed import fixed_target
 from camkit.targets.outputs import maps_of
 from camkit.targets.scores import Scores, Target
-from camkit.types import LayerRef, Layout, Precision
-
-Reads: TypeAlias = Literal["maps", "gradients", "layers"]
-"""What a method gets: the attention maps; these and their gradients; or the gradients of each layer's own score."""
+from camkit.types import LayerRef, Layout
 
 _OTHERS = "use 'gradcam' or 'hirescam'"
 
@@ -44,48 +43,42 @@ class _Run:
     """A pass of a transformer whose graph is kept.
 
     Attributes:
-        model: the model.
-        images: the batch (N, c, *size).
-        weigh: the method that the pass is run for.
+        options: how it is run.
+        method: the method that it is run for.
+        forward: what it left.
         attention: the attention maps; the mode is on.
-        output: what the model returned.
-        layout: the layout of its tokens.
+        layout: the layout of the model's tokens.
         tokens: how many tokens there are, prefix and all others included.
         maps: the attention maps of all layers; the last may be that of an attention pool.
-        targets: the targets, each for itself.
-        scores: their scores, without a graph.
-        precision: the precision of the pass.
+        scores: the targets' scores, without a graph.
     """
 
-    model: nn.Module
-    images: Tensor
-    weigh: Weigh
+    options: Pass
+    method: Method
+    forward: Forward
     attention: AttentionRecorder
-    output: Any
     layout: Layout
     tokens: int
     maps: Sequence[Saved]
-    targets: Sequence[Target]
     scores: tuple[Scores, ...]
-    precision: Precision
 
     @property
     def pictures(self) -> int:
         """The number N of pictures."""
-        return len(self.images)
+        return len(self.options.inputs)
 
     def nothing(self) -> Float[Tensor, "n tokens"]:
         """Return the relevance for a target that no picture has."""
-        return torch.zeros(self.pictures, self.tokens, device=self.images.device)
+        return torch.zeros(self.pictures, self.tokens, device=self.options.inputs.device)
 
     def gradients(self, scored: Scores, maps: Sequence[Saved]) -> list[Tensor]:
         """Return the gradients of a score with respect to some maps, in float32; sets ``reached`` of each."""
         for saved in maps:
             saved.reached = False
-        if self.pictures == 1 and self.images.device.type == "cpu":
+        if self.pictures == 1 and self.options.inputs.device.type == "cpu":
             contiguous_gradients(scored.values)
         tape = Tape({LayerRef("attention", number): saved for number, saved in enumerate(maps, start=1)})
-        tape.differentiate(scored, keep_graph=True, fp16=self.precision == "fp16")
+        tape.differentiate(scored, keep_graph=True, fp16=self.options.precision == "fp16")
         return [saved.gradients.pop().float() for saved in maps]
 
 
@@ -99,64 +92,39 @@ class NoAttentionError(MethodError):
         )
 
 
-def capture_attention(
-    model: nn.Module,
-    inputs: Float[Tensor, "n c *size"],
-    targets: Sequence[Target],
-    options: Pass,
-    weigh: Weigh,
-    *,
-    reads: Reads,
-) -> Capture:
-    """Run the model once, and return the map of a method that reads its attention, for each target.
-
-    Args:
-        model: the model; it is restored exactly, also after an exception.
-        inputs: a batch of N images on the model's device.
-        targets: each returns one score per image.
-        options: how the pass is run, and one layer whose output has all tokens.
-        weigh: the method.
-        reads: what it gets.
+@contextmanager
+def _attending(
+    options: Pass, method: Method, during: Callable[[AttentionRecorder], AbstractContextManager[Any]]
+) -> Iterator[_Run]:
+    """Run the model once with one layer whose output has all tokens, and keep its attention maps.
 
     Raises:
-        LayerError, TargetError: as for ``capture``.
-        MethodError: camkit sees no attention maps over all tokens, the score does not depend on them in a
-            differentiable way, or the method cannot work on this model.
+        MethodError: camkit sees no attention maps over all tokens.
     """
-    by_layer = reads == "layers"
-    nothing: AbstractContextManager[dict[int, Block]] = nullcontext({})
-    with (
-        options.quiet(model, inputs.device),
-        torch.enable_grad(),  # from the start: the end of a no_grad block of the model restores this mode
-        AttentionRecorder(len(inputs)) as attention,
-        interruptible(),
-    ):
-        with (
-            cut(options.modules, gradients=False) as tape,
-            noting_blocks(model, attention) if by_layer else nothing as blocks,
-        ):
-            output = model(inputs.clone(memory_format=options.memory_format))
+    attention = AttentionRecorder(len(options.inputs))
+    # Gradients are on from the start: the end of a no_grad block of the model restores this mode.
+    with options.forward(attention, during=during(attention), gradients=False, leaf=True) as run:
         attention.recording = False
-        ((ref, layout),) = layouts_of(tape, options, len(inputs), tuple(inputs.shape[2:])).items()
-        tokens = _count(tape.layers[ref].output, layout)
-        expanded = expand(targets, output, len(inputs))
-        run = _Run(
-            model,
-            inputs,
-            weigh,
-            attention,
-            output,
-            layout,
-            tokens,
-            _checked(attention, tokens, weigh.name),
-            expanded,
-            scores=plain_scores(expanded, output, len(inputs)),
-            precision=options.precision,
-        )
-        relevances = _by_layer(run, blocks) if by_layer else _by_score(run, with_gradients=reads == "gradients")
-        by_target = tuple(_on_grid(relevance, run) for relevance in relevances)
-        features = replace(features_of(tape.layers[ref], layout), by_target=by_target)
-    return Capture((features,), run.scores, (layout,))
+        ((ref, layout),) = run.layouts.items()
+        tokens = _count(run.tape.layers[ref].output, layout)
+        maps = _checked(attention, tokens, method.name)
+        yield _Run(options, method, run, attention, layout, tokens, maps, run.scores())
+
+
+def _captured(run: _Run, relevances: Iterable[Tensor]) -> Capture:
+    """Return the relevance of the tokens (N, tokens) for each target as maps on their grid.
+
+    Raises:
+        MethodError: the method did not return one number for each token.
+    """
+    (features,), expected = run.forward.features(), (run.pictures, run.tokens)
+    by_target: list[Tensor] = []
+    for relevance in relevances:
+        if (given := tuple(relevance.shape)) != expected:
+            name = run.method.name
+            raise MethodError(f"method {name!r} must return a number for each token, {expected}, not {given}")
+        by_target.append(on_grid(relevance, run.layout))
+    return run.forward.captured([replace(features, by_target=tuple(by_target))], run.scores)
 
 
 _AXES: Mapping[str, int] = {"tokens": 1, "tokens_last": 2, "sequence_first": 0}
@@ -244,33 +212,26 @@ def _checked(attention: AttentionRecorder, tokens: int, method: str) -> list[Sav
     return attention.maps
 
 
-def _on_grid(relevance: Tensor, run: _Run) -> Float[Tensor, "n *grid"]:
-    """Return the values of the tokens that are cells of the grid.
+def by_score(options: Pass, method: Method, *, with_gradients: bool) -> Capture:
+    """Run the model once, and weigh its attention maps, and the gradients of the model's own score if asked for.
 
     Raises:
-        MethodError: the method did not return one number for each token.
+        MethodError: camkit sees no attention maps over all tokens, the score does not depend on them in a
+            differentiable way, or the method cannot work on this model.
     """
-    expected, given = (run.pictures, run.tokens), tuple(relevance.shape)
-    if given != expected:
-        raise MethodError(f"method {run.weigh.name!r} must return a number for each token, {expected}, not {given}")
-    return on_grid(relevance, run.layout)
-
-
-# --- maps, and gradients of the model's own score
-
-
-def _by_score(run: _Run, *, with_gradients: bool) -> Iterator[Tensor]:
-    """Yield the relevance of the tokens (N, tokens) for each target."""
-    for target in run.targets:
-        scored = target(run.output, run.pictures)
-        if is_absent(scored):
-            yield run.nothing()
-            continue
-        maps, rows = _read(run, scored)
-        given = [[saved.output.detach().float() for saved in maps]]
-        if with_gradients:
-            given.append(run.gradients(scored, maps))
-        yield run.weigh(*given, rows)
+    with _attending(options, method, lambda _: nullcontext()) as run:
+        relevances: list[Tensor] = []
+        for target in run.forward.targets:
+            scored = run.forward.score(target)
+            if is_absent(scored):
+                relevances.append(run.nothing())
+                continue
+            maps, rows = _read(run, scored)
+            given = [[saved.output.detach().float() for saved in maps]]
+            if with_gradients:
+                given.append(run.gradients(scored, maps))
+            relevances.append(method.weigh(*given, rows))
+        return _captured(run, relevances)
 
 
 def _read(run: _Run, scored: Scores) -> tuple[list[Saved], Float[Tensor, "n queries"]]:
@@ -298,30 +259,34 @@ def _read(run: _Run, scored: Scores) -> tuple[list[Saved], Float[Tensor, "n quer
 
 def _no_gradient(run: _Run) -> MethodError:
     return MethodError(
-        f"{run.weigh.name!r} needs a score that depends on the attention maps in a differentiable way, and this one "
+        f"{run.method.name!r} needs a score that depends on the attention maps in a differentiable way, and this one "
         "does not; remove inference_mode, detach(), argmax or reentrant checkpointing from the model's forward pass"
     )
 
 
-# --- gradients of the score that each block's tokens have
+def by_layer(options: Pass, method: Method) -> Capture:
+    """Run the model once, and weigh the gradients of the score that each block's tokens have.
 
-
-def _by_layer(run: _Run, blocks: dict[int, Block]) -> Iterator[Tensor]:
-    """Yield the relevance of the tokens (N, tokens) for each target."""
-    targets = [_same_class(run, target, scored) for target, scored in zip(run.targets, run.scores, strict=True)]
-    exists = [not is_absent(scored) for scored in run.scores]
-    layers: list[tuple[Any, Saved]] = []
-    if any(exists):
-        maps, _ = _read(run, targets[exists.index(True)](run.output, run.pictures))
-        layers = list(_layers(run, maps, blocks))
-    for target, some in zip(targets, exists, strict=True):
-        if not some:
-            yield run.nothing()
-            continue
-        gradients = [run.gradients(target(output, run.pictures), [saved])[0] for output, saved in layers]
-        if not all(saved.reached for _, saved in layers):
-            raise _no_gradient(run)
-        yield run.weigh(gradients)
+    Raises:
+        MethodError: as for ``by_score``; or the blocks are no chain with a head after it, or a target is a box.
+    """
+    with _attending(options, method, functools.partial(noting_blocks, options.model)) as run:
+        targets = [_same_class(run, *pair) for pair in zip(run.forward.targets, run.scores, strict=True)]
+        exists = [not is_absent(scored) for scored in run.scores]
+        layers: list[tuple[Any, Saved]] = []
+        if any(exists):
+            maps, _ = _read(run, run.forward.score(targets[exists.index(True)]))
+            layers = list(_layers(run, maps, run.forward.during))
+        relevances: list[Tensor] = []
+        for target, some in zip(targets, exists, strict=True):
+            if not some:
+                relevances.append(run.nothing())
+                continue
+            gradients = [run.gradients(target(output, run.pictures), [saved])[0] for output, saved in layers]
+            if not all(saved.reached for _, saved in layers):
+                raise _no_gradient(run)
+            relevances.append(method.weigh(gradients))
+        return _captured(run, relevances)
 
 
 def _layers(run: _Run, maps: Sequence[Saved], noted: dict[int, Block]) -> Iterator[tuple[Any, Saved]]:
@@ -337,7 +302,7 @@ def _layers(run: _Run, maps: Sequence[Saved], noted: dict[int, Block]) -> Iterat
     complete = 0 < len(blocks) == len(whole) and all(block.tokens.shape[axis] == run.tokens for block in blocks)
     if not complete or not are_chained(blocks):
         raise _no_chain(run)
-    after = after_blocks(run.model, run.images, blocks)
+    after = after_blocks(run.options.model, run.options.inputs, blocks)
     _check_same(run, after(blocks[-1].tokens.detach()))
     run.attention.recording = True
     for block, saved in zip(blocks, whole, strict=True):
@@ -351,7 +316,7 @@ def _layers(run: _Run, maps: Sequence[Saved], noted: dict[int, Block]) -> Iterat
 
 def _no_chain(run: _Run) -> MethodError:
     return MethodError(
-        f"{run.weigh.name!r} needs a chain of blocks that each take and return all tokens, and a head after them that "
+        f"{run.method.name!r} needs a chain of blocks that each take and return all tokens, and a head after them that "
         "can run alone; camkit does not find them in this model; use 'chefer' or 'gradcam'"
     )
 
@@ -362,7 +327,7 @@ def _check_same(run: _Run, output: Any) -> None:
     Raises:
         MethodError: it does not.
     """
-    for target, before in zip(run.targets, run.scores, strict=True):
+    for target, before in zip(run.forward.targets, run.scores, strict=True):
         values = target(output, run.pictures).values.detach().float()
         if bool(((values - before.values).abs() > _SAME * before.values.abs().amax()).any()):
             raise _no_chain(run)
@@ -374,6 +339,6 @@ def _same_class(run: _Run, target: Target, scored: Scores) -> Target:
     Raises:
         MethodError: the target is a box, or a class on a map.
     """
-    if scored.boxes is not None or maps_of(run.output, run.pictures) is not None:
-        raise MethodError(f"{run.weigh.name!r} explains scores of whole pictures, not boxes or maps; use 'chefer'")
+    if scored.boxes is not None or maps_of(run.forward.output, run.pictures) is not None:
+        raise MethodError(f"{run.method.name!r} explains scores of whole pictures, not boxes or maps; use 'chefer'")
     return fixed_target(target, scored)
