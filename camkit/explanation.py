@@ -25,7 +25,7 @@ from camkit.drawing.figure import ColourScale
 from camkit.drawing.pixels import Drawable, pixels_of, size_of
 from camkit.drawing.scene import Resize, draw
 from camkit.engine import heatmap as heat
-from camkit.engine.features import Capture
+from camkit.engine.capture import Capture
 from camkit.errors import InputError, TargetError
 from camkit.images.files import file_name, write_picture
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels

@@ -5,6 +5,7 @@ All docstrings write shapes the same way: N images, C channels, H x W pixels, h 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,7 +165,7 @@ class TargetLayer:
     sure: bool = True
     share: float | None = None
 
-    @property
+    @functools.cached_property
     def ref(self) -> LayerRef:
         """The name and the call, without the rest."""
         return LayerRef(self.name, self.call)

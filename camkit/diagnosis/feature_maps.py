@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from camkit.drawing import overlay
 from camkit.drawing.encode import as_html
 from camkit.drawing.text import GREY
-from camkit.engine.features import to_grid
+from camkit.engine.capture import to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor
 from camkit.engine.passes import quiet_pass

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from camkit.engine.attach import contiguous_gradients, forward_hooks
 from camkit.engine.cut import EntangledError, Saved, Tape, cut, not_reached
-from camkit.engine.features import Capture, Features, to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import precise
 from camkit.engine.passes import faster_format, quiet_pass
@@ -21,10 +21,38 @@ from camkit.engine.record import ModelRecord
 from camkit.engine.references import KeptReferences, ReferencesFor
 from camkit.errors import LayerError, listing_layers
 from camkit.targets.scores import Expands, Scores, Target
-from camkit.types import Extent, LayerRef, Layout, Placement, Precision, Progress
+from camkit.types import EVEN, Extent, LayerRef, Layout, Placement, Precision, Progress, ReferenceScores
 
 ReadLayout: TypeAlias = Callable[[tuple[int, ...], int, tuple[int, ...]], "Layout | None"]
 """``read(shape, batch, size)`` returns the layout of an output of this shape, or None if it has no grid."""
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    r"""One layer's feature maps (N, C, \*grid), and for each target the tensor that weights them.
+
+    ``by_target`` holds the gradients (N, C, \*grid), the class weights (N, C) of a linear head, or the finished weights
+    of a method that was called during the pass. ``placement`` says where the cells lie on the input.
+    """
+
+    activations: Float[Tensor, "n c *grid"]
+    by_target: tuple[Tensor, ...]
+    placement: Placement = EVEN
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """The result of one pass: features and layouts per layer, in the order given, and scores per target.
+
+    ``resized`` is True if the model resized and padded its input itself. ``references`` has, for each target, what the
+    picture was compared with; it is empty if it was not, and None stands for a target that does not exist.
+    """
+
+    features: tuple[Features, ...]
+    scores: tuple[Scores, ...]
+    layouts: tuple[Layout, ...] = ()
+    resized: bool = False
+    references: tuple[ReferenceScores | None, ...] = ()
 
 
 class NotRunError(LayerError):
@@ -147,7 +175,9 @@ class Pass:
                     output = self.model(images.clone(memory_format=memory_format))
                 tape.recording = False
                 layouts = self._layouts(tape, resized.padded or tuple(self.inputs.shape[2:]))
-                targets = expand(self.targets, output, count)
+                targets: list[Target] = []
+                for target in self.targets:
+                    targets += target.expand(output, count) if isinstance(target, Expands) else [target]
                 yield Forward(images, output, tape, layouts, resized, targets, entered, noted)
 
     def _layouts(self, tape: Tape, size: tuple[int, ...]) -> dict[LayerRef, Layout]:
@@ -258,15 +288,6 @@ def is_absent(scored: Scores) -> bool:
     return scored.present is not None and not any(scored.present)
 
 
-def expand(targets: Sequence[Target], output: Any, batch: int) -> list[Target]:
-    """Return the targets, each target that stands for several replaced with those that fit the output."""
-    return [
-        single
-        for target in targets
-        for single in (target.expand(output, batch) if isinstance(target, Expands) else [target])
-    ]
-
-
 @contextmanager
 def whole_graph(image: Float[Tensor, "1 c *size"]) -> Iterator[Tensor]:
     """Keep the graph of one pass; yield a copy of the picture that all operations depend on.
@@ -281,3 +302,63 @@ def whole_graph(image: Float[Tensor, "1 c *size"]) -> Iterator[Tensor]:
 def detached(scored: Scores) -> Scores:
     """Return a target's scores without their graph."""
     return replace(scored, values=precise(scored.values.detach()), activation=None)
+
+
+def to_grid(tensor: Shaped[Tensor, "*shape"], layout: Layout) -> Shaped[Tensor, "n c *grid"]:
+    r"""Return a layer's output as (N, C, \*grid) without a copy if its memory allows.
+
+    Raises:
+        LayerError: the output no longer has the shape that the layout was read from.
+
+    """
+    try:
+        if layout.kind == "channels_first":
+            return tensor
+        if layout.kind == "channels_last":
+            return tensor.movedim(-1, 1)
+        if layout.kind == "sequence_first":
+            tensor = tensor.movedim(0, 1)
+        cells = tensor if layout.kind == "tokens_last" else tensor.movedim(-1, 1)
+        return on_grid(cells, layout)
+    except RuntimeError as error:
+        raise LayerError(
+            f"a layer's output of shape {tuple(tensor.shape)} does not match its layout {str(layout)!r}; "
+            "the model may have changed"
+        ) from error
+
+
+def on_grid(tokens: Shaped[Tensor, "*before tokens"], layout: Layout) -> Shaped[Tensor, "*before *grid"]:
+    """Return the tokens of a grid, in the last axis of a tensor, as that grid."""
+    cells, before = tokens[..., layout.prefix :][..., : math.prod(layout.grid)], tokens.shape[:-1]
+    if not layout.order:
+        return cells.reshape(*before, *layout.grid)
+    cells = cells.reshape(*before, *(layout.grid[axis] for axis in layout.order))
+    return cells.permute(*range(len(before)), *(len(before) + place for place in inverse(layout.order)))
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """Return the places of the axes 0, 1, ... in an order of axes.
+
+    >>> inverse((1, 2, 0))
+    [2, 0, 1]
+    """
+    return [order.index(axis) for axis in range(len(order))]
+
+
+def from_grid(maps: Shaped[Tensor, "n c *grid"], output: Shaped[Tensor, "*shape"], layout: Layout) -> Tensor:
+    r"""Return feature maps (N, C, \*grid) in the layout of a layer's output: the reverse of ``to_grid``.
+
+    Args:
+        maps: the feature maps of N pictures.
+        output: the layer's output for one picture; what is no cell, such as a class token, is repeated from it.
+        layout: its layout.
+    """
+    if layout.kind == "channels_first":
+        return maps
+    if layout.kind == "channels_last":
+        return maps.movedim(1, -1)
+    repeats = [1] * output.dim()
+    repeats[1 if layout.kind == "sequence_first" else 0] = len(maps)
+    wide = output.repeat(repeats)
+    to_grid(wide, layout).copy_(maps)
+    return wide

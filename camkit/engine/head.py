@@ -21,8 +21,8 @@ from torch.nn.modules.module import _global_forward_hooks
 
 from camkit.engine.attach import forward_hooks
 from camkit.engine.batches import versions
+from camkit.engine.capture import from_grid, to_grid
 from camkit.engine.cut import cut, not_reached
-from camkit.engine.features import from_grid, to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor, mapped, precise, with_tensor
 from camkit.errors import MethodError

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from camkit.engine.features import to_grid
+from camkit.engine.capture import to_grid
 from camkit.layers.graph import contains
 from camkit.layers.layouts import LayoutReading, LayoutReadings, channels_of
 from camkit.layers.trace import Gradients, ScoreFrom, Trace, TracedCall

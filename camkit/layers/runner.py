@@ -10,9 +10,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.capture import NotRunError, Pass
+from camkit.engine.capture import Capture, NotRunError, Pass
 from camkit.engine.cut import RepeatedError
-from camkit.engine.features import Capture
 from camkit.engine.passes import is_overwriting, keeping_overwritten
 from camkit.engine.references import ReferencesFor
 from camkit.errors import LayerError, MethodError

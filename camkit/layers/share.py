@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from camkit.engine.capture import from_grid, to_grid
 from camkit.engine.cut import cut
-from camkit.engine.features import from_grid, to_grid
 from camkit.engine.guard import switch_off_training
 from camkit.engine.head import HeadRecording, modules_beside, returning
 from camkit.engine.interrupts import interruptible, undisturbed

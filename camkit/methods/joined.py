@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.engine.features import Capture, Features
+from camkit.engine.capture import Capture, Features
 from camkit.engine.heatmap import finest, moved_to, weighted_sum
 from camkit.errors import LayerError, MethodError, advice, listing_layers
 from camkit.methods.activations import first_component

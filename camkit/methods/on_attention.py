@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from camkit.engine.attach import contiguous_gradients, hooked
 from camkit.engine.attention import AttentionRecorder, Block, after_blocks, are_chained, noting_blocks
 from camkit.engine.batches import unlike
-from camkit.engine.capture import Forward, Pass, is_absent
+from camkit.engine.capture import Capture, Forward, Pass, is_absent, on_grid
 from camkit.engine.cut import Saved, Tape
-from camkit.engine.features import Capture, on_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import tensors_in
 from camkit.engine.passes import quiet_pass

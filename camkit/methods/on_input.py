@@ -16,9 +16,8 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from camkit.engine.attach import nodes_behind
 from camkit.engine.biases import NotedBiases, is_spectral
-from camkit.engine.capture import Forward, Pass, is_absent
+from camkit.engine.capture import Capture, Features, Forward, Pass, is_absent
 from camkit.engine.cut import Saved, Tape
-from camkit.engine.features import Capture, Features
 from camkit.engine.heatmap import enlarge
 from camkit.engine.nested import precise
 from camkit.engine.passes import is_out_of_memory

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.engine.capture import Pass, detached, is_absent
-from camkit.engine.features import Capture, Features, to_grid
+from camkit.engine.capture import Capture, Features, Pass, detached, is_absent, to_grid
 from camkit.engine.head import Head, ScoreOutput, recording
 from camkit.engine.heatmap import enlarge, upsample
 from camkit.engine.interrupts import interruptible

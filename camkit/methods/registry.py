@@ -20,8 +20,7 @@ from camkit.errors import MethodError, did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from camkit.engine.capture import Pass
-    from camkit.engine.features import Capture
+    from camkit.engine.capture import Capture, Pass
     from camkit.types import Fusion, TargetLayer
 else:
     Tensor = Any

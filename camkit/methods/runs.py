@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from camkit.engine.attach import ForwardHook, forward_hooks
-from camkit.engine.capture import Pass, capture, is_absent
+from camkit.engine.capture import Capture, Features, Pass, capture, is_absent, to_grid
 from camkit.engine.cut import EntangledError
-from camkit.engine.features import Capture, Features, to_grid
 from camkit.engine.heatmap import resample, weighted_sum
 from camkit.engine.nested import mapped, precise
 from camkit.errors import MethodError, TargetError, refusing_other_arguments

@@ -19,7 +19,7 @@ from unchanged import unchanged
 
 import camkit
 from camkit.cli import main
-from camkit.engine.features import to_grid
+from camkit.engine.capture import to_grid
 from camkit.errors import CamkitError, ImageError, LayerError, MethodError
 from camkit.images.references import MOST, smooth_noise
 from camkit.methods import METHODS

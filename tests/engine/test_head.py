@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from unchanged import unchanged
 
 import camkit
-from camkit.engine.features import from_grid, to_grid
+from camkit.engine.capture import from_grid, to_grid
 from camkit.engine.head import Head, answering, recording
 from camkit.engine.passes import quiet_pass
 from camkit.errors import MethodError

@@ -163,7 +163,7 @@ def test_tokens_that_run_through_the_frames_of_each_patch_are_put_in_order():
     order = layout.layer.layout
     assert (order.grid, order.prefix, order.order) == ((8, 4, 4), 1, (1, 2, 0))
     before, after = (model.timesformer.embeddings(one.transpose(1, 2)) for one in (image, changed))
-    moved = camkit.engine.features.to_grid((after - before).abs(), order).sum(1)[0]
+    moved = camkit.engine.capture.to_grid((after - before).abs(), order).sum(1)[0]
     assert (moved > 1e-6).nonzero().tolist() == [[5, 1, 2]]
 
 
