@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -12,10 +11,8 @@ from torch import Tensor, nn
 
 from camkit.concepts.concepts import Concepts
 from camkit.concepts.nmf import factorise_cells
-from camkit.engine.capture import whole_graph
+from camkit.engine.capture import Pass
 from camkit.engine.head import Head, recording
-from camkit.engine.interrupts import interruptible
-from camkit.engine.passes import quiet_pass
 from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError, advice
 from camkit.explainer import Explainer
 from camkit.images.prepare import prepare, unbatched
@@ -174,12 +171,12 @@ def class_probabilities(
     """
     if layer.layout is None:
         return None
-    each_pass = functools.partial(quiet_pass, model, image.device, "fp32")
-    with each_pass(), recording(model, layer.ref) as recorded, whole_graph(image) as picture, interruptible():
-        output = model(picture)
+    options = Pass(model, image, ())
+    with options.forward(recording(model, layer.ref), leaf=True) as run:
+        output, (recorded,) = run.output, run.entered
     try:
         own = ScoreReading.of(logits_of(output, 1))
-        head = Head(model, layer.ref, layer.layout, image, recorded, logits_of, own.values[0].float(), each_pass)
+        head = Head(options, layer.ref, layer.layout, recorded, logits_of, own.values[0].float())
     except (TargetError, MethodError):
         return None
     cells = [1] * len(layer.layout.grid)

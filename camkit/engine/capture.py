@@ -267,7 +267,7 @@ def capture(options: Pass, *, whole: bool = False) -> Capture:
     with suppress(EntangledError), options.forward(whole=whole, leaf=whole) as run:
         scores: list[Scores] = []
         for target in run.targets:
-            scored = run.score(target)
+            scored = target(run.output, len(run.images))
             if not (scored.values.requires_grad or is_absent(scored)):
                 break
             if len(run.images) == 1 and run.images.device.type == "cpu" and not scores:
@@ -286,17 +286,6 @@ def capture(options: Pass, *, whole: bool = False) -> Capture:
 def is_absent(scored: Scores) -> bool:
     """Tell whether the target exists in no image."""
     return scored.present is not None and not any(scored.present)
-
-
-@contextmanager
-def whole_graph(image: Float[Tensor, "1 c *size"]) -> Iterator[Tensor]:
-    """Keep the graph of one pass; yield a copy of the picture that all operations depend on.
-
-    The graph of the output shows whether the model ends in a softmax or sigmoid. It takes the memory of a training step
-    on one picture, until the output is dropped.
-    """
-    with torch.enable_grad():
-        yield image.clone().requires_grad_().clone()
 
 
 def detached(scored: Scores) -> Scores:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -21,7 +21,7 @@ from torch.nn.modules.module import _global_forward_hooks
 
 from camkit.engine.attach import forward_hooks
 from camkit.engine.batches import versions
-from camkit.engine.capture import from_grid, to_grid
+from camkit.engine.capture import Pass, from_grid, to_grid
 from camkit.engine.cut import cut, not_reached
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor, mapped, precise, with_tensor
@@ -118,16 +118,12 @@ class Head:
     """Returns the scores of changed feature maps of one picture.
 
     Args:
-        model: the model.
+        options: the pass of one picture; each later pass finds the model as this one did.
         ref: the layer.
         layout: the layout of the layer's output.
-        image: the picture (1, c, *size).
         recorded: the recording of a plain pass of this picture.
         score: the score to compute; if it has several values, the head returns all of them.
         expected: the model's own score of the picture, or its K scores.
-        each_pass: returns the context in which one pass is run, such as ``quiet_pass``. Each pass has one of its own,
-            so that each finds the model as the first one did.
-        apart: False if the model is known to mix the pictures of a batch.
 
     Raises:
         MethodError: the head cannot be run on changed maps.
@@ -135,19 +131,15 @@ class Head:
 
     def __init__(
         self,
-        model: nn.Module,
+        options: Pass,
         ref: LayerRef,
         layout: Layout,
-        image: Float[Tensor, "1 c *size"],
         recorded: HeadRecording,
         score: ScoreOutput,
         expected: float | Float[Tensor, " k"],
-        each_pass: Callable[[], AbstractContextManager[None]],
-        *,
-        apart: bool = True,
     ) -> None:
-        self._model, self._ref, self._layout = model, ref, layout
-        self._image, self._recorded, self._score, self._each_pass = image, recorded, score, each_pass
+        self._options, self._ref, self._layout = options, ref, layout
+        self._recorded, self._score = recorded, score
         maps = feature_tensor(recorded.output)
         assert maps is not None
         self.output = maps[1]
@@ -155,7 +147,7 @@ class Head:
         """The axis of the pictures in the layer's output."""
         self.activations: Float[Tensor, "1 c *grid"] = to_grid(self.output, layout)
         bytes_of_one = self.activations.numel() * self.activations.element_size()
-        self.at_once = max(1, _MOST_BYTES // bytes_of_one) if apart else 1
+        self.at_once = max(1, _MOST_BYTES // bytes_of_one) if options.apart else 1
         """How many changed maps one pass takes."""
         self._trunk = self._usable_trunk(expected)
 
@@ -213,12 +205,14 @@ class Head:
         count = maps.shape[self.images] if whole else len(maps)
         recorded = HeadRecording(self._recorded.output) if trunk == "computed" else self._recorded
         repeats = count if trunk == "repeated" else 1
-        image = self._image if trunk == "kept" else self._image.expand(count, *self._image.shape[1:])
-        with self._each_pass():  # before the copies: the model cannot write to tensors of the caller's inference mode
+        model, image = self._options.model, self._options.inputs
+        image = image if trunk == "kept" else image.expand(count, *image.shape[1:])
+        # Before the copies: the model cannot write to tensors of the caller's inference mode.
+        with self._options.quiet():
             changed = maps.clone() if maps.is_inference() else maps
             changed = changed if whole else from_grid(changed, self.output, self._layout)
-            with returning(self._model, self._ref, recorded, changed, repeats):
-                yield lambda: self._model(image.clone())
+            with returning(model, self._ref, recorded, changed, repeats):
+                yield lambda: model(image.clone())
 
     def gradients(self, outputs: Tensor, targets: Sequence[Target]) -> list[Tensor]:
         """Return the gradients of each target's scores with respect to whole outputs of the layer for M pictures.
@@ -229,7 +223,7 @@ class Head:
             LayerError: a score does not depend on the layer in a differentiable way.
         """
         axis = self.images
-        modules = {self._ref: self._model.get_submodule(self._ref.name)}
+        modules = {self._ref: self._options.model.get_submodule(self._ref.name)}
         gradients: list[list[Tensor]] = []
         for part in outputs.split(min(self.at_once, usual_batch_size(outputs.device)), axis):
             with (

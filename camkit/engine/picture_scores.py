@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.capture import detached
+from camkit.engine.capture import Pass, detached
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, in_parts, quiet_pass
 from camkit.engine.record import ModelRecord
@@ -66,8 +66,8 @@ class PictureScores:
         self.picture, self.at_once, self.passes = picture, at_once, 1
         self._model, self._precision, self._current = model, precision, current
         # The graph of this pass shows whether the model returns probabilities.
-        with quiet_pass(model, picture.device, precision, current()[0]), torch.enable_grad(), interruptible():
-            output = model(picture[None].clone().requires_grad_().clone())
+        with Pass(model, picture[None], (), precision=precision, record=current()[0]).forward(leaf=True) as run:
+            output = run.output
             answer = target(output, 1)
             _check(answer)
             self.target = fixed_target(target, answer)

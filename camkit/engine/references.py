@@ -6,7 +6,6 @@ import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,15 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.cut import cut
-from camkit.engine.interrupts import interruptible
-from camkit.engine.nested import mapped, precise
-from camkit.engine.passes import in_parts
+from camkit.engine.nested import precise
 from camkit.engine.record import WeightMarks
-from camkit.errors import MethodError
-from camkit.models.modules import usual_batch_size
 from camkit.targets.scores import Target
-from camkit.types import LayerRef
 
 _MOST_KEPT = 4
 """How many layers or sizes of input have their references' maps kept. Those of 16 pictures take 50 MB at ResNet-50's
@@ -77,48 +70,3 @@ class KeptReferences:
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
         return kept[1]
-
-
-def run_references(
-    model: nn.Module,
-    ref: LayerRef,
-    images_axis: int,
-    inputs: Float[Tensor, "m c *size"],
-    each_pass: Callable[[], AbstractContextManager[None]],
-    *,
-    apart: bool,
-) -> ReferenceMaps:
-    """Run the model on reference pictures.
-
-    Args:
-        model: the model; it is restored exactly.
-        ref: the layer.
-        images_axis: the axis of the layer's output that the pictures lie along.
-        inputs: the pictures, on the model's device.
-        each_pass: returns the context in which one pass is run.
-        apart: False if the model mixes the pictures of a batch.
-
-    Raises:
-        MethodError: the layer's outputs differ in shape.
-    """
-    outputs: list[Tensor] = []
-    answers: list[tuple[Any, int]] = []
-
-    def run(part: range) -> None:
-        with each_pass(), cut({ref: model.get_submodule(ref.name)}, gradients=False) as tape, interruptible():
-            output = model(inputs[part.start : part.stop].clone())
-            outputs.append(tape.layers[ref].output)
-            answers.append((mapped(output, _detached), len(part)))
-
-    in_parts(len(inputs), usual_batch_size(inputs.device) if apart else 1, run)
-    shapes = {tuple(output.movedim(images_axis, 0).shape[1:]) for output in outputs}
-    if len(shapes) > 1:
-        raise MethodError(
-            f"layer {str(ref)!r} returns outputs of different shapes for the reference pictures; choose another layer, "
-            "or use 'gradcam'"
-        )
-    return ReferenceMaps(torch.cat(outputs, images_axis), tuple(answers))
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value

@@ -14,10 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.batches import keeps_pictures_apart
-from camkit.engine.capture import whole_graph
+from camkit.engine.capture import Pass
 from camkit.engine.guard import is_in_use
-from camkit.engine.interrupts import interruptible
-from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.references import KeptReferences
 from camkit.errors import LayerError, TargetError, advice
@@ -98,7 +96,7 @@ class ModelMemory:
 
     def refresh(self) -> bool:
         """Forget everything if the model's structure has changed, and return whether it has."""
-        model = self.model
+        model = self._model()
         if model is None or is_in_use(self.record) or self.record.is_current():
             return False
         self._start(model)
@@ -211,10 +209,8 @@ class ModelMemory:
             TargetError: there are no class scores.
         """
         if self._final_activation is None:
-            model = self.model
-            assert model is not None
-            with quiet_pass(model, image.device, "fp32", self.record), whole_graph(image) as picture, interruptible():
-                self._final_activation = ScoreReading.of(logits_of(model(picture), 1)).final
+            with Pass(self.living, image, (), record=self.record).forward(leaf=True) as run:
+                self._final_activation = ScoreReading.of(logits_of(run.output, 1)).final
         return self._final_activation
 
     def forget(self) -> None:

@@ -104,16 +104,6 @@ class Runner:
             MethodError: the method needs something that the model does not have.
             Exception: whatever the model or a target raises.
         """
-        try:
-            with keeping_overwritten() if self.memory.overwrites else nullcontext():
-                return self._ran(targets, inputs)
-        except RuntimeError as error:
-            if self.memory.overwrites or not is_overwriting(error):
-                raise
-        self.memory.overwrites = True
-        return self(targets, inputs)
-
-    def _ran(self, targets: tuple[Target, ...], inputs: Tensor) -> Ran:
         method = self.method
         if method == AUTO and self.weights_maps and self.selectors is None:
             method = METHODS["gradcam"]
@@ -258,7 +248,7 @@ class Runner:
             return self._decision(inputs)
         except (OneByOneError, FramesFirstError):
             raise
-        except Exception:  # noqa: BLE001 - a model made for batches of another size may raise anything
+        except Exception:  # a model made for batches of another size may raise anything
             return None
 
     def _run(
@@ -290,11 +280,17 @@ class Runner:
             afresh=isinstance(layers, Levels),
         )
         try:
-            captured = method.run(options)
+            with keeping_overwritten() if memory.overwrites else nullcontext():
+                captured = method.run(options)
         except RepeatedError:
             if len(inputs) > 1:  # the model may take a few pictures at a time
                 raise OneByOneError from None
             raise
+        except RuntimeError as error:
+            if memory.overwrites or not is_overwriting(error):
+                raise
+            memory.overwrites = True
+            return self._run(method, targets, inputs, layers)
         memory.may_resize = captured.resized
         return captured
 

@@ -12,20 +12,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from camkit.engine.capture import Capture, Features, Pass, detached, is_absent, to_grid
-from camkit.engine.head import Head, ScoreOutput, recording
+from camkit.engine.cut import cut
+from camkit.engine.head import Head, recording
 from camkit.engine.heatmap import enlarge, upsample
 from camkit.engine.interrupts import interruptible
-from camkit.engine.nested import precise
+from camkit.engine.nested import mapped, precise
 from camkit.engine.passes import in_parts
 from camkit.engine.record import ModelRecord
-from camkit.engine.references import ReferenceMaps, run_references
+from camkit.engine.references import ReferenceMaps
 from camkit.errors import MethodError
 from camkit.methods.registry import Method
+from camkit.models.modules import usual_batch_size
 from camkit.targets.confidence import ConfidenceTarget, given_by
 from camkit.targets.fixed import fixed_target
 from camkit.targets.log_odds import against_rivals
 from camkit.targets.scores import Scores, Target
-from camkit.types import LayerRef, Layout, PicturesOf, Placement, ReferenceScores
+from camkit.types import LayerRef, PicturesOf, Placement, ReferenceScores
 
 _AT_ONCE_CPU, _AT_ONCE = 16, 64
 """Changed pictures per pass on a CPU and elsewhere; halved if memory runs out. On two cores, MobileNetV2 and ResNet-18
@@ -156,7 +158,7 @@ def of_scores(options: Pass, method: Method) -> Capture:
             weight = _missing(maps, scored)
             if weight is None:
                 value = functools.partial(_value, target)
-                head = _head(options, ref, layouts[ref], record, value, float(scored.values[0]))
+                head = Head(options, ref, layouts[ref], record, value, float(scored.values[0]))
                 weight = method.weigh(head.activations, head)
             weights.append(weight)
         features.append(replace(maps, by_target=tuple(weights)))
@@ -169,13 +171,6 @@ def _missing(maps: Features, scored: Scores) -> Tensor | None:
         return torch.zeros_like(maps.activations)
     is_finite = bool(scored.values.isfinite().all() and maps.activations.isfinite().all())
     return None if is_finite else torch.full_like(maps.activations, torch.nan)
-
-
-def _head(
-    options: Pass, ref: LayerRef, layout: Layout, recorded: Any, score: ScoreOutput, expected: float | Tensor
-) -> Head:
-    model, image, apart = options.model, options.inputs, options.apart
-    return Head(model, ref, layout, image, recorded, score, expected, options.quiet, apart=apart)
 
 
 def _same_class(target: Target, scored: Scores) -> Target:
@@ -222,7 +217,7 @@ def of_references(options: Pass, method: Method) -> Capture:
     scores: list[ReferenceScores | None] = [None] * len(weights)
     if numbers:
         values = torch.cat([captured.scores[number].values for number in numbers])
-        head = _head(options, ref, layout, recorded, functools.partial(_values, fixed), values)
+        head = Head(options, ref, layout, recorded, functools.partial(_values, fixed), values)
         words, references = _references(options, ref, head)
         steps = head.output.float() - references.outputs.float()
         shares = torch.movedim(_shares(len(references)).to(steps).reshape(-1, *[1] * (steps.dim() - 1)), 0, head.images)
@@ -249,8 +244,8 @@ def _references(options: Pass, ref: LayerRef, head: Head) -> tuple[str, Referenc
     assert options.references is not None
     pictures = options.references(options.inputs)
     record = options.record or ModelRecord.of_model(options.model)
-    inputs = pictures.inputs.to(options.inputs)
-    run = functools.partial(run_references, options.model, ref, head.images, inputs, options.quiet, apart=options.apart)
+    of_references = replace(options, inputs=pictures.inputs.to(options.inputs))
+    run = functools.partial(_run_references, of_references, ref, head.images)
     references = options.kept_references.maps((ref, pictures.key), record.modules(), run)
     expected = list(head.output.shape)
     expected[head.images] = len(references)
@@ -260,6 +255,31 @@ def _references(options: Pass, ref: LayerRef, head: Head) -> tuple[str, Referenc
             "choose another layer, or use 'gradcam'"
         )
     return pictures.words, references
+
+
+def _run_references(options: Pass, ref: LayerRef, axis: int) -> ReferenceMaps:
+    """Run the model on reference pictures, which lie along an axis of the layer's output."""
+    outputs: list[Tensor] = []
+    answers: list[tuple[Any, int]] = []
+
+    def run(part: range) -> None:
+        modules = {ref: options.model.get_submodule(ref.name)}
+        with options.quiet(), cut(modules, gradients=False) as tape, interruptible():
+            output = options.model(options.inputs[part.start : part.stop].clone())
+            outputs.append(tape.layers[ref].output)
+            answers.append((mapped(output, _without_graph), len(part)))
+
+    in_parts(len(options.inputs), usual_batch_size(options.inputs.device) if options.apart else 1, run)
+    if len({tuple(output.movedim(axis, 0).shape[1:]) for output in outputs}) > 1:
+        raise MethodError(
+            f"layer {str(ref)!r} returns outputs of different shapes for the reference pictures; choose another layer, "
+            "or use 'gradcam'"
+        )
+    return ReferenceMaps(torch.cat(outputs, axis), tuple(answers))
+
+
+def _without_graph(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _shares(count: int) -> Float[Tensor, " count"]:

@@ -6,6 +6,7 @@ This module and the families import PyTorch only while they compute, so that ``c
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import math
 import re
@@ -208,17 +209,15 @@ class Method:
             LayerError, TargetError: as for ``camkit.engine.capture.capture``.
             MethodError: the model does not have what the method needs.
         """
-        from camkit.methods.runs import RUNS  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
-
-        return RUNS[self.needs](options, self)
+        captured: Capture = _computing("runs").RUNS[self.needs](options, self)
+        return captured
 
     def joined(self, captured: Capture, size: tuple[int, ...]) -> Capture:
         """Return what a pass left as features of one layer with finished weights, if it makes one map of several."""
         if self not in (SHARPENED, ODAM):
             return captured
-        from camkit.methods.joined import pooled, sharpened  # noqa: PLC0415 - as above
-
-        return sharpened(captured, size) if self == SHARPENED else pooled(captured, size)
+        joined: Capture = getattr(_computing("joined"), "sharpened" if self == SHARPENED else "pooled")(captured, size)
+        return joined
 
     def weigh(self, *given: Any) -> Tensor:
         """Return its weights. A function of the user's gets copies, since it may work in place.
@@ -227,11 +226,13 @@ class Method:
             MethodError: it takes other arguments, or returns no dense floating-point tensor. Each pass checks the
                 shape.
         """
-        if not self.users:
-            return self.weights(*given)
-        from camkit.methods.runs import users_weights  # noqa: PLC0415 - as above
+        weights: Tensor = _computing("runs").users_weights(self, *given) if self.users else self.weights(*given)
+        return weights
 
-        return users_weights(self, *given)
+
+def _computing(name: str) -> Any:
+    """Return a module that computes; it imports PyTorch and the methods, and so only at the first pass."""
+    return importlib.import_module(f"camkit.methods.{name}")
 
 
 Way: TypeAlias = "tuple[Method, tuple[TargetLayer, ...]]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import threading
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from unchanged import unchanged
 
 import camkit
-from camkit.engine.capture import from_grid, to_grid
+from camkit.engine.capture import Pass, from_grid, to_grid
 from camkit.engine.head import Head, answering, recording
 from camkit.engine.passes import quiet_pass
 from camkit.errors import MethodError
@@ -27,10 +26,8 @@ from camkit.types import LayerRef, Layout
 def head_of(model: nn.Module, ref: LayerRef, layout: Layout, image: Tensor) -> Head:
     with recording(model, ref) as recorded:
         output = model(image.clone())
-    each_pass = functools.partial(quiet_pass, model, image.device, "fp32")
-    return Head(
-        model, ref, layout, image, recorded, lambda scores, _: scores[:, CLASS], float(output[0, CLASS]), each_pass
-    )
+    options = Pass(model, image, ())
+    return Head(options, ref, layout, recorded, lambda scores, _: scores[:, CLASS], float(output[0, CLASS]))
 
 
 def by_hook(model: nn.Module, ref: LayerRef, layout: Layout, image: Tensor, maps: Tensor) -> float:
