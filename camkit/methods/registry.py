@@ -194,7 +194,7 @@ class Method:
         if self.stages:
             return self, decision.stages()
         if self == AUTO and attends and (layout := decision.chosen().layout) is not None and layout.has_tokens:
-            return METHODS["chefer"].at(decision)
+            return METHODS["chefer"], (decision.chosen(),)
         if self in (AUTO, ODAM) and decision.levels:
             return ODAM, decision.levels
         chosen = decision.chosen()

@@ -168,15 +168,13 @@ def users_weights(method: Method, *given: Any) -> Tensor:
     return weights.detach()
 
 
-def check_weights(method: Method, weights: Any, activations: Tensor) -> None:
-    """Check that what a method returned can weight the activations; looks at shapes and types, not at values.
+def check_weights(method: Method, weights: Tensor, activations: Tensor) -> None:
+    """Check that what a method returned can weight the activations.
 
     Raises:
-        MethodError: the weights are no floating-point tensor, or do not broadcast against the activations.
+        MethodError: the weights are on another device, or do not broadcast against the activations.
     """
-    if not isinstance(weights, Tensor):
-        raise MethodError(f"method {method.name!r} must return a tensor of weights, not {type(weights).__name__}")
-    if not weights.is_floating_point() or weights.device != activations.device:
+    if weights.device != activations.device:
         raise MethodError(
             f"method {method.name!r} must return floating-point weights on {activations.device}, "
             f"not {weights.dtype} on {weights.device}"
