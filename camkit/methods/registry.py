@@ -6,13 +6,13 @@ This module and the families import PyTorch only while they compute, so that ``c
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
+from importlib import import_module
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -209,14 +209,16 @@ class Method:
             LayerError, TargetError: as for ``camkit.engine.capture.capture``.
             MethodError: the model does not have what the method needs.
         """
-        captured: Capture = _computing("runs").RUNS[self.needs](options, self)
+        # Modules that compute import PyTorch and the methods, so they come in at the first pass.
+        captured: Capture = import_module("camkit.methods.runs").RUNS[self.needs](options, self)
         return captured
 
     def joined(self, captured: Capture, size: tuple[int, ...]) -> Capture:
         """Return what a pass left as features of one layer with finished weights, if it makes one map of several."""
         if self not in (SHARPENED, ODAM):
             return captured
-        joined: Capture = getattr(_computing("joined"), "sharpened" if self == SHARPENED else "pooled")(captured, size)
+        name = "sharpened" if self == SHARPENED else "pooled"
+        joined: Capture = getattr(import_module("camkit.methods.joined"), name)(captured, size)
         return joined
 
     def weigh(self, *given: Any) -> Tensor:
@@ -226,13 +228,10 @@ class Method:
             MethodError: it takes other arguments, or returns no dense floating-point tensor. Each pass checks the
                 shape.
         """
-        weights: Tensor = _computing("runs").users_weights(self, *given) if self.users else self.weights(*given)
+        weights: Tensor = (
+            import_module("camkit.methods.runs").users_weights(self, *given) if self.users else self.weights(*given)
+        )
         return weights
-
-
-def _computing(name: str) -> Any:
-    """Return a module that computes; it imports PyTorch and the methods, and so only at the first pass."""
-    return importlib.import_module(f"camkit.methods.{name}")
 
 
 Way: TypeAlias = "tuple[Method, tuple[TargetLayer, ...]]"
