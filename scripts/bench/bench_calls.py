@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import camkit
-from camkit.engine.capture_pictures import at_once
+from camkit.methods.on_one_picture import at_once
 from camkit.metrics import Evaluator, Heat
 from camkit.metrics.reference_maps import random_map
 from scripts.bench.timing import Opener, Run, network, plain, processor, quartiles, ready, table, take_turns
