@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import nn
@@ -15,21 +14,17 @@ from camkit.errors import InputError, LayerError, MethodError, advice
 from camkit.images.references import References
 from camkit.layers.names import Layers
 from camkit.methods import AUTO, METHODS, Method, find_method
-from camkit.methods.registry import MethodLike
-from camkit.models import Labels, black_box_in, load_model, read_labels
+from camkit.models import black_box_in, load_model, read_labels
+from camkit.models.inputs import adapted
 from camkit.models.loaded import Loadable, LoadedModel
-from camkit.targets import Target, TargetLike
+from camkit.options import Config, ExplainerOptions, Fusion, Model, Precision, Smoothing, Spread
+from camkit.targets import Target
 from camkit.targets.fixed import fixed_target
 from camkit.targets.scores import Scores
-from camkit.types import Activation, Fusion, Precision, Preprocess, Progress, ReferencesLike, Smoothing, Spread
+from camkit.types import Progress, ReferencesLike
 
 if TYPE_CHECKING:
-    from camkit.config.settings import ModelSection, Settings
-
-Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
-
-Config: TypeAlias = "Settings | Mapping[str, Any] | str | Path"
-"""What ``config`` takes: a file, or its tables as a mapping."""
+    from camkit.config.settings import Settings
 
 
 def config_settings(config: Config) -> Settings:
@@ -41,7 +36,7 @@ def config_settings(config: Config) -> Settings:
 
 def configured_model(
     model: Loadable | None,
-    section: ModelSection,
+    section: Model,
     *,
     device: str | torch.device | None = None,
     trainable: bool = False,
@@ -60,43 +55,20 @@ def configured_model(
         raise InputError(
             f"no model is named; {advice('pass one', 'pass --model')}, or set name in the config's [model] table"
         )
-    if not section.describes(name):
-        return load_model(name, device=device, trainable=trainable)
-    return load_model(
-        name,
-        section.weights,
-        device or section.device,
-        size=(section.size[0], section.size[1]) if isinstance(section.size, list) else section.size,
-        mean=section.mean,
-        std=section.std,
-        labels=None if section.labels is None else read_labels(section.labels),
-        text=section.text,
-        output=section.output,
-        activation=section.activation,
-        trainable=trainable,
-    )
+    section = section if section.describes(name) else Model()
+    return load_model(name, device=device or section.device, trainable=trainable, **loading(section))
 
 
-class Options(TypedDict, total=False):
-    """The options of ``explain`` and ``explain_many``; each is explained at ``Explainer`` and its ``batch``."""
+def loading(section: Model) -> dict[str, Any]:
+    """Return the arguments of ``load_model`` that a table gives, without the name and the device."""
+    given = {name: value for name, value in vars(section).items() if name not in ("name", "device")}
+    return {**given, "labels": None if section.labels is None else read_labels(section.labels)}
 
-    method: MethodLike | None
-    target: Targets
-    preprocess: Preprocess | None
-    labels: Labels | None
-    device: str | torch.device | None
-    precision: Precision
-    batch_size: int | None
-    fuse: Fusion | None
-    smooth: Smoothing | None
-    spread: Spread | None
-    config: Config | None
-    progress: Progress | None
-    references: ReferencesLike | None
-    inputs: Mapping[str, Any] | None
-    picture: str | None
-    output: str | int | None
-    activation: Activation | None
+
+def with_inputs(loaded: LoadedModel, options: ExplainerOptions) -> LoadedModel:
+    """Return a model that takes the picture, and gives the scores, as the options of a call say."""
+    module = adapted(loaded.module, options.get("inputs"), options.get("picture"), options.get("output"))
+    return replace(loaded, module=module, activation=options.get("activation") or loaded.activation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +93,7 @@ class Choices:
     def of(cls, target_layer: Layers | None, given: Mapping[str, Any], settings: Settings | None) -> Choices:
         """Merge the options of a call with a config; those that are None were not given."""
         asked = {**given, "target_layer": target_layer}
-        usual = {} if settings is None else {**dict(settings.explain), "target_layer": settings.explain.layer}
+        usual = {} if settings is None else {**vars(settings.explain), "target_layer": settings.explain.layer}
         names = [field.name for field in fields(cls)]
         merged = {name: each[name] for each in (usual, asked) for name in names if each.get(name) is not None}
         method = find_method(merged.pop("method", AUTO))

@@ -11,17 +11,17 @@ import copy
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.choices import Choices, Config, Targets, config_settings, configured_model, for_model
+from camkit.choices import Choices, config_settings, configured_model, for_model, with_inputs
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import (
     autocasting,
@@ -42,6 +42,7 @@ from camkit.errors import (
     MethodError,
     ModelError,
     TargetError,
+    refuse_unknown_options,
 )
 from camkit.explanation import (
     Explanation,
@@ -63,7 +64,6 @@ from camkit.methods.joined import CHANGES, changed, check_mirrors
 from camkit.methods.registry import MethodLike
 from camkit.methods.runs import SignedMaps, signed_maps
 from camkit.models import (
-    Labels,
     about_channels,
     about_failure,
     as_model,
@@ -72,24 +72,13 @@ from camkit.models import (
     spatial_rank,
     usual_batch_size,
 )
-from camkit.models.inputs import HeldInputs, adapted
+from camkit.models.inputs import HeldInputs
 from camkit.models.loaded import Loadable, LoadedModel
+from camkit.options import ExplainerOptions, Fusion, Precision, Targets, showing
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.fixed import of_changed_picture
 from camkit.targets.scores import Expands, OfPictures, OnPicture, Scores, Target
-from camkit.types import (
-    Activation,
-    Failure,
-    Fusion,
-    ImageLike,
-    Precision,
-    Preprocess,
-    Progress,
-    ReferencesLike,
-    Smoothing,
-    Spread,
-    TargetLayer,
-)
+from camkit.types import Failure, ImageLike, TargetLayer
 
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
@@ -191,38 +180,20 @@ class Explainer:
         ((128, 128), 'features', (16, 16))
     """
 
+    @showing(ExplainerOptions)
     def __init__(
         self,
         model: Loadable | None = None,
         target_layer: Layers | None = None,
-        *,
-        method: MethodLike | None = None,
-        preprocess: Preprocess | None = None,
-        labels: Labels | None = None,
-        device: str | torch.device | None = None,
-        precision: Precision | None = None,
-        fuse: Fusion | None = None,
-        smooth: Smoothing | None = None,
-        spread: Spread | None = None,
-        config: Config | None = None,
-        progress: Progress | None = None,
-        references: ReferencesLike | None = None,
-        inputs: Mapping[str, Any] | None = None,
-        picture: str | None = None,
-        output: str | int | None = None,
-        activation: Activation | None = None,
+        **options: Unpack[ExplainerOptions],
     ) -> None:
-        given: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth}
-        given |= {"spread": spread, "progress": progress, "references": references}
+        refuse_unknown_options(Explainer, options, ExplainerOptions.__annotations__)
+        config, device = options.get("config"), options.get("device")
         settings = None if config is None else config_settings(config)
-        choices = Choices.of(target_layer, given, settings)
+        choices = Choices.of(target_layer, options, settings)
         named = model if settings is None else configured_model(model, settings.model, device=device)
-        loaded = as_model(named, preprocess=preprocess, labels=labels, device=device)
-        loaded = replace(
-            loaded,
-            module=adapted(loaded.module, inputs, picture, output),
-            activation=activation or loaded.activation,
-        )
+        loaded = as_model(named, preprocess=options.get("preprocess"), labels=options.get("labels"), device=device)
+        loaded = with_inputs(loaded, options)
         self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
 
     @classmethod

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from torch import nn
 
-from camkit.choices import Choices, Options, config_settings, configured_model
+from camkit.choices import Choices, config_settings, configured_model, with_inputs
 from camkit.errors import refuse_unknown_options
 from camkit.explainer import Explainer, are_several_targets
 from camkit.explanation import Explanation, Explanations
@@ -16,9 +15,9 @@ from camkit.images.crop import CropBoxes
 from camkit.layers.memory import SHARED, ModelMemory
 from camkit.layers.names import Layers
 from camkit.models import as_model, changed_at, check_preprocess, pick_device
-from camkit.models.inputs import adapted
 from camkit.models.labels import as_labels
 from camkit.models.loaded import Loadable, LoadedModel
+from camkit.options import Options, showing
 from camkit.types import Failure, ImageLike
 
 if TYPE_CHECKING:
@@ -47,13 +46,8 @@ class _Shell:
         settings = None if config is None else config_settings(config)
         choices = Choices.of(target_layer, options, settings)
         loaded = self._load(model, settings, options)
-        inputs, picture, output = options.get("inputs"), options.get("picture"), options.get("output")
-        if (inputs, picture, output, options.get("activation")) != (None,) * 4:
-            loaded = replace(
-                loaded,
-                module=adapted(loaded.module, inputs, picture, output),
-                activation=options.get("activation") or loaded.activation,
-            )
+        if {"inputs", "picture", "output", "activation"} & options.keys():
+            loaded = with_inputs(loaded, options)
         memory = SHARED.get(loaded.module)
         if memory is None:
             memory = SHARED.setdefault(loaded.module, ModelMemory(loaded.module))
@@ -87,6 +81,7 @@ class _Shell:
 _SHELL = _Shell()
 
 
+@showing(Options)
 def explain(
     model: Loadable | None,
     img: ImageLike | Sequence[ImageLike],
@@ -160,6 +155,7 @@ def explain_many(
 ) -> Iterator[Explanation | Failure]: ...
 
 
+@showing(Options)
 def explain_many(
     model: Loadable | None,
     images: Iterable[ImageLike],

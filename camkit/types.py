@@ -16,28 +16,27 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
+from camkit import options
+
+Precision: TypeAlias = options.Precision
+Activation: TypeAlias = options.Activation
+Fusion: TypeAlias = options.Fusion
+Smoothing: TypeAlias = options.Smoothing
+Spread: TypeAlias = options.Spread
+Scale: TypeAlias = options.Scale
 Pixels: TypeAlias = UInt8[np.ndarray, "_ _ 3"]
 """A picture: height x width x RGB."""
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
 ReferencesLike: TypeAlias = "str | Path | Tensor | Sequence[ImageLike]"
 """Reference pictures: a folder, a list of pictures, or a batch (N, C, H, W)."""
 Preprocess: TypeAlias = Callable[[Image.Image], Tensor]
-Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "bf16-forced"]
 Status: TypeAlias = Literal["ok", "no_positive_evidence", "no_influence", "non_finite"]
-Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
-Fusion: TypeAlias = Literal["mean", "max", "product"]
-Smoothing: TypeAlias = Literal["augment", "eigen", "augment+eigen"]
-"""How a map is smoothed: the mean over changed versions of the picture, the first principal component, or both."""
 Extent: TypeAlias = tuple[tuple[float, float], ...]
 """Where the input starts and ends along each axis of a grid, as shares of the axis; empty if it covers the whole
 grid."""
 CellPositions: TypeAlias = tuple[tuple[float, ...], ...]
 """For each axis of a grid, the place of each cell on the input, in pixels: 0 is the middle of the first pixel."""
-Spread: TypeAlias = Literal["measured", "even"]
-"""How a grid is spread over the picture: each cell where a measurement found it to look, or evenly."""
 Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap", "figure"]
-Scale: TypeAlias = Literal["shared", "each"]
-"""Whether maps are drawn on one scale, or each on its own."""
 
 
 class Box(NamedTuple):

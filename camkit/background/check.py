@@ -35,13 +35,14 @@ from camkit.background.result import CheckResult, CheckRun, Inconclusive, Report
 from camkit.background.rule import Judgement, judge, worst_first
 from camkit.background.sanity import Sanity, check_sanity
 from camkit.choices import configured_model
-from camkit.config.settings import CheckSection, Settings, as_settings
+from camkit.config.settings import Settings, as_settings
 from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, RunError, advice, refuse_unknown_options, refusing_exit
 from camkit.images.files import set_aside
 from camkit.kit import wording
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import Loadable
+from camkit.options import Check
 from camkit.types import Preprocess
 
 Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]
@@ -199,7 +200,7 @@ def plan_check(
     return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date(), detects=detects)
 
 
-def _feasible(settings: Settings, device: torch.device) -> CheckSection:
+def _feasible(settings: Settings, device: torch.device) -> Check:
     """Return how the check is run on a device.
 
     A quick check takes a smaller sample, but no smaller than the limits need. A precision that is slow on the device is
@@ -209,12 +210,11 @@ def _feasible(settings: Settings, device: torch.device) -> CheckSection:
     precision, note = usable_precision(check.precision, device)
     if note:
         warnings.warn(note, stacklevel=3)
-    check = check.model_copy(update={"precision": precision})
+    check = replace(check, precision=precision)
     if not settings.run.quick:
         return check
     most = max(QUICK["per_class"], settings.limits.least_pictures + SPARE_PICTURES)
-    fewer = {"per_class": min(check.per_class, most), "pastes": min(check.pastes, QUICK["pastes"])}
-    return check.model_copy(update=fewer)
+    return replace(check, per_class=min(check.per_class, most), pastes=min(check.pastes, QUICK["pastes"]))
 
 
 def _refuse_unknown_classes(settings: Settings, data: Dataset) -> None:

@@ -15,7 +15,6 @@ from jaxtyping import Float
 
 from camkit.background.heat import NO_HEAT
 from camkit.background.pictures import ImageRow, Pasted
-from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import (
     MIN_GROUPS,
     RESAMPLES,
@@ -30,6 +29,7 @@ from camkit.kit.statistics import (
     widened,
     wilson,
 )
+from camkit.options import Limits
 
 CueName: TypeAlias = Literal["sharpness", "noise", "colour", "compression"]
 CUE_NAMES: tuple[CueName, ...] = get_args(CueName)
@@ -331,7 +331,7 @@ class Measures:
         return [self.effects[name] for name in names if name in self.effects]
 
 
-def limit_of(name: EffectName, limits: LimitsSection) -> float:
+def limit_of(name: EffectName, limits: Limits) -> float:
     """Return the limit of an effect. The limit of the gap also holds for the statistics of the whole picture."""
     return limits.attraction if name == "attraction" else limits.sufficiency if name == "sufficiency" else limits.gap
 
@@ -343,7 +343,7 @@ def _seed_of(name: str) -> int:
 
 def measure_all(
     rows: Sequence[ImageRow],
-    limits: LimitsSection,
+    limits: Limits,
     seed: int,
     excluded: Collection[str] = (),
     classes: Collection[str] = (),
@@ -384,7 +384,7 @@ ALL_FILLS = "all fills"
 """Stands in place of a fill's name for the mean of the fills, if there are several."""
 
 
-def _effect(name: EffectName, measured: Mapping[str, MeasuredEffect], label: str, limits: LimitsSection) -> Effect:
+def _effect(name: EffectName, measured: Mapping[str, MeasuredEffect], label: str, limits: Limits) -> Effect:
     """Return an effect from its measurements with each fill and, if there are several fills, with all of them."""
     by_fill = {fill: of_fill for fill, of_fill in measured.items() if fill != ALL_FILLS}
     mean = measured.get(ALL_FILLS) or next(iter(by_fill.values()), None)
@@ -544,7 +544,7 @@ def _mean(values: Sequence[float | bool | None]) -> float | None:
 
 
 def _measure(
-    name: str, rows: Sequence[ImageRow], limits: LimitsSection, seed: int, chances: Chances, resamples: int
+    name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Chances, resamples: int
 ) -> Measures:
     """Measure everything but the attraction."""
     skill, by_name = _effects(name, rows, limits, seed, chances, resamples)
@@ -579,7 +579,7 @@ _NOTHING: _Terms = (0.0, 0.0, 0.0)
 
 
 def _effects(
-    name: str, rows: Sequence[ImageRow], limits: LimitsSection, seed: int, chances: Chances, resamples: int
+    name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Chances, resamples: int
 ) -> tuple[Estimate | None, dict[EffectName, dict[str, MeasuredEffect]]]:
     """Measure the skill, and the gap, the sufficiency and the exchanged statistics by fill, on the same resamples.
 

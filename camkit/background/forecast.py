@@ -15,8 +15,8 @@ from camkit.background.heat import HEAT, CheckHeat
 from camkit.background.plan import Plan
 from camkit.background.sanity import SANITY_PICTURES
 from camkit.background.showcase import OFFENDERS
-from camkit.config.settings import LimitsSection
 from camkit.models import device_of
+from camkit.options import Limits
 
 SPREAD = 0.35
 """Standard deviation of one picture's share in a gap or a sufficiency, with two backgrounds of either kind. It is the
@@ -50,7 +50,7 @@ def pictures_needed(limit: float) -> int | None:
     return math.ceil(max(((reach + chance) * SPREAD / limit) ** 2, without_change))
 
 
-def notice(sample: Sequence[Item], limits: LimitsSection) -> str:
+def notice(sample: Sequence[Item], limits: Limits) -> str:
     """Say whether the sample of the experiment is large enough to exclude effects above the limits."""
     if not sample:
         return "the experiment has no pictures"

@@ -227,10 +227,9 @@ class Plan:
     @property
     def reported_settings(self) -> dict[str, dict[str, Any]]:
         """The settings that a report holds, by table."""
-        return {
-            "check": self.settings.check.model_dump(mode="json", exclude={"batch_size"}),
-            "limits": self.settings.limits.model_dump(mode="json"),
-        }
+        check = {**vars(self.settings.check), "method": find_method(self.settings.check.method).name}
+        del check["batch_size"]
+        return {"check": check, "limits": dict(vars(self.settings.limits))}
 
     def fingerprint(self) -> dict[str, str]:
         """Return hashes of the weights, of the settings that influence results, and of the pictures with regions."""

@@ -36,8 +36,8 @@ from camkit.background.reasons import (
     reason_of_few_groups,
     reason_of_knowledge,
 )
-from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import MIN_GROUPS, holm, smallest_p, wilson
+from camkit.options import Limits
 
 Verdict: TypeAlias = Literal["FAIL", "WARN", "PASS", "INCONCLUSIVE"]
 
@@ -157,7 +157,7 @@ class Judgement:
 
 def judge(
     measures: Mapping[str, Measures],
-    limits: LimitsSection,
+    limits: Limits,
     *,
     exempt: Mapping[str, str],
     waived: Mapping[str, str],
@@ -203,7 +203,7 @@ def judge(
 
 
 def _tested_effects(
-    effects: Mapping[str, Sequence[Effect]], limits: LimitsSection, *, may_fail: bool
+    effects: Mapping[str, Sequence[Effect]], limits: Limits, *, may_fail: bool
 ) -> dict[str, list[Effect]]:
     """Return the effects with their corrected p-values. An effect that rests on too few pictures is not tested."""
     tested = {
@@ -253,7 +253,7 @@ def _pictures(effect: Effect) -> int:
     return 0 if effect.mean is None else effect.mean.pictures
 
 
-def _min_pictures(effect: EffectName, limits: LimitsSection) -> int:
+def _min_pictures(effect: EffectName, limits: Limits) -> int:
     """Return how many pictures a test needs.
 
     Attraction needs half as many: a class's backgrounds are shown behind about as many objects as the class has
@@ -388,7 +388,7 @@ def _listed(reasons: Sequence[tuple[str, Reason]], classes: int) -> list[Reason]
     return summary
 
 
-def _heat_warnings(measures: Measures, limits: LimitsSection) -> list[Reason]:
+def _heat_warnings(measures: Measures, limits: Limits) -> list[Reason]:
     """Warn if the heat lies beside the objects, and the objects' places differ enough to show it."""
     if measures.skill is None or measures.skill.groups < limits.least_pictures:
         return []
@@ -402,7 +402,7 @@ def _heat_warnings(measures: Measures, limits: LimitsSection) -> list[Reason]:
 def _obstacles(
     measures: Measures,
     effects: Sequence[Effect],
-    limits: LimitsSection,
+    limits: Limits,
     heat_problems: Sequence[str],
     chance: float,
     *,
@@ -439,7 +439,7 @@ def _obstacles(
 _OTHER_HEAT = "try another --method or --layer for the heat"
 
 
-def _accuracy_obstacles(measures: Measures, limits: LimitsSection, chance: float) -> list[Reason]:
+def _accuracy_obstacles(measures: Measures, limits: Limits, chance: float) -> list[Reason]:
     """Return an obstacle if there are too few right answers for a gap to be measurable."""
     gap = measures.gap.mean
     if gap is None:

@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from camkit.background.data import Dataset
 from camkit.config.settings import Settings
 from camkit.errors import printable
+from camkit.options import given_in
 
 _MOST_CLASSES = 8
 """The most classes that the comment at the top lists."""
@@ -87,9 +86,8 @@ _WAIVER_EXAMPLE = """# [[waivers]]
 class _Lines:
     """The lines of one table of the config."""
 
-    def __init__(self, section: BaseModel) -> None:
-        given = {name: getattr(section, name) for name in sorted(section.model_fields_set)}
-        self._values = {name: value for name, value in given.items() if value is not None}
+    def __init__(self, section: Any) -> None:
+        self._values = dict(sorted(given_in(section).items()))
         self._section = section
         self._shown: set[str] = set()
 

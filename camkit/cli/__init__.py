@@ -174,6 +174,8 @@ def _about_call(error: CycloptsError, typed: Sequence[str]) -> str:
     """Return one sentence about a call that does not fit the command's options."""
     if "-" in typed:
         return "camkit does not read pictures from standard input; save the picture to a file and pass the file"
+    if isinstance(error.__cause__, InputError):
+        return str(error.__cause__)
     argument = getattr(error, "argument", None)
     is_missing = isinstance(error, MissingArgumentError) and argument is not None and "--model" in argument.names
     if is_missing and not {"--model", "-m"} & set(typed):

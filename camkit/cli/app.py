@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from camkit.cli.options import GENERAL, Common, OptionalSource
+from camkit.cli.options import GENERAL, Common, OptionalSource, command
 from camkit.cli.terminal import emit
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ _MOST_PICTURES = 1000
 """Pictures in the list of the page."""
 
 
+@command
 def app(
     *pictures: str,
     source: OptionalSource = OptionalSource(),
@@ -69,9 +70,9 @@ def _viewer(pictures: tuple[str, ...], source: OptionalSource) -> Viewer:
     from camkit.models import DEMO_MODELS, load_model
 
     files = Pictures(pictures).first(_MOST_PICTURES) if pictures else _tour(scene_paths())
-    if source.model is None:
+    if source.name is None:
         return Viewer({name: load_model(name) for name in DEMO_MODELS}, files)
-    return Viewer({source.model: source.load_named(source.model)}, files)
+    return Viewer({source.name: source.load()}, files)
 
 
 def _tour(scenes: dict[str, Path]) -> list[Path]:

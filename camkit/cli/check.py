@@ -6,28 +6,25 @@ import contextlib
 import os
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from camkit.cli.options import (
     DATA,
-    EXPERIMENT,
-    LIMITS,
     OUTPUT,
-    RUN,
     Common,
     OptionalSource,
-    PrecisionName,
     Ray,
     Source,
     actors_of,
+    command,
     events_into,
 )
 from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
 from camkit.errors import InputError, printable
+from camkit.options import Check, Data, Limits, Run
 
 if TYPE_CHECKING:
     from camkit.config.settings import Settings
@@ -40,120 +37,16 @@ checks = App(
 )
 
 
-@Parameter(name="*", group=DATA)
-@dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    """The regions, groups and classes of the pictures.
-
-    Attributes:
-        regions: The file or folder with the objects' regions. Without it, camkit searches beside the pictures.
-        class_map: A JSON file that maps the data's classes to the model's outputs; null leaves a class out.
-        group: The column of the CSV that says which pictures belong together, such as those of one patient.
-    """
-
-    regions: Annotated[Path | None, Parameter(metavar="PATH")] = None
-    class_map: Annotated[Path | None, Parameter(metavar="FILE")] = None
-    group: Annotated[str | None, Parameter(metavar="COLUMN")] = None
-
-
-@Parameter(name="*", group=EXPERIMENT)
-@dataclass(frozen=True, kw_only=True)
-class ExperimentOptions:
-    """How the check is run; the config's table "check" explains each in full.
-
-    Attributes:
-        per_class: Use at most this many pictures of each class in the experiment. Default: 100.
-        most: Use at most this many pictures in the experiment. Default: 2000.
-        pastes: Paste each object on this many backgrounds of each kind. Default: 2.
-        seed: The seed of the sample, the backgrounds and the bootstrap. Default: 0.
-        batch_size: Pictures in one forward pass. Default: 32 on a GPU, 4 on a CPU.
-        layer: The layer whose heat is measured. Default: camkit chooses.
-        method: The method that computes the heat. Default: auto.
-        precision: The number format of the computation. Default: fp32.
-        ring: The width of the outer ring, as a share of the picture's sides. Default: 0.15.
-        ring_is_background: Without regions, let the exchange of the outer ring fail a model; otherwise it only warns.
-        threshold: The score above which a detector's box counts. Default: 0.5.
-        shortcuts: If the model does not pass, find the shortcuts of at most this many classes. Default: 3.
-    """
-
-    per_class: Annotated[int | None, Parameter(metavar="NUMBER")] = None
-    most: Annotated[int | None, Parameter(metavar="NUMBER")] = None
-    pastes: Annotated[int | None, Parameter(metavar="NUMBER")] = None
-    seed: Annotated[int | None, Parameter(metavar="NUMBER")] = None
-    batch_size: Annotated[int | None, Parameter(metavar="NUMBER")] = None
-    layer: Annotated[str | None, Parameter(alias="-l", metavar="NAME")] = None
-    method: Annotated[str | None, Parameter(metavar="NAME")] = None
-    precision: PrecisionName | None = None
-    ring: Annotated[float | None, Parameter(metavar="SHARE")] = None
-    ring_is_background: Annotated[bool | None, Parameter(negative=())] = None
-    threshold: Annotated[float | None, Parameter(metavar="SCORE")] = None
-    shortcuts: Annotated[int | None, Parameter(metavar="NUMBER")] = None
-
-
-@Parameter(name="*", group=LIMITS)
-@dataclass(frozen=True, kw_only=True)
-class LimitOptions:
-    """The limits of the verdict; the config's table "limits" explains each in full.
-
-    Attributes:
-        gap: The largest background gap with which a model may ship. Default: 0.1.
-        sufficiency: The largest sufficiency of the background with which a model may ship. Default: 0.1.
-        attraction: The largest attraction of a class's background with which a model may ship. Default: 0.1.
-        skill: Warn if the skill of the heat is significantly below this. Default: 0.
-        alpha: The significance level. Default: 0.05.
-        least_pictures: The testable pictures that a class needs for a verdict. Default: 30.
-        most_empty: The largest share of empty maps with which the heat still means something. Default: 0.2.
-        least_room: The headroom below which no map can show which object it used. Default: 0.1.
-        worse: How much worse than the baseline a measure may be. Default: 0.02.
-        strict: PASS only if an effect above the limit is excluded for each class too, and not only for all together.
-    """
-
-    gap: Annotated[float | None, Parameter(metavar="SHARE")] = None
-    sufficiency: Annotated[float | None, Parameter(metavar="SHARE")] = None
-    attraction: Annotated[float | None, Parameter(metavar="SHARE")] = None
-    skill: Annotated[float | None, Parameter(metavar="NUMBER")] = None
-    alpha: Annotated[float | None, Parameter(metavar="SHARE")] = None
-    least_pictures: Annotated[int | None, Parameter(metavar="NUMBER")] = None
-    most_empty: Annotated[float | None, Parameter(metavar="SHARE")] = None
-    least_room: Annotated[float | None, Parameter(metavar="SHARE")] = None
-    worse: Annotated[float | None, Parameter(metavar="SHARE")] = None
-    strict: Annotated[bool | None, Parameter(negative=())] = None
-
-
-@Parameter(name="*", group=RUN)
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Where the check writes, and what it starts from.
-
-    Attributes:
-        out: The folder for the reports. Default: camkit-check.
-        baseline: An earlier report.json to compare with.
-        fail_on_worse: Exit with 1 if the model is significantly worse than the baseline, by more than --worse.
-        quick: Use a smaller sample: 40 pictures of each class, or more if the limits need them, and one background of
-            each kind.
-        resume: Continue an interrupted check.
-        inconclusive: Whether INCONCLUSIVE counts as a failure (exit code 3) or as a pass (exit code 0). Default: fail.
-        tensorboard: A folder for TensorBoard event files with the measures and the worst offenders.
-    """
-
-    out: Annotated[Path | None, Parameter(alias="-o", metavar="FOLDER")] = None
-    baseline: Annotated[Path | None, Parameter(metavar="FILE")] = None
-    fail_on_worse: Annotated[bool | None, Parameter(negative=())] = None
-    quick: Annotated[bool | None, Parameter(negative=())] = None
-    resume: Annotated[bool | None, Parameter(negative=())] = None
-    inconclusive: Literal["pass", "fail"] | None = None
-    tensorboard: Annotated[Path | None, Parameter(metavar="FOLDER")] = None
-
-
 @checks.default
+@command
 def check(
     data: Annotated[Path | None, Parameter(group=DATA)] = None,
     *,
     source: Source,
-    pictures: DataOptions = DataOptions(),
-    experiment: ExperimentOptions = ExperimentOptions(),
-    limits: LimitOptions = LimitOptions(),
-    run: RunOptions = RunOptions(),
+    pictures: Data = Data(),
+    experiment: Check = Check(),
+    limits: Limits = Limits(),
+    run: Run = Run(),
     ray: Ray = False,
     common: Common = Common(),
 ) -> int:
@@ -214,30 +107,31 @@ def check(
     return result.exit_code()
 
 
-def settings_of(config: Path | None, data: Path | None, pictures: DataOptions, **tables: Any) -> Settings:
-    """Return the config's settings, or the defaults, with those that the options set.
+def settings_of(config: Path | None, data: Path | None, pictures: Data, **tables: Any) -> Settings:
+    """Return the config's settings, or the defaults, with those of the options, which have the config's values.
 
     Raises:
         InputError: the config or an option is wrong.
     """
     from camkit.config.settings import as_settings
 
-    options = {name: given if isinstance(given, dict) else vars(given) for name, given in tables.items()}
-    options["data"] = {"path": data, **vars(pictures)}
+    given = {name: table if isinstance(table, dict) else vars(table) for name, table in tables.items()}
+    given["data"] = {**vars(pictures), "path": data}
     return as_settings(config).with_options(
-        named=lambda setting: f"--{setting.rpartition('.')[2].replace('_', '-')}", **options
+        named=lambda setting: f"--{setting.rpartition('.')[2].replace('_', '-')}", **given
     )
 
 
 @checks.command
+@command
 def init(
     data: Annotated[Path | None, Parameter(group=DATA)] = None,
     *,
     source: OptionalSource = OptionalSource(),
-    pictures: DataOptions = DataOptions(),
-    experiment: ExperimentOptions = ExperimentOptions(),
-    limits: LimitOptions = LimitOptions(),
-    run: RunOptions = RunOptions(),
+    pictures: Data = Data(),
+    experiment: Check = Check(),
+    limits: Limits = Limits(),
+    run: Run = Run(),
     file: Annotated[Path, Parameter(alias="-f", group=OUTPUT, metavar="FILE")] = Path("camkit.toml"),
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     common: Common = Common(),
@@ -262,7 +156,7 @@ def init(
         )
     if file.exists() and not overwrite:
         raise InputError(f"{file} exists already; name another file with --file, or pass --overwrite")
-    model = source.as_settings()
+    model = {name: value for name, value in vars(source).items() if name != "trust_remote_code"}
     settings = settings_of(common.config, data, pictures, check=experiment, limits=limits, run=run, model=model)
     data_files = [settings.data.path, settings.data.regions, settings.data.class_map, settings.model.labels]
     refuse_input(file, [common.config, *data_files])

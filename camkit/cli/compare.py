@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
-from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, PrecisionName, Source
+from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, Source, command
 from camkit.cli.terminal import emit, printer, say, tell
 from camkit.errors import InputError, OutputError, printable
+from camkit.options import Precision
 
 if TYPE_CHECKING:
     from camkit.metrics.compare import Comparison
@@ -38,7 +39,7 @@ class ComparedOptions:
     method: Annotated[list[str] | None, Parameter(negative=(), metavar="NAME")] = None
     layer: Annotated[list[str] | None, Parameter(alias="-l", negative=(), metavar="NAME")] = None
     references: Annotated[Path | None, Parameter(metavar="FOLDER")] = None
-    precision: PrecisionName = "fp32"
+    precision: Precision = "fp32"
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of ``camkit.compare`` and ``camkit.judge``."""
@@ -51,6 +52,7 @@ class ComparedOptions:
         }
 
 
+@command
 def compare(
     *pictures: Path,
     source: Source,
@@ -148,6 +150,7 @@ def _print(comparison: Comparison) -> None:
             emit(printable(f"  {row.caveat}"))
 
 
+@command
 def judge(
     data: Path,
     *,

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from camkit.cli.options import METHOD, OUTPUT, Common, Source
+from camkit.cli.options import METHOD, OUTPUT, Common, Source, command
 from camkit.cli.terminal import TALK, printer
 from camkit.errors import InputError, printable
 
 
+@command
 def concepts(
     *pictures: str,
     source: Source,

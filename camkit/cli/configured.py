@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cyclopts import App
 from cyclopts.argument import ArgumentCollection, update_argument_collection
 
 from camkit.cli.terminal import say
 from camkit.errors import InputError
+from camkit.options import given_in, options_of
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-_TABLES: dict[tuple[str, ...], str] = {(): "explain", ("explain",): "explain", ("diagnose",): "diagnose"}
-"""The config's table whose keys are options of a command; the table ``model`` holds for all commands.
-
-A check reads its own tables, since the config has more of them than the command has options.
-"""
+_CHECK = ("data", "check", "limits", "run")
+_TABLES: dict[tuple[str, ...], tuple[str, ...]] = {
+    **dict.fromkeys([(), ("explain",)], ("explain",)),
+    ("diagnose",): ("diagnose",),
+    **dict.fromkeys([("check",), ("check", "init")], _CHECK),
+    ("mend",): ("data", "check"),
+}
+"""The config's tables whose keys are options of a command; the table ``model`` holds for all commands."""
 
 
 def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -53,12 +54,12 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
         say(f"using the config {file}{here}")
     values: dict[str, Any] = {"config": str(file)}
     if not models or settings.model.describes(models[-1]):
-        values |= {"model" if name == "name" else name: value for name, value in _values(settings.model).items()}
-    if commands in _TABLES:
-        values |= _values(getattr(settings, _TABLES[commands]))
-    if {"references", "layer"} & values.keys():
+        values |= _values(settings.model)
+    for table in _TABLES.get(commands, ()):
+        values |= _values(getattr(settings, table))
+    if {"references", "layer"} & values.keys() and "check" not in _TABLES.get(commands, ()):
         _leave_out_unused(values, typed("--method"))
-    given = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
+    given = {name.replace("_", "-"): value for name, value in values.items()}
     known = {name: value for name, value in given.items() if f"--{name}" in options}
     # cyclopts' own class for this leaves out options that are called like a command, such as scale.
     update_argument_collection(known, str(file), arguments, root_keys=(), allow_unknown=False)
@@ -88,14 +89,15 @@ def _refuse_code(model: str | None, file: Path) -> None:
         )
 
 
-def _values(table: BaseModel) -> dict[str, Any]:
-    """Return the values that a table of the config sets, as they would be typed."""
-    return {name: _typed(name, getattr(table, name)) for name in table.model_fields_set}
+def _values(table: Any) -> dict[str, Any]:
+    """Return the values that a table of the config sets, by option, as they would be typed."""
+    names = {name: option.name or name for name, option in options_of(type(table)).items()}
+    return {names[name]: _typed(name, value) for name, value in given_in(table).items()}
 
 
 def _typed(name: str, value: Any) -> Any:
-    if name in ("mean", "std") and value is not None:
+    if name in ("mean", "std"):
         return ",".join(map(str, value))
     if name == "size" and isinstance(value, list):
         return "x".join(map(str, value))
-    return value if value is None or isinstance(value, (bool, int, float, list)) else str(value)
+    return value if isinstance(value, (bool, int, float, list)) else str(value)

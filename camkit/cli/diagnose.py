@@ -7,19 +7,18 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from camkit.cli.options import METHOD, OUTPUT, Common, PrecisionName, Source, events_into
+from camkit.cli.options import METHOD, OUTPUT, Common, Source, command, events_into
 from camkit.cli.terminal import TALK, emit, printer
 from camkit.errors import InputError, printable
+from camkit.options import Diagnose
 
 
+@command
 def diagnose(
     *pictures: str,
     source: Source,
-    train: Annotated[bool, Parameter(name="--train", negative=(), group=METHOD, show_default=False)] = False,
-    precision: Annotated[PrecisionName, Parameter(group=METHOD)] = "fp32",
-    limit: Annotated[int, Parameter(group=METHOD, metavar="NUMBER")] = 32,
+    how: Diagnose = Diagnose(),
     recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
-    out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FOLDER")] = Path("camkit-out"),
     json: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     tensorboard: Annotated[Path | None, Parameter(group=OUTPUT, metavar="FOLDER")] = None,
     common: Common = Common(),
@@ -32,11 +31,7 @@ def diagnose(
     Args:
         pictures: Files, folders or quoted glob patterns, used as one batch. It takes eight or more to tell dead
             channels from silent ones.
-        train: Run the model as in a training step instead of in evaluation mode.
-        precision: The number format of the computation; bf16 and fp16 show what overflows in mixed precision.
-        limit: Use at most this many pictures, spread evenly.
         recursive: Search subfolders too, which is the default, or leave them out.
-        out: The folder for the reports.
         json: Print the JSON instead of the table.
         tensorboard: A folder for TensorBoard event files with the same results.
     """
@@ -49,12 +44,13 @@ def diagnose(
     from camkit.images.files import refuse_input
     from camkit.images.listing import find_pictures
 
+    out = how.out
     files = find_pictures(pictures, skip=out, recursive=recursive)
     for name in REPORTS:
         refuse_input(out / name, files)
     loaded = source.load(trainable=True)
     with events_into(tensorboard) as events:
-        result = diagnose_files(loaded, files, out, training=train, precision=precision, limit=limit)
+        result = diagnose_files(loaded, files, out, training=how.train, precision=how.precision, limit=how.limit)
         if json:
             emit(as_json(result))
         else:
@@ -73,6 +69,7 @@ def diagnose(
     return 0
 
 
+@command
 def features(
     picture: Path | None = None,
     *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from camkit.cli.options import Common, Source
+from camkit.cli.options import Common, Source, command
 from camkit.cli.terminal import TALK, printer
 from camkit.errors import CamkitError, LayerError, ModelError, printable
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from camkit.types import TargetLayer
 
 
+@command
 def layers(*, source: Source, common: Common = Common()) -> int:
     """List a model's layers in execution order, what each costs, and which ones camkit would explain and why.
 

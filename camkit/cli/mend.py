@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from camkit.cli.check import DataOptions, ExperimentOptions, settings_of
-from camkit.cli.options import DATA, OUTPUT, Common, Source
+from camkit.cli.check import settings_of
+from camkit.cli.options import DATA, OUTPUT, Common, Source, command
 from camkit.cli.terminal import TALK, emit, say
 from camkit.errors import InputError, printable
+from camkit.options import Check, Data
 
 if TYPE_CHECKING:
     from camkit.mending import MendResult, Pair
@@ -19,12 +20,13 @@ _NOTHING_GAINED = 1
 """The exit code if the weights are not written because the mended model is no better."""
 
 
+@command
 def mend(
     data: Annotated[Path | None, Parameter(group=DATA)] = None,
     *,
     source: Source,
-    pictures: DataOptions = DataOptions(),
-    experiment: ExperimentOptions = ExperimentOptions(),
+    pictures: Data = Data(),
+    experiment: Check = Check(),
     out: Annotated[Path | None, Parameter(alias="-o", group=OUTPUT, metavar="FILE")] = None,
     export: Annotated[Path | None, Parameter(group=OUTPUT, metavar="FOLDER")] = None,
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,

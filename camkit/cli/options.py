@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 from cyclopts import App, Group, Parameter
 from cyclopts.argument import ArgumentCollection
 
+from camkit import options
 from camkit.cli.terminal import TALK, say, tell
 from camkit.errors import InputError
 
@@ -33,7 +35,7 @@ OUTPUT = Group.create_ordered("Output")
 GENERAL = Group.create_ordered("General")
 """The groups in which the help lists the options, in this order."""
 
-PrecisionName: TypeAlias = Literal["fp32", "bf16", "fp16", "bf16-forced"]
+Command = TypeVar("Command", bound=Callable[..., int])
 
 Ray: TypeAlias = Annotated[
     bool | str,
@@ -48,132 +50,35 @@ Ray: TypeAlias = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Required:
-    """The model to load.
+class Source(options.Model):
+    """The model to load, and changes to its preprocessing."""
 
-    Attributes:
-        model: A torchvision network (resnet50, vit_b_16, ...), timm:NAME, hf:NAME or a Hugging Face folder,
-            file.py:factory or package.module:factory, an exported file (.onnx, .pt2, .ts), demo-biased or demo-fair.
-            Not needed if a config names it.
-    """
-
-    model: Annotated[str, Parameter(alias="-m", metavar="NAME")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Optional:
-    """The model that a config names.
-
-    Attributes:
-        model: The model that the config will name, as --model of the other commands takes it.
-    """
-
-    model: Annotated[str | None, Parameter(alias="-m", metavar="NAME")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ModelOptions:
-    """A model's weights, and changes to its preprocessing.
-
-    Attributes:
-        weights: A local state dict (.pth, .pt, .safetensors), or a name such as IMAGENET1K_V1. Default: the published
-            weights, downloaded the first time.
-        device: cpu, cuda, cuda:1, mps. Default: the first available of cuda, mps and cpu.
-        size: The side of the model's input in pixels, or height x width: 224, 224x336.
-        mean: The mean of each channel, for values from 0 to 1: 0.485,0.456,0.406.
-        std: The standard deviation of each channel: 0.229,0.224,0.225.
-        labels: A file with the names of the classes: one per line, or JSON.
-        text: A class of a CLIP-like model, as text; repeat the option for each class.
-        output: Which of several outputs holds the scores: its name, or its index, from 0.
-        activation: What turns the scores into probabilities; sigmoid if classes do not exclude each other. Default:
-            what the model says; otherwise softmax, or sigmoid for a single score.
-        trust_remote_code: Run the code that comes with a model: in a Hugging Face folder, in TorchScript, or in an
-            ultralytics file. By default, it is refused.
-    """
-
-    weights: Annotated[str | None, Parameter(alias="-w", metavar="FILE")] = None
-    device: Annotated[str | None, Parameter(alias="-d", metavar="NAME")] = None
-    size: Annotated[str | None, Parameter(metavar="PIXELS")] = None
-    mean: Annotated[str | None, Parameter(metavar="R,G,B")] = None
-    std: Annotated[str | None, Parameter(metavar="R,G,B")] = None
-    labels: Annotated[Path | None, Parameter(metavar="FILE")] = None
-    text: Annotated[list[str] | None, Parameter(negative=(), metavar="TEXT")] = None
-    output: Annotated[str | None, Parameter(metavar="NAME")] = None
-    activation: Literal["softmax", "sigmoid", "none"] | None = None
-    trust_remote_code: Annotated[bool, Parameter(negative=(), show_default=False)] = False
-
-    def files(self) -> list[Path | None]:
-        """Return the files that the options name."""
-        return [self.labels, None if self.weights is None else Path(self.weights)]
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the options as ``camkit.load_model`` takes them, without the device."""
-        from camkit.models import read_labels
-
-        return {
-            "weights": self.weights,
-            "size": None if self.size is None else _size(self.size),
-            "mean": None if self.mean is None else numbers("mean", self.mean),
-            "std": None if self.std is None else numbers("std", self.std),
-            "labels": None if self.labels is None else read_labels(self.labels),
-            "text": self.text,
-            "output": self.output,
-            "activation": self.activation,
-            "trust_remote_code": self.trust_remote_code,
-        }
-
-    def load_named(self, name: str, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
-        """Load a model, and say what the user should know about it."""
+    def load(self, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
+        """Load the model, and say what the user should know about it."""
+        from camkit.choices import loading
         from camkit.models import device_of, load_model
 
-        loaded = load_model(name, device=self.device, pretrained=pretrained, trainable=trainable, **self.arguments())
+        given = {**loading(self), "pretrained": pretrained, "trainable": trainable}
+        loaded = load_model(self.name or "", device=self.device, **given)
         if loaded.note:
             say(loaded.note)
         parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
         tell(f"{loaded.name}: {parameters:,} parameters on {device_of(loaded.module)}")
         return loaded
 
-
-@Parameter(name="*", group=MODEL)
-@dataclass(frozen=True, kw_only=True)
-class Source(_ModelOptions, _Required):
-    """The model to load, and changes to its preprocessing."""
-
-    def load(self, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
-        """Load the model."""
-        return self.load_named(self.model, pretrained=pretrained, trainable=trainable)
-
     def on_cluster(self, pool: Pool, loaded: LoadedModel) -> Cluster:
         """Return actors that load the model; ``loaded`` is the same model in this process."""
+        from camkit.choices import loading
         from camkit.kit.fingerprint import fingerprint
         from camkit.models import load_model
         from camkit.scale.cluster import Cluster
 
-        make = functools.partial(load_model, self.model, **self.arguments())
+        make = functools.partial(load_model, self.name or "", **loading(self))
         return Cluster(pool, make, fingerprint(loaded), self.device)
 
 
-@Parameter(name="*", group=MODEL)
-@dataclass(frozen=True, kw_only=True)
-class OptionalSource(_ModelOptions, _Optional):
-    """The model that a new config names, and changes to its preprocessing."""
-
-    def as_settings(self) -> dict[str, Any]:
-        """Return the values of the options as the config's table "model" holds them."""
-        size = None if self.size is None else list(_size(self.size))
-        return {
-            "name": self.model,
-            "weights": self.weights,
-            "device": self.device,
-            "size": size[0] if size and size[0] == size[1] else size,
-            "mean": None if self.mean is None else list(numbers("mean", self.mean)),
-            "std": None if self.std is None else list(numbers("std", self.std)),
-            "labels": self.labels,
-            "text": self.text,
-            "output": self.output,
-            "activation": self.activation,
-        }
+class OptionalSource(Source):
+    """A model that need not be named."""
 
 
 @Parameter(name="*", group=GENERAL)
@@ -272,8 +177,83 @@ def numbers(name: str, text: str) -> tuple[float, ...]:
         raise InputError(f"--{name} takes numbers separated by commas, not {text!r}") from error
 
 
-def _size(text: str) -> tuple[int, int]:
+def _size(name: str, text: str) -> int | list[int]:
     sides = text.lower().split("x")
     if not all(side.isdecimal() for side in sides) or len(sides) > 2:
-        raise InputError(f"--size takes a side in pixels, or height x width as in 224x336, not {text!r}")
-    return int(sides[0]), int(sides[-1])
+        raise InputError(f"--{name} takes a side in pixels, or height x width as in 224x336, not {text!r}")
+    return int(sides[0]) if len(set(sides)) == 1 else [int(side) for side in sides]
+
+
+_PARSERS: dict[str, Callable[[str, str], Any]] = {
+    "size": _size,
+    **dict.fromkeys(("mean", "std"), lambda name, text: list(numbers(name, text))),
+}
+"""What reads options that are typed as text."""
+
+_FOR_INIT = "The model that the config will name, as --model of the other commands takes it."
+
+
+def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
+    """Return a table of options with the names, the help and the groups that it has in the shell.
+
+    Args:
+        table: the table.
+        group: where the help lists options that are not about the output.
+        says_default: whether the help says the defaults in words, because a config may change them.
+    """
+    hints = get_type_hints(table)
+    made: list[tuple[str, Any, Any]] = []
+    for field in fields(table):
+        option, default = options.options_of(table)[field.name], field.default
+        required, text = option.name == "model", option.help
+        if required and table is OptionalSource:
+            required, text = False, _FOR_INIT
+        if says_default and isinstance(default, (int, float, str)) and not isinstance(default, bool):
+            text += f" Default: {default if isinstance(default, str) else format(default, 'g')}."
+        parser = _PARSERS.get(field.name)
+        parameter = Parameter(
+            name=None if option.name is None else f"--{option.name}",
+            alias=option.short,
+            group=OUTPUT if option.is_output else group,
+            negative=None if default is True else (),
+            show_default=False if says_default or isinstance(default, bool) else None,
+            parse=option.in_shell,
+            help=text,
+            metavar=option.metavar,
+            required=required,
+            converter=None if parser is None else functools.partial(_converted, parser, field.name),
+        )
+        kind = hints[field.name] if option.shell is None else option.shell if parser is None else Any
+        usual = dataclass_field() if required else dataclass_field(default=default)
+        made.append((field.name, Annotated[kind, parameter], usual))
+    own = {"__module__": __name__}  # cyclopts takes classes of the standard library as they are
+    return Parameter(name="*")(
+        make_dataclass(table.__name__, made, bases=(table,), namespace=own, frozen=True, kw_only=True)
+    )
+
+
+def _converted(parser: Callable[[str, str], Any], name: str, _: Any, tokens: Sequence[Any]) -> Any:
+    return parser(name, tokens[0].value)
+
+
+_TABLES: dict[type, type] = {
+    Source: _in_shell(Source, MODEL),
+    OptionalSource: _in_shell(OptionalSource, MODEL),
+    options.Explain: _in_shell(options.Explain, METHOD),
+    options.Diagnose: _in_shell(options.Diagnose, METHOD),
+    options.Data: _in_shell(options.Data, DATA),
+    options.Check: _in_shell(options.Check, EXPERIMENT, says_default=True),
+    options.Limits: _in_shell(options.Limits, LIMITS, says_default=True),
+    options.Run: _in_shell(options.Run, RUN, says_default=True),
+}
+"""Each table as the shell takes it."""
+
+
+def command(function: Command) -> Command:
+    """Let the shell see the tables of options among a command's parameters."""
+    hints = get_type_hints(function, include_extras=True)
+    tables = {name: _TABLES[hint] for name, hint in hints.items() if isinstance(hint, type) and hint in _TABLES}
+    usual = function.__kwdefaults__
+    function.__annotations__ = {**hints, **tables}
+    function.__kwdefaults__ = {**usual, **{name: table() for name, table in tables.items() if name in usual}}
+    return function

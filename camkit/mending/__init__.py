@@ -27,13 +27,13 @@ from camkit.background.check import PlanOptions, finish_check, plan_check
 from camkit.background.data import Item
 from camkit.background.plan import Plan, make_plan
 from camkit.background.result import CheckResult
-from camkit.config.settings import RunSection
 from camkit.errors import InputError, refuse_unknown_options, refusing_exit
 from camkit.images.files import write_file
 from camkit.kit.statistics import Estimate
 from camkit.mending.composites import composites, export
 from camkit.mending.head import MOST_LOST, Pair, choose_strength, find_last_linear, fit, inputs_of, worst_pair
 from camkit.models.loaded import Loadable
+from camkit.options import Run
 
 __all__ = ["MendResult", "Pair", "mend"]
 
@@ -234,7 +234,7 @@ def halves(plan: Plan) -> tuple[Plan, Plan]:
 def _with_items(plan: Plan, items: Sequence[Item]) -> Plan:
     """Return the plan for some of the pictures, without reports and shortcuts, which change no measure."""
     data = replace(plan.data, items=tuple(items))
-    settings = plan.settings.with_options(check={"shortcuts": 0}).model_copy(update={"run": RunSection()})
+    settings = plan.settings.with_options(check={"shortcuts": 0}).model_copy(update={"run": Run()})
     return make_plan(plan.model, data, plan.matched, settings, plan.today)
 
 

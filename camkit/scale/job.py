@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -21,11 +21,10 @@ from camkit.images.references import chosen
 from camkit.images.video import is_video
 from camkit.kit.fingerprint import Fingerprint, digest, fingerprint
 from camkit.kit.picture_names import drawing_names, picture_name
-from camkit.methods import AUTO, MethodLike, find_method
+from camkit.methods import AUTO, find_method
 from camkit.models.loaded import LoadedModel
-from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
-from camkit.types import Failure, Fusion, Pixels, Precision, Progress, Scale, Smoothing, Style
+from camkit.types import Failure, Pixels, Progress, Scale, Style
 
 Format: TypeAlias = Literal["jpg", "png"]
 
@@ -34,54 +33,6 @@ _LONGEST_SLUG = 30
 
 _PHOTOGRAPHIC = ("overlay", "side-by-side")
 """The styles whose drawings are mainly the picture itself, at its own size."""
-
-
-@dataclass(frozen=True)
-class How:
-    """How pictures are explained.
-
-    Attributes:
-        layers: the names of the layers to explain; None lets camkit choose.
-        method, targets, precision, fuse, smooth, references, batch_size: as for ``camkit.explain``.
-        draft: as for ``camkit.explain_many``.
-    """
-
-    method: MethodLike | None = None
-    layers: Sequence[str] | None = None
-    targets: Sequence[TargetLike] | None = None
-    precision: Precision = "fp32"
-    fuse: Fusion | None = None
-    smooth: Smoothing | None = None
-    references: Path | None = None
-    draft: bool = False
-    batch_size: int | None = None
-
-    @property
-    def has_several_targets(self) -> bool:
-        """Whether a picture may have several explanations."""
-        targets = self.targets or ()
-        return len(targets) > 1 or any(isinstance(target, Expands) for target in targets)
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``camkit.explain_many``."""
-        given = dict(vars(self))
-        layers, targets = given.pop("layers"), given.pop("targets")
-        return {**given, "target_layer": layers or None, "target": list(targets) if targets else None}
-
-    @property
-    def _fusion(self) -> Fusion:
-        """How several layers become one map."""
-        return self.fuse or find_method(self.method or AUTO).fuse
-
-    def settings(self) -> dict[str, Any]:
-        """Return what decides the maps, for a fingerprint; the size of the batches changes only the last digits."""
-        names = ("layers", "targets", "precision", "fuse", "smooth")
-        settings: dict[str, Any] = {"method": self.method or AUTO.name}
-        settings |= {name: getattr(self, name) for name in names} | {"fuse": self._fusion}
-        if self.references is not None:
-            files = [Path(str(file)) for file in chosen(self.references)[0]]
-            settings["references"] = digest(file.read_bytes() for file in files if file.is_file())
-        return {**settings, "draft": self.draft}
 
 
 @dataclass(frozen=True)
@@ -156,7 +107,7 @@ class Job:
         pictures: the files.
         out: the folder for the drawings, which is created if it does not exist; or a file such as "heat.png" for one
             picture with one target; or None to draw nothing.
-        how: how the pictures are explained.
+        how: how the pictures are explained: the arguments of ``camkit.explain_many``, in which targets are a list.
         drawing: how they are drawn.
         overwrite: replace files that camkit did not draw, and the table.
         every: draw one of this many frames of a video.
@@ -173,7 +124,7 @@ class Job:
 
     pictures: Pictures
     out: Path | None = None
-    how: How = How()
+    how: Mapping[str, Any] = field(default_factory=dict)
     drawing: Drawing = Drawing()
     overwrite: bool = False
     every: int = 1
@@ -185,7 +136,7 @@ class Job:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise InputError(f"every must be a number of frames, at least 1, not {self.every}")
-        if self._video is not None and self.how.has_several_targets:
+        if self._video is not None and self.has_several_targets:
             raise InputError(f"{self._video} is a video, and a video shows one target; explain the targets one by one")
         if self.out is not None:
             refuse_other_file(self.out)
@@ -202,9 +153,9 @@ class Job:
     def _check_one_file(self, out: Path) -> None:
         """Refuse a file for the drawings unless there is one drawing, of another file, and the file has its type."""
         chosen, is_video = self.drawing.format, self._video is not None
-        if self.how.has_several_targets or len(self.pictures.first(2)) != 1:
-            what = "several targets" if self.how.has_several_targets else f"{self.pictures.count()} pictures"
-            slide = "; or draw one slide with --style slide" if self.how.has_several_targets else ""
+        if self.has_several_targets or len(self.pictures.first(2)) != 1:
+            what = "several targets" if self.has_several_targets else f"{self.pictures.count()} pictures"
+            slide = "; or draw one slide with --style slide" if self.has_several_targets else ""
             raise InputError(f"{out} is one file, but there are {what}; name a folder{slide}")
         suffix = out.suffix.lower()
         if (suffix == ".mp4") != is_video:
@@ -238,10 +189,10 @@ class Job:
             OutputError: as ``free_file``, or the file is one of the pictures to explain.
         """
         words = [re.sub(r"[^\w+.-]", "", row.method)]  # a function may be called "<lambda>"
-        if self.how.layers:
+        if self.how.get("target_layer"):
             words.append(slug(row.layer))
-        if self.how.targets:
-            words.append(f"{rank}-{slug(row.name)}" if self.how.has_several_targets else slug(row.name))
+        if self.how.get("target"):
+            words.append(f"{rank}-{slug(row.name)}" if self.has_several_targets else slug(row.name))
         name = self._names.get(found.path) or found.place.with_name(picture_name(found.place))
         name = name.with_suffix("") if name.suffix == suffix == ".mp4" else name
         if self.out is None:
@@ -251,10 +202,28 @@ class Job:
             raise OutputError(f"{file} is itself a picture or video to explain; choose another folder")
         return file
 
+    @property
+    def has_several_targets(self) -> bool:
+        """Whether a picture may have several explanations."""
+        targets = self.how.get("target") or ()
+        return len(targets) > 1 or any(isinstance(target, Expands) for target in targets)
+
     def fingerprint(self, model: LoadedModel) -> Fingerprint:
-        """Return what decides the rows of the table."""
-        drawings = None if self.out is None else self.drawing.settings()
-        return fingerprint(model, **self.how.settings(), drawings=drawings)
+        """Return what decides the rows of the table; the size of the batches changes only the last digits."""
+        how = {name: value for name, value in self.how.items() if value is not None}
+        settings = {
+            "method": how.get("method", AUTO.name),
+            "layers": how.get("target_layer"),
+            "targets": how.get("target"),
+            "precision": how.get("precision", "fp32"),
+            "fuse": how.get("fuse") or find_method(how.get("method", AUTO)).fuse,
+            "smooth": how.get("smooth"),
+            "draft": how.get("draft", False),
+        }
+        if "references" in how:
+            files = [Path(str(file)) for file in chosen(how["references"])[0]]
+            settings["references"] = digest(file.read_bytes() for file in files if file.is_file())
+        return fingerprint(model, **settings, drawings=None if self.out is None else self.drawing.settings())
 
 
 def free_file(out: Path, name: Path, words: Sequence[str], suffix: str = ".png", *, overwrite: bool) -> Path:

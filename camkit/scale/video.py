@@ -90,7 +90,7 @@ def _frames_of(video: Path, every: int) -> Iterator[Image.Image]:
 def draw(found: FoundPicture, job: Job, explained: Explained, *, is_clip: bool = False) -> WrittenVideo | Failure:
     """Explain a video and draw it; of a model of clips, the frames that the model saw. An error becomes a Failure."""
     video = str(found.path)
-    if job.how.has_several_targets:
+    if job.has_several_targets:
         return Failure(video, InputError(f"{video} is a video, and a video shows one target"))
     try:
         return (_draw_clip if is_clip else _draw_video)(found, job, explained)

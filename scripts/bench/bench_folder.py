@@ -35,7 +35,7 @@ from torch import Tensor
 from camkit.images.listing import Pictures
 from camkit.models.loaded import LoadedModel
 from camkit.scale.folder import explain_files
-from camkit.scale.job import Drawing, How, Job
+from camkit.scale.job import Drawing, Job
 from camkit.types import Preprocess
 from scripts.bench.timing import processor, reset_peak, resident
 
@@ -153,7 +153,7 @@ def camkit_run(
     draft: bool = False,
 ) -> None:
     """Explain a folder."""
-    job = Job(Pictures([folder], skip=out), out, How(draft=draft), drawing, table=table)
+    job = Job(Pictures([folder], skip=out), out, {"draft": draft}, drawing, table=table)
     for row in explain_files(network.loaded, job):
         assert not hasattr(row, "error"), row
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from camkit.config.settings import LimitsSection
+from camkit.options import Limits
 from scripts.lab.lab_run import Row, write_between
 
 Rules = Mapping[str, tuple[Callable[[Row], float], float | None]]
@@ -235,7 +235,7 @@ def _plot_evidence(rows: Sequence[Row], left: Any, held_out: Callable[[Row], boo
         left.scatter(
             [loss(row) for row in models], [evidence(row) for row in models], c=colours, marker=mark, s=26, alpha=0.75
         )
-    left.axhline(LimitsSection().gap, color="grey", linewidth=0.8)
+    left.axhline(Limits().gap, color="grey", linewidth=0.8)
     left.axvspan(CLEAN, BIASED, color="grey", alpha=0.12)
     left.set_xlabel("accuracy lost when the shortcut is redrawn")
     left.set_ylabel("larger of gap and sufficiency")

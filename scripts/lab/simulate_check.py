@@ -19,7 +19,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -32,8 +32,8 @@ from camkit.background.effects import OVERALL, measure_all
 from camkit.background.experiment import draw_partners
 from camkit.background.pictures import ImageRow, Pasted
 from camkit.background.rule import judge
-from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import group_numbers
+from camkit.options import Limits
 
 FILLS = ("blur", "tile")
 FILL_AGREEMENT = 0.7
@@ -42,7 +42,7 @@ FILL_AGREEMENT = 0.7
 RESAMPLES = 500
 """Bootstrap resamples: enough for the ends of intervals, and much faster than the number that the check draws."""
 
-LIMITS = LimitsSection()
+LIMITS = Limits()
 
 CLASSES, PASTES, ACCURACY = 4, 2, 0.85
 """The classes, the backgrounds of either kind for each object, and the accuracy on those of its own class."""

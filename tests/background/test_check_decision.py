@@ -17,11 +17,11 @@ from camkit.background.effects import LEVELS, OVERALL, Effect, MeasuredEffect, M
 from camkit.background.forecast import CHANCE_TO_EXCLUDE, SPREAD, notice, pictures_needed
 from camkit.background.reasons import reason_of
 from camkit.background.rule import VERDICTS, Findings, judge
-from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import Estimate
+from camkit.options import Limits
 
 LIMIT = 0.10
-LIMITS = LimitsSection()
+LIMITS = Limits()
 DOCS = Path(__file__).parents[2] / "docs/check.md"
 
 
@@ -165,7 +165,7 @@ def model(overall=CLEAN_OVERALL, strict=False, waived=(), exempt=(), **classes):
     measures = {name: measures_of(name, own) if isinstance(own, dict) else own for name, own in every.items()}
     return judge(
         {**measures, OVERALL: measures_of(OVERALL, overall)},
-        LimitsSection(strict=strict),
+        Limits(strict=strict),
         exempt=dict.fromkeys(exempt, "expect = any"),
         waived=dict.fromkeys(waived, "known"),
     )
@@ -461,7 +461,7 @@ def test_the_notice_before_a_run_counts_pictures():
     few = "it has 65, so the verdict may be INCONCLUSIVE; --strict needs about 97 of each class; every class has fewer"
     assert notice(items(cat=30, dog=35), LIMITS).endswith(f"{few} (cat 30, dog 35)")
     assert "1 of 2 classes have fewer (cat 30)" in notice(items(cat=30, dog=130), LIMITS)
-    assert "limit of 0" in notice(items(cat=20), LimitsSection(gap=0))
+    assert "limit of 0" in notice(items(cat=20), Limits(gap=0))
     assert notice([], LIMITS) == "the experiment has no pictures"
 
 
@@ -518,7 +518,7 @@ def judged_model(drawn, strict, shifted=None, shift=0.0):
         for label, own in by_label.items()
         for base in [measures_of(label, {})]
     }
-    return judge(measures, LimitsSection(strict=strict), exempt={}, waived={})
+    return judge(measures, Limits(strict=strict), exempt={}, waived={})
 
 
 def verdict_on(*drawn_model):

@@ -7,9 +7,9 @@ from camkit.background.effects import OVERALL, measure_all
 from camkit.background.pictures import ImageRow, Pasted
 from camkit.background.reasons import Reason
 from camkit.background.rule import judge, worst_first
-from camkit.config.settings import LimitsSection
+from camkit.options import Limits
 
-LIMITS = LimitsSection()
+LIMITS = Limits()
 
 
 def rows_of(label, count, *, gap=0.0, kept=0.0, energy=0.5, seed=0, **more):
@@ -443,9 +443,9 @@ def test_uneven_groups_count_by_their_effective_number():
 
 def test_few_groups_do_not_prevent_a_pass_if_they_exclude_the_limit():
     rows = [replace(row, group=f"{row.label} {n % 6}") for n, row in enumerate(clean())]
-    measures = measure_all(rows, LimitsSection(gap=0.5, sufficiency=0.5, attraction=0.5), 0)
+    measures = measure_all(rows, Limits(gap=0.5, sufficiency=0.5, attraction=0.5), 0)
 
-    assert judge(measures, LimitsSection(gap=0.5, sufficiency=0.5), exempt={}, waived={})[OVERALL].verdict == "PASS"
+    assert judge(measures, Limits(gap=0.5, sufficiency=0.5), exempt={}, waived={})[OVERALL].verdict == "PASS"
 
 
 def test_one_class_of_six_groups_can_be_significant_beside_classes_of_many():

@@ -82,13 +82,13 @@ if __name__ == "__main__":
     from camkit.images.listing import Pictures
     from camkit.scale import table as tables
     from camkit.scale.folder import explain_files
-    from camkit.scale.job import How, Job
+    from camkit.scale.job import Job
 
     module, preprocess = make()
     model = LoadedModel(module.eval(), "tiny", preprocess, ("a", "b", "c", "d"))
     folder, table = map(Path, sys.argv[1:3])
     tables._ROWS = 8
-    how = How(layers=["0"], batch_size=4, targets=[0, 2])
+    how = {"target_layer": ["0"], "batch_size": 4, "target": [0, 2]}
     for row in explain_files(model, Job(Pictures([folder]), how=how, table=table, resume=True)):
         print(getattr(row, "error", "row"), flush=True)
 """
@@ -172,7 +172,7 @@ def test_a_table_keeps_where_the_cells_are_drawn(tmp_path, tiny, name):
     even = camkit.explain(model, files[0], "0", spread="even")
     assert np.abs(even.heatmap - written.heatmap).max() > 0.05
     out = {"bundle": tmp_path / name} if name == "bundle" else {"table": tmp_path / name}
-    list(run_folder(model, [tmp_path / "in"], None, layers=["0"], **out))
+    list(run_folder(model, [tmp_path / "in"], None, target_layer=["0"], **out))
     (found,) = camkit.scale.read(tmp_path / name)
     assert found.placement == written.placement
     assert np.abs(found.heatmap - written.heatmap).max() < 2e-3
@@ -325,14 +325,16 @@ def test_a_resumed_run_explains_what_is_missing_and_nothing_twice(tmp_path, tiny
 @pytest.mark.parametrize("name", TABLES)
 def test_a_run_that_ends_early_keeps_whole_pictures(tmp_path, tiny, name):
     write_pictures(tmp_path / "in", 30)
-    run = run_folder(tiny, [tmp_path / "in"], None, table=tmp_path / name, layers=["0"], targets=[0, 2], batch_size=4)
+    run = run_folder(
+        tiny, [tmp_path / "in"], None, table=tmp_path / name, target_layer=["0"], target=[0, 2], batch_size=4
+    )
     with run:
         for _ in range(21):  # the first target of the eleventh picture, which belongs to the third pass
             next(run)
 
     assert len(content(tmp_path / name)) == 16
-    tabulate(tiny, tmp_path / "in", tmp_path / name, targets=[0, 2], resume=True)
-    tabulate(tiny, tmp_path / "in", tmp_path / f"whole-{name}", targets=[0, 2])
+    tabulate(tiny, tmp_path / "in", tmp_path / name, target=[0, 2], resume=True)
+    tabulate(tiny, tmp_path / "in", tmp_path / f"whole-{name}", target=[0, 2])
     assert content(tmp_path / name) == content(tmp_path / f"whole-{name}")
 
 
@@ -481,7 +483,7 @@ def test_a_table_whose_fingerprint_is_damaged_is_one_sentence(tmp_path, tiny, da
 @pytest.mark.parametrize("name", TABLES)
 def test_two_runs_cannot_write_one_table(tmp_path, tiny, name):
     write_pictures(tmp_path / "in", 10)
-    with run_folder(tiny, [tmp_path / "in"], None, table=tmp_path / name, layers=["0"]) as run:
+    with run_folder(tiny, [tmp_path / "in"], None, table=tmp_path / name, target_layer=["0"]) as run:
         next(run)
         with pytest.raises(OutputError, match="another run is writing"):
             tabulate(tiny, tmp_path / "in", tmp_path / name, resume=True)
@@ -505,9 +507,9 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(tmp_path, tiny, name, l
     write_pictures(tmp_path / "in", 60)
     said = "File too large.*finished rows are kept, and resume=True continues from there"
     with files_of_at_most(limit), pytest.raises(OutputError, match=said):
-        tabulate(tiny, tmp_path / "in", tmp_path / name, targets=[0, 2])
-    tabulate(tiny, tmp_path / "in", tmp_path / name, targets=[0, 2], resume=True)
-    tabulate(tiny, tmp_path / "in", tmp_path / f"whole-{name}", targets=[0, 2])
+        tabulate(tiny, tmp_path / "in", tmp_path / name, target=[0, 2])
+    tabulate(tiny, tmp_path / "in", tmp_path / name, target=[0, 2], resume=True)
+    tabulate(tiny, tmp_path / "in", tmp_path / f"whole-{name}", target=[0, 2])
     assert content(tmp_path / name) == content(tmp_path / f"whole-{name}")
 
 
@@ -527,7 +529,7 @@ def test_a_run_that_is_killed_again_and_again_gives_the_table_of_one_that_is_not
             process.send_signal(sent)
             process.stdout.read()
     subprocess.run(call, check=True, capture_output=True, timeout=300)
-    tabulate(tiny, tmp_path / "in", tmp_path / f"whole-{name}", targets=[0, 2])
+    tabulate(tiny, tmp_path / "in", tmp_path / f"whole-{name}", target=[0, 2])
     assert len(content(tmp_path / name)) == 400
     assert content(tmp_path / name) == content(tmp_path / f"whole-{name}")
 
@@ -995,7 +997,9 @@ def test_large_photos_are_explained_and_drawn_as_others_are(tmp_path, tiny, monk
     drawing = Drawing(format="png", max_side=100, scale="each")
 
     with using_cores(2):
-        run = run_folder(tiny, [tmp_path / "in"], tmp_path / "out", drawing, layers=["0"], targets=[0, 2], batch_size=1)
+        run = run_folder(
+            tiny, [tmp_path / "in"], tmp_path / "out", drawing, target_layer=["0"], target=[0, 2], batch_size=1
+        )
         rows = list(run)
 
     assert sorted(later) == [str(file) for file in files if file.stem in "123457"]
@@ -1016,20 +1020,20 @@ def test_large_photos_are_explained_and_drawn_as_others_are(tmp_path, tiny, monk
 def test_a_resumed_run_over_large_photos_gives_the_same_table(tmp_path, tiny, name):
     write_photos(tmp_path / "in")
     with using_cores(2):
-        tabulate(tiny, tmp_path / "in", tmp_path / name, targets=[0, 2])
+        tabulate(tiny, tmp_path / "in", tmp_path / name, target=[0, 2])
         with run_folder(
             tiny,
             [tmp_path / "in"],
             None,
             table=tmp_path / f"cut-{name}",
-            layers=["0"],
-            targets=[0, 2],
+            target_layer=["0"],
+            target=[0, 2],
             batch_size=4,
         ) as run:
             for _ in range(5):
                 next(run)
         assert len(content(tmp_path / f"cut-{name}")) < len(content(tmp_path / name))
-        tabulate(tiny, tmp_path / "in", tmp_path / f"cut-{name}", targets=[0, 2], resume=True)
+        tabulate(tiny, tmp_path / "in", tmp_path / f"cut-{name}", target=[0, 2], resume=True)
 
     assert content(tmp_path / f"cut-{name}") == content(tmp_path / name)
 
