@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -14,17 +16,68 @@ from camkit.errors import InputError, LayerError, MethodError, advice
 from camkit.images.references import References
 from camkit.layers.names import Layers
 from camkit.methods import AUTO, METHODS, Method, find_method
-from camkit.models import black_box_in, load_model, read_labels
+from camkit.methods.registry import MethodLike
+from camkit.models import Labels, black_box_in, load_model, read_labels
 from camkit.models.inputs import adapted
 from camkit.models.loaded import Loadable, LoadedModel
-from camkit.options import Config, ExplainerOptions, Fusion, Model, Precision, Smoothing, Spread
-from camkit.targets import Target
+from camkit.options import Activation, Fusion, Model, Precision, Smoothing, Spread
+from camkit.targets import Target, TargetLike
 from camkit.targets.fixed import fixed_target
 from camkit.targets.scores import Scores
-from camkit.types import Progress, ReferencesLike
+from camkit.types import Preprocess, Progress, ReferencesLike
 
 if TYPE_CHECKING:
     from camkit.config.settings import Settings
+
+
+Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
+Config: TypeAlias = "Settings | Mapping[str, Any] | str | Path"
+"""What ``config`` takes: a file, or its tables as a mapping."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class ExplainerOptions(TypedDict, total=False):
+    """The options of an ``Explainer``, which explains each; None stands for the usual."""
+
+    method: MethodLike | None
+    preprocess: Preprocess | None
+    labels: Labels | None
+    device: str | torch.device | None
+    precision: Precision | None
+    fuse: Fusion | None
+    smooth: Smoothing | None
+    spread: Spread | None
+    config: Config | None
+    progress: Progress | None
+    references: ReferencesLike | None
+    inputs: Mapping[str, Any] | None
+    picture: str | None
+    output: str | int | None
+    activation: Activation | None
+
+
+class Options(ExplainerOptions, total=False):
+    """The options of ``explain`` and ``explain_many``."""
+
+    target: Targets
+    batch_size: int | None
+
+
+def showing(options: type[ExplainerOptions]) -> Callable[[_Function], _Function]:
+    """Let ``inspect.signature`` and ``help`` show the options of a function instead of its ``**options``."""
+    named = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__)
+        for name, kind in options.__annotations__.items()
+    ]
+
+    def shown(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        others = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=[*others, *named])  # type: ignore[attr-defined]
+        return function
+
+    return shown
 
 
 def config_settings(config: Config) -> Settings:

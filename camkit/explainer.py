@@ -21,7 +21,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.choices import Choices, config_settings, configured_model, for_model, with_inputs
+from camkit.choices import (
+    Choices,
+    ExplainerOptions,
+    Targets,
+    config_settings,
+    configured_model,
+    for_model,
+    showing,
+    with_inputs,
+)
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import (
     autocasting,
@@ -74,7 +83,7 @@ from camkit.models import (
 )
 from camkit.models.inputs import HeldInputs
 from camkit.models.loaded import Loadable, LoadedModel
-from camkit.options import ExplainerOptions, Fusion, Precision, Targets, showing
+from camkit.options import Fusion, Precision
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.fixed import of_changed_picture
 from camkit.targets.scores import Expands, OfPictures, OnPicture, Scores, Target

@@ -1,41 +1,20 @@
 """Every option once: its type, its default, what it means, and where it can be given.
 
-Each table below is a table of ``camkit.toml`` and a group of options of the shell. Python takes the options of
-``explain`` as keywords, ``Options``. To add an option, declare it here, and use it. This module imports neither PyTorch
-nor pydantic, so that the shell answers ``--help`` at once.
+Each table below is a table of ``camkit.toml`` and a group of options of the shell; ``camkit.choices`` has the keywords
+of ``explain`` in Python. To add an option, declare it here, and use it. This module imports neither PyTorch nor
+pydantic, so that the shell answers ``--help`` at once.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    Protocol,
-    TypeAlias,
-    TypedDict,
-    TypeVar,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, get_type_hints
 from typing import runtime_checkable as checkable
 
 from annotated_types import Ge, Gt, Interval, Len, Lt
-
-if TYPE_CHECKING:
-    import torch
-
-    from camkit.config.settings import Settings
-    from camkit.methods import MethodLike
-    from camkit.models import Labels
-    from camkit.targets import TargetLike
-    from camkit.types import Preprocess, Progress, ReferencesLike
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "bf16-forced"]
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
@@ -46,55 +25,6 @@ Spread: TypeAlias = Literal["measured", "even"]
 """How a grid is spread over the picture: each cell where a measurement found it to look, or evenly."""
 Scale: TypeAlias = Literal["shared", "each"]
 """Whether maps are drawn on one scale, or each on its own."""
-
-Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
-Config: TypeAlias = "Settings | Mapping[str, Any] | str | Path"
-"""What ``config`` takes: a file, or its tables as a mapping."""
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-class ExplainerOptions(TypedDict, total=False):
-    """The options of an ``Explainer``, which explains each; None stands for the usual."""
-
-    method: MethodLike | None
-    preprocess: Preprocess | None
-    labels: Labels | None
-    device: str | torch.device | None
-    precision: Precision | None
-    fuse: Fusion | None
-    smooth: Smoothing | None
-    spread: Spread | None
-    config: Config | None
-    progress: Progress | None
-    references: ReferencesLike | None
-    inputs: Mapping[str, Any] | None
-    picture: str | None
-    output: str | int | None
-    activation: Activation | None
-
-
-class Options(ExplainerOptions, total=False):
-    """The options of ``explain`` and ``explain_many``."""
-
-    target: Targets
-    batch_size: int | None
-
-
-def showing(options: type[ExplainerOptions]) -> Callable[[_Function], _Function]:
-    """Let ``inspect.signature`` and ``help`` show the options of a function instead of its ``**options``."""
-    named = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__)
-        for name, kind in options.__annotations__.items()
-    ]
-
-    def shown(function: _Function) -> _Function:
-        signature = inspect.signature(function)
-        others = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        function.__signature__ = signature.replace(parameters=[*others, *named])  # type: ignore[attr-defined]
-        return function
-
-    return shown
 
 
 @dataclass(frozen=True)
@@ -137,15 +67,11 @@ def given_in(table: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(table).items() if value != usual[name]}
 
 
-if not TYPE_CHECKING:
+@checkable
+class Named(Protocol):
+    """What has a name, as an entry of ``camkit.METHODS``."""
 
-    @checkable
-    class Named(Protocol):
-        """What has a name, as an entry of ``camkit.METHODS``."""
-
-        name: str
-
-    MethodLike = str | Callable[..., Any] | Named  # what pydantic checks without PyTorch
+    name: str
 
 
 class _Table:
@@ -433,7 +359,9 @@ class Check(_Table):
     layer: Annotated[str | None, Option("The layer whose heat is measured. Default: camkit chooses.", "NAME", "-l")] = (
         None
     )
-    method: Annotated[MethodLike, Option("The method that computes the heat.", "NAME", shell=str)] = "auto"
+    method: Annotated[
+        str | Callable[..., Any] | Named, Option("The method that computes the heat.", "NAME", shell=str)
+    ] = "auto"
     precision: Annotated[Precision, Option("The number format of the computation.")] = "fp32"
     ring: Annotated[
         float, Gt(0), Lt(0.5), Option("The width of the outer ring, as a share of the picture's sides.", "SHARE")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from torch import nn
 
-from camkit.choices import Choices, config_settings, configured_model, with_inputs
+from camkit.choices import Choices, Options, config_settings, configured_model, showing, with_inputs
 from camkit.errors import refuse_unknown_options
 from camkit.explainer import Explainer, are_several_targets
 from camkit.explanation import Explanation, Explanations
@@ -17,7 +17,6 @@ from camkit.layers.names import Layers
 from camkit.models import as_model, changed_at, check_preprocess, pick_device
 from camkit.models.labels import as_labels
 from camkit.models.loaded import Loadable, LoadedModel
-from camkit.options import Options, showing
 from camkit.types import Failure, ImageLike
 
 if TYPE_CHECKING:

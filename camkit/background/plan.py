@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -33,7 +33,7 @@ from camkit.images.read import jpeg_quality, open_picture
 from camkit.images.regions import ShadesBySize
 from camkit.kit.fingerprint import digest, digest_of_preprocessing, digest_of_weights
 from camkit.layers.memory import ModelMemory
-from camkit.methods import MethodLike, find_method
+from camkit.methods import Method, MethodLike, find_method
 from camkit.models import black_box_in, device_of, dtype_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.session import explain_many
@@ -110,10 +110,14 @@ class Plan:
         return not self.detects and self.explains
 
     @property
+    def method(self) -> Method:
+        """The method that computes the heat."""
+        return find_method(cast("MethodLike", self.settings.check.method))
+
+    @property
     def explains(self) -> bool:
         """Whether pictures can be explained: a black box only by methods that need no layer, such as "rise"."""
-        method = find_method(self.settings.check.method)
-        return black_box_in(self.model.module) is None or method.for_black_boxes
+        return black_box_in(self.model.module) is None or self.method.for_black_boxes
 
     @functools.cached_property
     def memory(self) -> ModelMemory:
@@ -227,7 +231,7 @@ class Plan:
     @property
     def reported_settings(self) -> dict[str, dict[str, Any]]:
         """The settings that a report holds, by table."""
-        check = {**vars(self.settings.check), "method": find_method(self.settings.check.method).name}
+        check = {**vars(self.settings.check), "method": self.method.name}
         del check["batch_size"]
         return {"check": check, "limits": dict(vars(self.settings.limits))}
 

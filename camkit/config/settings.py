@@ -104,6 +104,7 @@ class Settings(_Section):
         return frozenset(normalize_name(name) for name in expect) if isinstance(expect, list) else frozenset()
 
 
+_OF_WAIVERS = [field.alias or name for name, field in Waiver.model_fields.items()]
 _KEYS: dict[str, list[str]] = {
     name: [key for key, option in options_of(field.annotation).items() if option.in_config]
     for name, field in Settings.model_fields.items()
@@ -212,9 +213,7 @@ def _sentence(error: Any, named: Callable[[str], str]) -> str:
     path += [str(part) for part in error["loc"][depth:] if isinstance(part, int)]
     setting = named(".".join(path))
     if error["type"] == "extra_forbidden":
-        named_tables: dict[str, type[BaseModel]] = {"classes": ClassSection, "waivers": Waiver}
-        section = named_tables[path[0]] if path[1:] else Settings
-        known = [field.alias or name for name, field in section.model_fields.items()]
+        known = list(Settings.model_fields) if not path[1:] else ["expect"] if path[0] == "classes" else _OF_WAIVERS
         return f"there is no setting {setting}{did_you_mean(path[-1], known)}"
     if error["type"] == "missing":
         return f"{setting} is missing"

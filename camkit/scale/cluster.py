@@ -26,6 +26,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from camkit.choices import Options
 from camkit.errors import CamkitError, ImageError, InputError, ModelError, RunError, as_error, brief
 from camkit.explanation import Explanation
 from camkit.images.read import open_picture
@@ -33,7 +34,6 @@ from camkit.kit.fingerprint import Fingerprint, differences, digest, fingerprint
 from camkit.layers.names import Layers
 from camkit.models import as_model, black_box_in, device_of, load_model, usual_batch_size
 from camkit.models.loaded import Loadable, LoadedModel
-from camkit.options import Options
 from camkit.scale.table import arrow_schema, arrow_table, row_of, row_of_failure
 from camkit.session import explain_many
 from camkit.types import Failure, Progress
