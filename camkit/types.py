@@ -16,14 +16,10 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from camkit import options
+from camkit.options import Activation, Fusion, Precision, Scale, Smoothing, Spread
 
-Precision: TypeAlias = options.Precision
-Activation: TypeAlias = options.Activation
-Fusion: TypeAlias = options.Fusion
-Smoothing: TypeAlias = options.Smoothing
-Spread: TypeAlias = options.Spread
-Scale: TypeAlias = options.Scale
+__all__ = ["Activation", "Fusion", "Precision", "Scale", "Smoothing", "Spread"]  # besides those below
+
 Pixels: TypeAlias = UInt8[np.ndarray, "_ _ 3"]
 """A picture: height x width x RGB."""
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"

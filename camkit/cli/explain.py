@@ -138,13 +138,15 @@ def explain(
 
 def _how(given: Explain, device: torch.device) -> dict[str, Any]:
     """Return the arguments of ``camkit.explain_many`` for a device, and say if it cannot compute with the precision."""
+    from camkit.choices import Options
     from camkit.engine.passes import usable_precision
 
     precision, note = usable_precision(given.precision, device)
     if note:
         say(note)
-    names = ("method", "fuse", "smooth", "references", "batch_size", "draft")
-    return {name: getattr(given, name) for name in names} | {"target_layer": given.layer, "precision": precision}
+    known = {*Options.__annotations__, "draft"}
+    options = {name: value for name, value in vars(given).items() if name in known}
+    return {**options, "target_layer": given.layer, "precision": precision}
 
 
 def _drawing(given: Explain) -> Drawing:

@@ -253,7 +253,7 @@ def command(function: Command) -> Command:
     """Let the shell see the tables of options among a command's parameters."""
     hints = get_type_hints(function, include_extras=True)
     tables = {name: _TABLES[hint] for name, hint in hints.items() if isinstance(hint, type) and hint in _TABLES}
-    usual = function.__kwdefaults__
+    usual = function.__kwdefaults__ or {}
     function.__annotations__ = {**hints, **tables}
     function.__kwdefaults__ = {**usual, **{name: table() for name, table in tables.items() if name in usual}}
     return function
