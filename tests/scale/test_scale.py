@@ -113,7 +113,7 @@ def write_pictures(folder: Path, count: int, side: int = 24, suffix: str = "png"
 
 
 def tabulate(model: LoadedModel, folder: Path, table: Path, **options: Any) -> list[Any]:
-    settings: dict[str, Any] = {"layers": ["0"], "batch_size": 4, **options}
+    settings: dict[str, Any] = {"target_layer": ["0"], "batch_size": 4, **options}
     return list(run_folder(model, [folder], None, table=table, **settings))
 
 
@@ -143,7 +143,7 @@ def test_a_table_is_read_back_as_the_explanations_that_were_written(tmp_path, ti
     files = write_pictures(tmp_path / "in", 20)
     files[3].write_bytes(b"damaged")
 
-    rows = tabulate(tiny, tmp_path / "in", tmp_path / name, targets=["a", "c"])
+    rows = tabulate(tiny, tmp_path / "in", tmp_path / name, target=["a", "c"])
     found = camkit.scale.read(tmp_path / name)
 
     written = [row.explanation for row in rows if isinstance(row, Written)]
@@ -221,7 +221,7 @@ def test_maps_of_any_scale_and_without_numbers_survive(tmp_path, tiny, name):
 
     with torch.no_grad():
         tiny.module[3].weight[0] = float("nan")
-    tabulate(tiny, tmp_path / "in", tmp_path / name, targets=[0], overwrite=True)
+    tabulate(tiny, tmp_path / "in", tmp_path / name, target=[0], overwrite=True)
     broken = read(tmp_path / name)[0]
     assert broken.status == "non_finite"
     assert np.isnan(broken.raw).any()
@@ -259,7 +259,7 @@ def test_another_kind_of_table_is_one_sentence(tmp_path, tiny, name):
 def test_targets_that_were_drawn_on_one_scale_are_so_when_read_again(tmp_path, tiny):
     write_pictures(tmp_path / "in", 3)
     for name in TABLES:
-        written = tabulate(tiny, tmp_path / "in", tmp_path / name, targets=[0, 1])
+        written = tabulate(tiny, tmp_path / "in", tmp_path / name, target=[0, 1])
         for row, again in zip(written, read(tmp_path / name), strict=True):
             assert len(again.together) == 2
             assert again.colour_scale().limits == pytest.approx(row.explanation.colour_scale().limits, rel=1e-3)
@@ -270,10 +270,10 @@ def test_a_map_of_all_pixels_fits_into_a_csv(tmp_path, tiny):
     write_pictures(tmp_path / "in", 2)
     enlarge = transforms.Compose([transforms.Resize((200, 200)), transforms.ToTensor()])
     model = LoadedModel(tiny.module, "tiny", enlarge, None)
-    tabulate(model, tmp_path / "in", tmp_path / "t.csv", layers=None, method="fullgrad")
+    tabulate(model, tmp_path / "in", tmp_path / "t.csv", target_layer=None, method="fullgrad")
     assert max(map(len, (tmp_path / "t.csv").read_text().splitlines())) > 131_072  # Python's limit for a cell
     assert [row.raw.shape for row in read(tmp_path / "t.csv")] == [(200, 200)] * 2
-    assert tabulate(model, tmp_path / "in", tmp_path / "t.csv", layers=None, method="fullgrad", resume=True) == []
+    assert tabulate(model, tmp_path / "in", tmp_path / "t.csv", target_layer=None, method="fullgrad", resume=True) == []
 
 
 def test_names_that_are_no_text_stay_different(tmp_path, tiny):
@@ -387,9 +387,9 @@ def test_a_run_with_other_settings_does_not_continue_a_table(tmp_path, tiny, nam
     elif change == "method":
         options = {"method": "layercam"}
     elif change == "layers":
-        options = {"layers": ["0.1"]}
+        options = {"target_layer": ["0.1"]}
     elif change == "targets":
-        options = {"targets": [1]}
+        options = {"target": [1]}
     elif change == "smooth":
         options = {"smooth": "eigen"}
     else:
@@ -409,7 +409,7 @@ def test_a_table_is_replaced_only_with_overwrite(tmp_path, tiny, name):
     tabulate(tiny, tmp_path / "in", tmp_path / name)
     with pytest.raises(OutputError, match="exists already; pass resume=True to continue it, or overwrite=True"):
         tabulate(tiny, tmp_path / "in", tmp_path / name)
-    tabulate(tiny, tmp_path / "in", tmp_path / name, overwrite=True, targets=["b"])
+    tabulate(tiny, tmp_path / "in", tmp_path / name, overwrite=True, target=["b"])
     assert {row.label for row in read(tmp_path / name)} == {"b"}
     assert len(read(tmp_path / name)) == 10
 
@@ -448,7 +448,7 @@ def test_a_csv_has_the_same_maps_as_a_parquet_table(tmp_path, tiny):
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_read_while_it_is_made_and_written_however_the_run_ends(tmp_path, tiny, name):
     files = write_pictures(tmp_path / "in", 12)
-    options: dict[str, Any] = {"table": tmp_path / name, "layers": ["0"], "batch_size": 4}
+    options: dict[str, Any] = {"table": tmp_path / name, "target_layer": ["0"], "batch_size": 4}
     with run_folder(tiny, [tmp_path / "in"], None, **options) as run:
         for _ in range(10):
             next(run)
@@ -547,7 +547,7 @@ def test_the_fingerprint_tells_what_decides_the_results(tiny):
 def test_a_run_is_not_resumed_if_the_reference_picture_has_changed(tmp_path, tiny, kind):
     first, second, *_ = (picture.read_bytes() for picture in write_pictures(tmp_path / "in", 3))
     reference = tmp_path / "reference.png"
-    options = {"table": tmp_path / "t.csv", "targets": [camkit.targets.similar_to(kind(reference))]}
+    options = {"table": tmp_path / "t.csv", "target": [camkit.targets.similar_to(kind(reference))]}
     reference.write_bytes(first)
     tabulate(tiny, tmp_path / "in", **options)
     assert tabulate(tiny, tmp_path / "in", **options, resume=True) == []
@@ -778,7 +778,7 @@ def test_a_drawing_that_cannot_be_written_leaves_no_row(tmp_path, tiny):
     out = tmp_path / "out" / files[1].parent.name
     out.mkdir(parents=True)
     (out / "00001.png.gradcam.0.png").write_bytes(b"of somebody else")
-    options: dict[str, Any] = {"table": tmp_path / "t.csv", "layers": ["0"]}
+    options: dict[str, Any] = {"table": tmp_path / "t.csv", "target_layer": ["0"]}
     rows = list(run_folder(tiny, [tmp_path / "in"], tmp_path / "out", **options))
     assert [isinstance(row, Written) for row in rows] == [True, False, True]
     assert len(read(tmp_path / "t.csv")) == 2
@@ -792,7 +792,7 @@ def test_a_picture_that_lacks_one_of_its_drawings_is_explained_again(tmp_path, t
     out.mkdir(parents=True)
     foreign = out / "00001.png.gradcam.2-c.png"
     foreign.write_bytes(b"of somebody else")
-    options: dict[str, Any] = {"table": tmp_path / "t.csv", "targets": ["a", "c"]}
+    options: dict[str, Any] = {"table": tmp_path / "t.csv", "target": ["a", "c"]}
     rows = list(run_folder(tiny, [tmp_path / "in"], tmp_path / "out", **options))
     assert [isinstance(row, Written) for row in rows] == [True, True, True, False, True, True]
     foreign.unlink()
