@@ -22,7 +22,7 @@ from camkit.background.answers import NO_ANSWER
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
 from camkit.background.classes import ClassMap, match_classes, parse_class_map, question_order, read_class_map
 from camkit.background.data import Dataset, read_data
-from camkit.background.deep import DeepFinding, Material, hints, kinds, shortcuts, spots
+from camkit.background.deep import DeepFinding, Material, hints, kinds, shortcuts
 from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.experiment import EDITS, Answers, EditsRow, Experiment
 from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable
@@ -57,7 +57,7 @@ Analysis: TypeAlias = Callable[[Material], DeepFinding | None]
 THAT_WARN: Mapping[str, Analysis] = MappingProxyType({"hints": hints.find, "kinds": kinds.find})
 """The optional analyses that may warn. No analysis fails a model."""
 
-THAT_EXPLAIN: Mapping[str, Analysis] = MappingProxyType({"shortcuts": shortcuts.find, "hot_spots": spots.find})
+THAT_EXPLAIN: Mapping[str, Analysis] = MappingProxyType({"shortcuts": shortcuts.find})
 """The optional analyses that explain the verdict, or only give hints."""
 
 QUICK = {"per_class": 40, "pastes": 1}

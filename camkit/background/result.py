@@ -15,7 +15,6 @@ from camkit.background.baseline import Change
 from camkit.background.deep import DeepFinding
 from camkit.background.deep.kinds import Kinds
 from camkit.background.deep.shortcuts import Shortcut, Shortcuts
-from camkit.background.deep.spots import Spot, Spots
 from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.pictures import ImageRow
 from camkit.background.plan import Plan
@@ -161,12 +160,6 @@ class CheckResult(Tabular):
         """What the model uses in the backgrounds of its worst classes, if the verdict is FAIL or WARN."""
         found = self.findings.get("shortcuts")
         return found.found if isinstance(found, Shortcuts) else ()
-
-    @property
-    def hot_spots(self) -> tuple[Spot, ...]:
-        """Places off the objects that are the hottest in many pictures of a class: hints that change no verdict."""
-        found = self.findings.get("hot_spots")
-        return found.found if isinstance(found, Spots) else ()
 
     def assert_ok(self, *, inconclusive: Inconclusive | None = None) -> None:
         """Do nothing if the model may ship, and raise otherwise; for tests.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from camkit.background.data import Item
 from camkit.background.deep.shortcuts import Crop, Shortcut
-from camkit.background.deep.spots import Spot
 from camkit.background.edits import BLUR, RING, Arm, Edit, PreparedPicture
 from camkit.background.experiment import Experiment
 from camkit.background.pictures import ImageRow, named_without_object
@@ -40,9 +39,6 @@ OFFENDERS = 12
 
 FLIPS = 12
 """Pictures shown that the baseline's model recognised and this one does not."""
-
-SPOTS = 4
-"""Pictures shown of each hot spot."""
 
 TRIPTYCHS = 3
 """Pictures at the top of the page: each on its own background, on another one, and without its object."""
@@ -193,19 +189,6 @@ class Showcase:
             (found, [Panel(crop.name, _with_frame(picture, crop.box)) for crop, picture in self._crops(found)])
             for found in self._result.shortcuts
         ]
-
-    def hot_spots(self) -> list[tuple[Spot, list[Panel]]]:
-        """Draw a few pictures of each hot spot with a frame around it."""
-        return [(spot, [*itertools.islice(self._framed(spot), SPOTS)]) for spot in self._result.hot_spots]
-
-    def _framed(self, spot: Spot) -> Iterator[Panel]:
-        for name in spot.pictures:
-            picture = self._experiment.load(self._items[name])
-            if picture is not None:
-                height, width = picture.tensor.shape[-2:]
-                left, top, right, bottom = spot.box
-                box = Box(left * width, top * height, right * width, bottom * height)
-                yield Panel(name, _with_frame(picture, box))
 
     def _crops(self, shortcut: Shortcut) -> list[tuple[Crop, PreparedPicture]]:
         loaded = [(crop, self._experiment.load(self._items[crop.name])) for crop in shortcut.crops]

@@ -146,7 +146,6 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
             }
             for shortcut, panels in showcase.shortcuts()
         ],
-        hot_spots=[(spot.sentence, _panels(panels)) for spot, panels in showcase.hot_spots()],
         kinds=_kinds(result),
         strips=[_strip(strip) for strip in showcase.strips],
         references=words.REFERENCES,

@@ -65,7 +65,6 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
         "shortcuts": _found(result, "shortcuts"),
-        "hot_spots": _found(result, "hot_spots"),
         "kinds": _found(result, "kinds"),
         "change": None if result.change is None else asdict(result.change),
         "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
