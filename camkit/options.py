@@ -371,11 +371,6 @@ class Check(_Table):
         Option("Without regions, let the exchange of the outer ring fail a model; otherwise it only warns."),
     ] = False
     threshold: Annotated[float, Ge(0), Lt(1), Option("The score above which a detector's box counts.", "SCORE")] = 0.5
-    shortcuts: Annotated[
-        int,
-        Ge(0),
-        Option("If the model does not pass, find the shortcuts of at most this many classes.", "NUMBER"),
-    ] = 3
 
 
 @dataclass(frozen=True, kw_only=True)

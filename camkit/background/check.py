@@ -22,7 +22,7 @@ from camkit.background.answers import NO_ANSWER
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
 from camkit.background.classes import ClassMap, match_classes, parse_class_map, question_order, read_class_map
 from camkit.background.data import Dataset, read_data
-from camkit.background.deep import DeepFinding, Material, hints, kinds, shortcuts
+from camkit.background.deep import DeepFinding, Material, hints, kinds
 from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.experiment import EDITS, Answers, EditsRow, Experiment
 from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable
@@ -32,7 +32,7 @@ from camkit.background.plan import SPARE_PICTURES, Plan, count_outputs, make_pla
 from camkit.background.reasons import Reason
 from camkit.background.report import REPORTS, rendered, words
 from camkit.background.result import CheckResult, CheckRun, Inconclusive, Reports
-from camkit.background.rule import Judgement, judge, worst_first
+from camkit.background.rule import Judgement, judge
 from camkit.background.sanity import Sanity, check_sanity
 from camkit.choices import configured_model
 from camkit.config.settings import Settings, as_settings
@@ -54,11 +54,8 @@ JOURNAL = "unfinished.jsonl"
 
 Analysis: TypeAlias = Callable[[Material], DeepFinding | None]
 
-THAT_WARN: Mapping[str, Analysis] = MappingProxyType({"hints": hints.find, "kinds": kinds.find})
-"""The optional analyses that may warn. No analysis fails a model."""
-
-THAT_EXPLAIN: Mapping[str, Analysis] = MappingProxyType({"shortcuts": shortcuts.find})
-"""The optional analyses that explain the verdict, or only give hints."""
+ANALYSES: Mapping[str, Analysis] = MappingProxyType({"hints": hints.find, "kinds": kinds.find})
+"""The optional analyses. Each may warn, and none fails a model."""
 
 QUICK = {"per_class": 40, "pastes": 1}
 """The most pictures per class and backgrounds per picture of a quick check."""
@@ -319,10 +316,10 @@ def _run(
     progress("measures", 0, 1)
     answers = {name: row.answers for name, row in edited.items()}
     rows = image_rows(plan, heat, answers)
-    material = Material(experiment, heat, answers, sanity.mirrored)
-    warning = _found(THAT_WARN, material)
-    measures, judged = _judge(plan, rows, sanity, warning.values())
-    explaining = _found(THAT_EXPLAIN, replace(material, suspects=_suspects(judged)))
+    material = Material(plan, heat, answers, sanity.mirrored)
+    found = {name: analyse(material) for name, analyse in ANALYSES.items()}
+    findings = {name: finding for name, finding in found.items() if finding is not None}
+    measures, judged = _judge(plan, rows, sanity, findings.values())
     first = next(iter(heat.values()))
     return CheckResult(
         classes={name: of_class for name, of_class in measures.items() if name != OVERALL},
@@ -337,7 +334,7 @@ def _run(
         layer=first.layer,
         layer_reason=first.layer_reason,
         warnings=(*_warnings(plan, heat, answers, measures[OVERALL].room), *_still_named(plan, rows, measures)),
-        findings={**explaining, **warning},
+        findings=findings,
         reports=Reports(rendered, REPORTS[BASELINE_FILE]),
     )
 
@@ -347,26 +344,6 @@ def _untested(plan: Plan, edited: Mapping[str, EditsRow]) -> dict[str, str]:
     why = "it has no region of its class"
     bare = {item.name: why for item in plan.data.items if plan.with_regions and not item.objects}
     return {**bare, **{name: row.why for name, row in edited.items() if row.why}}
-
-
-def _found(analyses: Mapping[str, Analysis], material: Material) -> dict[str, DeepFinding]:
-    """Return what analyses found."""
-    found = {name: analyse(material) for name, analyse in analyses.items()}
-    return {name: finding for name, finding in found.items() if finding is not None}
-
-
-def _suspects(judged: Mapping[str, Judgement]) -> list[str]:
-    """Return the classes that the model may recognise by their backgrounds, the largest effect first.
-
-    If the model's verdict is FAIL or WARN, these are the classes with the same verdict, or all classes if no class has
-    it. For any other verdict there are none.
-    """
-    verdict = judged[OVERALL].verdict
-    if verdict not in ("FAIL", "WARN"):
-        return []
-    classes = {name: judgement for name, judgement in judged.items() if name != OVERALL and not judgement.waived}
-    with_verdict = {name: judgement for name, judgement in classes.items() if judgement.verdict == verdict}
-    return list(worst_first(with_verdict or classes))
 
 
 def _usable(heat: Mapping[str, HeatRow | Unusable]) -> dict[str, HeatRow]:

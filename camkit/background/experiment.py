@@ -248,7 +248,7 @@ class Experiment:
         picture, plan = self.load(item), self.plan
         if picture is None or (plan.with_regions and not _has_object_and_background(picture)):
             return {}
-        partners = self.partners[item] if wanted else Partners()
+        partners = self.partners[item]
         same = self._with_most_room(picture, partners.same, wanted)
         other = self._with_most_room(picture, partners.other, wanted)
         exchanges = cue_edits(picture, same, other, plan.cues)
@@ -301,25 +301,13 @@ class Experiment:
         None if it cannot lend one: it cannot be read, or its objects leave no room.
         """
         if item.name not in self._filled:
-            self._filled[item.name] = self._measure(self.load(item))
+            picture, grid = self.load(item), None
+            if picture is not None and not self.plan.with_regions:
+                grid = torch.zeros(_ROOM_CELLS, _ROOM_CELLS)
+            elif picture is not None and picture.silhouettes is not None and picture.has_background:
+                grid = coarse(picture.silhouettes)
+            self._filled[item.name] = grid
         return self._filled[item.name]
-
-    def _measure(self, picture: PreparedPicture | None) -> Float[Tensor, "r c"] | None:
-        if picture is None:
-            return None
-        if not self.plan.with_regions:
-            return torch.zeros(_ROOM_CELLS, _ROOM_CELLS)
-        if not picture.has_background:
-            return None
-        assert picture.silhouettes is not None
-        return coarse(picture.silhouettes)
-
-    def answers(self, pictures: Sequence[Float[Tensor, "c h w"]], label: str) -> list[Answer]:
-        """Return a classifier's answers to edits of pictures of a class."""
-        size = self.plan.batch_size
-        item = next(item for item in self.plan.sample if item.label == label)
-        batches = (list(pictures[start : start + size]) for start in range(0, len(pictures), size))
-        return [answer for batch in batches for answer in self.plan.answer(torch.stack(batch), [item] * len(batch))]
 
     def rows(self, items: Sequence[Item]) -> Iterator[EditsRow]:
         """Show the edits of some pictures of the sample to the model, and yield a row of answers for each picture.

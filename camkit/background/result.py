@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeAlias
 from camkit.background.baseline import Change
 from camkit.background.deep import DeepFinding
 from camkit.background.deep.kinds import Kinds
-from camkit.background.deep.shortcuts import Shortcut, Shortcuts
 from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.pictures import ImageRow
 from camkit.background.plan import Plan
@@ -154,12 +153,6 @@ class CheckResult(Tabular):
         """The accuracy of each class on each place that the data names; None if it names none."""
         found = self.findings.get("kinds")
         return found if isinstance(found, Kinds) else None
-
-    @property
-    def shortcuts(self) -> tuple[Shortcut, ...]:
-        """What the model uses in the backgrounds of its worst classes, if the verdict is FAIL or WARN."""
-        found = self.findings.get("shortcuts")
-        return found.found if isinstance(found, Shortcuts) else ()
 
     def assert_ok(self, *, inconclusive: Inconclusive | None = None) -> None:
         """Do nothing if the model may ship, and raise otherwise; for tests.

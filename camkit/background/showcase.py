@@ -17,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from camkit.background.data import Item
-from camkit.background.deep.shortcuts import Crop, Shortcut
 from camkit.background.edits import BLUR, RING, Arm, Edit, PreparedPicture
 from camkit.background.experiment import Experiment
 from camkit.background.pictures import ImageRow, named_without_object
@@ -29,7 +28,7 @@ from camkit.images.regions import Shades
 from camkit.targets import Scores, Target
 from camkit.targets.boxes import ranked_box
 from camkit.targets.outputs import detections_of
-from camkit.types import Box, Failure, Pixels
+from camkit.types import Failure, Pixels
 
 THUMBNAILS = 12
 """Pictures shown with their outline: enough to notice that the regions are shifted."""
@@ -183,17 +182,6 @@ class Showcase:
             for item, picture in itertools.islice(loaded, THUMBNAILS)
         ]
 
-    def shortcuts(self) -> list[tuple[Shortcut, list[Panel]]]:
-        """Draw the pictures of each shortcut with a frame around the part that raises the class."""
-        return [
-            (found, [Panel(crop.name, _with_frame(picture, crop.box)) for crop, picture in self._crops(found)])
-            for found in self._result.shortcuts
-        ]
-
-    def _crops(self, shortcut: Shortcut) -> list[tuple[Crop, PreparedPicture]]:
-        loaded = [(crop, self._experiment.load(self._items[crop.name])) for crop in shortcut.crops]
-        return [(crop, picture) for crop, picture in loaded if picture is not None]
-
     def flips(self) -> list[Panel]:
         """Draw pictures that the baseline's model recognised and this one does not, of every class in turn."""
         flips = () if self._result.change is None else self._result.change.flips
@@ -309,14 +297,6 @@ def _classes_in_turn(entries: Sequence[_T], label_of: Callable[[_T], str] = attr
         counts[label_of(entry)] += 1
         turns.append(counts[label_of(entry)])
     return [entry for _, entry in sorted(zip(turns, entries, strict=True), key=lambda pair: pair[0])]
-
-
-def _with_frame(picture: PreparedPicture, box: Box) -> Pixels:
-    """Draw a frame around a part of the picture. A small picture is enlarged first."""
-    pixels, factor = _enlarged(picture)
-    corners = [round(factor * side) for side in box]
-    cv2.rectangle(pixels, (corners[0], corners[1]), (corners[2] - 1, corners[3] - 1), _LINE, 2)
-    return pixels
 
 
 def in_levels(shades: Shades, tensor: Float[Tensor, "c h w"]) -> Pixels:

@@ -232,9 +232,9 @@ def halves(plan: Plan) -> tuple[Plan, Plan]:
 
 
 def _with_items(plan: Plan, items: Sequence[Item]) -> Plan:
-    """Return the plan for some of the pictures, without reports and shortcuts, which change no measure."""
+    """Return the plan for some of the pictures, without reports."""
     data = replace(plan.data, items=tuple(items))
-    settings = plan.settings.with_options(check={"shortcuts": 0}).model_copy(update={"run": Run()})
+    settings = plan.settings.model_copy(update={"run": Run()})
     return make_plan(plan.model, data, plan.matched, settings, plan.today)
 
 

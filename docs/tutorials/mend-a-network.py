@@ -147,7 +147,6 @@ options = {
         ]
     ),
     "labels": CLASSES,
-    "config": {"check": {"shortcuts": 0}},
 }
 refused = camkit.check(model, write("validation", 200, seed=2), **options)
 refused

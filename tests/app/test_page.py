@@ -355,7 +355,7 @@ def test_a_name_without_a_picture_is_an_error() -> None:
 
 def test_a_folder_of_reports_is_browsed(browser: Browser, tmp_path: Path) -> None:
     data = camkit.scenes.write_scenes(tmp_path / "data", 2)
-    camkit.check("demo-biased", data, out=tmp_path / "report", config={"check": {"pastes": 1, "shortcuts": 0}})
+    camkit.check("demo-biased", data, out=tmp_path / "report", config={"check": {"pastes": 1}})
     with app(tmp_path, "report/") as url:
         page = browser.new_page(viewport={"width": 1400, "height": 1100})
         page.set_default_timeout(WAIT)

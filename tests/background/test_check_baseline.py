@@ -118,7 +118,7 @@ def test_a_refusal_names_the_setting() -> None:
             check_comparable({**earlier, "settings": settings}, hashes, now, Path("before.json"))
 
 
-CONFIG = {"check": {"per_class": 8, "pastes": 1, "shortcuts": 0}, "limits": {"least_pictures": 8}}
+CONFIG = {"check": {"per_class": 8, "pastes": 1}, "limits": {"least_pictures": 8}}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_noise_in_the_weights_fails_against_the_baseline(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     command = ["check", str(scenes), "-m", "demo-fair", "--weights", "noisy.pth", "--per-class", "8"]
-    command += ["--pastes", "1", "--shortcuts", "0", "--least-pictures", "8", "--inconclusive", "pass", "--quiet"]
+    command += ["--pastes", "1", "--least-pictures", "8", "--inconclusive", "pass", "--quiet"]
     assert main([*command, "--baseline", str(fair.report.with_name("report.json")), "--fail-on-worse"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "change since the baseline, on 80 pictures: accuracy -0." in printed

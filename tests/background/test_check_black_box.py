@@ -21,7 +21,7 @@ from camkit.cli import main
 from camkit.demo.scenes import write_scenes
 
 PER_CLASS = 10
-CONFIG = {"check": {"pastes": 1, "batch_size": 8, "shortcuts": 0}, "limits": {"least_pictures": PER_CLASS}}
+CONFIG = {"check": {"pastes": 1, "batch_size": 8}, "limits": {"least_pictures": PER_CLASS}}
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_a_server_that_fails_is_one_sentence_and_resume_goes_on(
 ) -> None:
     (tmp_path / "served.py").write_text(ASKING.format(address=server))
     (tmp_path / "camkit.toml").write_text(
-        f"[check]\npastes = 1\nbatch_size = 8\nshortcuts = 0\n[limits]\nleast_pictures = {PER_CLASS}\n"
+        f"[check]\npastes = 1\nbatch_size = 8\n[limits]\nleast_pictures = {PER_CLASS}\n"
     )
     command = ["check", str(scenes), "--model", f"{tmp_path / 'served.py'}:build", "--out", str(tmp_path / "out")]
     command += ["--config", str(tmp_path / "camkit.toml")]

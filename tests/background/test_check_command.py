@@ -36,7 +36,7 @@ PER_CLASS = 10
 WIDE_LIMITS = "gap = 0.3\nsufficiency = 0.3\n"
 """Limits that 40 pictures are enough to exclude."""
 
-CONFIG = f"[check]\npastes = 1\nbatch_size = 8\nshortcuts = 0\n[limits]\nleast_pictures = {PER_CLASS}\n"
+CONFIG = f"[check]\npastes = 1\nbatch_size = 8\n[limits]\nleast_pictures = {PER_CLASS}\n"
 
 
 @pytest.fixture(scope="module")
@@ -532,7 +532,7 @@ def test_heat_and_edits_of_a_check_run_in_bf16_where_it_is_forced(scenes, tmp_pa
     images = {}
     for precision, units in (("fp32", False), ("bf16-forced", False), ("bf16", True)):
         monkeypatch.setattr("camkit.engine.passes._cpu_has_bf16", lambda units=units: units)
-        config = {"check": {"pastes": 1, "shortcuts": 0, "precision": precision}}
+        config = {"check": {"pastes": 1, "precision": precision}}
         result = camkit.check("demo-fair", data, config=config)
         assert result.plan.reported_settings["check"]["precision"] == precision
         images[precision] = result.images

@@ -60,7 +60,7 @@ def test_each_entry_of_the_table_becomes_a_file_with_its_text(result, out):
 def test_pictures_of_several_classes_have_a_probability_for_each(tmp_path):
     data = write_scenes(tmp_path / "data", 2)
     rows = [f"{file.relative_to(data).as_posix()},{file.parent.name}" for file in sorted(data.glob("*/*.*"))]
-    config = {"check": {"pastes": 1, "shortcuts": 0}}
+    config = {"check": {"pastes": 1}}
 
     for several in ([], [rows[0].split(",")[0] + ",plane"]):
         (data / "table.csv").write_text("\n".join(["path,label", *rows, *several]))
@@ -73,7 +73,7 @@ def test_pictures_of_several_classes_have_a_probability_for_each(tmp_path):
 def test_probabilities_are_read_as_explain_reads_them(tmp_path):
     data, demo = write_scenes(tmp_path, 2), camkit.load_model("demo-biased")
     ending = replace(demo, module=torch.nn.Sequential(demo.module, torch.nn.Sigmoid()).eval())
-    config = {"check": {"pastes": 1, "shortcuts": 0}}
+    config = {"check": {"pastes": 1}}
 
     by_module, by_name, without = (
         camkit.check(model, data, config=config)

@@ -93,7 +93,7 @@ def titles(ran):
     return sorted(line.split("::")[1] for line in ran.stdout.splitlines() if line.startswith("::"))
 
 
-SMALL = "--pastes 1 --batch-size 8 --shortcuts 0 --least-pictures 10"
+SMALL = "--pastes 1 --batch-size 8 --least-pictures 10"
 WIDE = "--gap 0.3 --sufficiency 0.3 --attraction 0.5"
 """Limits that 40 pictures are enough to exclude."""
 

@@ -120,7 +120,7 @@ def test_a_dataset_of_fiftyone_can_be_checked(fo: Any, tmp_path: Path) -> None:
         dataset.add_sample(fo.Sample(filepath=str(file), objects=fo.Detections(detections=[found])))
     coco = fo.types.COCODetectionDataset
     dataset.export(export_dir=str(tmp_path / "coco"), dataset_type=coco, label_field="objects")
-    quick = {"check": {"pastes": 1, "shortcuts": 0}}
+    quick = {"check": {"pastes": 1}}
     result = camkit.check("demo-fair", tmp_path / "coco/data", regions=tmp_path / "coco/labels.json", config=quick)
     assert len(result.images) == 8
     assert camkit.scale.add_verdicts(dataset, result.to_dict(), tmp_path / "coco/data") == 0  # these are copies

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from camkit.background.experiment import Answers, Experiment
+from camkit.background.experiment import Answers
 from camkit.background.heat import HeatRow
 from camkit.background.plan import Plan
 from camkit.background.reasons import Reason
@@ -18,24 +18,16 @@ class Material:
     """What a check has measured when an optional analysis begins.
 
     Attributes:
-        experiment: the pictures and the model, to show it further edits.
+        plan: the check.
         heat: what the heat says of each usable picture, by name.
         answers: the answers to each picture's edits, by name.
         mirrored: whether the maps follow mirrored pictures; None if that is not known.
-        suspects: the classes that the model may recognise by their backgrounds, the largest effect first. They follow
-            from the verdict, so an analysis that may warn knows of none.
     """
 
-    experiment: Experiment
+    plan: Plan
     heat: Mapping[str, HeatRow]
     answers: Mapping[str, Answers]
     mirrored: MirrorTest | None = None
-    suspects: Sequence[str] = ()
-
-    @property
-    def plan(self) -> Plan:
-        """The check."""
-        return self.experiment.plan
 
 
 class DeepFinding:

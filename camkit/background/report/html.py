@@ -138,14 +138,6 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         levels=_levels(),
         verdicts=VERDICTS,
         limits=_limits(result),
-        shortcuts=[
-            {
-                "label": shortcut.label,
-                "sentences": shortcut.sentences,
-                "panels": _panels(panels),
-            }
-            for shortcut, panels in showcase.shortcuts()
-        ],
         kinds=_kinds(result),
         strips=[_strip(strip) for strip in showcase.strips],
         references=words.REFERENCES,

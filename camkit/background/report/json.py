@@ -64,8 +64,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "sanity": {"agreement_with_hirescam": result.sanity.agreement, "like_random_weights": result.sanity.randomised},
         "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
-        "shortcuts": _found(result, "shortcuts"),
-        "kinds": _found(result, "kinds"),
+        "kinds": result.findings["kinds"].as_json() if "kinds" in result.findings else None,
         "change": None if result.change is None else asdict(result.change),
         "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
         "caveat": words.caveat(result),
@@ -97,10 +96,6 @@ def plain(measures: Measures) -> dict[str, Any]:
 
 def _as_dicts(measured: Mapping[Any, MeasuredEffect | None]) -> dict[Any, dict[str, Any]]:
     return {name: asdict(effect) for name, effect in measured.items() if effect is not None}
-
-
-def _found(result: CheckResult, analysis: str) -> Any:
-    return result.findings[analysis].as_json() if analysis in result.findings else None
 
 
 def _rounded(value: Any) -> Any:
