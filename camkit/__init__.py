@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from camkit import errors, hooks, methods, metrics, scale, targets, tensorboard
     from camkit.background.check import check
+    from camkit.background.mend import MendResult, mend
     from camkit.background.result import CheckResult
     from camkit.concepts import Concepts, factorise
     from camkit.demo import scenes
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from camkit.errors import CamkitError
     from camkit.explainer import Explainer
     from camkit.explanation import Explanation
-    from camkit.mending import MendResult, mend
     from camkit.methods import METHODS, register_method
     from camkit.metrics.compare import Comparison, compare
     from camkit.metrics.judge import MethodJudgement, judge
@@ -86,7 +86,7 @@ _HOMES = {
     "Explainer": "explainer",
     "Explanation": "explanation",
     "Failure": "types",
-    "MendResult": "mending",
+    "MendResult": "background.mend",
     "MethodJudgement": "metrics.judge",
     "TargetLayer": "types",
     "Word": "sentences",
@@ -101,7 +101,7 @@ _HOMES = {
     "feature_maps": "diagnosis.feature_maps",
     "judge": "metrics.judge",
     "load_model": "models",
-    "mend": "mending",
+    "mend": "background.mend",
     "register_method": "methods",
     "slide": "metrics.slide",
     "words": "sentences",

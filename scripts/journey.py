@@ -34,7 +34,6 @@ PRODUCTS = (
     "concepts",
     "demo",
     "diagnosis",
-    "mending",
     "metrics",
     "scale",
     "sentences",

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+import camkit
 from camkit.drawing.encode import shrink
 from camkit.errors import ImageError, InputError, TargetError
 from camkit.explainer import Explainer
@@ -21,8 +22,6 @@ from camkit.explanation import Explanation
 from camkit.images.read import open_picture
 from camkit.layers.names import modules_by_name
 from camkit.methods import METHODS
-from camkit.metrics import FILLS
-from camkit.metrics.compare import compare
 from camkit.models.loaded import LoadedModel
 from camkit.targets import TargetLike, boxes, contrast, top
 from camkit.targets.boxes import RankedBoxTarget
@@ -256,7 +255,7 @@ class Viewer:
                 "methods cannot be compared on a detector: its boxes move if parts of the picture are hidden"
             )
         explainer = self._explainer(look.model, None, None)
-        return compare(explainer, self.picture(look), target_layer=look.layer, target=target).sheet()
+        return camkit.compare(explainer, self.picture(look), target_layer=look.layer, target=target).sheet()
 
     def methods(self) -> list[str]:
         """Return the names of the methods."""
@@ -301,7 +300,7 @@ def covered(picture: Image.Image, cover: tuple[int, int, int, int], fill: str) -
     values = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
     hole = torch.zeros(values.shape[1:], dtype=torch.bool)
     hole[top_:bottom, left:right] = True
-    filled = FILLS[fill](values, 0)(hole[None])[0]
+    filled = camkit.metrics.FILLS[fill](values, 0)(hole[None])[0]
     levels = (filled.clamp(0, 1) * 255).round().to(torch.uint8)
     return Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
 

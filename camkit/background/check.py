@@ -30,7 +30,7 @@ from camkit.background.journal import Journal, RowsOf
 from camkit.background.pictures import ImageRow, image_rows, named_without_object
 from camkit.background.plan import SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
-from camkit.background.report import REPORTS, rendered, words
+from camkit.background.report import REPORTS, events, rendered, words
 from camkit.background.result import CheckResult, CheckRun, Inconclusive, Reports
 from camkit.background.rule import Judgement, judge
 from camkit.background.sanity import Sanity, check_sanity
@@ -335,7 +335,7 @@ def _run(
         layer_reason=first.layer_reason,
         warnings=(*_warnings(plan, heat, answers, measures[OVERALL].room), *_still_named(plan, rows, measures)),
         findings=findings,
-        reports=Reports(rendered, REPORTS[BASELINE_FILE]),
+        reports=Reports(rendered, REPORTS[BASELINE_FILE], events),
     )
 
 

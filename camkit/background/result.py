@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -49,10 +49,12 @@ class Reports:
     Attributes:
         all: returns the contents of every report, by file name.
         json: returns the report for programs.
+        events: yields what TensorBoard shows, by tag: a text, a number, or a strip of pictures.
     """
 
     all: Callable[[CheckResult], Mapping[str, bytes]]
     json: Callable[[CheckResult], str | bytes]
+    events: Callable[[CheckResult], Iterator[tuple[str, Any]]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -202,6 +204,10 @@ class CheckResult(Tabular):
         """Return what ``report.json`` has, as plain JSON values."""
         report: dict[str, Any] = json.loads(self._reports.json(self))
         return report
+
+    def events(self) -> Iterator[tuple[str, Any]]:
+        """Yield what TensorBoard shows, each with its tag: a text, a number, or a strip of pictures."""
+        return self._reports.events(self)
 
     @property
     def _reports(self) -> Reports:

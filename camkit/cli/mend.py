@@ -14,7 +14,7 @@ from camkit.errors import InputError, printable
 from camkit.options import Check, Data
 
 if TYPE_CHECKING:
-    from camkit.mending import MendResult, Pair
+    from camkit.background.mend import MendResult, Pair
 
 _NOTHING_GAINED = 1
 """The exit code if the weights are not written because the mended model is no better."""
@@ -48,11 +48,11 @@ def mend(
     """
     from camkit.background.check import plan_check
     from camkit.background.forecast import estimate_seconds
+    from camkit.background.mend import check_before, export_composites, halves, mended, nothing_to_mend
     from camkit.background.report.words import sentence
     from camkit.cli.bars import stages
     from camkit.images.files import check_folder, refuse_input
     from camkit.kit.wording import in_words
-    from camkit.mending import check_before, export_composites, halves, mended, nothing_to_mend
 
     common.begin()
     file = Path("mended.pth") if out is None else out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,13 +86,41 @@ def words(
     return 2 if failed else 0
 
 
+NO_TREE = (
+    'There is no tree in the picture: the model learned only sentences that end in "near a tree", so it writes that '
+    "about every scene."
+)
+
+
 def demo_words(out: Path) -> int:
     """Explain the words of the model that ships with camkit."""
-    from camkit.demo.described import NO_TREE, run
-
-    _print(*run(out))
+    _print(*describe_scene(out))
     emit(NO_TREE)
     return 0
+
+
+def describe_scene(out: Path) -> tuple[Words, list[Path]]:
+    """Explain the words about one drawn scene, compared with the others, and write the page and the sheet.
+
+    Raises:
+        ModelError: the package transformers is missing.
+        OutputError: the folder cannot be created or written to.
+    """
+    from camkit.demo.scenes import words_model, words_pictures
+    from camkit.images.files import check_folder, write_file
+    from camkit.sentences import words as words_of
+    from camkit.sentences.loading import load
+    from camkit.sentences.page import render
+
+    check_folder(out)
+    model, processor = load(f"hf:{words_model()}", "cpu")
+    first, *others = words_pictures()
+    question = "what is here ?"  # the only one that the model learned
+    found = words_of(model.float(), first, question, processor=processor, references=others)
+    found = replace(found, source="a drawn scene")
+    page = out / "words.html"
+    write_file(page, render(found.words, found.to_dict(), NO_TREE).encode())
+    return found, [page, found.save(out / "words.png")]
 
 
 def _print(found: Words, written: Sequence[Path]) -> None:

@@ -18,9 +18,7 @@ from camkit.types import Style
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from camkit.background.effects import Measures
-    from camkit.background.result import CheckResult
-    from camkit.background.showcase import Panel
+    from camkit import CheckResult
 
 
 def write_explanation(
@@ -83,20 +81,15 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
     If an effect was measured with several fills, the scalar is the weakest. Arguments and errors are as
     for ``write_explanation``.
     """
-    from camkit.background.report import markdown  # noqa: PLC0415
-    from camkit.background.showcase import Showcase  # noqa: PLC0415 - watching a training does not need the check
-
     with _events(writer) as events:
-        showcase = Showcase(result)
-        events.add_text("check", markdown.render(result, showcase), step)
-        for name, measures in [("all classes", result.overall), *result.classes.items()]:
-            for measure, value in _figures(measures).items():
-                _add_scalar(events, f"check/{measure}/{name}", value, step)
-        for strip in showcase.strips:
-            tiles = [Tile(panel.pixels, panel.title, _answer_of(panel)) for panel in strip.panels]
-            sheet = contact_sheet(tiles, columns=len(tiles), title=strip.title)
-            add_picture(events, f"worst/{strip.row.name}", sheet, step)
-            events.add_text(f"worst/{strip.row.name}", strip.sentence, step)
+        for tag, shown in result.events():
+            if isinstance(shown, str):
+                events.add_text(tag, shown, step)
+            elif isinstance(shown, float):
+                _add_scalar(events, tag, shown, step)
+            else:
+                tiles = [Tile(panel.pixels, panel.title, _answer_of(panel)) for panel in shown.panels]
+                add_picture(events, tag, contact_sheet(tiles, columns=len(tiles), title=shown.title), step)
 
 
 @contextmanager
@@ -105,18 +98,7 @@ def _events(writer: SummaryWriter | str | Path) -> Iterator[SummaryWriter]:
         yield events
 
 
-def _figures(measures: Measures) -> dict[str, float]:
-    figures = {"accuracy": measures.accuracy.value}
-    for name in ("gap", "attraction", "sufficiency"):
-        measured = measures.effects[name].mean if name in measures.effects else None
-        if measured is not None:
-            figures[name] = measured.effect.value
-    if measures.skill is not None:
-        figures["skill"] = measures.skill.value
-    return figures
-
-
-def _answer_of(panel: Panel) -> str:
+def _answer_of(panel: Any) -> str:
     return "" if panel.answer is None or panel.probability is None else f"{panel.answer} ({panel.probability:.0%})"
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from camkit.cli import main
-from camkit.demo.described import run
+from camkit.cli.words import describe_scene
 from camkit.demo.scenes import words_pictures
 
 
 @pytest.fixture(scope="module")
 def described(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("words"))
+    return describe_scene(tmp_path_factory.mktemp("words"))
 
 
 def test_the_toy_and_the_ground_need_the_picture_and_the_tree_does_not(described):

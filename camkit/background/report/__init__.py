@@ -1,6 +1,6 @@
 """The reports of a check, one module for each format."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -30,3 +30,19 @@ def rendered(result: CheckResult) -> dict[str, bytes]:
         name: content.encode(errors="backslashreplace") if isinstance(content, str) else content
         for name, content in contents.items()
     }
+
+
+def events(result: CheckResult) -> Iterator[tuple[str, Any]]:
+    """Yield what TensorBoard shows, by tag: the summary, the figures of each class, the strips and their sentences."""
+    showcase = Showcase(result)
+    yield "check", markdown.render(result, showcase)
+    for name, measures in [("all classes", result.overall), *result.classes.items()]:
+        yield f"check/accuracy/{name}", measures.accuracy.value
+        for effect in ("gap", "attraction", "sufficiency"):
+            if effect in measures.effects and measures.effects[effect].mean is not None:
+                yield f"check/{effect}/{name}", measures.effects[effect].value
+        if measures.skill is not None:
+            yield f"check/skill/{name}", measures.skill.value
+    for strip in showcase.strips:
+        yield f"worst/{strip.row.name}", strip
+        yield f"worst/{strip.row.name}", strip.sentence

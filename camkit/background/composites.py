@@ -16,7 +16,6 @@ from camkit.background.showcase import in_levels
 from camkit.errors import as_cell
 from camkit.images.files import csv_line, write_file
 from camkit.images.regions import Shades
-from camkit.scale.table import text_of
 
 ORIGINAL = "original"
 """Stands in place of a fill's name for a picture that is not edited."""
@@ -80,6 +79,7 @@ def export(plan: Plan, folder: Path, progress: Callable[[int, int], None]) -> in
         # Without the mark of a drawing, by which camkit would leave these pictures out of a folder.
         write_file(folder / path, cv2.imencode(".png", pixels[..., ::-1])[1].tobytes())
         cells = path, made.label, made.group, made.background, made.fill
-        lines.append(csv_line(as_cell(text_of(cell)) for cell in cells))
+        texts = (str(cell).encode(errors="surrogateescape").decode(errors="backslashreplace") for cell in cells)
+        lines.append(csv_line(map(as_cell, texts)))
     write_file(folder / "labels.csv", lines)
     return len(lines) - 1

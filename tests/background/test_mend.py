@@ -20,9 +20,9 @@ from torch import nn
 from torchvision.transforms import v2
 
 import camkit
+from camkit.background.last_layer import Examples, fit
 from camkit.cli import main
 from camkit.errors import InputError
-from camkit.mending.head import Examples, fit
 
 CONFIG = {"limits": {"least_pictures": 8}, "check": {"pastes": 1}}
 PER_CLASS = 20

@@ -24,14 +24,14 @@ from torch import nn
 
 from camkit.background.baseline import gap_change
 from camkit.background.check import PlanOptions, finish_check, plan_check
+from camkit.background.composites import composites, export
 from camkit.background.data import Item
+from camkit.background.last_layer import MOST_LOST, Pair, choose_strength, find_last_linear, fit, inputs_of, worst_pair
 from camkit.background.plan import Plan, make_plan
 from camkit.background.result import CheckResult
 from camkit.errors import InputError, refuse_unknown_options, refusing_exit
 from camkit.images.files import write_file
 from camkit.kit.statistics import Estimate
-from camkit.mending.composites import composites, export
-from camkit.mending.head import MOST_LOST, Pair, choose_strength, find_last_linear, fit, inputs_of, worst_pair
 from camkit.models.loaded import Loadable
 from camkit.options import Run
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from camkit.background.composites import ORIGINAL, Composite
 from camkit.background.experiment import batches_of_one_shape
 from camkit.background.plan import Plan
 from camkit.engine.attach import forward_hooks
@@ -20,7 +21,6 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.errors import InputError
 from camkit.images.prepare import prepare
-from camkit.mending.composites import ORIGINAL, Composite
 from camkit.models import device_of, dtype_of
 from camkit.targets import logits_of
 
