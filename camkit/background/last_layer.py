@@ -86,7 +86,7 @@ def composites(plan: Plan, progress: Callable[[int, int], None]) -> Iterator[Com
     """Yield each picture of a plan's sample, and its object on backgrounds of its own class and of other classes."""
     others = max(1, len(plan.data.classes) - 1)
     wanted = min(_MOST_BACKGROUNDS, max(others, plan.settings.check.pastes))
-    check = plan.settings.check.model_copy(update={"pastes": wanted})
+    check = replace(plan.settings.check, pastes=wanted)
     experiment = Experiment(replace(plan, settings=plan.settings.model_copy(update={"check": check})))
     labels = {item.name: item.label for item in plan.data.items}
     for number, item in enumerate(plan.sample):

@@ -110,7 +110,8 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
             nothing has been computed.
         OutputError: while it runs: the table cannot be written.
     """
-    size = job.how.get("batch_size") or usual_batch_size(device_of(model.module))
+    given = job.how.get("batch_size")
+    size = usual_batch_size(device_of(model.module)) if given is None else given
     options = {**job.how, "batch_size": size, "progress": job.progress}
     here = functools.partial(explain_many, model, on_error="yield", **options)
     here([])  # checks the arguments
