@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 from camkit.background.classes import ClassMap
-from camkit.background.regions import find_regions, read_regions, yolo
+from camkit.background.regions import READ, find_regions, read_regions, yolo
 from camkit.background.regions.annotations import Annotations, ObjectAnnotation
 from camkit.background.regions.boxes import find_columns, header_of
 from camkit.background.regions.masks import holds_photographs
-from camkit.background.regions.unread import find_unread
+from camkit.background.regions.matching import RegionIndex, unmatched
 from camkit.config.settings import normalize_name
 from camkit.errors import InputError, did_you_mean, refuse_pipe
 from camkit.images.files import files_in, has_picture_suffix, is_regular
 from camkit.images.listing import find_pictures
-from camkit.images.mask_pictures import MASK_SUFFIXES, has_few_values, names_masks
+from camkit.images.mask_pictures import names_masks
 from camkit.kit.wording import first_of
 from camkit.types import Box
 
@@ -143,143 +142,67 @@ def _read_data(
     only = None if class_map is None else class_map.keys() - without
     of_classes = _class_folders(root, only or ())
     sources = find_regions(root, of_classes, table) if regions is None else read_regions(regions, table)
-    # Beside a table, subfolders need not belong to the data.
-    if not sources and (unread := find_unread(root, of_classes, deep=root == data)) is not None:
-        raise InputError(f"{unread}, or move such files away to check without regions")
     labelled = _label_pictures(data, sources, group, skip, regions, only, of_classes)
     if not labelled.items:
         raise InputError(
             f"{data} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
             "or pictures with regions that name classes"
         )
-    labelled = _without_classes(labelled, without)
-    classes = tuple(sorted({item.label for item in labelled.items}))
-    counted = f"{len(classes)} class{'' if len(classes) == 1 else 'es'}"
-    fact = f"{len(labelled.items)} pictures of {counted} ({labelled.rule})"
-    dataset = Dataset(root, tuple(labelled.items), classes, (fact,), labelled.left_out)
-    if not sources:
-        return replace(dataset, facts=(fact, "no regions"))
-    return _annotate(dataset, sources, also)
-
-
-def _without_classes(labelled: _Labelled, classes: Collection[str]) -> _Labelled:
-    """Leave out the pictures of classes that the class map sets to null.
-
-    Raises:
-        InputError: no picture remains.
-    """
-    items = [item for item in labelled.items if item.label not in classes]
+    items = tuple(item for item in labelled.items if item.label not in without)
     if not items:
         raise InputError("the class map leaves out every class that has pictures; give at least one class an entry")
     left_out = {
         f"pictures of {name!r}, which the class map leaves out (null)": tuple(
             item.name for item in labelled.items if item.label == name
         )
-        for name in sorted(classes)
+        for name in sorted(without)
     }
-    return replace(labelled, items=items, left_out={**labelled.left_out, **_without_empty(left_out)})
+    classes = tuple(sorted({item.label for item in items}))
+    fact = f"{len(items)} pictures of {len(classes)} class{'' if len(classes) == 1 else 'es'} ({labelled.rule})"
+    dataset = Dataset(root, items, classes, (fact,), _without_empty({**labelled.left_out, **left_out}))
+    if not sources:
+        return replace(dataset, facts=(fact, f"no regions (camkit reads {READ})"))
+    return _annotate(dataset, sources, also)
 
 
 def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, frozenset[str]]) -> Dataset:
     """Add the objects to each picture, and say what the sources contain."""
-    indexes = [_AnnotationIndex(source, [item.name for item in data.items]) for source in sources]
-    _check_categories(also, indexes)
+    indexes = [RegionIndex(source, [item.name for item in data.items]) for source in sources]
+    categories = {category for index in indexes for category in index.categories} - {""}
+    for label, allowed in also.items():
+        for name in sorted(allowed - categories):
+            raise InputError(
+                f"the config allows {label!r} to be recognised by {name!r}, but no object has that category"
+                f"{did_you_mean(name, sorted(categories))}"
+            )
     names = {normalize_name(name) for name in data.classes}
     items = tuple(_with_objects(item, indexes, names, also.get(item.label, frozenset())) for item in data.items)
     bare = tuple(item.name for item in items if not item.objects)
     if len(bare) == len(items):
-        raise InputError(_no_region_of_class(items, indexes) or _no_match([item.name for item in items], indexes))
+        raise InputError(f"no picture has a region of its own class: {unmatched(data.classes, bare, indexes)}")
     left_out = dict(data.left_out)
     for source in sources:
         for problem, pictures in source.problems.items():
             key = f"{source.format}: {problem}"
             left_out[key] = (*left_out.get(key, ()), *pictures)
-    unclear = {picture for index in indexes for _, candidates in index.ambiguous for picture in candidates}
+    unclear = {picture for index in indexes for picture in index.ambiguous}
     left_out |= _without_empty(
         {
             "pictures whose region has an ambiguous name": tuple(name for name in bare if name in unclear),
             "pictures without a region of their class": tuple(name for name in bare if name not in unclear),
         }
     )
-    facts = [
-        *(_coverage(source, index, items, data.root) for source, index in zip(sources, indexes, strict=True)),
-        *(fact for source in sources for fact in source.facts),
-        *(_foreign_categories(index) for index in indexes if index.categories - {""} and not index.categories & names),
-        _count_kinds(items),
+    facts = [index.coverage(data.root) for index in indexes]
+    facts += [fact for source in sources for fact in source.facts]
+    facts += [
+        f"none of the regions' categories ({', '.join(sorted(index.categories)[:_MOST_LISTED])}) is a class, so every "
+        "object counts for its picture's class"
+        for index in indexes
+        if index.categories and not index.categories & names
     ]
-    return replace(data, items=items, facts=(*data.facts, *facts), left_out=left_out)
-
-
-def _no_region_of_class(items: Sequence[Item], indexes: Sequence[_AnnotationIndex]) -> str | None:
-    """Say that pictures have regions, but none of their class; None if no picture has regions at all."""
-    for item in items:
-        annotations = [annotation for index in indexes for annotation in index.objects_in(item.name)]
-        if annotations:
-            others = sorted({annotation.category for annotation in annotations if not annotation.crowd})
-            regions = _listed(others) if others else "only crowds"
-            return (
-                f"no picture has a region of its own class: {item.name!r} has the class {item.label!r}, but its "
-                f"regions are {regions}; give classes and categories the same names, or allow further categories in "
-                "the config (expect)"
-            )
-    return None
-
-
-def _no_match(pictures: Sequence[str], indexes: Sequence[_AnnotationIndex]) -> str:
-    """Say why no picture has a region."""
-    listed = " and ".join(f"{index.source.format} in {index.source.source}" for index in indexes)
-    for names, candidates in (ambiguous for index in indexes for ambiguous in index.ambiguous):
-        return (
-            f"no picture matches a region: the names of the regions ({listed}) are ambiguous, because "
-            f"{_listed(names)} can mean any of {_listed(candidates)}; name each picture with its folder"
-        )
-    example = next((name for index in indexes for name in index.source.objects), None)
-    problems = [f"{len(names)} {problem}" for index in indexes for problem, names in index.source.problems.items()]
-    if example is None and problems:
-        return f"no region can be used ({listed}): {'; '.join(problems)}"
-    return (
-        f"no picture matches a region: {len(pictures)} pictures have names such as {pictures[0]!r}, but the regions "
-        f"({listed}) have {'no objects' if example is None else f'names such as {example!r}'}"
-    )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return first_of(sorted(map(repr, names)), _MOST_LISTED)
-
-
-def _coverage(source: Annotations, index: _AnnotationIndex, items: Iterable[Item], root: Path) -> str:
-    """Say how many pictures a source annotates, and how many of these are in the data."""
-    count = sum(bool(index.objects_in(item.name)) for item in items)
-    path = Path(source.source)
-    shown = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-    return f"{source.format} in {shown}: {len(source.objects)} annotated pictures, {count} of them found here"
-
-
-def _foreign_categories(index: _AnnotationIndex) -> str:
-    """Say that a source names no class; all its objects then count as objects of their picture's class."""
-    listed = ", ".join(sorted(index.categories - {""})[:_MOST_LISTED])
-    return f"none of the regions' categories ({listed}) is a class, so every object counts for its picture's class"
-
-
-def _count_kinds(items: Iterable[Item]) -> str:
-    """Say how many pictures have outlines, and how many have only boxes."""
-    kinds = Counter(
-        "box" if all(annotation.kind == "box" for annotation in item.objects) else "mask"
-        for item in items
-        if item.objects
-    )
-    return ", ".join(f"{count} pictures with {_KINDS[kind]}" for kind, count in sorted(kinds.items(), reverse=True))
-
-
-def _check_categories(also: Mapping[str, frozenset[str]], indexes: Sequence[_AnnotationIndex]) -> None:
-    """Refuse a category in the config that no object has."""
-    categories = {category for index in indexes for category in index.categories} - {""}
-    for label, names in also.items():
-        for name in sorted(names - categories):
-            raise InputError(
-                f"the config allows {label!r} to be recognised by {name!r}, but no object has that category"
-                f"{did_you_mean(name, sorted(categories))}"
-            )
+    kinds = Counter(max(annotation.kind for annotation in item.objects) for item in items if item.objects)
+    counts = ", ".join(f"{count} pictures with {_KINDS[kind]}" for kind, count in sorted(kinds.items(), reverse=True))
+    return replace(data, items=items, facts=(*data.facts, *facts, counts), left_out=left_out)
 
 
 @dataclass(frozen=True)
@@ -347,7 +270,6 @@ def _class_folders(data: Path, classes: Collection[str]) -> set[str]:
 
 def _label_by_folder(data: Path, by_class: Mapping[str, Sequence[Path]], region_folders: Sequence[str]) -> _Labelled:
     """Give each picture the class that its folder is named after; ``region_folders`` hold regions, not pictures."""
-    _refuse_masks(by_class)
     names = {file: file.relative_to(data).as_posix() for files in by_class.values() for file in files}
     items = [Item(names[file], file, label, names[file]) for label, files in by_class.items() for file in files]
     left_out = {
@@ -355,28 +277,6 @@ def _label_by_folder(data: Path, by_class: Mapping[str, Sequence[Path]], region_
         "folders that hold regions, judging by their names": tuple(region_folders),
     }
     return _Labelled(items, "a folder per class", _without_empty(left_out))
-
-
-_MOST_EXAMINED = 4
-"""In each folder, at most this many of the pictures that may be masks are examined."""
-
-
-def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
-    """Refuse masks with unusual names among photographs: they would count as pictures of a class."""
-    masks, photographs = [], 0
-    for files in by_class.values():
-        for _, of_folder in itertools.groupby(files, key=lambda file: file.parent):
-            pictures = list(of_folder)
-            possible = [file for file in pictures if file.suffix.lower() in MASK_SUFFIXES]
-            examined = possible[:_MOST_EXAMINED]
-            few = list(filter(has_few_values, examined))
-            masks += few if 2 * len(few) >= len(examined) else []
-            photographs += len(pictures) - len(possible) + len(examined) - len(few)
-    if masks and photographs:
-        raise InputError(
-            f"{masks[0]} has only a few colours, like a mask, but is in the folder of a class; name masks like their "
-            "pictures, either in a folder named masks or as NAME_mask.png, or list the pictures and classes in a CSV"
-        )
 
 
 def _without_empty(left_out: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -506,7 +406,7 @@ def _label_by_largest(
     """Give each picture the class of its largest annotated object."""
     files = {file.relative_to(data).as_posix(): file for file in _pictures_in(data, skip)}
     files = {name: file for name, file in files.items() if not any(map(names_masks, Path(name).parts[:-1]))}
-    indexes = [_AnnotationIndex(source, files) for source in sources]
+    indexes = [RegionIndex(source, files) for source in sources]
     items, bare = [], []
     for name, file in files.items():
         areas: dict[str, float] = defaultdict(float)
@@ -519,97 +419,16 @@ def _label_by_largest(
         else:
             bare.append(name)
     if bare and not items and sources:
-        raise InputError(_no_class(bare, indexes, only))
+        raise InputError(f"no picture gets a class from its regions: {unmatched(only or (), bare, indexes)}")
     rule = "each picture has the class of its largest annotated object"
     return _Labelled(items, rule, _without_empty({"pictures without an annotated class": tuple(bare)}))
-
-
-def _no_class(pictures: Sequence[str], indexes: Sequence[_AnnotationIndex], only: Collection[str] | None) -> str:
-    """Say why no picture gets a class from its objects."""
-    annotations = [annotation for name in pictures for index in indexes for annotation in index.objects_in(name)]
-    if not annotations:
-        return _no_match(pictures, indexes)
-    categories = {annotation.category for annotation in annotations} - {""}
-    if not categories:
-        return "the regions name no classes; sort the pictures into a folder per class, or list them in a CSV"
-    if only is not None and not categories & set(only):
-        return f"the class map has no entry for the categories of the regions ({_listed(categories)})"
-    return f"no region can name the class of a picture, because all regions are crowds ({_listed(categories)})"
 
 
 def _area(box: Box | None) -> float:
     return 0.0 if box is None else (box.right - box.left) * (box.bottom - box.top)
 
 
-class _AnnotationIndex:
-    """Finds the objects that a source annotates in a picture.
-
-    Names are compared as paths first, then as paths without extension, with the picture's first folder left out ("a/0"
-    is then "images/a/0.png"), as file names, and as file names without extension. A match counts only if exactly one
-    annotated name and exactly one picture share the key. So an ambiguous name matches nothing, and no picture receives
-    the objects of another.
-    """
-
-    def __init__(self, source: Annotations, pictures: Collection[str]) -> None:
-        self.source = source
-        self.categories = {
-            normalize_name(annotation.category) for objects in source.objects.values() for annotation in objects
-        }
-        self._objects: dict[str, tuple[ObjectAnnotation, ...]] = {}
-        several: list[tuple[set[str], set[str]]] = []
-        for of_annotation, of_picture in (
-            (_as_path, _as_path),
-            (_as_path_without_extension, _as_path_without_extension),
-            (_as_path_without_extension, _as_path_below_first_folder),
-            (_as_name, _as_name),
-            (_as_stem, _as_stem),
-        ):
-            annotated_names, picture_names = _group_by(of_annotation, source.objects), _group_by(of_picture, pictures)
-            for shared in annotated_names.keys() & picture_names.keys():
-                if len(annotated_names[shared]) == len(picture_names[shared]) == 1:
-                    objects = source.objects[annotated_names[shared].pop()]
-                    self._objects.setdefault(picture_names[shared].pop(), objects)
-                else:
-                    several.append((annotated_names[shared], picture_names[shared]))
-        self.ambiguous = [(names, matches) for names, matches in several if not self._objects.keys() & matches]
-        """Names in the source, and the pictures that they could mean, if there are several of either."""
-
-    def objects_in(self, picture: str) -> tuple[ObjectAnnotation, ...]:
-        """Return the objects of a picture; none if the source has none, or if the name is ambiguous."""
-        return self._objects.get(picture, ())
-
-
-def _group_by(key: Callable[[str], str], names: Iterable[str]) -> dict[str, set[str]]:
-    groups: dict[str, set[str]] = defaultdict(set)
-    for name in names:
-        groups[key(name)].add(name)
-    return groups
-
-
-def _as_path(name: str) -> str:
-    return PurePosixPath(name.replace("\\", "/")).as_posix()
-
-
-def _as_path_without_extension(name: str) -> str:
-    path = PurePosixPath(_as_path(name))
-    return path.with_suffix("").as_posix() if has_picture_suffix(path.name) else path.as_posix()
-
-
-def _as_path_below_first_folder(name: str) -> str:
-    return _as_path_without_extension(name).partition("/")[2]
-
-
-def _as_name(name: str) -> str:
-    return PurePosixPath(_as_path(name)).name
-
-
-def _as_stem(name: str) -> str:
-    return PurePosixPath(_as_path_without_extension(name)).name
-
-
-def _with_objects(
-    item: Item, indexes: Sequence[_AnnotationIndex], classes: Collection[str], also: frozenset[str]
-) -> Item:
+def _with_objects(item: Item, indexes: Sequence[RegionIndex], classes: Collection[str], also: frozenset[str]) -> Item:
     """Add a picture's objects: those of its class, or all of them if the source names no class of the data."""
     objects: list[ObjectAnnotation] = []
     others: list[ObjectAnnotation] = []

@@ -268,7 +268,7 @@ def _describe_regions(item: Item, files: FileHashes) -> str:
 
 def _describe_outline(outline: Any, files: FileHashes) -> str:
     if isinstance(outline, MaskFile):
-        return f"{files.of(outline.path)}{sorted(outline.readings.items())}"
+        return f"{files.of(outline.path)}{outline.reading}"
     return repr(outline)
 
 

@@ -13,7 +13,7 @@ from pycocotools import mask as rle
 from torch import Tensor
 
 from camkit.background.regions.annotations import ObjectAnnotation, clip_box
-from camkit.background.regions.coco import decode_runs
+from camkit.background.regions.coco import packed_runs
 from camkit.errors import ImageError, brief
 from camkit.images.masks import MaskFile
 from camkit.images.regions import Shades, extent, preprocess_region
@@ -24,10 +24,6 @@ _MARGIN = 0.08
 
 _LEAST_MARGIN = 2
 """Least margin in pixels: the soft edge of a small object is as wide as that of a large one."""
-
-_FARTHEST = 10
-"""How far a polygon may reach, as a multiple of its picture's longer side: pycocotools visits every pixel of the
-edge."""
 
 
 def in_pixels(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
@@ -145,18 +141,15 @@ def _boxes_of_parts(region: Bool[np.ndarray, "h w"]) -> list[Box]:
 def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
     """Draw COCO polygons or decode a run-length encoding."""
     width, height = size
-    region: Bool[np.ndarray, "h w"] | None
     try:
-        if isinstance(outline, list):
-            if not all(abs(side) <= _FARTHEST * max(size) for polygon in outline for side in polygon):
-                raise ValueError("a polygon reaches far out of its picture")  # noqa: TRY301
-            encoding: Any = rle.merge(rle.frPyObjects(outline, height, width))
-            region = decode_runs({**encoding, "counts": encoding["counts"].decode()})
-        else:
-            stated = tuple(map(int, outline["size"]))
-            region = decode_runs(outline) if stated == (height, width) else None
+        polygons = isinstance(outline, list)
+        encoding: Any = rle.merge(rle.frPyObjects(outline, height, width)) if polygons else packed_runs(outline)
+        stated = tuple(map(int, encoding["size"]))
+        region = np.asarray(rle.decode(encoding)) == 1 if stated == (height, width) else None
     except Exception as error:  # pycocotools raises many types for outlines it cannot read
         raise ImageError(f"an outline cannot be read: {type(error).__name__}: {brief(error)}") from error
     if region is None:
         raise ImageError(f"an outline is for {stated[1]}x{stated[0]} pixels, but the picture has {width}x{height}")
-    return np.asarray(region)
+    if np.count_nonzero(region) != rle.area(encoding):  # pycocotools leaves the rest of the memory as it was
+        raise ImageError("an outline cannot be read: the runs of its encoding do not fill the picture")
+    return region

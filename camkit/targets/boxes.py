@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torchvision.ops import box_iou
 
 from camkit.errors import TargetError
-from camkit.targets.names import class_of, label_of, whole_number
+from camkit.targets.names import box_corners, class_of, label_of, points, whole_number
 from camkit.targets.outputs import describe, detections_of
 from camkit.targets.scores import Expands, OnPicture, Scores, Target, ToInput
 from camkit.types import Activation
@@ -42,17 +41,13 @@ def ranked_box(
 
     ``what`` says in the error which boxes are eligible, such as "of class 'car'".
     """
-    numbers: list[int | None] = []
-    for detections in images:
-        candidates = torch.nonzero(eligible(detections)).flatten()
-        order = detections["scores"].detach()[candidates].argsort(descending=True, stable=True)
-        numbers.append(int(candidates[order[rank - 1]]) if len(order) >= rank else None)
-    absence = (
-        f"no such box among the detections: there are fewer than {rank}" if rank > 1 else "the detector found no box"
-    )
+    absence = "the detector found no box"
     if what:
         absence = f"no such box among the detections: the detector found none {what}"
-    return replace(box_scores(images, numbers, absence, part), fewer=rank > 1)
+    elif rank > 1:
+        absence = f"no such box among the detections: there are fewer than {rank}"
+    candidates = [_best_first(detections, eligible(detections)) for detections in images]
+    return replace(box_scores(images, candidates, absence, part, rank), fewer=rank > 1)
 
 
 def boxes_of_class(
@@ -69,63 +64,63 @@ def boxes_of_class(
     return ranked_box(images, lambda detections: detections["labels"].eq(index), what=what, part=part)
 
 
-def nearest_box(
-    images: Sequence[Detections], box: tuple[float, float, float, float], part: Part | None = None
-) -> Scores:
-    """Return the score of each image's box that overlaps most with a given box (intersection over union)."""
-    numbers: list[int | None] = []
-    for detections in images:
-        boxes = detections["boxes"]
-        overlaps = box_iou(boxes.detach().float(), torch.tensor([box], device=boxes.device))[:, 0]
-        numbers.append(int(overlaps.argmax()) if len(overlaps) and bool(overlaps.amax() > 0) else None)
-    absence = f"no detection overlaps with the box {tuple(round(side, 1) for side in box)}"
-    return box_scores(images, numbers, absence, part)
-
-
-def numbered_box(images: Sequence[Detections], number: int, part: Part | None = None) -> Scores:
-    """Return the score of the box at a position in each image's detections, from 0."""
-    counts = [len(detections["scores"]) for detections in images]
-    most = max((count for count in counts if count <= number), default=0)
-    return box_scores(
-        images,
-        [number if number < count else None for count in counts],
-        f"no box {number}: the detector found only {most} box{'' if most == 1 else 'es'}, and numbers start at 0",
-        part,
-    )
-
-
 def box_scores(
-    images: Sequence[Detections], numbers: Sequence[int | None], absence: str, part: Part | None = None
+    images: Sequence[Detections],
+    candidates: Sequence[Int[Tensor, " k"]],
+    absence: str,
+    part: Part | None = None,
+    rank: int = 1,
 ) -> Scores:
-    """Return the score of one box of each image; None marks an image without such a box."""
-    values: list[Tensor] = []
-    scores: list[float] = []
-    labels: list[int] = []
-    boxes: list[tuple[float, ...] | None] = []
-    for detections, number in zip(images, numbers, strict=True):
-        explained = _explained(detections, part)
-        if number is None:
-            values.append(explained.sum() * 0)
-            scores.append(0.0)
-            labels.append(-1)
-            boxes.append(None)
-        else:
-            values.append(explained[number])
-            scores.append(float(detections["scores"][number].detach()))
-            labels.append(int(detections["labels"][number]) if "labels" in detections else -1)
-            boxes.append(tuple(detections["boxes"][number].detach().float().tolist()))
+    """Return the score of one box of each image: its first candidate (rank 1), its second, and so on.
+
+    Args:
+        images: the detections.
+        candidates: the numbers of each image's boxes that may be meant, in order of preference.
+        absence: the error for an image with fewer candidates.
+        part: what is explained of the box.
+        rank: which candidate is meant.
+    """
+    numbers = [int(order[rank - 1]) if len(order) >= rank else None for order in candidates]
+    pairs = list(zip(images, numbers, strict=True))
+    explained = [_explained(detections, part) for detections in images]
+    have_labels = all("labels" in detections for detections in images)
     kind = "logit" if all("logits" in detections for detections in images) else "score"
     if part is not None:
         kind = _KINDS.get(part, f"distance in pixels, outwards, of the {part} side")
     return Scores(
-        values=torch.stack(values),
-        indices=tuple(labels) if all("labels" in detections for detections in images) else None,
-        probabilities=tuple(scores),
+        values=torch.stack(
+            [
+                scores.sum() * 0 if number is None else scores[number]
+                for scores, number in zip(explained, numbers, strict=True)
+            ]
+        ),
+        indices=tuple(-1 if number is None else int(found["labels"][number]) for found, number in pairs)
+        if have_labels
+        else None,
+        probabilities=tuple(
+            0.0 if number is None else float(found["scores"][number].detach()) for found, number in pairs
+        ),
         present=tuple(number is not None for number in numbers),
         absence=absence,
         quantity=f"{kind} of the box",
-        boxes=tuple(boxes),
+        boxes=tuple(
+            None if number is None else tuple(found["boxes"][number].detach().float().tolist())
+            for found, number in pairs
+        ),
     )
+
+
+def _best_first(detections: Detections, eligible: Bool[Tensor, " k"]) -> Int[Tensor, " e"]:
+    """Return the numbers of the eligible boxes, that with the highest score first."""
+    numbers = torch.nonzero(eligible).flatten()
+    return numbers[detections["scores"].detach()[numbers].argsort(descending=True, stable=True)]
+
+
+def _overlaps(detections: Detections, corners: Sequence[float]) -> Float[Tensor, " k"]:
+    """Return the overlap of each box with a given one (intersection over union)."""
+    boxes = detections["boxes"].float()
+    overlaps: Tensor = box_iou(boxes, torch.tensor([corners], device=boxes.device))[:, 0]
+    return overlaps
 
 
 def _explained(detections: Detections, part: Part | None) -> Tensor:
@@ -176,8 +171,6 @@ class BoxTarget(Target):
             raise TargetError("choose a box by its number, its label, or a box near it: pass one of the three")
         if self.number is not None and self.number < 0:
             raise TargetError(f"box indices start at 0, not {self.number}")
-        if self.near is not None and (self.near[2] <= self.near[0] or self.near[3] <= self.near[1]):
-            raise TargetError(f"near is (left, top, right, bottom) with left < right and top < bottom, not {self.near}")
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> BoxTarget:  # noqa: ARG002
         """Return the target with the label looked up."""
@@ -189,11 +182,21 @@ class BoxTarget(Target):
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image."""
         images = _boxes_in(output, batch)
-        if self.near is not None:
-            return nearest_box(images, self.near, self.part)
         if self.label is not None:
             return boxes_of_class(images, int(self.label), self.name, self.part)
-        return numbered_box(images, self.number or 0, self.part)
+        if self.near is not None:
+            overlaps = [_overlaps(detections, self.near).detach() for detections in images]
+            nearest = [
+                overlap.argsort(descending=True, stable=True)[: int((overlap > 0).sum())] for overlap in overlaps
+            ]
+            absence = f"no detection overlaps with the box {tuple(round(side, 1) for side in self.near)}"
+            return box_scores(images, nearest, absence, self.part)
+        number = self.number or 0
+        counts = [len(detections["scores"]) for detections in images]
+        most = max((count for count in counts if count <= number), default=0)
+        absence = f"no box {number}: the detector found only {most} box{'' if most == 1 else 'es'}"
+        absence += ", and numbers start at 0"
+        return box_scores(images, [torch.arange(count) for count in counts], absence, self.part, number + 1)
 
 
 @dataclass(frozen=True)
@@ -218,15 +221,12 @@ class BoxAtTarget(OnPicture):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image."""
-        numbers: list[int | None] = []
-        images = _boxes_in(output, batch)
+        images, around = _boxes_in(output, batch), []
         for detections, (x, y) in zip(images, self.points or (self.point,) * batch, strict=True):
             left, top, right, bottom = detections["boxes"].detach().unbind(1)
-            around = torch.nonzero((left <= x) & (x < right) & (top <= y) & (y < bottom)).flatten()
-            scores = detections["scores"].detach()[around]
-            numbers.append(int(around[scores.argmax()]) if len(around) else None)
+            around.append(_best_first(detections, (left <= x) & (x < right) & (top <= y) & (y < bottom)))
         x, y = self.point
-        return box_scores(images, numbers, f"the detector found no box around the point {x:g},{y:g}", self.part)
+        return box_scores(images, around, f"the detector found no box around the point {x:g},{y:g}", self.part)
 
 
 @dataclass(frozen=True)
@@ -250,9 +250,7 @@ class SameBoxTarget(Target):
         """Return the match for each image; 0 if no box overlaps."""
         values: list[Tensor] = []
         for detections in _boxes_in(output, batch):
-            boxes, scores = detections["boxes"].float(), detections["scores"].float()
-            overlaps = box_iou(boxes, torch.tensor([self.corners], device=boxes.device))[:, 0]
-            alike = scores * overlaps
+            alike = detections["scores"].float() * _overlaps(detections, self.corners)
             if self.label is not None:
                 alike = alike * detections["labels"].eq(self.label)
             values.append(torch.cat([alike, alike.new_zeros(1)]).amax())
@@ -338,12 +336,7 @@ def box(
     Raises:
         TargetError: not exactly one of the three is given, or one is invalid.
     """
-    corners: Any = None
-    if near is not None:
-        with contextlib.suppress(TypeError, ValueError):
-            corners = tuple(float(side) for side in near)
-        if corners is None or len(corners) != 4:
-            raise TargetError(f"near must be (left, top, right, bottom), not {near!r}")
+    corners = None if near is None else box_corners("near", near)
     return BoxTarget(None if number is None else whole_number(number, "the number of a box"), label, corners, part)
 
 
@@ -376,12 +369,7 @@ def box_at(x: float | int, y: float | int, *, part: Part | None = None) -> BoxAt
         (120.0, 80.0)
     """
     _check_part(part)
-    try:
-        point = float(x), float(y)
-    except (TypeError, ValueError) as error:
-        raise TargetError(f"box_at takes two numbers, x and y, not {x!r} and {y!r}") from error
-    if not all(map(math.isfinite, point)):
-        raise TargetError(f"box_at takes two finite numbers, not {x!r} and {y!r}")
+    (point,) = points("box_at takes x and y", x, y)
     return BoxAtTarget(point, part)
 
 

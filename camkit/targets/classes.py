@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from camkit.errors import TargetError, refusing_other_arguments
@@ -56,6 +56,35 @@ def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Acti
     )
 
 
+def scores_of_class(
+    output: Any,
+    batch: int,
+    indices: Sequence[int],
+    activation: Activation | None,
+    cells: Bool[Tensor, "*n h w"] | None = None,
+) -> Scores:
+    """Return the score of a class for each image: its logit, or the mean over cells of its map.
+
+    Args:
+        output: the model's output.
+        batch: the number of images.
+        indices: the class of each image, or one class for all.
+        activation: turns logits into probabilities.
+        cells: the cells of the map; None for where the class is predicted.
+
+    Raises:
+        TargetError: the model does not have the class.
+    """
+    maps = maps_of(output, batch)
+    scores = logits_of(output, batch) if maps is None else maps
+    for index in {*indices}:
+        check_index(index, scores.shape[1])
+    chosen = torch.tensor(indices, device=scores.device).expand(batch)
+    if maps is None:
+        return class_scores(scores, chosen, activation)
+    return class_on_map(maps, chosen, None if cells is None else cells.to(maps.device), activation=activation)
+
+
 @dataclass(frozen=True)
 class ClassTarget(Target):
     """The logit of one class.
@@ -79,13 +108,7 @@ class ClassTarget(Target):
         images, index = detections_of(output, batch), int(self.index)
         if images is not None:
             return boxes_of_class(images, index, self.name)
-        maps = maps_of(output, batch)
-        scores = logits_of(output, batch) if maps is None else maps
-        check_index(index, scores.shape[1])
-        indices = torch.full((batch,), index, device=scores.device)
-        if maps is None:
-            return class_scores(scores, indices, self.activation)
-        return class_on_map(maps, indices, None, activation=self.activation)
+        return scores_of_class(output, batch, (index,), self.activation)
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from camkit.errors import TargetError, advice
 from camkit.targets.boxes import SameBoxTarget
-from camkit.targets.classes import FinerTarget, class_scores
-from camkit.targets.maps import SegmentTarget, class_on_map
-from camkit.targets.names import check_index
-from camkit.targets.outputs import logits_of, maps_of
+from camkit.targets.classes import FinerTarget, scores_of_class
+from camkit.targets.maps import SegmentTarget
 from camkit.targets.regions import RegionTarget
 from camkit.targets.scores import OnPicture, Scores, Target
 from camkit.types import Activation
@@ -43,15 +40,7 @@ class SameClassTarget(Target):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of each image's class."""
-        maps = maps_of(output, batch)
-        scores = logits_of(output, batch) if maps is None else maps
-        check_index(max(self.indices), scores.shape[1])
-        indices = torch.tensor(self.indices, device=scores.device).expand(batch)
-        if maps is None:
-            return class_scores(scores, indices, self.activation)
-        return class_on_map(
-            maps, indices, None if self.cells is None else self.cells.to(maps.device), activation=self.activation
-        )
+        return scores_of_class(output, batch, self.indices, self.activation, self.cells)
 
 
 def fixed_target(target: Target, scored: Scores) -> Target:

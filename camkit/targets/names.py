@@ -1,8 +1,10 @@
-"""Looks up classes by index or by label."""
+"""Looks up classes by index or by label, and checks the numbers in targets."""
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 from camkit.errors import TargetError, advice, did_you_mean
@@ -20,6 +22,36 @@ def whole_number(value: Any, what: str) -> int:
         except TypeError:
             pass
     raise TargetError(f"{what} must be a whole number, not {value!r}")
+
+
+def points(what: str, *numbers: Any) -> tuple[tuple[float, float], ...]:
+    """Return numbers as points (x, y); ``what`` begins the error.
+
+    Raises:
+        TargetError: a number is not finite.
+    """
+    try:
+        sides = [float(number) for number in numbers]
+    except (TypeError, ValueError) as error:
+        raise TargetError(f"{what}, numbers, not {numbers!r}") from error
+    if not all(map(math.isfinite, sides)):
+        raise TargetError(f"{what}, finite numbers, not {numbers!r}")
+    return tuple(zip(sides[::2], sides[1::2], strict=True))
+
+
+def box_corners(what: str, sides: Iterable[Any]) -> tuple[float, float, float, float]:
+    """Return the sides of a box as numbers; ``what`` is its name in the error.
+
+    Raises:
+        TargetError: they are not left, top, right, bottom of a box with an area.
+    """
+    sides = tuple(sides)
+    wanted = f"{what} takes left, top, right and bottom"
+    if len(sides) == 4:
+        (left, top), (right, bottom) = points(wanted, *sides)
+        if left < right and top < bottom:
+            return left, top, right, bottom
+    raise TargetError(f"{wanted} with left < right and top < bottom, not {sides}")
 
 
 def class_of(value: Any, labels: tuple[str, ...] | None) -> int:

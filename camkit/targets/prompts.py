@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -11,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from camkit.errors import TargetError
+from camkit.targets.names import box_corners, points
 from camkit.targets.outputs import describe, takes_prompts
 from camkit.targets.scores import OnPicture, Scores, ToInput
 
@@ -82,7 +82,7 @@ def mask_at(x: float | int, y: float | int) -> MaskTarget:
         >>> mask_at(120, 80).points
         ((120.0, 80.0),)
     """
-    return MaskTarget((_numbers("mask_at takes x and y", x, y),))
+    return MaskTarget(points("mask_at takes x and y", x, y))
 
 
 def mask_in(left: float | int, top: float | int, right: float | int, bottom: float | int) -> MaskTarget:
@@ -95,18 +95,4 @@ def mask_in(left: float | int, top: float | int, right: float | int, bottom: flo
         >>> mask_in(10, 20, 50, 60).points
         ((10.0, 20.0), (50.0, 60.0))
     """
-    what = "mask_in takes left, top, right and bottom"
-    (left, top), (right, bottom) = _numbers(what, left, top), _numbers(what, right, bottom)
-    if right <= left or bottom <= top:
-        raise TargetError(f"{what} with left < right and top < bottom, not {(left, top, right, bottom)}")
-    return MaskTarget(((left, top), (right, bottom)))
-
-
-def _numbers(what: str, *values: Any) -> tuple[float, float]:
-    try:
-        x, y = map(float, values)
-    except (TypeError, ValueError) as error:
-        raise TargetError(f"{what}, numbers, not {values!r}") from error
-    if not (math.isfinite(x) and math.isfinite(y)):
-        raise TargetError(f"{what}, finite numbers, not {values!r}")
-    return x, y
+    return MaskTarget(points("", *box_corners("mask_in", (left, top, right, bottom))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from camkit.errors import TargetError
+from camkit.targets.names import box_corners
 from camkit.targets.outputs import depth_of, describe, scores_in
 from camkit.targets.scores import OnPicture, Scores, ToInput
 
@@ -114,10 +114,5 @@ def region(
     if sign not in ("+", "-"):
         raise TargetError(f"the sign must be '+' or '-', not {sign!r}")
     sides = (left, top, right, bottom)
-    direction = 1 if sign == "+" else -1
-    if all(side is None for side in sides):
-        return RegionTarget(None, direction)
-    numbers = [float(side) for side in sides if isinstance(side, (int, float)) and math.isfinite(side)]
-    if len(numbers) != 4 or numbers[2] <= numbers[0] or numbers[3] <= numbers[1]:
-        raise TargetError(f"a region is left, top, right, bottom with left < right and top < bottom, not {sides}")
-    return RegionTarget((numbers[0], numbers[1], numbers[2], numbers[3]), direction)
+    whole = all(side is None for side in sides)
+    return RegionTarget(None if whole else box_corners("region", sides), 1 if sign == "+" else -1)

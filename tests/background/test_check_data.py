@@ -87,7 +87,8 @@ def test_a_folder_per_class_ignores_empty_and_hidden_folders_and_reports(tmp_pat
     assert dataset.classes == ("cat", "dog")
     assert dataset.left_out["classes without pictures"] == ("fish",)
     assert dataset.left_out["folders that hold regions, judging by their names"] == ("labels",)
-    assert dataset.facts == ("3 pictures of 2 classes (a folder per class)", "no regions")
+    assert dataset.facts[0] == "3 pictures of 2 classes (a folder per class)"
+    assert dataset.facts[1].startswith("no regions (camkit reads")
 
 
 def test_a_table_of_path_label_and_group(tmp_path: Path) -> None:
@@ -311,7 +312,8 @@ def test_no_picture_matches_a_region(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/a.jpg", "dog/b.jpg")
     file = coco(tmp_path / "i.json", {"z.jpg": [("cat", [1, 1, 5, 5])]})
     with pytest.raises(
-        InputError, match=r"no picture matches a region: 2 pictures have names such as 'cat/a.jpg', .*'z.jpg'"
+        InputError,
+        match=r"no picture has a region of its own class: 2 pictures .* as 'cat/a.jpg' .*'z.jpg'",
     ):
         read_data(data, regions=file)
 
@@ -373,14 +375,14 @@ def test_yolo_in_pixels_is_the_cause(tmp_path: Path, folders: tuple[str, str]) -
     first, second = folders
     pictures(tmp_path, f"{first}a.jpg", f"{second}b.jpg")
     yolo(tmp_path / "labels", "0 20 15 4 4\n", "a", "b")
-    with pytest.raises(InputError, match=r"no region can be used \(YOLO in .*\): 2 boxes in pixels"):
+    with pytest.raises(InputError, match=r"those of YOLO in .* have no objects .*; 2 boxes in pixels"):
         read_data(tmp_path)
 
 
 def test_regions_of_other_classes_are_the_cause(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/a.jpg", "dog/b.jpg")
     file = coco(tmp_path / "i.json", {"a.jpg": [("dog", BOX), ("tree", BOX)], "b.jpg": [("cat", BOX)]})
-    with pytest.raises(InputError, match=r"of its own class: 'cat/a.jpg' has the class 'cat', but .* 'dog', 'tree'"):
+    with pytest.raises(InputError, match=r"the classes 'cat', 'dog'; .* the categories 'cat', 'dog', 'tree'"):
         read_data(data, regions=file)
     assert len(read_data(data, regions=file, also={"cat": frozenset({"dog"}), "dog": frozenset({"cat"})}).items) == 2
 
@@ -388,7 +390,7 @@ def test_regions_of_other_classes_are_the_cause(tmp_path: Path) -> None:
 def test_ambiguous_names_are_the_cause(tmp_path: Path) -> None:
     pictures(tmp_path, "cat/a.jpg", "dog/a.jpg")
     file = coco(tmp_path / "annotations" / "i.json", {"a.jpg": [("cat", BOX)]})
-    with pytest.raises(InputError, match=r"ambiguous, because 'a.jpg' can mean any of 'cat/a.jpg', 'dog/a.jpg'"):
+    with pytest.raises(InputError, match="the names of 2 pictures are ambiguous"):
         read_data(tmp_path)
     picture(tmp_path / "cat" / "b.jpg", 9)
     coco(file, {"a.jpg": [("cat", BOX)], "b.jpg": [("cat", BOX)]})
@@ -400,10 +402,10 @@ def test_ambiguous_names_are_the_cause(tmp_path: Path) -> None:
 def test_regions_that_name_no_classes_cannot_label_pictures(tmp_path: Path) -> None:
     pictures(tmp_path, "a.jpg", "b.jpg")
     (tmp_path / "boxes.csv").write_text("picture,xmin,ymin,xmax,ymax\na.jpg,1,1,5,5\nb.jpg,1,1,5,5\n")
-    with pytest.raises(InputError, match="the regions name no classes; sort the pictures into a folder per class"):
+    with pytest.raises(InputError, match=r"no picture gets a class from its regions: .* and no categories"):
         read_data(tmp_path)
     coco(tmp_path / "i.json", {"a.jpg": [("cat", BOX)]})
-    with pytest.raises(InputError, match=r"no entry for the categories of the regions \('cat'\)"):
+    with pytest.raises(InputError, match=r"the classes 'dog'; .* the categories 'cat'"):
         read_data(tmp_path, class_map={"dog": [0]})
 
 
@@ -432,7 +434,7 @@ def test_a_folder_of_photographs_is_a_class_whatever_its_name(
     Image.new("L", (side, side), 9).save(tmp_path / name / f"0a.{ending}")
     dataset = read_data(tmp_path)
     assert dataset.classes == tuple(sorted([name, "no_mask"]))
-    assert dataset.facts[-1] == "no regions"
+    assert dataset.facts[-1].startswith("no regions")
 
 
 def with_masks(folder: Path, name: str) -> Path:
@@ -470,14 +472,6 @@ def test_masks_with_usual_names_are_read_and_are_no_pictures(tmp_path: Path, nam
     data = read_data(with_masks(tmp_path / "data", name))
     assert labels(data) == {"bird/0.jpg": "bird", "bird/2.jpg": "bird", "cat/1.jpg": "cat", "cat/3.jpg": "cat"}
     assert all(len(item.objects) == 1 for item in data.items)
-
-
-@pytest.mark.parametrize(
-    "name", ["{label}/{stem}_manual1.png", "{label}/mask_{stem}.png", "other/{stem}.png", "{label}/other/{stem}.png"]
-)
-def test_masks_with_other_names_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="has only a few colours, like a mask, but is in the folder of a class; name"):
-        read_data(with_masks(tmp_path, name))
 
 
 def test_a_named_folder_of_masks_among_the_classes_is_no_class(tmp_path: Path) -> None:

@@ -10,23 +10,26 @@ from pathlib import Path
 from camkit.background.regions import boxes, coco, masks, voc, yolo
 from camkit.background.regions.annotations import Annotations
 from camkit.background.regions.masks import holds_photographs
-from camkit.background.regions.unread import READ, find_unread
 from camkit.errors import InputError, refuse_pipe
 from camkit.images.files import files_in
 
 __all__ = [
     "FORMATS",
+    "READ",
     "RegionFormat",
     "boxes",
     "coco",
     "find_regions",
-    "find_unread",
     "holds_photographs",
     "masks",
     "read_regions",
     "voc",
     "yolo",
 ]
+
+
+READ = "COCO JSON, Pascal VOC XML, YOLO text, CSV files with the columns path, xmin, ymin, xmax and ymax, and masks"
+"""The annotations that camkit reads, in words."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,6 @@ def read_regions(source: Path, table: Path | None = None) -> list[Annotations]:
             known.read(source) for known in FORMATS.values() if known.extension == (source.suffix.lower() or None)
         ]
     if not regions:
-        if source.is_dir() and (unread := find_unread(source)) is not None:
-            raise InputError(unread)
         raise InputError(f"no regions found in {source}; camkit reads {READ}")
     return regions
 

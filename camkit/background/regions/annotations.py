@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,47 +58,60 @@ class Annotations:
 class AnnotationCollector:
     """Collects objects, picture sizes and problems while a source is read."""
 
-    objects: dict[str, list[ObjectAnnotation]] = field(default_factory=lambda: defaultdict(list))
+    rows: list[tuple[str, ObjectAnnotation]] = field(default_factory=list)
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
     problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(
-        self,
-        picture: str,
-        category: str,
-        box: Box | None,
-        outline: Any = None,
-        *,
-        shares: bool = False,
-        crowd: bool = False,
-    ) -> None:
-        """Add an object, or record a problem if its box has no area, lies outside its picture or is in another unit.
+    def add(self, picture: str, category: str, box: Box | None, outline: Any = None, *, crowd: bool = False) -> None:
+        """Add an object.
 
         Raises:
-            ValueError: no picture is named.
+            ValueError: no picture is named, or a side of the box is not finite.
         """
         if not Path(picture).name:
             raise ValueError(f"an object must name its picture, not {picture!r}")
-        clipped = None if box is None else clip_box(box, _UNIT_SQUARE if shares else self.sizes.get(picture))
-        if box is not None and clipped is None:
-            empty = box.right <= box.left or box.bottom <= box.top
-            self.problems["boxes without an area" if empty else "boxes outside their picture"].append(picture)
-            return
-        if clipped is not None and not shares and are_shares([clipped]):
-            self.problems["boxes inside the corner pixel, probably given as shares instead of pixels"].append(picture)
-            return
-        if clipped is not None and clipped != box:
-            self.problems["boxes clipped to their picture"].append(picture)
-        size = self.sizes.get(picture)
-        self.objects[picture].append(ObjectAnnotation(category, clipped, outline, shares, crowd, size))
+        if box is not None and not all(map(math.isfinite, box)):
+            raise ValueError(f"the sides of a box must be finite, not {tuple(box)}")
+        self.rows.append((picture, ObjectAnnotation(category, box, outline, crowd=crowd)))
 
-    def finish(self, format_name: str, source: Path) -> Annotations:
-        """Return what was collected."""
+    def finish(
+        self, format_name: str, source: Path, *, shares: bool | None = None, first: int = 0, facts: tuple[str, ...] = ()
+    ) -> Annotations:
+        """Return what was collected; of a box with no area, outside its picture or in another unit only the problem.
+
+        Args:
+            format_name: what camkit calls the format.
+            source: the file or folder.
+            shares: whether boxes are in shares of the picture; None for shares if all lie in the corner pixels.
+            first: the number of the first pixel.
+            facts: how camkit understood the source.
+        """
+        boxes = [annotation.box for _, annotation in self.rows if annotation.box is not None]
+        shares = are_shares(boxes) if shares is None else shares
+        objects: dict[str, list[ObjectAnnotation]] = defaultdict(list)
+        for picture, annotation in self.rows:
+            box, size = annotation.box, self.sizes.get(picture)
+            if box is not None and first and not shares:  # the last pixel belongs to the box
+                box = Box(box.left - first, box.top - first, *box[2:])
+            clipped = None if box is None else clip_box(box, _UNIT_SQUARE if shares else size)
+            problem = None
+            if box is not None and clipped is None:
+                empty = box.right <= box.left or box.bottom <= box.top
+                problem = "boxes without an area" if empty else "boxes outside their picture"
+            elif clipped is not None and not shares and are_shares([clipped]):
+                problem = "boxes inside the corner pixel, probably given as shares instead of pixels"
+            if problem is None:
+                objects[picture].append(replace(annotation, box=clipped, shares=shares, size=size))
+                if clipped != box:
+                    problem = "boxes clipped to their picture"
+            if problem is not None:
+                self.problems[problem].append(picture)
         return Annotations(
             format_name,
             str(source),
-            {picture: tuple(objects) for picture, objects in self.objects.items()},
+            {picture: tuple(annotations) for picture, annotations in objects.items()},
             {problem: tuple(names) for problem, names in self.problems.items()},
+            facts,
         )
 
 

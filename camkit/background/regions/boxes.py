@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import math
 from pathlib import Path
 
-from camkit.background.regions.annotations import AnnotationCollector, Annotations, are_shares
+from camkit.background.regions.annotations import AnnotationCollector, Annotations
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in
 from camkit.types import Box
@@ -65,7 +64,6 @@ def read(file: Path) -> Annotations:
         InputError: a column is missing, or a row has no picture or no valid box.
     """
     collector = AnnotationCollector()
-    rows: list[tuple[str, str, Box]] = []
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             table = csv.DictReader(lines)
@@ -78,12 +76,7 @@ def read(file: Path) -> Annotations:
                 if any(row.get(None, ())):
                     raise ValueError("it has more values than the header has columns")  # noqa: TRY301
                 picture, category = (row.get(columns.get(name, "")) or "" for name in ("picture", "class"))
-                if not picture.strip():
-                    raise ValueError("it names no picture")  # noqa: TRY301
-                rows.append((picture.strip(), category.strip(), _parse_box(row, columns)))
-            shares = are_shares(box for _, _, box in rows)
-            for picture, category, box in rows:
-                collector.add(picture, category, box, shares=shares)
+                collector.add(picture.strip(), category.strip(), _parse_box(row, columns))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"the boxes in {file} cannot be read: {brief(error)}") from error
     except (TypeError, ValueError) as error:
@@ -94,13 +87,8 @@ def read(file: Path) -> Annotations:
 
 
 def _parse_box(row: dict[str, str], columns: dict[str, str]) -> Box:
-    def number(side: str) -> float:
-        value = float(row[columns[side]])
-        if not math.isfinite(value):
-            raise ValueError(f"{value} is not a finite number")
-        return value
-
-    left, top = (number("left"), number("top")) if "left" in columns else (number("x"), number("y"))
-    if "right" in columns:
-        return Box(left, top, number("right"), number("bottom"))
-    return Box(left, top, left + number("width"), top + number("height"))
+    sides = {side: float(row[column]) for side, column in columns.items() if side in _SIDES}
+    left, top = (sides["left"], sides["top"]) if "left" in sides else (sides["x"], sides["y"])
+    if "right" in sides:
+        return Box(left, top, sides["right"], sides["bottom"])
+    return Box(left, top, left + sides["width"], top + sides["height"])

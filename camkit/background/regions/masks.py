@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from camkit.background.regions.annotations import AnnotationCollector, Annotations
@@ -12,13 +11,6 @@ from camkit.images.masks import MaskFile, understand_masks
 
 _MOST_EXAMINED = 5
 """At most this many pictures are examined to tell photographs from masks."""
-
-_KINDS = {
-    "alpha": "masks with transparency",
-    "palette": "masks with a palette",
-    "colour": "colour masks",
-    "grey": "grey masks",
-}
 
 
 def find(folder: Path) -> list[Path]:
@@ -75,9 +67,8 @@ def read(folder: Path) -> Annotations:
     collector = AnnotationCollector()
     possible = _possible_masks(folder)
     files = [file for file in possible if is_mask_in(folder, file)] or possible
-    readings = understand_masks(files)
+    reading = understand_masks(files)
     for file in files:
         name = picture_of(file.relative_to(folder)).as_posix()
-        collector.add(name, "", None, MaskFile(file, readings))
-    facts = tuple(f"{_KINDS[storage]}: {reading.words}" for storage, reading in readings.items())
-    return replace(collector.finish("mask pictures", folder), facts=facts)
+        collector.add(name, "", None, MaskFile(file, reading))
+    return collector.finish("mask pictures", folder, facts=(f"masks: {reading.words}",))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 from torchvision.datasets import VOCDetection
 
-from camkit.background.regions.annotations import AnnotationCollector, Annotations, are_shares
+from camkit.background.regions.annotations import AnnotationCollector, Annotations
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in
 from camkit.types import Box
@@ -57,37 +55,20 @@ def read(source: Path) -> Annotations:
         InputError: a file is not a valid VOC annotation.
     """
     collector = AnnotationCollector()
-    rows: list[tuple[str, str, Box]] = []
     for file in filter(_may_be_voc, files_in(source, [".xml"])) if source.is_dir() else [source]:
-        try:
-            annotation = VOCDetection.parse_voc_xml(parse_xml(file))["annotation"]
-            picture = annotation.get("filename") or file.stem
-        except (OSError, ElementTree.ParseError, KeyError, AttributeError, ValueError, LookupError) as error:
-            raise InputError(f"{file} is not a Pascal VOC annotation: {brief(error)}") from error
         # Pictures in two folders may share a name. Their annotations then lie in folders with the same names.
         subfolder = file.relative_to(source).parent if source.is_dir() else Path()
         try:
-            rows += _parse_objects(collector, (subfolder / str(picture)).as_posix(), annotation)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{file} has an invalid size, or an object without a valid box: {brief(error)}") from error
-    shares = are_shares(box for _, _, box in rows)
-    for picture, name, box in rows:
-        # VOC counts pixels from 1, and the right and bottom pixels belong to the box.
-        collector.add(picture, name, box if shares else Box(box.left - 1, box.top - 1, *box[2:]), shares=shares)
-    return collector.finish("Pascal VOC", source)
-
-
-def _parse_objects(
-    collector: AnnotationCollector, picture: str, annotation: dict[str, Any]
-) -> list[tuple[str, str, Box]]:
-    size = annotation.get("size", {})
-    if int(size.get("width", 0)) > 0 and int(size.get("height", 0)) > 0:
-        collector.sizes[picture] = (int(size["width"]), int(size["height"]))
-    objects = annotation.get("object", [])
-    rows = []
-    for row in objects if isinstance(objects, list) else [objects]:
-        box = Box(*(float(row["bndbox"][side]) for side in ("xmin", "ymin", "xmax", "ymax")))
-        if not all(map(math.isfinite, box)):
-            raise ValueError(f"the sides of a box must be finite, not {tuple(box)}")
-        rows.append((picture, str(row["name"]), box))
-    return rows
+            annotation = VOCDetection.parse_voc_xml(parse_xml(file))["annotation"]
+            picture = (subfolder / str(annotation.get("filename") or file.stem)).as_posix()
+            width, height = (int(annotation.get("size", {}).get(side, 0)) for side in ("width", "height"))
+            if width > 0 and height > 0:
+                collector.sizes[picture] = (width, height)
+            objects = annotation.get("object", [])
+            for row in objects if isinstance(objects, list) else [objects]:
+                box = Box(*(float(row["bndbox"][side]) for side in ("xmin", "ymin", "xmax", "ymax")))
+                collector.add(picture, str(row["name"]), box)
+        except (OSError, ElementTree.ParseError, LookupError, AttributeError, TypeError, ValueError) as error:
+            cause = f"no {error}" if isinstance(error, KeyError) else brief(error)
+            raise InputError(f"{file} is not a Pascal VOC annotation with a box for each object: {cause}") from error
+    return collector.finish("Pascal VOC", source, first=1)  # VOC counts pixels from 1

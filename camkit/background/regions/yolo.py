@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,8 +10,8 @@ import numpy as np
 import yaml
 
 from camkit.background.regions.annotations import LARGEST_SHARE, AnnotationCollector, Annotations
-from camkit.errors import InputError, brief
-from camkit.images.files import PICTURE_SUFFIXES, files_in, has_picture_suffix
+from camkit.errors import InputError, as_error, brief
+from camkit.images.files import files_in, has_picture_suffix
 from camkit.kit.wording import listed
 from camkit.types import Box
 
@@ -27,16 +26,6 @@ _Row: TypeAlias = tuple[str, list[float]]
 def find(folder: Path) -> list[Path]:
     """Return the folder that holds the text files: ``labels`` in or beside the pictures' folder, or that folder."""
     return [place for place in _places(folder) if any(map(_looks_like_yolo, _text_files(place)))][:1]
-
-
-def find_empty(folder: Path) -> Path | None:
-    """Return the first folder in which all text files of the pictures are empty."""
-    stems = {picture.stem for picture in files_in(folder, PICTURE_SUFFIXES)}
-    for place in _places(folder):
-        files = [file for file in _text_files(place) if not stems or file.stem in stems]
-        if files and not any(file.read_bytes().strip() for file in files):
-            return place
-    return None
 
 
 def _places(folder: Path) -> list[Path]:
@@ -89,7 +78,7 @@ def read(folder: Path, table: Path | None = None) -> Annotations:
     Raises:
         InputError: a line is not a class and a box, polygon or pose.
     """
-    class_names = _find_class_names(_files_of_names(folder, _CLASS_FILES, table))
+    class_names = _class_names(_files_of_names(folder, _CLASS_FILES, table))
     rows_of: dict[Path, list[_Row]] = {}
     for file in _text_files(folder):
         try:
@@ -113,9 +102,15 @@ def read(folder: Path, table: Path | None = None) -> Annotations:
                 collector.problems["objects of a class that the file of class names does not list"].append(picture)
             elif in_pixels:
                 collector.problems["boxes in pixels, but YOLO needs shares of the picture (0 to 1)"].append(picture)
-            else:
-                _add_object(collector, picture, category, numbers, outline=outline)
-    return collector.finish("YOLO", folder)
+            elif outline:
+                across, down = numbers[::2], numbers[1::2]
+                bounds = Box(min(across), min(down), max(across), max(down))
+                collector.add(picture, category, bounds, [numbers])
+            else:  # a detector's confidence or keypoints may follow the box
+                x, y, width, height = numbers[:4]
+                sides = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+                collector.add(picture, category, Box(*sides))
+    return collector.finish("YOLO", folder, shares=True)
 
 
 _PARTS = ("val", "valid", "test", "train")
@@ -128,11 +123,8 @@ def pictures_of(table: Path) -> Path:
     Raises:
         InputError: the file cannot be read, or names no folder that exists.
     """
-    try:
-        settings: Any = yaml.safe_load(table.read_text(encoding="utf-8-sig"))
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{table} cannot be read as the data.yaml of a YOLO data set: {brief(error)}") from error
-    named = {part: settings[part] for part in _PARTS if settings.get(part)} if isinstance(settings, dict) else {}
+    settings = _settings(table)
+    named = {part: settings[part] for part in _PARTS if settings.get(part)}
     if not named:
         raise InputError(f"{table} names no folder as {listed(_PARTS, 'or')}; pass the folder of the pictures itself")
     root = table.parent / str(settings.get("path") or "")
@@ -144,6 +136,16 @@ def pictures_of(table: Path) -> Path:
             if place.is_dir():
                 return place
     raise InputError(f"no folder that {table} names exists: {', '.join(named.values())}; pass the folder itself")
+
+
+def _settings(table: Path) -> dict[str, Any]:
+    """Return what a data.yaml says.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    with as_error(InputError, lambda error: f"{table} cannot be read as a data.yaml: {brief(error)}"):
+        return dict(yaml.safe_load(table.read_text(encoding="utf-8-sig")) or {})
 
 
 def _check_row(file: Path, name: str, numbers: list[float], *, is_pose: bool) -> None:
@@ -158,22 +160,6 @@ def _check_row(file: Path, name: str, numbers: list[float], *, is_pose: bool) ->
         raise InputError(f"{file}: a class must be a whole number from 0 or a name, not {name}")
 
 
-def _add_object(
-    collector: AnnotationCollector, picture: str, category: str, numbers: list[float], *, outline: bool
-) -> None:
-    if outline:
-        across, down = numbers[::2], numbers[1::2]
-        bounds = Box(min(across), min(down), max(across), max(down))
-        collector.add(picture, category, bounds, [numbers], shares=True)
-    else:  # a detector's confidence or keypoints may follow the box
-        collector.add(picture, category, _box_of(numbers), shares=True)
-
-
-def _box_of(numbers: list[float]) -> Box:
-    x, y, width, height = numbers[:4]
-    return Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-
-
 def _pose_test(tables: list[Path], rows: list[list[float]]) -> Callable[[list[float]], bool]:
     """Return a function that tells whether the numbers of a row are a box with keypoints.
 
@@ -184,15 +170,13 @@ def _pose_test(tables: list[Path], rows: list[list[float]]) -> Callable[[list[fl
     longer rows have six numbers that end in a whole number.
     """
     longer = [numbers for numbers in rows if len(numbers) > 5]
-    for file in tables:
-        with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
-            table = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
-            if table.get("kpt_shape") is not None:
-                points = int(table["kpt_shape"][0])
-                lengths = {4 + 2 * points, 4 + 3 * points}
-                if len(used := {*map(len, longer)}) == 1:
-                    lengths |= used & {length + 1 for length in lengths}
-                return lambda numbers: len(numbers) in lengths
+    shape = next((shape for table in tables if (shape := _settings(table).get("kpt_shape"))), None)
+    if shape is not None:
+        with as_error(InputError, lambda error: f"kpt_shape is {shape!r}, not two numbers: {brief(error)}"):
+            lengths = {4 + size * int(shape[0]) for size in (2, 3)}
+        used = {*map(len, longer)}
+        lengths |= used & {length + 1 for length in lengths} if len(used) == 1 else set()
+        return lambda numbers: len(numbers) in lengths
     visible = all(len(numbers) % 3 == 1 and {*numbers[6::3]} <= {0, 1, 2} for numbers in longer)
     poses = visible and any(number % 1 for numbers in longer for number in numbers)
     tracks = all(len(numbers) == 6 and numbers[5].is_integer() for numbers in longer)
@@ -205,27 +189,20 @@ def _files_of_names(folder: Path, names: tuple[str, ...], table: Path | None) ->
     return [file for file in (table, *files) if file is not None and file.is_file()]
 
 
-def _find_class_names(files: list[Path]) -> dict[int, str]:
-    """Return the class names by number from the first file that lists them; nothing if there is none."""
+def _class_names(files: list[Path]) -> dict[int, str]:
+    """Return the class names by number from the first file that lists them; nothing if there is none.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
     for file in files:
         try:
-            names = _read_class_names(file)
-        except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
+            if file.suffix not in (".yaml", ".yml"):  # one per line
+                return {number: line.strip() for number, line in enumerate(file.read_text("utf-8-sig").splitlines())}
+            names = _settings(file).get("names")
+            if names is not None:
+                by_number = dict(enumerate(names)) if isinstance(names, list) else names
+                return {int(number): str(name) for number, name in by_number.items()}
+        except (OSError, AttributeError, TypeError, ValueError) as error:
             raise InputError(f"the classes in {file} cannot be read: {brief(error)}") from error
-        if names is not None:
-            return names
     return {}
-
-
-def _read_class_names(file: Path) -> dict[int, str] | None:
-    """Return the names in a text file (one per line) or a YAML file; None for YAML without names."""
-    text = file.read_text(encoding="utf-8-sig")
-    if file.suffix not in (".yaml", ".yml"):
-        return {number: line.strip() for number, line in enumerate(text.splitlines())}
-    names: Any = (yaml.safe_load(text) or {}).get("names")
-    if names is None:
-        return None
-    by_number = dict(enumerate(names)) if isinstance(names, list) else names
-    if not isinstance(by_number, dict) or any(isinstance(name, (list, dict)) for name in by_number.values()):
-        raise ValueError("names must be a list or a table from number to name")
-    return {int(number): str(name) for number, name in by_number.items()}
