@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from camkit.background.classes import ClassMap
 from camkit.background.regions import READ, find_regions, read_regions, yolo
@@ -318,9 +317,9 @@ def _with_groups(labelled: _Labelled, table: Path, group: str | None) -> _Labell
     """Give pictures in class folders the groups and places that a table beside the folders says."""
     if not group and not {"group", "place"} & _columns_of(header_of(table), group).keys():
         return labelled
-    rows = {Path(row.path).as_posix(): row for row in _rows_of_table(table, group)}
+    rows = {Path(row["path"]).as_posix(): row for row in _rows_of_table(table, group)}
     items = [
-        replace(item, group=rows[item.name].group or item.group, place=rows[item.name].place)
+        replace(item, group=rows[item.name]["group"] or item.group, place=rows[item.name]["place"])
         if item.name in rows
         else item
         for item in labelled.items
@@ -332,17 +331,8 @@ _MOST_NAMES, _LONGEST_NAME = 8, 40
 """Columns that an error lists, and letters of each."""
 
 
-class _TableRow(NamedTuple):
-    """A row of a table of pictures; what it does not say is empty."""
-
-    path: str
-    label: str
-    group: str
-    place: str
-
-
-def _rows_of_table(file: Path, group: str | None) -> list[_TableRow]:
-    """Read a table of pictures.
+def _rows_of_table(file: Path, group: str | None) -> list[dict[str, str]]:
+    """Read a table of pictures: path, label, group and place of each; what the table does not say is empty.
 
     Raises:
         InputError: it cannot be read, or lacks a column.
@@ -363,10 +353,7 @@ def _rows_of_table(file: Path, group: str | None) -> list[_TableRow]:
     if group and "group" not in columns:
         raise InputError(f"{file} has no column {group!r} for the groups; it has {', '.join(header)}")
 
-    def value(row: Mapping[str, str], meaning: str) -> str:
-        return ((row.get(columns[meaning]) if meaning in columns else None) or "").strip()
-
-    return [_TableRow(*(value(row, meaning) for meaning in _TableRow._fields)) for row in rows]
+    return [{name: (row.get(columns.get(name, "")) or "").strip() for name in _COLUMNS} for row in rows]
 
 
 SEVERAL_CLASSES = "pictures that the table lists with several classes"
@@ -378,7 +365,8 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
     items: dict[str, Item] = {}
     missing, unlabelled = [], []
     ambiguous: dict[str, None] = {}
-    for name, label, own_group, place in _rows_of_table(file, group):
+    for row in _rows_of_table(file, group):
+        name, label = row["path"], row["label"]
         path = file.parent / name
         if not is_regular(path):
             missing.append(name)
@@ -386,7 +374,7 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
             unlabelled.append(name)
         else:  # a table of boxes has one row for each object, so several rows for one picture
             item_name = Path(name).as_posix()
-            item = Item(item_name, path, label, own_group or name, place=place)
+            item = Item(item_name, path, label, row["group"] or name, place=row["place"])
             if items.setdefault(item_name, item).label != label:
                 ambiguous[item_name] = None
     left_out = {
@@ -413,7 +401,8 @@ def _label_by_largest(
         for annotation in (annotation for index in indexes for annotation in index.objects_in(name)):
             category = annotation.category
             if category and not annotation.crowd and (only is None or category in only):
-                areas[category] = max(areas[category], _area(annotation.box))
+                box = annotation.box or Box(0, 0, 0, 0)
+                areas[category] = max(areas[category], (box.right - box.left) * (box.bottom - box.top))
         if areas:
             items.append(Item(name, file, max(sorted(areas), key=lambda category: areas[category]), name))
         else:
@@ -422,10 +411,6 @@ def _label_by_largest(
         raise InputError(f"no picture gets a class from its regions: {unmatched(only or (), bare, indexes)}")
     rule = "each picture has the class of its largest annotated object"
     return _Labelled(items, rule, _without_empty({"pictures without an annotated class": tuple(bare)}))
-
-
-def _area(box: Box | None) -> float:
-    return 0.0 if box is None else (box.right - box.left) * (box.bottom - box.top)
 
 
 def _with_objects(item: Item, indexes: Sequence[RegionIndex], classes: Collection[str], also: frozenset[str]) -> Item:

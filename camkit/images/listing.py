@@ -76,10 +76,6 @@ class Pictures:
             for pattern, (root, matches) in zip(patterns, matched, strict=True)
         ]
         self._starts = [start for _, starts in self._patterns for start in starts]
-        self._named: dict[Path, int] = {}
-        for number, start in enumerate(self._starts):
-            if not start.is_folder:
-                self._named.setdefault(start.path.absolute(), number)
 
     def _matches_of(self, pattern: str | Path) -> tuple[Path, list[Path]]:
         """Return what the places of a pattern's files are relative to, and what matches it."""
@@ -97,15 +93,16 @@ class Pictures:
 
     def __iter__(self) -> Iterator[FoundPicture]:
         """List the pictures."""
-        number = 0
+        listed: set[str] = set()
         for pattern, starts in self._patterns:
             is_empty = True
             for start in starts:
                 for file in self._below(start.path, start.root) if start.is_folder else [start.path]:
-                    is_empty = False
-                    if not self._came_before(file.absolute(), number):
+                    is_empty, name = False, os.path.abspath(file)  # noqa: PTH100
+                    if name not in listed:
                         yield start.found(file)
-                number += 1
+                    if len(self._starts) > 1:
+                        listed.add(name)
             if is_empty:
                 yield FoundPicture(pattern, Path(pattern.name))
 
@@ -126,29 +123,17 @@ class Pictures:
         return sum(1 for files in searches for _ in files)
 
     def __contains__(self, file: Path) -> bool:
-        """Tell whether an existing file is one of the pictures."""
+        """Tell whether an existing file is one of the pictures, or may be one because it is below a searched folder."""
         path = Path(os.path.realpath(file))
         folders = (Path(os.path.realpath(start.path)) for start in self._starts if start.is_folder)
-        return str(path) in self._real_names or any(self._lists(folder, path) for folder in folders)
+        is_photo = has_picture_suffix(path.name) and not self._skips(path)
+        return str(path) in self._real_names or any(
+            is_photo and path.is_relative_to(folder) and _is_photo(path, folder) for folder in folders
+        )
 
     @functools.cached_property
     def _real_names(self) -> set[str]:
-        return set(map(os.path.realpath, self._named))
-
-    def _came_before(self, file: Path, number: int) -> bool:
-        """Tell whether a file is listed for a start before that of this number."""
-        earlier = [start.path.absolute() for start in self._starts[:number] if start.is_folder]
-        return self._named.get(file, number) < number or any(self._lists(folder, file) for folder in earlier)
-
-    def _lists(self, folder: Path, file: Path) -> bool:
-        """Tell whether the search of a folder lists a file."""
-        if not file.is_relative_to(folder):
-            return False
-        parts = file.relative_to(folder).parts
-        is_reached = not any(part[0] == "." for part in parts) and (self._recursive or len(parts) == 1)
-        above = itertools.takewhile(lambda parent: parent != folder, file.parents)
-        is_skipped = self._skip is not None and any(os.path.realpath(parent) == self._skip for parent in above)
-        return is_reached and not is_skipped and has_picture_suffix(file.name) and _is_photo(file, folder)
+        return {os.path.realpath(start.path) for start in self._starts if not start.is_folder}
 
     def _below(self, folder: str | Path, root: Path, *, quick: bool = False) -> Iterator[Path]:
         """List a folder's pictures, those of subfolders in the place of their folder.

@@ -179,11 +179,13 @@ def _each(values: float | Sequence[float]) -> tuple[float, ...]:
 
 def _load(request: Request) -> LoadedModel:
     name = request.name
+    source = None if name in model_names() else _source(name)
+    if source != "from_huggingface":
+        request.refuse_text()
     if name in DEMO_MODELS:
         return _demo_model(request)
     if name in from_torchvision.names():
         return from_torchvision.load(request)
-    source = _source(name)
     if source is None and is_file(Path(name)):
         foreign = (".keras", ".h5", ".hdf5", ".pb", ".tflite", ".engine", ".trt", ".plan", ".mlmodel")
         raise ModelError(
@@ -232,7 +234,6 @@ def runs_code(name: str) -> bool:
 
 
 def _demo_model(request: Request) -> LoadedModel:
-    request.refuse_text()
     if request.changes:
         raise ModelError(f"{request.name} has a fixed preprocessing; leave out size, mean and std")
     if request.weights is None:

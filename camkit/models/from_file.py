@@ -51,9 +51,8 @@ def file_to_read(request: Request) -> Path:
     """Return the file that is named.
 
     Raises:
-        ModelError: it does not exist, is a pipe, or text or weights were named too.
+        ModelError: it does not exist, is a pipe, or weights were named too.
     """
-    request.refuse_text()
     path = Path(request.name)
     if request.weights is not None:
         raise ModelError(f"{path} holds its own weights; leave out weights")

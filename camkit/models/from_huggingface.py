@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 from unittest import mock
 
@@ -133,28 +133,20 @@ def _loaded(request: Request, name: str) -> LoadedModel:
     if not request.trust_remote_code:
         way_out = f"; if you trust that code, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
         refuse_kernels(config, request.name, way_out)
-    own_code = getattr(config, "auto_map", None) or {}
-    classifies = (
-        type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-        or "AutoModelForImageClassification" in own_code
-    )
-    compares = hasattr(config, "text_config") and hasattr(config, "vision_config")
     architectures = [str(architecture) for architecture in config.architectures or ()]
-    detector = _class_in(_DETECTORS, config, architectures)
-    if detector is not None:
-        return _with_boxes(request, name, config, detector)
-    of_maps = _class_in(_OF_MAPS, config, architectures)
-    if of_maps is not None:
-        return _with_maps(_alone(request), name, config, of_maps)
-    promptable = _class_in([transformers.MODEL_FOR_MASK_GENERATION_MAPPING], config, architectures)
-    if promptable is not None and hasattr(promptable, "get_image_embeddings"):
-        model = _built(_alone(request), promptable, name, config)
-        return LoadedModel(Promptable(model), request.name, _prepared(request, name), None)
     if type(config) in transformers.MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING:
-        return _of_clips(_alone(request), name, config)
+        return _of_clips(request, name, config)
+    for mapping, adapted in _KINDS:
+        build = mapping.get(type(config), None)
+        is_usable = mapping is not _PROMPTABLE or hasattr(build, "get_image_embeddings")
+        if build is not None and build.__name__ in architectures and is_usable:
+            return _adapted(request, name, config, build, adapted)
+    compares = hasattr(config, "text_config") and hasattr(config, "vision_config")
     if compares and not any(name.endswith("ForImageClassification") for name in architectures):
         return _with_texts(request, name, config)
-    if not classifies:
+    own_code = getattr(config, "auto_map", None) or {}
+    classified = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    if type(config) not in classified and "AutoModelForImageClassification" not in own_code:
         raise ModelError(
             f"{request.name} is a {config.model_type} model, which camkit cannot load; "
             + advice(
@@ -179,13 +171,6 @@ def refuse_kernels(config: Any, name: str, way_out: str = "") -> None:
         )
     for part in getattr(config, "sub_configs", ()):
         refuse_kernels(getattr(config, part, None), name, way_out)
-
-
-def _alone(request: Request) -> Request:
-    """Refuse texts and weights for a network that takes neither, and return the request."""
-    request.refuse_text()
-    request.refuse_weights()
-    return request
 
 
 def described(module: Any, request: Request) -> LoadedModel:
@@ -226,63 +211,46 @@ def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tu
     return module, labels, weights.note
 
 
-_DETECTORS = (
-    transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING,
-    transformers.MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING,
+_PROMPTABLE = transformers.MODEL_FOR_MASK_GENERATION_MAPPING
+
+_KINDS: tuple[tuple[Any, Callable[[Any, Any, tuple[str, ...]], nn.Module]], ...] = (
+    (transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING, lambda model, *_: Boxes(model, model.config.num_labels)),
+    (transformers.MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING, with_texts),
+    (transformers.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING, queried_maps),
+    (transformers.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, lambda model, *_: model),
+    (transformers.MODEL_FOR_DEPTH_ESTIMATION_MAPPING, lambda model, *_: model),
+    (_PROMPTABLE, lambda model, *_: Promptable(model)),
 )
-"""Networks that return boxes: of the classes that they were trained for, and of classes that texts name."""
+"""Networks that return boxes (of the classes that they were trained for, or that texts name), maps (of queries with
+their classes, of each class, of depths), or masks for prompts; and what makes of the model, its tokenizer and the texts
+a module that camkit reads."""
 
 
-_OF_MAPS = (
-    transformers.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING,
-    transformers.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING,
-    transformers.MODEL_FOR_DEPTH_ESTIMATION_MAPPING,
-)
-"""Networks that return maps: of each class, of queries with their classes, and of depths."""
-
-
-def _class_in(mappings: Sequence[Any], config: Any, architectures: Sequence[str]) -> Any:
-    """Return the class of a folder's network if it is in one of these mappings; None if not."""
-    known = (mapping.get(type(config), None) for mapping in mappings)
-    return next((one for one in known if one is not None and one.__name__ in architectures), None)
-
-
-def _with_maps(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
-    """Load a network that returns maps of classes or of depths."""
-    model = _built(request, build, name, config)
-    labels = None if build.__name__.endswith("DepthEstimation") else _labels(config)
-    if build is _OF_MAPS[1].get(type(config), None):
-        tasks = (
-            transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
-            if config.model_type == "oneformer"
-            else None
-        )
-        model = queried_maps(model, tasks)
-    return LoadedModel(model, request.name, _prepared(request, name), labels)
-
-
-def _with_boxes(request: Request, name: str, config: Any, build: Any) -> LoadedModel:
+def _adapted(
+    request: Request, name: str, config: Any, build: Any, adapted: Callable[[Any, Any, tuple[str, ...]], nn.Module]
+) -> LoadedModel:
+    """Load a network of one of these kinds."""
     request.refuse_weights()
-    takes_texts = type(config) in _DETECTORS[1]
-    if takes_texts and not request.text:
+    if adapted is not with_texts:
+        request.refuse_text()
+    elif not request.text:
         raise ModelError(
             f"{request.name} needs a text that says what to find: " + advice("text=['a cat']", "--text 'a cat'")
         )
-    if not takes_texts:
-        request.refuse_text()
-    model = _built(request, build, name, config)
-    if not takes_texts:
-        labels = _labels(config)
-        return LoadedModel(
-            Boxes(model, config.num_labels), request.name, _prepared(request, name), labels, detects=True
-        )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
-    found = with_texts(model, tokenizer, request.text)
-    return LoadedModel(found, request.name, _prepared(request, name), request.text, detects=True)
+    tokenizer = None
+    if adapted is with_texts or config.model_type == "oneformer":
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
+    module = adapted(_built(request, build, name, config), tokenizer, request.text)
+    is_named = not build.__name__.endswith("DepthEstimation") and not isinstance(module, Promptable)
+    labels = request.text or (_labels(config) if is_named else None)
+    detects = isinstance(module, Boxes)
+    return LoadedModel(module, request.name, _prepared(request, name), labels, detects=detects)
 
 
 def _of_clips(request: Request, name: str, config: Any) -> LoadedModel:
     """Load a classifier of clips."""
+    request.refuse_text()
+    request.refuse_weights()
     if request.changes:
         raise ModelError(f"{request.name} takes clips, which its own processor prepares; leave out size, mean and std")
     model = _built(request, transformers.AutoModelForVideoClassification, name, config)

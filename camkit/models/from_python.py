@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import inspect
@@ -27,9 +26,8 @@ from camkit.types import Preprocess
 
 def load(request: Request) -> LoadedModel:
     """Call the factory, which returns a module, a module and its preprocessing, or a ``LoadedModel``."""
-    request.refuse_text()
     if request.name.endswith(".py"):
-        raise ModelError(_which_function(request.name))
+        raise ModelError(f"{request.name} names no function; name the one that returns the model: {request.name}:build")
     source, _, attribute = request.name.rpartition(":")
     if not source.strip("./") or not attribute:
         raise ModelError(f"unknown model {request.name!r}; name your own network as file.py:factory")
@@ -46,22 +44,6 @@ def load(request: Request) -> LoadedModel:
         weights.fill(loaded.module, request.name)
         note = "; ".join(filter(None, (note, weights.note))) or None
     return replace(loaded, name=request.name, note=note)
-
-
-def _which_function(file: str) -> str:
-    """Say which functions and classes a file has, without running it."""
-    if not is_file(Path(file)):
-        return f"there is no file {file}"
-    try:
-        statements = ast.parse(Path(file).read_bytes()).body
-    except (OSError, SyntaxError, ValueError) as error:
-        return f"{file} cannot be read as Python: {error}"
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    names = [line.name for line in statements if isinstance(line, kinds) and not line.name.startswith("_")]
-    if not names:
-        return f"{file} has no function; write one that returns the model, and name it: {file}:build"
-    choices = " or ".join(f"{file}:{name}" for name in names)
-    return f"{file} is a file; name the function in it that returns the model: {choices}"
 
 
 def _as_loaded(result: Any, request: Request) -> LoadedModel:

@@ -18,7 +18,6 @@ from camkit.types import Preprocess
 
 def load(request: Request) -> LoadedModel:
     """Build a network with timm's published weights, with weights from a file, or with none."""
-    request.refuse_text()
     name = request.name.removeprefix("timm:")
     architecture = name.partition(".")[0]
     if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(architecture):

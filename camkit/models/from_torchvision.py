@@ -69,7 +69,6 @@ def load(request: Request) -> LoadedModel:
 
 
 def _loaded(request: Request) -> LoadedModel:
-    request.refuse_text()
     name, weights = request.name, request.weights
     published = torchvision.models.get_model_weights(name)
     if weights is None and not request.pretrained:

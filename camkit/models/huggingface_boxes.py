@@ -35,7 +35,8 @@ class Boxes(nn.Module):
 
     def forward(self, images: Float[Tensor, "n c h w"]) -> list[Detections]:
         """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,)."""
-        rest = {name: self._for(getattr(self, name), len(images)) for name in self._names}
+        held = {name: getattr(self, name) for name in self._names}
+        rest = {name: value.repeat(len(images), *[1] * (value.dim() - 1)) for name, value in held.items()}
         output: Any = self.model(pixel_values=images, **rest)
         height, width = images.shape[2:]
         sides = torch.tensor([width, height, width, height], device=images.device)
@@ -44,9 +45,6 @@ class Boxes(nn.Module):
             self._best(logits.float(), boxes)
             for logits, boxes in zip(self._by_class(output.logits), corners, strict=True)
         ]
-
-    def _for(self, value: Tensor, count: int) -> Tensor:
-        return value.repeat(count, *[1] * (value.dim() - 1))
 
     def _by_class(self, logits: Tensor) -> Tensor:
         """Return the logits (N, queries, classes) from the model's logits."""
@@ -90,11 +88,8 @@ def with_texts(model: nn.Module, tokenizer: Any, texts: tuple[str, ...]) -> Boxe
     # Grounding DINO takes one text, in which full stops end the phrases.
     phrases = [text.strip().lower().rstrip(".") for text in texts]
     tokens = tokenizer(" . ".join(phrases) + " .", return_tensors="pt")
-    ends = [number for number, one in enumerate(tokens["input_ids"][0].tolist()) if one in _stops(tokenizer)]
+    stops = tokenizer(".", add_special_tokens=False)["input_ids"]
+    ends = [number for number, one in enumerate(tokens["input_ids"][0].tolist()) if one in stops]
     starts = [0, *ends]
     places = [list(range(start + 1, end)) for start, end in zip(starts, ends, strict=False)]
     return PhraseBoxes(model, dict(tokens), places)
-
-
-def _stops(tokenizer: Any) -> list[int]:
-    return list(tokenizer(".", add_special_tokens=False)["input_ids"])

@@ -40,7 +40,7 @@ class QueriedMaps(nn.Module):
         return {"logits": maps.clamp_min(torch.finfo(maps.dtype).tiny).log()}
 
 
-def queried_maps(model: nn.Module, tokenizer: Any) -> QueriedMaps:
+def queried_maps(model: nn.Module, tokenizer: Any, _: tuple[str, ...] = ()) -> QueriedMaps:
     """Return a segmentation network as one of class maps; OneFormer's tokenizer writes its task."""
     if tokenizer is None:
         return QueriedMaps(model)

@@ -270,10 +270,6 @@ class BoxesTarget(Expands):
         counts = [int((detections["scores"] > self.threshold).sum()) for detections in _boxes_in(output, batch)]
         return [RankedBoxTarget(rank, self.threshold) for rank in range(1, max(1, *counts) + 1)]
 
-    def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the best box of each image, if it is above the threshold."""
-        return RankedBoxTarget(1, self.threshold)(output, batch)
-
 
 @dataclass(frozen=True)
 class RankedBoxTarget(Target):

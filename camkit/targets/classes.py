@@ -174,10 +174,6 @@ class AboveTarget(Expands):
         most = int((by_class > self.threshold).sum(1).amax())
         return [RankAboveTarget(rank, self.threshold) for rank in range(1, max(most, 1) + 1)]
 
-    def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the best class of each image, if it is above the threshold."""
-        return RankAboveTarget(1, self.threshold)(output, batch)
-
 
 @dataclass(frozen=True)
 class RankAboveTarget(Target):
@@ -385,10 +381,6 @@ class EachFiner(Expands):
         """Return one target for each class."""
         single = self.of.expand(output, batch) if isinstance(self.of, Expands) else [self.of]
         return [target if isinstance(target, FinerTarget) else FinerTarget(target) for target in single]
-
-    def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the scores of the first class."""
-        return self.expand(output, batch)[0](output, batch)
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,10 @@ class Expands(Target):
     def expand(self, output: Any, batch: int) -> Sequence[Target]:
         """Return the targets for this output."""
 
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the scores of the first of them."""
+        return self.expand(output, batch)[0](output, batch)
+
 
 class OfPictures(Target):
     """A target that differs between the pictures of a call."""

@@ -472,7 +472,7 @@ def test_the_named_table_of_a_yolo_data_set_may_have_any_name_and_place(tmp_path
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ("- a", "names no folder as val"),
+        ("- a", "cannot be read as a data.yaml"),
         ("names: [a]", "names no folder as val"),
         ("val: [a, b]", "val must be one folder"),
         ("val: gone", "no folder that .* names exists: gone;"),
