@@ -11,8 +11,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from camkit.targets.boxes import Detections
-from camkit.targets.classes import probabilities
-from camkit.targets.probabilities import ScoreReading, rows_that_sum_to
+from camkit.targets.probabilities import ScoreReading, probabilities, rows_that_sum_to
 from camkit.types import Activation
 
 

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from camkit.background.classes import ClassMap
 from camkit.background.regions import READ, find_regions, read_regions, yolo
@@ -141,24 +142,21 @@ def _read_data(
     only = None if class_map is None else class_map.keys() - without
     of_classes = _class_folders(root, only or ())
     sources = find_regions(root, of_classes, table) if regions is None else read_regions(regions, table)
-    labelled = _label_pictures(data, sources, group, skip, regions, only, of_classes)
-    if not labelled.items:
+    labelled, rule, left_out = _label_pictures(data, sources, group, skip, regions, only, of_classes)
+    if not labelled:
         raise InputError(
             f"{data} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
             "or pictures with regions that name classes"
         )
-    items = tuple(item for item in labelled.items if item.label not in without)
+    items = tuple(item for item in labelled if item.label not in without)
     if not items:
         raise InputError("the class map leaves out every class that has pictures; give at least one class an entry")
-    left_out = {
-        f"pictures of {name!r}, which the class map leaves out (null)": tuple(
-            item.name for item in labelled.items if item.label == name
-        )
-        for name in sorted(without)
-    }
+    for name in sorted(without):
+        of_class = tuple(item.name for item in labelled if item.label == name)
+        left_out[f"pictures of {name!r}, which the class map leaves out (null)"] = of_class
     classes = tuple(sorted({item.label for item in items}))
-    fact = f"{len(items)} pictures of {len(classes)} class{'' if len(classes) == 1 else 'es'} ({labelled.rule})"
-    dataset = Dataset(root, items, classes, (fact,), _without_empty({**labelled.left_out, **left_out}))
+    fact = f"{len(items)} pictures of {len(classes)} class{'' if len(classes) == 1 else 'es'} ({rule})"
+    dataset = Dataset(root, items, classes, (fact,), _without_empty(left_out))
     if not sources:
         return replace(dataset, facts=(fact, f"no regions (camkit reads {READ})"))
     return _annotate(dataset, sources, also)
@@ -204,13 +202,8 @@ def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, 
     return replace(data, items=items, facts=(*data.facts, *facts, counts), left_out=left_out)
 
 
-@dataclass(frozen=True)
-class _Labelled:
-    """Labelled pictures, the rule that labelled them, and what was left out for which reason."""
-
-    items: list[Item]
-    rule: str
-    left_out: Mapping[str, tuple[str, ...]]
+_Labelled: TypeAlias = tuple[list[Item], str, dict[str, tuple[str, ...]]]
+"""Labelled pictures, the rule that labelled them, and what was left out for which reason."""
 
 
 def _label_pictures(
@@ -250,8 +243,15 @@ def _label_pictures(
     if len(with_pictures) == 1 and (has_categories or without_objects):  # a folder such as JPEGImages
         return _label_by_largest(data, sources, only, skip)
     if with_pictures:
-        labelled = _label_by_folder(data, by_class, [folder.name for folder in folders if folder.name not in by_class])
-        return labelled if table is None else _with_groups(labelled, table, group)
+        names = {file: file.relative_to(data).as_posix() for files in by_class.values() for file in files}
+        items = [Item(names[file], file, label, names[file]) for label, files in by_class.items() for file in files]
+        left_out = {
+            "classes without pictures": tuple(name for name, files in by_class.items() if not files),
+            "folders that hold regions, judging by their names": tuple(
+                folder.name for folder in folders if folder.name not in by_class
+            ),
+        }
+        return items if table is None else _with_groups(items, table, group), "a folder per class", left_out
     if table is not None:
         return _label_by_table(table, group)
     return _label_by_largest(data, sources, only, skip)
@@ -265,17 +265,6 @@ def _class_folders(data: Path, classes: Collection[str]) -> set[str]:
     """
     folders = [folder for folder in data.iterdir() if names_masks(folder.name) and folder.is_dir()]
     return {folder.name for folder in folders if folder.name in classes or holds_photographs(folder)}
-
-
-def _label_by_folder(data: Path, by_class: Mapping[str, Sequence[Path]], region_folders: Sequence[str]) -> _Labelled:
-    """Give each picture the class that its folder is named after; ``region_folders`` hold regions, not pictures."""
-    names = {file: file.relative_to(data).as_posix() for files in by_class.values() for file in files}
-    items = [Item(names[file], file, label, names[file]) for label, files in by_class.items() for file in files]
-    left_out = {
-        "classes without pictures": tuple(name for name, files in by_class.items() if not files),
-        "folders that hold regions, judging by their names": tuple(region_folders),
-    }
-    return _Labelled(items, "a folder per class", _without_empty(left_out))
 
 
 def _without_empty(left_out: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -313,18 +302,17 @@ def _find_table(folder: Path, group: str | None) -> Path | None:
     return max(tables, key=lambda file: ("group" in has[file], "place" in has[file]), default=None)
 
 
-def _with_groups(labelled: _Labelled, table: Path, group: str | None) -> _Labelled:
+def _with_groups(items: list[Item], table: Path, group: str | None) -> list[Item]:
     """Give pictures in class folders the groups and places that a table beside the folders says."""
     if not group and not {"group", "place"} & _columns_of(header_of(table), group).keys():
-        return labelled
+        return items
     rows = {Path(row["path"]).as_posix(): row for row in _rows_of_table(table, group)}
-    items = [
+    return [
         replace(item, group=rows[item.name]["group"] or item.group, place=rows[item.name]["place"])
         if item.name in rows
         else item
-        for item in labelled.items
+        for item in items
     ]
-    return replace(labelled, items=items)
 
 
 _MOST_NAMES, _LONGEST_NAME = 8, 40
@@ -385,7 +373,7 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
     labelled = [item for name, item in items.items() if name not in ambiguous]
     if ambiguous and not labelled:
         raise InputError(f"{file} lists every picture with several classes; give each picture one class")
-    return _Labelled(labelled, f"the table {file.name}", _without_empty(left_out))
+    return labelled, f"the table {file.name}", left_out
 
 
 def _label_by_largest(
@@ -410,7 +398,7 @@ def _label_by_largest(
     if bare and not items and sources:
         raise InputError(f"no picture gets a class from its regions: {unmatched(only or (), bare, indexes)}")
     rule = "each picture has the class of its largest annotated object"
-    return _Labelled(items, rule, _without_empty({"pictures without an annotated class": tuple(bare)}))
+    return items, rule, {"pictures without an annotated class": tuple(bare)}
 
 
 def _with_objects(item: Item, indexes: Sequence[RegionIndex], classes: Collection[str], also: frozenset[str]) -> Item:

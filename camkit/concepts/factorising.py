@@ -21,9 +21,8 @@ from camkit.methods import Method
 from camkit.methods.activations import KeptMaps
 from camkit.models import Labels, as_model, device_of, dtype_of, spatial_rank
 from camkit.models.loaded import Loadable
-from camkit.targets.classes import probabilities
 from camkit.targets.outputs import logits_of
-from camkit.targets.probabilities import ScoreReading
+from camkit.targets.probabilities import ScoreReading, probabilities
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation, ImageLike, Preprocess, TargetLayer
 

@@ -16,7 +16,7 @@ from camkit.targets.boxes import boxes_of_class, ranked_box
 from camkit.targets.maps import class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, label_of, whole_number
 from camkit.targets.outputs import depth_of, detections_of, logits_of, maps_of
-from camkit.targets.probabilities import PLURAL, ScoreReading, final_activation, logits_behind
+from camkit.targets.probabilities import PLURAL, ScoreReading, final_activation, probabilities
 from camkit.targets.regions import RegionTarget
 from camkit.targets.scores import Expands, OfPictures, Scores, Target, check_values, copied
 from camkit.types import Activation
@@ -25,21 +25,6 @@ FINER_WEIGHT, FINER_NEAREST = 0.6, 3
 """The share of the nearest classes' mean that is subtracted, and how many classes that are: those of the paper."""
 
 TargetFunction: TypeAlias = Callable[[Any], Tensor]
-
-
-def probabilities(scores: ScoreReading, activation: Activation | None) -> Float[Tensor, "n k"] | None:
-    """Return the probabilities of the classes; None if the activation is "none".
-
-    Scores that are probabilities already are returned as they are.
-    """
-    function = activation or ("sigmoid" if scores.values.shape[1] == 1 else "softmax")
-    if function == "none":
-        return None
-    given = scores.probabilities
-    if given is not None:
-        return given
-    values = scores.values.float()
-    return values.sigmoid() if function == "sigmoid" else values.softmax(dim=1)
 
 
 def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Activation | None) -> Scores:
@@ -366,7 +351,7 @@ class FinerTarget(Target):
     def _nearest(self, logits: Float[Tensor, "n k"], scored: Scores) -> Int[Tensor, "n count"]:
         """Return the classes whose logits differ least from that of each image's class."""
         own = torch.tensor(scored.indices, device=logits.device)[:, None]
-        values = logits_behind(logits)
+        values = ScoreReading.of(logits).logits
         distance = (values - values.gather(1, own)).abs().scatter(1, own, torch.inf)
         return distance.topk(min(self.nearest, logits.shape[1] - 1), largest=False).indices
 

@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from camkit.targets.fixed import SameClassTarget
 from camkit.targets.names import check_index
 from camkit.targets.outputs import logits_of
-from camkit.targets.probabilities import ScoreReading, logits_behind
+from camkit.targets.probabilities import ScoreReading
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
@@ -57,21 +55,18 @@ class LogOddsTarget(Target):
         """
         scores = logits_of(output, batch)
         check_index(self.index, scores.shape[1])
-        logits, reading = logits_behind(scores, self.final), ScoreReading.of(scores)
+        reading = ScoreReading.of(scores, self.final)
+        logits = reading.logits
         rows = scores.to(logits.dtype) / (100 if reading.kind == "percentage" else 1)
         if not self.final and reading.whole is not None:  # probabilities, by operations of the model's own
             rows = rows.clamp(min=torch.finfo(rows.dtype).tiny).log()
         value, slope = logits[:, self.index], rows[:, self.index]
         if logits.shape[1] > 1 and self.activation not in ("sigmoid", "none") and "Sigmoid" not in self.final:
-            others = self._without_own(logits)
+            others = logits.clone()
+            others[:, self.index] = -torch.inf
             value = value - others.logsumexp(1)
             slope = slope - (others.softmax(1) * rows).sum(1)
         return Scores(value + (slope - slope.detach()), quantity="log-odds", activation=reading.activation)
-
-    def _without_own(self, logits: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        others = logits.clone()
-        others[:, self.index] = -torch.inf
-        return others
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from camkit.errors import TargetError
 from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, maps_of
-from camkit.targets.probabilities import ScoreReading
+from camkit.targets.probabilities import ScoreReading, probabilities
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
@@ -50,10 +50,12 @@ def class_on_map(
     images = torch.arange(len(maps), device=maps.device)
     class_maps = maps[images, indices].float()  # in fp16 the sum over the cells would overflow
     reading, apart = ScoreReading.of(maps), _are_apart(maps, activation)
-    probabilities = _probabilities(reading, apart=apart)[images, indices]
+    by_class = probabilities(reading, "sigmoid" if apart else "softmax")
+    assert by_class is not None
+    shares = by_class[images, indices]
     quantity: str | tuple[str, ...] = f"mean {reading.kind} {part}"
     if mask is None:
-        inside = probabilities > _PREDICTED if apart else maps.detach().argmax(1) == indices[:, None, None]
+        inside = shares > _PREDICTED if apart else maps.detach().argmax(1) == indices[:, None, None]
         predicted = inside.any((1, 2), keepdim=True)
         inside = inside | ~predicted
         parts = (_WHERE_PREDICTED if found else _PREDICTED_NOWHERE for found in predicted.flatten().tolist())
@@ -68,7 +70,7 @@ def class_on_map(
     return Scores(
         values=(class_maps * cells).sum((1, 2)) / cells.sum((1, 2)),
         indices=tuple(indices.tolist()),
-        probabilities=tuple(((probabilities * cells).sum((1, 2)) / cells.sum((1, 2))).tolist()),
+        probabilities=tuple(((shares * cells).sum((1, 2)) / cells.sum((1, 2))).tolist()),
         classes=maps.shape[1],
         quantity=quantity,
         cells=inside,
@@ -79,14 +81,6 @@ def class_on_map(
 def names_cells(quantity: str) -> bool:
     """Tell whether a score is the mean over cells that the caller named, from the words for it."""
     return quantity.endswith((_INSIDE_MASK, _EVERYWHERE))
-
-
-def _probabilities(maps: ScoreReading, *, apart: bool) -> Float[Tensor, "n k h w"]:
-    given = maps.probabilities
-    if given is not None:
-        return given
-    logits = maps.values.float()
-    return logits.sigmoid() if apart else logits.softmax(1)
 
 
 def _are_apart(maps: Tensor, activation: Activation | None) -> bool:
@@ -103,7 +97,9 @@ def class_by_area(
         TargetError: the model has fewer classes than ``rank``.
     """
     if _are_apart(maps, activation):
-        areas = (_probabilities(ScoreReading.of(maps), apart=True) > _PREDICTED).flatten(2).sum(2).float()
+        by_class = probabilities(ScoreReading.of(maps), "sigmoid")
+        assert by_class is not None
+        areas = (by_class > _PREDICTED).flatten(2).sum(2).float()
     else:
         best = maps.detach().argmax(1).flatten(1)
         areas = torch.stack([(best == index).sum(1) for index in range(maps.shape[1])], dim=1).float()

@@ -39,13 +39,13 @@ def points(what: str, *numbers: Any) -> tuple[tuple[float, float], ...]:
     return tuple(zip(sides[::2], sides[1::2], strict=True))
 
 
-def box_corners(what: str, sides: Iterable[Any]) -> tuple[float, float, float, float]:
+def box_corners(what: str, sides: Any) -> tuple[float, float, float, float]:
     """Return the sides of a box as numbers; ``what`` is its name in the error.
 
     Raises:
         TargetError: they are not left, top, right, bottom of a box with an area.
     """
-    sides = tuple(sides)
+    sides = tuple(sides) if isinstance(sides, Iterable) else (sides,)
     wanted = f"{what} takes left, top, right and bottom"
     if len(sides) == 4:
         (left, top), (right, bottom) = points(wanted, *sides)

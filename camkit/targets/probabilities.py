@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from camkit.types import Activation
+
 _ACTIVATIONS = ("SoftmaxBackward0", "SigmoidBackward0", "LogSoftmaxBackward0", "LogSigmoidBackward0")
 _RESHAPING = (
     "AliasBackward0",
@@ -106,28 +108,38 @@ class ScoreReading:
             return None
         return self.values.float().exp() if self.kind == "log-probability" else self.values.float()
 
+    @property
+    def logits(self) -> Float[Tensor, "n k *cells"]:
+        """Logits that give these scores, without the constant that a softmax drops.
 
-def logits_behind(scores: Float[Tensor, "n k"], final: str = "") -> Float[Tensor, "n k"]:
-    """Return logits that give these class scores, without a graph and without the constant that a softmax drops.
+        Probabilities that rounding made 0 or 1 have the logits of the nearest numbers that are neither.
+        """
+        values = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
+        limits = torch.finfo(values.dtype)
+        if self.final.startswith("LogSigmoid"):
+            return values - (-values.clamp(max=-limits.tiny).expm1()).log()
+        if self.final.startswith("Sigmoid"):
+            return values.clamp(limits.tiny, 1 - limits.eps / 2).logit()
+        if self.whole is not None and not self.final.startswith("Softmax"):
+            values = self.values.float() / self.whole
+        elif not self.final.startswith("Softmax"):
+            return values
+        return values.clamp(min=limits.tiny).log()
 
-    Probabilities that rounding made 0 or 1 have the logits of the nearest numbers that are neither. ``final`` is the
-    name of the softmax or sigmoid in which the model ends, for scores without a graph.
+
+def probabilities(scores: ScoreReading, activation: Activation | None) -> Float[Tensor, "n k"] | None:
+    """Return the probabilities of the classes; None if the activation is "none".
+
+    Scores that are probabilities already are returned as they are.
     """
-    node, values = final_activation(scores), scores.detach()
-    values = values.to(torch.promote_types(values.dtype, torch.float32))
-    name, limits = final if node is None else node.name(), torch.finfo(values.dtype)
-    if name.startswith("LogSigmoid"):
-        return values - (-values.clamp(max=-limits.tiny).expm1()).log()
-    if name.startswith("Sigmoid"):
-        return values.clamp(limits.tiny, 1 - limits.eps / 2).logit()
-    shares = values if name.startswith("Softmax") else shares_of(values)
-    return values if shares is None else shares.clamp(min=limits.tiny).log()
-
-
-def shares_of(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n k *cells"] | None:
-    """Return class scores as shares of 1 if none is negative and their sum over the classes is 1 or 100; else None."""
-    whole = _whole_of(scores)
-    return None if whole is None else scores.float() / whole
+    function = activation or ("sigmoid" if scores.values.shape[1] == 1 else "softmax")
+    if function == "none":
+        return None
+    given = scores.probabilities
+    if given is not None:
+        return given
+    values = scores.values.float()
+    return values.sigmoid() if function == "sigmoid" else values.softmax(dim=1)
 
 
 _PERCENT = 100

@@ -291,7 +291,7 @@ def test_depth_in_a_shell(saved, tmp_path, capsys):
 
 @pytest.mark.parametrize("sides", [(1, 2, 3), (5, 5, 5, 9), (0, 0, float("nan"), 4)])
 def test_a_region_without_an_area_is_refused(sides):
-    with pytest.raises(TargetError, match="left < right and top < bottom"):
+    with pytest.raises(TargetError, match="takes left, top, right and bottom"):
         targets.region(*sides)
 
 

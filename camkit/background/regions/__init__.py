@@ -1,70 +1,50 @@
-"""Find and read the regions of objects: COCO, Pascal VOC, YOLO, mask pictures or a CSV of boxes."""
+"""Find and read the regions of objects: COCO, Pascal VOC, YOLO, mask pictures or a CSV of boxes.
+
+Each format is a module with two functions: ``find`` lists its files or folders for a folder of pictures, and ``read``
+reads one of these.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 
 from camkit.background.regions import boxes, coco, masks, voc, yolo
 from camkit.background.regions.annotations import Annotations
-from camkit.background.regions.masks import holds_photographs
 from camkit.errors import InputError, refuse_pipe
 from camkit.images.files import files_in
 
-__all__ = [
-    "FORMATS",
-    "READ",
-    "RegionFormat",
-    "boxes",
-    "coco",
-    "find_regions",
-    "holds_photographs",
-    "masks",
-    "read_regions",
-    "voc",
-    "yolo",
-]
-
+__all__ = ["READ", "boxes", "coco", "find_regions", "masks", "read_regions", "voc", "yolo"]
 
 READ = "COCO JSON, Pascal VOC XML, YOLO text, CSV files with the columns path, xmin, ymin, xmax and ymax, and masks"
 """The annotations that camkit reads, in words."""
 
-
-@dataclass(frozen=True)
-class RegionFormat:
-    """A format.
-
-    Attributes:
-        find: lists its files or folders for a folder of pictures.
-        read: reads one of these.
-        extension: the extension of a file that has this format if the user names it; "" if the format is a folder.
-    """
-
-    find: Callable[[Path], list[Path]]
-    read: Callable[[Path], Annotations]
-    extension: str = ""
+_READERS = {".csv": boxes.read, ".json": coco.read, ".xml": voc.read}
+"""The readers of files that the user names, by their suffix."""
 
 
-FORMATS = {
-    "boxes": RegionFormat(boxes.find, boxes.read, ".csv"),
-    "coco": RegionFormat(coco.find, coco.read, ".json"),
-    "masks": RegionFormat(masks.find, masks.read),
-    "voc": RegionFormat(voc.find, voc.read, ".xml"),
-    "yolo": RegionFormat(yolo.find, yolo.read),
-}
-"""The formats that camkit reads, by name."""
-
-
-def find_regions(folder: Path, classes: Collection[str] = (), table: Path | None = None) -> list[Annotations]:
+def find_regions(
+    folder: Path, classes: Collection[str] = (), table: Path | None = None, *, inside: bool = False
+) -> list[Annotations]:
     """Read all regions that are in a folder of pictures or beside it.
 
-    ``classes`` are folders that hold pictures of a class, even if their names are usual for regions. ``table`` is the
-    data.yaml that the user named.
+    Args:
+        folder: the folder.
+        classes: folders that hold pictures of a class, even if their names are usual for regions.
+        table: the data.yaml that the user named.
+        inside: read only what is in the folder.
     """
-    files = [(known, file) for known in FORMATS.values() for file in known.find(folder)]
-    return [_read(known, file, table) for known, file in files if file.parent != folder or file.name not in classes]
+    found = [(known.read, file) for known in (boxes, coco, masks, voc) for file in known.find(folder)]
+    found += [(functools.partial(yolo.read, table=table), file) for file in yolo.find(folder)]
+    root = os.path.realpath(folder)
+    return [
+        read(file)
+        for read, file in found
+        if file.parent != folder or file.name not in classes
+        if not inside or Path(os.path.realpath(file)).is_relative_to(root)
+    ]
 
 
 def read_regions(source: Path, table: Path | None = None) -> list[Annotations]:
@@ -74,22 +54,11 @@ def read_regions(source: Path, table: Path | None = None) -> list[Annotations]:
         InputError: there are no regions in a known format.
     """
     refuse_pipe(source)
-    regions: list[Annotations] = []
-    if source.is_dir():
-        files = [(known, file) for known in FORMATS.values() for file in known.find(source)]
-        inside = os.path.realpath(source)  # a format also looks beside the folder, but only this one was named
-        own = [(known, file) for known, file in files if Path(os.path.realpath(file)).is_relative_to(inside)]
-        regions = [_read(known, file, table) for known, file in own]
-        if not regions and files_in(source, [".png"]):
-            regions = [masks.read(source)]
-    else:
-        regions = [
-            known.read(source) for known in FORMATS.values() if known.extension == (source.suffix.lower() or None)
-        ]
+    if source.suffix.lower() in _READERS and not source.is_dir():
+        return [_READERS[source.suffix.lower()](source)]
+    regions = find_regions(source, table=table, inside=True) if source.is_dir() else []
+    if not regions and files_in(source, [".png"]):
+        regions = [masks.read(source)]
     if not regions:
         raise InputError(f"no regions found in {source}; camkit reads {READ}")
     return regions
-
-
-def _read(known: RegionFormat, file: Path, table: Path | None) -> Annotations:
-    return yolo.read(file, table) if known.read is yolo.read else known.read(file)
