@@ -341,7 +341,8 @@ def _rows_of_table(file: Path, group: str | None) -> list[dict[str, str]]:
     if group and "group" not in columns:
         raise InputError(f"{file} has no column {group!r} for the groups; it has {', '.join(header)}")
 
-    return [{name: (row.get(columns.get(name, "")) or "").strip() for name in _COLUMNS} for row in rows]
+    missing = dict.fromkeys(_COLUMNS, "")
+    return [missing | {name: (row.get(column) or "").strip() for name, column in columns.items()} for row in rows]
 
 
 SEVERAL_CLASSES = "pictures that the table lists with several classes"

@@ -26,6 +26,11 @@ _LEAST_MARGIN = 2
 """Least margin in pixels: the soft edge of a small object is as wide as that of a large one."""
 
 
+_FARTHEST = 10
+"""How far a polygon may reach, as a multiple of its picture's longer side: pycocotools visits every pixel of the
+edge."""
+
+
 def in_pixels(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
     """Return an object with its coordinates in pixels of a picture of ``size`` (width, height).
 
@@ -142,8 +147,10 @@ def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h 
     """Draw COCO polygons or decode a run-length encoding."""
     width, height = size
     try:
-        polygons = isinstance(outline, list)
-        encoding: Any = rle.merge(rle.frPyObjects(outline, height, width)) if polygons else packed_runs(outline)
+        are_polygons = isinstance(outline, list)
+        if are_polygons and not all(abs(side) <= _FARTHEST * max(size) for polygon in outline for side in polygon):
+            raise ValueError("a polygon reaches far out of its picture")  # noqa: TRY301
+        encoding: Any = rle.merge(rle.frPyObjects(outline, height, width)) if are_polygons else packed_runs(outline)
         stated = tuple(map(int, encoding["size"]))
         region = np.asarray(rle.decode(encoding)) == 1 if stated == (height, width) else None
     except Exception as error:  # pycocotools raises many types for outlines it cannot read

@@ -1094,6 +1094,13 @@ def test_a_thin_box_in_the_picture_is_at_least_a_pixel_wide(box: tuple[float, ..
     assert object_region([ObjectAnnotation("", Box(*box))], SIZE).any()
 
 
+@pytest.mark.parametrize("far", [1e5, -1e5, 1e300, -1e300])
+def test_a_polygon_far_out_of_its_picture_is_refused(far: float) -> None:
+    annotation = ObjectAnnotation("", Box(0, 0, 5, 5), [[far, 1.0, 5.0, 5.0, 1.0, 5.0]])
+    with pytest.raises(ImageError, match="an outline cannot be read: ValueError: a polygon reaches far out"):
+        object_region([annotation], SIZE)
+
+
 def test_a_polygon_that_reaches_out_is_clipped() -> None:
     region = object_region([ObjectAnnotation("", None, [[-20, -20, 10, -20, 10, 90, -20, 90]])], SIZE)
     assert (region == rectangle(0, 0, 10, 30)).all()
