@@ -159,4 +159,4 @@ def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h 
         raise ImageError(f"an outline is for {stated[1]}x{stated[0]} pixels, but the picture has {width}x{height}")
     if np.count_nonzero(region) != rle.area(encoding):  # pycocotools leaves the rest of the memory as it was
         raise ImageError("an outline cannot be read: the runs of its encoding do not fill the picture")
-    return region
+    return np.asarray(region)

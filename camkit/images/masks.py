@@ -18,7 +18,6 @@ from jaxtyping import Bool, Integer
 
 from camkit.errors import ImageError, InputError, brief
 from camkit.images.mask_pictures import MOST_COLOURS, VIVID, read_mask
-from camkit.kit.wording import first_of
 
 _SAMPLE = 200
 """At most this many masks are examined: enough to contain every class, and read within seconds."""
@@ -190,4 +189,6 @@ def _convention(tally: _Tally) -> MaskReading | None:
 
 def _listed(values: Iterable[int]) -> str:
     """Return the first values in words."""
-    return first_of([f"#{value - VIVID:06x}" if value >= VIVID else value for value in sorted(values)], _LISTED)
+    names = [f"#{value - VIVID:06x}" if value >= VIVID else str(value) for value in sorted(values)]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

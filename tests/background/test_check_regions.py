@@ -897,7 +897,7 @@ MEANINGS = {
     "VOC in colour": (
         palette(two_objects(1, 2, 255), VOC_COLOURS).convert("RGB"), "(#008000, #800000); #e0e0c0 is a border"
     ),
-    "a palette without black": (palette(two_objects(1, 2), [9, 9, 99, 200, 0, 0, 0, 200, 0]), "but 0 is an object (1, 2)"),
+    "a palette without black": (palette(two_objects(1, 2), [9, 9, 99, 200, 0, 0, 0, 200, 0]), "but 0 is an object"),
     "a palette with a transparent index": (palette(BOTH, [0, 9, 0, 0, 9, 0]), "value 255 is the object"),
     "alpha": (levels(ALPHA), "value 255 is the object"),
     "alpha over black": (with_alpha(BOTH * 0, BOTH * 255), "value 255 is the object"),
