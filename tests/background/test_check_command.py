@@ -592,7 +592,7 @@ def test_masks_with_several_grey_levels_give_the_same_verdict_and_are_described(
     [
         (
             lambda data: [file.unlink() for file in (data.parent / "masks").rglob("0*.png")],
-            "no picture matches a region",
+            "no picture has a region of its own class",
         ),
         (lambda data: (data / "bird").rename(data / "emu"), "the model has no label 'emu'"),
     ],
