@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +21,7 @@ from camkit.config.settings import normalize_name
 from camkit.errors import InputError, did_you_mean, refuse_pipe
 from camkit.images.files import files_in, has_picture_suffix, is_regular
 from camkit.images.listing import find_pictures
-from camkit.images.mask_pictures import names_masks
+from camkit.images.mask_pictures import MASK_SUFFIXES, has_few_values, names_masks
 from camkit.kit.wording import first_of
 from camkit.types import Box
 
@@ -142,6 +143,8 @@ def _read_data(
     only = None if class_map is None else class_map.keys() - without
     of_classes = _class_folders(root, only or ())
     sources = find_regions(root, of_classes, table) if regions is None else read_regions(regions, table)
+    if not sources:
+        yolo.refuse_empty(root)
     labelled, rule, left_out = _label_pictures(data, sources, group, skip, regions, only, of_classes)
     if not labelled:
         raise InputError(
@@ -243,6 +246,7 @@ def _label_pictures(
     if len(with_pictures) == 1 and (has_categories or without_objects):  # a folder such as JPEGImages
         return _label_by_largest(data, sources, only, skip)
     if with_pictures:
+        _refuse_masks(by_class)
         names = {file: file.relative_to(data).as_posix() for files in by_class.values() for file in files}
         items = [Item(names[file], file, label, names[file]) for label, files in by_class.items() for file in files]
         left_out = {
@@ -255,6 +259,28 @@ def _label_pictures(
     if table is not None:
         return _label_by_table(table, group)
     return _label_by_largest(data, sources, only, skip)
+
+
+_MOST_EXAMINED = 4
+"""In each folder, at most this many of the pictures that may be masks are examined."""
+
+
+def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
+    """Refuse masks with unusual names among photographs: they would count as pictures of a class."""
+    masks, photographs = [], 0
+    for files in by_class.values():
+        for _, of_folder in itertools.groupby(files, key=lambda file: file.parent):
+            pictures = list(of_folder)
+            possible = [file for file in pictures if file.suffix.lower() in MASK_SUFFIXES]
+            examined = possible[:_MOST_EXAMINED]
+            few = list(filter(has_few_values, examined))
+            masks += few if 2 * len(few) >= len(examined) else []
+            photographs += len(pictures) - len(possible) + len(examined) - len(few)
+    if masks and photographs:
+        raise InputError(
+            f"{masks[0]} has only a few colours, like a mask, but is in the folder of a class; name masks like their "
+            "pictures, either in a folder named masks or as NAME_mask.png, or list the pictures and classes in a CSV"
+        )
 
 
 def _class_folders(data: Path, classes: Collection[str]) -> set[str]:

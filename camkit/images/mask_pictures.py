@@ -11,7 +11,7 @@ from PIL import Image
 
 from camkit.errors import ImageError, as_error, brief
 from camkit.images.files import PICTURE_SUFFIXES, is_regular
-from camkit.images.read import opened, turned
+from camkit.images.read import open_picture, opened, turned
 
 VIVID = 1 << 24
 """Added to 0xRRGGBB, the number of a colour. The number of a grey is its level."""
@@ -23,6 +23,8 @@ _FOLDER_NAME = re.compile(rf"{_WORD}([ _-]?({_WORD}|class|object|images?|png|raw
 
 MASK_SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 """The suffixes of files that may be masks. JPEG changes the values."""
+
+_FEW_VALUES = 16
 
 MOST_COLOURS = 1024
 """A mask has at most this many colours: one for each class or object. Photographs have tens of thousands."""
@@ -107,6 +109,15 @@ def is_mask(file: Path, root: Path) -> bool:
             return not is_photograph(file)
     is_inside = any(map(names_masks, file.relative_to(root).parts[:-1]))
     return is_inside and file.suffix.lower() in MASK_SUFFIXES and not is_photograph(file)
+
+
+def has_few_values(file: Path) -> bool:
+    """Return whether a picture has at least two colours, but few, like a mask; False if it cannot be read."""
+    try:
+        colours = open_picture(file).getcolors(_FEW_VALUES)
+    except ImageError:
+        return False
+    return colours is not None and len(colours) > 1
 
 
 def is_photograph(file: Path) -> bool:

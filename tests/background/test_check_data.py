@@ -474,6 +474,14 @@ def test_masks_with_usual_names_are_read_and_are_no_pictures(tmp_path: Path, nam
     assert all(len(item.objects) == 1 for item in data.items)
 
 
+@pytest.mark.parametrize(
+    "name", ["{label}/{stem}_manual1.png", "{label}/mask_{stem}.png", "other/{stem}.png", "{label}/other/{stem}.png"]
+)
+def test_masks_with_other_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="has only a few colours, like a mask, but is in the folder of a class; name"):
+        read_data(with_masks(tmp_path, name))
+
+
 def test_a_named_folder_of_masks_among_the_classes_is_no_class(tmp_path: Path) -> None:
     data = read_data(with_masks(tmp_path, "other/{stem}.png"), regions=tmp_path / "other")
     assert data.classes == ("bird", "cat")

@@ -497,6 +497,22 @@ def test_a_confidence_and_a_track_after_a_box_are_left_out(tmp_path: Path, more:
     assert (drawn(annotations, "a") == rectangle(10, 12, 30, 18)).all()
 
 
+@pytest.mark.parametrize("place", ["labels", "images/cat", "data/labels/cat"])
+def test_text_files_that_are_all_empty_are_named(tmp_path: Path, place: str) -> None:
+    for name in ("cat/a", "dog/b"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True)
+        Image.new("RGB", SIZE).save(tmp_path / "images" / f"{name}.png")
+    folder = tmp_path / place
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("a", "b"):
+        (folder / f"{name}.txt").write_text("\n")
+    regions = folder if place.startswith("data") else None
+    with pytest.raises(InputError, match=r"the text files in .* are all empty: export"):
+        read_data(tmp_path / "images", regions=regions)
+    (folder / "a.txt").write_text("0 0.5 0.5 0.5 0.2\n")
+    assert read_data(tmp_path / "images", regions=regions).items
+
+
 POSES = {
     "4 keypoints of 3 numbers": (3, "0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2"),
     "3 keypoints of 3 numbers": (3, "0.3 0.45 2 0.5 0.5 1 0 0 0"),

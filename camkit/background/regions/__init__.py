@@ -59,6 +59,8 @@ def read_regions(source: Path, table: Path | None = None) -> list[Annotations]:
     regions = find_regions(source, table=table, inside=True) if source.is_dir() else []
     if not regions and files_in(source, [".png"]):
         regions = [masks.read(source)]
+    if not regions and source.is_dir():
+        yolo.refuse_empty(source)
     if not regions:
         raise InputError(f"no regions found in {source}; camkit reads {READ}")
     return regions

@@ -11,7 +11,7 @@ import yaml
 
 from camkit.background.regions.annotations import LARGEST_SHARE, AnnotationCollector, Annotations
 from camkit.errors import InputError, as_error, brief
-from camkit.images.files import files_in, has_picture_suffix
+from camkit.images.files import PICTURE_SUFFIXES, files_in, has_picture_suffix
 from camkit.kit.wording import listed
 from camkit.types import Box
 
@@ -26,6 +26,15 @@ _Row: TypeAlias = tuple[str, list[float]]
 def find(folder: Path) -> list[Path]:
     """Return the folder that holds the text files: ``labels`` in or beside the pictures' folder, or that folder."""
     return [place for place in _places(folder) if any(map(_looks_like_yolo, _text_files(place)))][:1]
+
+
+def refuse_empty(folder: Path) -> None:
+    """Refuse a folder of pictures whose text files are all empty, as after an export that went wrong."""
+    stems = {picture.stem for picture in files_in(folder, PICTURE_SUFFIXES)}
+    for place in _places(folder):
+        files = [file for file in _text_files(place) if not stems or file.stem in stems]
+        if files and not any(file.read_bytes().strip() for file in files):
+            raise InputError(f"the text files in {place} are all empty: export the labels again")
 
 
 def _places(folder: Path) -> list[Path]:
