@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -145,15 +146,18 @@ def check_comparable(
             f"{source} was made with other pictures or regions and cannot be compared; make a new baseline"
         )
     if baseline["hashes"].get("settings") != hashes["settings"]:
-        before = baseline.get("settings") or {}
-        names = [
-            f"{table}.{name}"
-            for table, values in settings.items()
-            for name, value in values.items()
-            if name != WORSE and before.get(table, {}).get(name) != value
-        ]
-        what = ", ".join(names) or "class map, preprocessing or table of classes"
-        raise InputError(f"{source} was made with other settings ({what}); make a new baseline")
+        what = _other_setting(baseline.get("settings"), settings)
+        raise InputError(f"{source} was made with {what} and cannot be compared; make a new baseline")
+
+
+def _other_setting(before: Any, now: Mapping[str, Mapping[str, Any]]) -> str:
+    """Name the first setting that differs, with both values."""
+    for table, values in now.items():
+        earlier = before.get(table) if isinstance(before, dict) else None
+        for name, value in values.items():
+            if name != WORSE and isinstance(earlier, dict) and earlier.get(name) != value:
+                return f"{table}.{name} = {json.dumps(earlier.get(name))} and not {json.dumps(value)}"
+    return "another class map, preprocessing or table of classes"
 
 
 def check_heat(baseline: Mapping[str, Any], layer: str, grids: Sequence[str]) -> None:
@@ -192,11 +196,7 @@ def compare(
         len(pairs),
         gap_change(pairs, seed),
         _skill_change(pairs, seed),
-        _mean_change(
-            [float(row.right) - float(old.right) for row, old in pairs], [row.group for row, _ in pairs], [seed, 3]
-        )[0]
-        if pairs
-        else None,
+        _accuracy_change(pairs, seed),
         _pair_change(pairs, seed, limit),
         tuple(Flip(row.name, old.answer, row.answer) for row, old in pairs if old.right and not row.right),
         sum(row.right and not old.right for row, old in pairs),
@@ -215,6 +215,11 @@ def gap_change(pairs: _Pairs, seed: int) -> Estimate | None:
     return _mean_change(changes, [row.group for row, _ in both], [seed, 1])[0] if changes else None
 
 
+def _accuracy_change(pairs: _Pairs, seed: int) -> Estimate | None:
+    changes = [float(row.right) - float(old.right) for row, old in pairs]
+    return _mean_change(changes, [row.group for row, _ in pairs], [seed, 3])[0] if changes else None
+
+
 def _mean_change(
     changes: Sequence[float], groups: Sequence[str], seed: Sequence[int]
 ) -> tuple[Estimate, Float[np.ndarray, " b"]]:
@@ -229,7 +234,7 @@ def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
     """Return the class and background whose accuracy fell most; None if no pair has enough groups."""
     found: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
     for row, old in pairs:
-        now, before = ({name: float(np.mean(of)) for name, of in each.by_background.items()} for each in (row, old))
+        now, before = _by_background(row), _by_background(old)
         for background in now.keys() & before.keys():
             found[row.label, background].append((now[background], before[background], row.group))
     enough = {pair: of for pair, of in sorted(found.items()) if len({group for *_, group in of}) >= MIN_GROUPS}
@@ -245,6 +250,14 @@ def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
     adjusted = holm([change.p for change in changes])
     changes = [replace(change, p=p) for change, p in zip(changes, adjusted, strict=True)]
     return min(changes, key=lambda change: (change.p, change.change.value))
+
+
+def _by_background(row: ImageRow) -> dict[str, float]:
+    """Return the share of right answers on the backgrounds of each class."""
+    right: dict[str, list[bool]] = defaultdict(list)
+    for pasted in itertools.chain.from_iterable(row.pasted.values()):
+        right[pasted.background].append(pasted.named == row.label)
+    return {background: float(np.mean(of)) for background, of in right.items()}
 
 
 def _mean_gap(row: ImageRow) -> float:

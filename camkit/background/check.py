@@ -5,28 +5,28 @@ data -> heat of every picture -> sanity -> experiment on a sample -> a row a pic
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import functools
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import torch
 
-from camkit.background import hints, kinds
 from camkit.background.answers import NO_ANSWER
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
 from camkit.background.classes import ClassMap, match_classes, parse_class_map, question_order, read_class_map
-from camkit.background.data import Dataset, Item, read_data
+from camkit.background.data import Dataset, read_data
+from camkit.background.deep import DeepFinding, Material, hints, kinds
 from camkit.background.effects import OVERALL, Measures, measure_all
-from camkit.background.experiment import EDITS, Answers, Experiment
+from camkit.background.experiment import EDITS, Answers, EditsRow, Experiment
 from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable
-from camkit.background.journal import Journal, PictureRow, RowsOf
+from camkit.background.journal import Journal, RowsOf
 from camkit.background.pictures import ImageRow, image_rows, named_without_object
 from camkit.background.plan import SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
@@ -41,7 +41,7 @@ from camkit.errors import InputError, RunError, advice, refuse_unknown_options, 
 from camkit.images.files import set_aside
 from camkit.kit import wording
 from camkit.models import Labels, as_model, device_of
-from camkit.models.loaded import Loadable, LoadedModel
+from camkit.models.loaded import Loadable
 from camkit.options import Check
 from camkit.types import Preprocess
 
@@ -51,6 +51,11 @@ CheckProgress: TypeAlias = Callable[[Stage, int, int], None]
 
 JOURNAL = "unfinished.jsonl"
 """The file that holds the finished rows while a check runs, so that an interrupted check can be resumed."""
+
+Analysis: TypeAlias = Callable[[Material], DeepFinding | None]
+
+ANALYSES: Mapping[str, Analysis] = MappingProxyType({"hints": hints.find, "kinds": kinds.find})
+"""The optional analyses. Each may warn, and none fails a model."""
 
 QUICK = {"per_class": 40, "pastes": 1}
 """The most pictures per class and backgrounds per picture of a quick check."""
@@ -249,6 +254,8 @@ def finish_check(
     journal = None if out is None else out / JOURNAL
     made_with = {"version of camkit": wording.VERSION, **hashes}
     with Journal(journal, made_with, resume=settings.resume) as rows:
+        if rows.damaged:
+            warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
         if out is not None:
             set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
         computed = rows_of or {HEAT.name: heat.rows, EDITS.name: experiment.rows}
@@ -309,29 +316,34 @@ def _run(
     progress("measures", 0, 1)
     answers = {name: row.answers for name, row in edited.items()}
     rows = image_rows(plan, heat, answers)
-    by_kind = kinds.find(plan, answers)
-    of_heat = [] if plan.with_regions else hints.hints(plan.data.items, heat, sanity.mirrored, plan.settings.check.seed)
-    warned = {OVERALL: [Reason(hint, hint) for hint in of_heat], **(by_kind.warnings if by_kind else {})}
-    measures, judged = _judge(plan, rows, sanity, warned)
+    material = Material(plan, heat, answers, sanity.mirrored)
+    found = {name: analyse(material) for name, analyse in ANALYSES.items()}
+    findings = {name: finding for name, finding in found.items() if finding is not None}
+    measures, judged = _judge(plan, rows, sanity, findings.values())
     first = next(iter(heat.values()))
-    why = "it has no region of its class"
-    bare = {item.name: why for item in plan.data.items if plan.with_regions and not item.objects}
     return CheckResult(
         classes={name: of_class for name, of_class in measures.items() if name != OVERALL},
         overall=measures[OVERALL],
         judged=judged,
         images=tuple(rows),
         failures={name: row.error for name, row in all_heat.items() if isinstance(row, Unusable)},
-        untested={**bare, **{name: row.why for name, row in edited.items() if row.why}},
+        untested=_untested(plan, edited),
         plan=plan,
         sanity=sanity,
         method=first.method,
         layer=first.layer,
         layer_reason=first.layer_reason,
         warnings=(*_warnings(plan, heat, answers, measures[OVERALL].room), *_still_named(plan, rows, measures)),
-        kinds=by_kind,
+        findings=findings,
         reports=Reports(rendered, REPORTS[BASELINE_FILE], events),
     )
+
+
+def _untested(plan: Plan, edited: Mapping[str, EditsRow]) -> dict[str, str]:
+    """Return the pictures that could not be tested, and why. Pictures that were not drawn are not among them."""
+    why = "it has no region of its class"
+    bare = {item.name: why for item in plan.data.items if plan.with_regions and not item.objects}
+    return {**bare, **{name: row.why for name, row in edited.items() if row.why}}
 
 
 def _usable(heat: Mapping[str, HeatRow | Unusable]) -> dict[str, HeatRow]:
@@ -351,7 +363,7 @@ def _usable(heat: Mapping[str, HeatRow | Unusable]) -> dict[str, HeatRow]:
 
 
 def _judge(
-    plan: Plan, rows: list[ImageRow], sanity: Sanity, warnings: Mapping[str, Sequence[Reason]]
+    plan: Plan, rows: list[ImageRow], sanity: Sanity, findings: Iterable[DeepFinding]
 ) -> tuple[dict[str, Measures], dict[str, Judgement]]:
     """Measure and judge every class and the model."""
     settings = plan.settings
@@ -360,6 +372,10 @@ def _judge(
     exempt = {name: "expect = any" for name in plan.data.classes if settings.expects_anything(name)}
     measures = measure_all(rows, settings.limits, settings.check.seed, {*waived, *exempt}, plan.data.classes)
     measures = {name: own.of_a(detector=plan.detects) for name, own in measures.items()}
+    warnings: dict[str, list[Reason]] = defaultdict(list)
+    for finding in findings:
+        for name, reasons in finding.warnings.items():
+            warnings[name] += reasons
     judged = judge(
         measures,
         settings.limits,
@@ -430,40 +446,3 @@ def _warnings(
             "carries a little of its own background along, so the measured gap is smaller than the true one"
         )
     return tuple(warnings)
-
-
-SpreadPieces: TypeAlias = Callable[[Callable[[LoadedModel], Any], Sequence[str], int], Iterator[list[Any]]]
-"""Lets other processes compute the rows of pieces.
-
-It gets what makes, from such a process's model, the function from names to rows; the names of the pictures; and how
-many of them fill a pass. It yields the rows of each piece when they are finished.
-"""
-
-
-def spread(plan: Plan, spread_pieces: SpreadPieces) -> Mapping[str, RowsOf[Any]]:
-    """Return, for each kind of rows, a function that lets other processes compute them."""
-    parts = {part.name: getattr(plan, part.name) for part in dataclasses.fields(plan) if part.name != "model"}
-    with_model = functools.partial(Plan, **parts)
-
-    def rows(kind: str, items: Sequence[Item]) -> Iterator[Any]:
-        per_pass = plan.batch_size if kind == HEAT.name else max(1, plan.batch_size // plan.most_edits)
-        names = [item.name for item in items]
-        for of_piece in spread_pieces(functools.partial(_Worker, kind, with_model), names, per_pass):
-            yield from of_piece
-
-    return {kind: functools.partial(rows, kind) for kind in (HEAT.name, EDITS.name)}
-
-
-class _Worker:
-    """Computes rows with a model of its own, and keeps loaded pictures from one piece to the next."""
-
-    def __init__(self, kind: str, with_model: Callable[[LoadedModel], Plan], model: LoadedModel) -> None:
-        plan = with_model(model)
-        self._items = {item.name: item for item in plan.data.items}
-        heat = CheckHeat(plan)
-        list(heat.rows(plan.data.items[:1]))  # all of them choose the layer by the same picture
-        self._rows_of = heat.rows if kind == HEAT.name else Experiment(plan).rows
-
-    def __call__(self, names: Sequence[str]) -> list[PictureRow]:
-        """Return the rows of pictures, in their order."""
-        return list(self._rows_of([self._items[name] for name in names]))

@@ -216,12 +216,20 @@ def read_class_map(path: Path) -> dict[str, list[int | str] | None]:
     """
     refuse_pipe(path)
     try:
-        table = json.loads(path.read_text(encoding="utf-8-sig"))
+        table = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_with_keys_once)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"the class map {path} cannot be read: {error}") from error
     if not isinstance(table, dict):
         raise InputError(f"the class map {path} must be a JSON object from class to indices or labels")
     return parse_class_map(table, str(path))
+
+
+def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    counts = Counter(name for name, _ in pairs if not name.startswith("_"))
+    twice = next((name for name, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"the key {twice!r} occurs twice")
+    return dict(pairs)
 
 
 def parse_class_map(table: Mapping[str, Any], source: str) -> dict[str, list[int | str] | None]:

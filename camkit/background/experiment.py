@@ -246,7 +246,7 @@ class Experiment:
         There are none if the picture cannot be read, or has regions but no object or no background beside it.
         """
         picture, plan = self.load(item), self.plan
-        if picture is None or (plan.with_regions and not (_shows_object(picture) and picture.has_background)):
+        if picture is None or (plan.with_regions and not _has_object_and_background(picture)):
             return {}
         partners = self.partners[item]
         same = self._with_most_room(picture, partners.same, wanted)
@@ -384,6 +384,10 @@ class _EditToShow(NamedTuple):
 def coarse(region: Shaped[Tensor, "h w"]) -> Float[Tensor, "r c"]:
     """Return the share of each cell of a coarse grid that a region covers."""
     return functional.adaptive_avg_pool2d(region[None].float(), _ROOM_CELLS)[0]
+
+
+def _has_object_and_background(picture: PreparedPicture) -> bool:
+    return _shows_object(picture) and picture.has_background
 
 
 def _shows_object(picture: PreparedPicture) -> bool:

@@ -15,7 +15,6 @@ from camkit.background.heat import HEAT, CheckHeat
 from camkit.background.plan import Plan
 from camkit.background.sanity import SANITY_PICTURES
 from camkit.background.showcase import OFFENDERS
-from camkit.kit.wording import first_of
 from camkit.models import device_of
 from camkit.options import Limits
 
@@ -30,7 +29,7 @@ CHANCE_TO_EXCLUDE = 0.8
 _CONFIDENCE = 0.95
 
 _MOST_NAMED = 3
-"""The most classes that the sentence names, those with the fewest pictures first."""
+"""The most classes with too few pictures that the sentence names."""
 
 
 def pictures_needed(limit: float) -> int | None:
@@ -60,15 +59,27 @@ def notice(sample: Sequence[Item], limits: Limits) -> str:
     if needed is None:
         return "with a limit of 0, no number of pictures is enough"
     counts = Counter(item.label for item in sample)
+    untestable = _fewer(counts, limits.least_pictures)
     text = (
-        f"the experiment needs about {needed} pictures to exclude an effect above {limit:g} if the model has none "
-        f"(of each class with --strict), and {limits.least_pictures} of each class to test it; it has {len(sample)}"
+        f"the experiment needs about {needed} pictures to exclude an effect above {limit:g} if the model has none; it "
+        f"has {len(sample)}{'' if len(sample) >= needed and not untestable else ', so the verdict may be INCONCLUSIVE'}"
     )
-    smallest = sorted(counts, key=lambda name: counts[name])
-    if len(sample) >= needed and counts[smallest[0]] >= limits.least_pictures:
-        return text
-    few = first_of([f"{name} {counts[name]}" for name in smallest], _MOST_NAMED)
-    return f"{text} ({few}), so the verdict may be INCONCLUSIVE"
+    if untestable:
+        return f"{text}; the check tests only classes with at least {limits.least_pictures} pictures, and {untestable}"
+    small = _fewer(counts, needed)
+    if small:
+        return f"{text}; --strict needs about {needed} of each class; {small}"
+    return f"{text}, and at least {needed} of each class, as --strict needs" if len(counts) > 1 else text
+
+
+def _fewer(counts: Mapping[str, int], needed: int) -> str:
+    """Name the classes with too few pictures, such as "every class has fewer (cat 10)"; "" if none has."""
+    small = sorted((name for name in counts if counts[name] < needed), key=lambda name: counts[name])
+    if not small:
+        return ""
+    named = ", ".join(f"{name} {counts[name]}" for name in small[:_MOST_NAMED])
+    which = "every class has" if len(small) == len(counts) else f"{len(small)} of {len(counts)} classes have"
+    return f"{which} fewer ({named}{', ...' * (len(small) > _MOST_NAMED)})"
 
 
 _HEAT_PICTURES = 8

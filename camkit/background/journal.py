@@ -61,6 +61,11 @@ class Journal:
         self._store = Store(path, made_with, resume=resume, instead=how_to_start_again())
         self._finished: dict[tuple[str, str], Row] = {(row["kind"], row["name"]): row for row in self._store.rows()}
 
+    @property
+    def damaged(self) -> int:
+        """The number of damaged lines in the file; their rows are missing."""
+        return self._store.damaged
+
     def append(self, kind: RowKind[R], row: R) -> None:
         """Write a row to disk.
 

@@ -1,30 +1,26 @@
-"""The last linear layer: the pictures that mend it, its inputs, and its training, pulled towards its old weights."""
+"""The last linear layer: find it, compute its inputs once, and train it anew, pulled towards its old weights."""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from camkit.background.experiment import Experiment, batches_of_one_shape
+from camkit.background.composites import ORIGINAL, Composite
+from camkit.background.experiment import batches_of_one_shape
 from camkit.background.plan import Plan
-from camkit.background.showcase import in_levels
 from camkit.engine.attach import forward_hooks
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
-from camkit.errors import InputError, as_cell
-from camkit.images.files import csv_line, write_file
+from camkit.errors import InputError
 from camkit.images.prepare import prepare
-from camkit.images.regions import Shades
 from camkit.models import device_of, dtype_of
 from camkit.targets import logits_of
 
@@ -52,74 +48,6 @@ _STEPS = 200
 
 _SAME = 1e-4
 """How far a layer's output may differ from the model's, as a share of the largest."""
-
-
-ORIGINAL = "original"
-"""Stands in place of a fill's name for a picture that is not edited."""
-
-_MOST_BACKGROUNDS = 6
-"""The most backgrounds of other classes on which an object is pasted, and the most of its own class."""
-
-
-@dataclass(frozen=True, eq=False)
-class Composite:
-    """A picture for mending.
-
-    Attributes:
-        tensor: the model's input (C, H, W).
-        shades: what the preprocessing makes of black and white.
-        label: the object's class.
-        group: the object's group.
-        background: the class of the picture behind the object.
-        fill: how the background's own object was filled in; ORIGINAL for an unedited picture.
-    """
-
-    tensor: Float[Tensor, "c h w"]
-    shades: Shades
-    label: str
-    group: str
-    background: str
-    fill: str
-
-
-def composites(plan: Plan, progress: Callable[[int, int], None]) -> Iterator[Composite]:
-    """Yield each picture of a plan's sample, and its object on backgrounds of its own class and of other classes."""
-    others = max(1, len(plan.data.classes) - 1)
-    wanted = min(_MOST_BACKGROUNDS, max(others, plan.settings.check.pastes))
-    check = replace(plan.settings.check, pastes=wanted)
-    experiment = Experiment(replace(plan, settings=plan.settings.model_copy(update={"check": check})))
-    labels = {item.name: item.label for item in plan.data.items}
-    for number, item in enumerate(plan.sample):
-        progress(number, len(plan.sample))
-        picture = experiment.load(item)
-        if picture is None:
-            continue
-        own = (picture.shades, item.label, item.group)
-        yield Composite(picture.tensor, *own, item.label, ORIGINAL)
-        for edit, make in experiment.edits(item, wanted).items():
-            if edit.arm in ("same", "other"):
-                yield Composite(make(), *own, labels[edit.lender], edit.fill)
-
-
-def export(plan: Plan, folder: Path, progress: Callable[[int, int], None]) -> int:
-    """Write the composites of a plan as PNG files, with a table of their classes; return how many there are.
-
-    ``labels.csv`` has the columns path, label, group, background and fill.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
-    lines = [csv_line(("path", "label", "group", "background", "fill"))]
-    for number, made in enumerate(composites(plan, progress), start=1):
-        path = Path(made.label) / f"{number:06d}.png"
-        pixels = in_levels(made.shades, made.tensor)
-        # Without the mark of a drawing, by which camkit would leave these pictures out of a folder.
-        write_file(folder / path, cv2.imencode(".png", pixels[..., ::-1])[1].tobytes())
-        cells = path, made.label, made.group, made.background, made.fill
-        texts = (str(cell).encode(errors="surrogateescape").decode(errors="backslashreplace") for cell in cells)
-        lines.append(csv_line(map(as_cell, texts)))
-    write_file(folder / "labels.csv", lines)
-    return len(lines) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,14 +97,17 @@ def find_last_linear(plan: Plan) -> LastLinear:
     with quiet_pass(module, device, "fp32"), interruptible(), forward_hooks(dict.fromkeys(names, note)):
         logits = logits_of(module(picture), 1)
     for name, outputs in calls.items():
-        alike = len(outputs) == 1 and outputs[0].shape == logits.shape
-        if alike and bool((outputs[0] - logits).abs().max() <= _SAME * logits.abs().max()):
+        if len(outputs) == 1 and outputs[0].shape == logits.shape and _alike(outputs[0], logits):
             rows = sorted({output for indices in plan.matched.indices.values() for output in indices})
             return LastLinear(name, tuple(rows))
     raise InputError(
         "the output of this model is not that of a linear layer, so it cannot be mended; write the pasted pictures "
         "with --export, and train the model on them"
     )
+
+
+def _alike(output: Tensor, logits: Tensor) -> bool:
+    return bool((output - logits).abs().max() <= _SAME * logits.abs().max())
 
 
 @dataclass(frozen=True, eq=False)

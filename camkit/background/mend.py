@@ -24,18 +24,9 @@ from torch import nn
 
 from camkit.background.baseline import gap_change
 from camkit.background.check import PlanOptions, finish_check, plan_check
+from camkit.background.composites import composites, export
 from camkit.background.data import Item
-from camkit.background.last_layer import (
-    MOST_LOST,
-    Pair,
-    choose_strength,
-    composites,
-    export,
-    find_last_linear,
-    fit,
-    inputs_of,
-    worst_pair,
-)
+from camkit.background.last_layer import MOST_LOST, Pair, choose_strength, find_last_linear, fit, inputs_of, worst_pair
 from camkit.background.plan import Plan, make_plan
 from camkit.background.result import CheckResult
 from camkit.errors import InputError, refuse_unknown_options, refusing_exit
@@ -253,6 +244,10 @@ def _gap_of(result: CheckResult) -> float | None:
 
 
 def _worst_pair_of(result: CheckResult) -> Pair | None:
-    shown = [(row.label, background, right) for row in result.images for background, right in row.by_background.items()]
-    pairs = [(label, background) for label, background, right in shown for _ in right]
-    return worst_pair(pairs, [each for *_, right in shown for each in right])
+    shown = [
+        ((row.label, pasted.background), pasted.named == row.label)
+        for row in result.images
+        for of_fill in row.pasted.values()
+        for pasted in of_fill
+    ]
+    return worst_pair([pair for pair, _ in shown], [right for _, right in shown])

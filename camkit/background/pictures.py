@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -69,14 +68,6 @@ class ImageRow:
     named: Mapping[str, str] = field(default_factory=dict)
     same_cue: Mapping[str, bool] = field(default_factory=dict)
     other_cue: Mapping[str, bool] = field(default_factory=dict)
-
-    @property
-    def by_background(self) -> dict[str, list[bool]]:
-        """Whether the answers on the backgrounds of each class are right, with all fills."""
-        right: dict[str, list[bool]] = defaultdict(list)
-        for pasted in itertools.chain.from_iterable(self.pasted.values()):
-            right[pasted.background].append(pasted.named == self.label)
-        return right
 
     @property
     def skill(self) -> tuple[float, float] | None:

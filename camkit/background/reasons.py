@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from camkit.background.edits import RING
-from camkit.background.effects import OVERALL, Effect, EffectName, Level
+from camkit.background.effects import CUE_NAMES, OVERALL, Effect, EffectName, MeasuredEffect
 from camkit.kit.statistics import MIN_GROUPS
 from camkit.kit.wording import counted
 
@@ -20,12 +20,16 @@ class Reason(NamedTuple):
         text: the full text for one class.
         fails: whether it alone makes the verdict FAIL.
         step: what to do next, if the reason is that something could not be decided.
+        lacks: how many pictures are missing, if that is the reason.
+        more: of which class ``step`` asks for pictures, and for how many at most.
     """
 
     kind: str
     text: str
     fails: bool = False
     step: str = ""
+    lacks: int = 0
+    more: tuple[str, int] | None = None
 
 
 WITH_ARTICLE: Mapping[EffectName, str] = {
@@ -40,71 +44,134 @@ WITH_ARTICLE: Mapping[EffectName, str] = {
 """The effects' names within a sentence."""
 
 
-_SAYS: Mapping[Level, str] = {
-    "fail": "significantly above the limit",
-    "warn": "that may be above the limit",
-    "excluded": "above the limit is excluded at 95%",
-    "open": "above the limit cannot be excluded",
-}
-"""What is known about an effect, by its level."""
-
-DOUBT = "measured above the limit, but uncertain"
-"""Why an effect does not warn although its estimate lies above the limit."""
-
-KNOWLEDGE = "above the limit, which does not count because the gap of all classes is excluded"
-"""Why a sufficiency does not count: a model may know the background without relying on it."""
-
-
-def reason_of(effect: Effect, says: str = "") -> Reason:
-    """Say what is known about an effect: by its level, or as ``says`` says."""
-    name = WITH_ARTICLE[effect.name]
+def reason_of(effect: Effect) -> Reason:
+    """Say what is known about an effect."""
     if effect.mean is None:
         text = f"the {noun(effect)} could not be measured"
         return Reason(text, text, step="add pictures of other groups and classes, with regions")
-    kind = f"{name} {says or _SAYS[effect.level]}"
-    text = f"{kind}: {in_words(effect)}; {_measured(effect)}"
-    if effect.level != "open" or says:
-        return Reason(kind, text, fails=effect.level == "fail")
-    return Reason(kind, f"{text}; to settle it, {_step(effect)}", step=_step(effect))
+    match effect.level:
+        case "fail":
+            kind = f"reads {_reads(effect)}: {WITH_ARTICLE[effect.name]} above the limit"
+            return Reason(kind, _significant(effect, effect.mean), fails=True)
+        case "warn":
+            kind = f"possibly reads {_reads(effect)}: {WITH_ARTICLE[effect.name]} that may be above the limit"
+            return Reason(kind, _probable(effect, effect.mean))
+        case "excluded":
+            return Reason(f"{WITH_ARTICLE[effect.name]} above the limit is excluded", _excluded(effect, effect.mean))
+        case "open":
+            kind = f"{WITH_ARTICLE[effect.name]} above the limit cannot be excluded"
+            counts = effect.more_pictures if effect.groups >= effect.least_groups else None
+            more = (effect.label, counts[1]) if counts else None
+            return Reason(kind, _open(effect, effect.mean), step=_step(effect), more=more)
 
 
 def reason_of_few_groups(effect: Effect) -> Reason:
     """Say that an effect has too few groups to be significant, and how many it needs."""
     kind = f"the pictures come from too few groups for {WITH_ARTICLE[effect.name]} to be significant"
-    text = f"{kind}: {effect.groups} (uneven groups count as fewer); the check needs {effect.least_groups}"
-    return Reason(kind, text, step=_step(effect))
+    text = f"{_from_groups(effect)}, too few for {WITH_ARTICLE[effect.name]} to be significant"
+    return Reason(kind, f"{text}; the check needs {effect.least_groups}", step=_more_groups(effect))
+
+
+def reason_of_doubt(effect: Effect) -> Reason:
+    """Say why an effect does not warn although its estimate lies above the limit."""
+    kind = f"{WITH_ARTICLE[effect.name]} measured above the limit, but uncertain"
+    why = "which may be chance" if effect.above_with_every_fill else "but not with each way of filling holes"
+    return Reason(kind, f"{_answers(effect)} of {effect.value:.2f}{_fills(effect)}, {why}")
+
+
+def reason_of_knowledge(effect: Effect) -> Reason:
+    """Say that a sufficiency is above its limit but does not count."""
+    kind = "knows the background, but does not rely on it"
+    text = f"{_answers(effect)} of {effect.value:.2f}{_fills(effect)}"
+    return Reason(kind, f"{text}; it does not count, because the gap of all classes is excluded")
+
+
+def _from_groups(effect: Effect) -> str:
+    return f"the pictures come from {effect.groups} groups (uneven groups count as fewer)"
+
+
+def _more_groups(effect: Effect) -> str:
+    missing = effect.least_groups - effect.groups
+    of = "" if effect.label == OVERALL else f" of {effect.label}"
+    return f"add pictures{of} from at least {counted(missing, 'more group')}, such as patients or videos"
 
 
 def _step(effect: Effect) -> str:
-    """Say what would settle an effect that is open, or has too few groups."""
+    """Say what would settle an effect that is open."""
+    if effect.groups < effect.least_groups:
+        return _more_groups(effect)
     of = "" if effect.label == OVERALL else f" of {effect.label}"
-    if (missing := effect.least_groups - effect.groups) > 0:
-        return f"add pictures{of} from at least {counted(missing, 'more group')}, such as patients or videos"
     if (more := effect.more_pictures) is not None:
         return f"add about {more[0]} to {more[1]} pictures{of} with regions, of new groups if the data has groups"
     name = effect.name if effect.name in ("attraction", "sufficiency") else "gap"
     return f"choose a limit further from {effect.value:.2f} (--{name}), or add far more pictures{of}"
 
 
-def _measured(effect: Effect) -> str:
-    """Return the estimate, that of each fill, the interval, the limit, and the p-value of a finding.
+def _significant(effect: Effect, measured: MeasuredEffect) -> str:
+    value, low, high = _figures(measured, effect.limit)
+    interval = "" if low is None else f"95% interval {low} to {high}, "
+    figures = f"{interval}limit {effect.limit:.2f}, p {effect.p:.2g}"
+    return f"{_answers(effect)} of {value}{_fills(effect)} ({figures})"
 
-    The figures show on which side of the limit they lie.
-    """
-    value, low, high = (_figure(number, effect.limit) for number in (effect.value, effect.low, effect.high))
-    fills = [f"{fill} {of_fill.effect.value:.2f}" for fill, of_fill in effect.by_fill.items()]
-    parts = fills if len(fills) > 1 else []
-    bounded = not math.isnan(effect.low)
-    parts.append(f"95% interval {low} to {high}" if bounded else f"no interval for fewer than {MIN_GROUPS} groups")
-    parts.append(f"limit {effect.limit:.2f}")
-    if effect.level == "fail":
-        parts.append(f"p {effect.p:.2g}")
-    return f"measured {value} ({', '.join(parts)})"
+
+def _probable(effect: Effect, measured: MeasuredEffect) -> str:
+    value, low, high = _figures(measured, effect.limit)
+    text = f"{_answers(effect)} of {value}{_fills(effect)}; "
+    if low is None:
+        text += f"there is no interval for fewer than {MIN_GROUPS} groups"
+    else:
+        text += f"the {noun(effect)} is probably between {low} and {high}"
+    return f"{text}; the limit is {effect.limit:.2f}"
+
+
+def _excluded(effect: Effect, measured: MeasuredEffect) -> str:
+    value, _, high = _figures(measured, effect.limit)
+    above = high if measured.effect.high > 0 else "0.00"
+    name = WITH_ARTICLE[effect.name]
+    return f"{name} above {above} is excluded at 95% (measured: {value}{_fills(effect)}, limit {effect.limit:.2f})"
+
+
+def _open(effect: Effect, measured: MeasuredEffect) -> str:
+    value, low, high = _figures(measured, effect.limit)
+    name = WITH_ARTICLE[effect.name]
+    if low is None:
+        return (
+            f"{name} above the limit of {effect.limit:.2f} cannot be excluded (measured: {value}): there is no "
+            f"interval for fewer than {MIN_GROUPS} groups"
+        )
+    if effect.groups < effect.least_groups:
+        outlook = f"{_from_groups(effect)}; the check needs {effect.least_groups}"
+    elif (more := effect.more_pictures) is None:
+        outlook = "the estimate is too near the limit for any number of pictures to settle it"
+    else:
+        outlook = f"about {more[0]} to {more[1]} more pictures in the experiment would settle it"
+    measured_as = f"measured: {value}{_fills(effect)}, limit {effect.limit:.2f}"
+    return f"{name} up to {high} cannot be excluded ({measured_as}); {outlook}"
 
 
 def noun(effect: Effect) -> str:
     """Return an effect's name without its article."""
     return WITH_ARTICLE[effect.name].partition(" ")[2]
+
+
+def _reads(effect: Effect) -> str:
+    """Return what a model with this effect reads."""
+    return f"the {effect.name} of the whole picture" if effect.name in CUE_NAMES else "the background"
+
+
+def _fills(effect: Effect) -> str:
+    """Return the estimate with each fill, if there are several.
+
+    >>> _fills(Effect("gap", {}, 0.1))
+    ''
+    """
+    if len(effect.by_fill) < 2:
+        return ""
+    return f" ({', '.join(f'{fill} {of_fill.effect.value:.2f}' for fill, of_fill in effect.by_fill.items())})"
+
+
+def _answers(effect: Effect) -> str:
+    return f"{in_words(effect)}: {WITH_ARTICLE[effect.name]}"
 
 
 def in_words(effect: Effect) -> str:
@@ -133,6 +200,17 @@ def in_words(effect: Effect) -> str:
             whose = "the objects in " * effect.of_detector
             own = f"{whose}{first} of the pictures with the {cue} of their own class"
             return f"{model} {recognises} {own} and {second} with that of other classes"
+
+
+def _figures(measured: MeasuredEffect, limit: float) -> tuple[str, str | None, str | None]:
+    """Return the estimate and its interval in figures that show on which side of the limit they lie.
+
+    The interval is None if there are too few groups for one.
+    """
+    estimate = measured.effect
+    if math.isnan(estimate.low) or math.isnan(estimate.high):
+        return _figure(estimate.value, limit), None, None
+    return _figure(estimate.value, limit), _figure(estimate.low, limit), _figure(estimate.high, limit)
 
 
 def _figure(value: float, limit: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from camkit.background.baseline import Change
-from camkit.background.effects import OVERALL, Measures
-from camkit.background.kinds import Kinds
+from camkit.background.deep import DeepFinding
+from camkit.background.deep.kinds import Kinds
+from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.pictures import ImageRow
 from camkit.background.plan import Plan
 from camkit.background.rule import Judgement, worst_first
@@ -78,7 +80,7 @@ class CheckResult(Tabular):
         run: when and how the check was run.
         inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
             the JUnit XML.
-        kinds: the accuracy of each class on each place that the data names; None if it names none.
+        findings: what the optional analyses found, by name.
         reports: the functions that write the reports, ``save`` all of them and ``to_dict`` the JSON.
     """
 
@@ -100,7 +102,7 @@ class CheckResult(Tabular):
     change: Change | None = None
     fail_on_worse: bool = False
     inconclusive: Inconclusive = "fail"
-    kinds: Kinds | None = None
+    findings: Mapping[str, DeepFinding] = field(default_factory=dict)
     reports: Reports | None = None
 
     def __repr__(self) -> str:
@@ -130,10 +132,29 @@ class CheckResult(Tabular):
         """Why, in words."""
         return tuple(reason.text for reason in self.judged[OVERALL].reasons)
 
+    @functools.cached_property
+    def excluded_for_rest(self) -> float | None:
+        """The size above which effects are excluded, over the classes that could be tested.
+
+        None if an effect is not excluded, or if no class could be tested.
+        """
+        rest = {name for name, own in self.judged.items() if own.effects and not (own.waived or own.findings.untested)}
+        rows, settings = [row for row in self.images if row.label in rest], self.plan.settings
+        effects = measure_all(rows, settings.limits, settings.check.seed)[OVERALL].counting if rows else []
+        ends = [effect.excluded_above for effect in effects if effect.name != "sufficiency" and effect.mean is not None]
+        known = [end for end in ends if end is not None]
+        return max(known) if known and len(known) == len(ends) else None
+
     @property
     def regressed(self) -> Sequence[str]:
         """What got worse than in the baseline, in words; empty unless the check was told to fail such a model."""
         return self.change.worse if self.fail_on_worse and self.change is not None else ()
+
+    @property
+    def kinds(self) -> Kinds | None:
+        """The accuracy of each class on each place that the data names; None if it names none."""
+        found = self.findings.get("kinds")
+        return found if isinstance(found, Kinds) else None
 
     def assert_ok(self, *, inconclusive: Inconclusive | None = None) -> None:
         """Do nothing if the model may ship, and raise otherwise; for tests.

@@ -29,11 +29,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from camkit.background.effects import OVERALL, Effect, EffectName, Level, Measures
 from camkit.background.reasons import (
-    DOUBT,
-    KNOWLEDGE,
+    WITH_ARTICLE,
     Reason,
     reason_of,
+    reason_of_doubt,
     reason_of_few_groups,
+    reason_of_knowledge,
 )
 from camkit.kit.statistics import MIN_GROUPS, holm, smallest_p, wilson
 from camkit.options import Limits
@@ -118,10 +119,6 @@ Most models that read the background do so for many classes, and then the gap of
 
 _PRESENT = 2.0
 """An effect of a class counts as above 0 at this many times the significance level, 10% by default: it only warns."""
-
-
-_REPORTED = ("open", "sufficiency")
-"""An effect that decides nothing and is no reason: a sufficiency that does not warn."""
 
 
 @dataclass(frozen=True)
@@ -285,10 +282,10 @@ def _judge_alone(
         warned=bool(other_warnings),
     )
     of_level = {
-        level: [reason_of(effect) for effect in effects if effect.level == level and (level, effect.name) != _REPORTED]
+        level: [reason_of(effect) for effect in effects if effect.level == level and not _only_reported(effect)]
         for level in ("fail", "excluded", "warn", "open")
     }
-    known = [reason_of(effect, KNOWLEDGE) for effect in effects if not effect.counts and effect.low > effect.limit]
+    known = [reason_of_knowledge(effect) for effect in effects if not effect.counts and effect.low > effect.limit]
     warnings = [*of_level["warn"], *other_warnings]
     reasons: list[Reason]
     match findings.verdict:
@@ -304,6 +301,11 @@ def _judge_alone(
     return Judgement(findings.verdict, tuple(reasons), by_name, findings, waived)
 
 
+def _only_reported(effect: Effect) -> bool:
+    """Return whether an effect decides nothing: a sufficiency that does not warn."""
+    return effect.name == "sufficiency" and effect.level == "open"
+
+
 def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) -> Judgement:
     """Return the verdict on the model, from all classes together and the classes that are neither waived nor exempt."""
     overall = judged[OVERALL]
@@ -313,37 +315,65 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     findings = Findings.joined([judgement.findings for judgement in counted.values()])
     verdict = findings.verdict
     if verdict == "PASS":
-        reasons = [*overall.reasons, *_uncertain_for_classes(counted)]
+        reasons = [*overall.reasons, *_excluded_for_classes(counted)]
         return replace(overall, verdict=verdict, reasons=tuple(reasons), findings=findings)
+    of_all = [reason._replace(text=f"all classes together: {reason.text}") for reason in overall.reasons]
     named = {name for name, own in counted.items() if own.verdict == verdict}
     if verdict == "WARN":
         named |= {name for name, own in counted.items() if own.findings.untested}
-    own_reasons = [(name, reason) for name, own in worst_first(counted).items() for reason in own.reasons]
-    deciding = [entry for entry in own_reasons if entry[0] in named - {OVERALL}]
-    reasons = _listed(deciding, classes=len(judged) - 1)
-    if overall.verdict != "PASS":  # a finding for all classes together is reported in any case
-        of_all = [reason._replace(text=f"all classes together: {reason.text}") for reason in overall.reasons]
-        first = OVERALL in named  # because reports show only the first reasons at the top
-        reasons = [*of_all, *reasons] if first else [*reasons, *of_all]
+    deciding = {name: own for name, own in counted.items() if name in named - {OVERALL}}
+    of_classes = _summarised(worst_first(deciding), classes=len(judged) - 1)
+    if OVERALL in named:  # first, because reports show only the first reasons at the top
+        reasons = [*of_all, *of_classes]
+    else:  # a finding for all classes together is reported in any case
+        reasons = [*of_classes, *(of_all if overall.verdict != "PASS" else [])]
     reasons.sort(key=lambda reason: not reason.fails)
     return replace(overall, verdict=verdict, reasons=tuple(reasons), findings=findings)
 
 
-def _uncertain_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
-    """Say in how many classes alone an effect is open, and which estimates lie above their limits nevertheless."""
+def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
+    """Say which effects are excluded for each class alone, and in how many classes a strict check asks for more."""
     of_classes = {name: judgement for name, judgement in judged.items() if name != OVERALL and judgement.effects}
     reasons = []
-    if is_open := [judgement for judgement in of_classes.values() if judgement.findings.has("open")]:
+    for effect in ("gap", "attraction"):
+        ends = {name: judgement.effects[effect].excluded_above for name, judgement in of_classes.items()}
+        known = {name: end for name, end in ends.items() if end is not None}
+        if known and len(known) == len(ends):
+            worst = max(known, key=lambda name: known[name])
+            kind = f"{WITH_ARTICLE[effect]} of a single class is excluded"
+            text = f"for each class alone, {WITH_ARTICLE[effect]} above {known[worst]:.2f} is excluded at 95%"
+            reasons.append(Reason(kind, text if len(known) == 1 else f"{text} (the least certain class is {worst})"))
+    not_excluded = [judgement for judgement in of_classes.values() if judgement.findings.has("open")]
+    if not_excluded:
         kind = "an effect on a single class cannot be excluded"
-        which = f"for {len(is_open)} of {len(of_classes)} classes alone, a gap or attraction above the limit"
-        reasons.append(Reason(kind, f"{which} cannot be excluded; --strict asks for that too"))
+        text = (
+            f"for {len(not_excluded)} of {len(of_classes)} classes alone, a gap or attraction above the limit cannot "
+            "be excluded; --strict asks for that too"
+        )
+        reasons.append(Reason(kind, f"{text}{_outlook(not_excluded)}"))
     above = [effect for own in of_classes.values() for effect in own.effects.values() if effect.value > effect.limit]
-    return [*reasons, *_listed([(effect.label, reason_of(effect, DOUBT)) for effect in above], len(of_classes))]
+    return [*reasons, *_listed([(effect.label, reason_of_doubt(effect)) for effect in above], len(of_classes))]
+
+
+def _outlook(judgements: Sequence[Judgement]) -> str:
+    """Say how many more pictures of a class would exclude its effects, if a number would."""
+    more = [effect.more_pictures for judgement in judgements for effect in judgement.effects.values()]
+    known = [numbers for numbers in more if numbers is not None and any(numbers)]
+    if not known:
+        return ""
+    fewest, most = min(numbers[0] for numbers in known), max(numbers[1] for numbers in known)
+    exception = "; the estimates of some are too near the limit" if None in more else ""
+    return f", which takes about {fewest} to {most} more pictures of a class{exception}"
 
 
 def worst_first(judged: Mapping[str, Judgement]) -> dict[str, Judgement]:
     """Return the classes in the order of their largest effects."""
     return dict(sorted(judged.items(), key=lambda of_class: -of_class[1].largest_effect))
+
+
+def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]:
+    """Return the reasons of the classes that decide, kind by kind; a kind of many classes becomes one count."""
+    return _listed([(name, reason) for name, own in deciding.items() for reason in own.reasons], classes)
 
 
 def _listed(reasons: Sequence[tuple[str, Reason]], classes: int) -> list[Reason]:
@@ -392,8 +422,8 @@ def _obstacles(
     elif measures.tested < limits.least_pictures:
         kind = f"fewer than {limits.least_pictures} pictures could be tested"
         text = f"only {measures.tested} pictures could be tested; the check needs {limits.least_pictures}"
-        step = f"add pictures with regions: the check needs {limits.least_pictures} of each class"
-        reasons.append(Reason(kind, text, step=step))
+        lacks = limits.least_pictures - measures.tested
+        reasons.append(Reason(kind, text, step=f"add at least {lacks} pictures{of}, with regions", lacks=lacks))
     needed_objects = _min_pictures("attraction", limits)
     shown = _pictures(measures.attraction)
     if measures.attraction.by_fill and measures.tested >= limits.least_pictures and shown < needed_objects:

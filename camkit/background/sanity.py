@@ -102,9 +102,15 @@ def check_sanity(plan: Plan, items: Sequence[Item]) -> Sanity:
         )
     mirrored = None
     if not plan.with_regions:
-        mirroring = replace(plan.model, preprocess=lambda picture: plan.preprocess(picture).flip(-1))
-        mirrored = compare_mirrored(maps, _maps(plan.explain(chosen, model=mirroring)))
+        mirrored = compare_mirrored(maps, _maps(plan.explain(chosen, model=_mirroring(plan.model))))
     return Sanity(agreement, randomised, tuple(problems), tuple(remarks), mirrored)
+
+
+def _mirroring(model: LoadedModel) -> LoadedModel:
+    """Return the model with its pictures mirrored left to right."""
+    preprocess = model.preprocess
+    assert preprocess is not None
+    return replace(model, preprocess=lambda picture: preprocess(picture).flip(-1))
 
 
 def _maps(explanations: Iterable[Explanation | Failure]) -> list[np.ndarray | None]:

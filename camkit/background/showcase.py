@@ -90,20 +90,25 @@ class Strip:
         return tuple(by_arm[arm] for arm in ("same", "other", "removed") if arm in by_arm)
 
     @property
-    def tells(self) -> bool:
-        """Whether the triptych is right on its own background and wrong on the other one."""
-        right = {panel.arm: panel.right for panel in self.triptych}
-        return right.get("same", False) and not right.get("other", True)
+    def persuasion(self) -> tuple[bool, ...]:
+        """How much the triptych says: most if it is right on its own background and wrong on the other one.
 
-    def answer_to(self, panel: Panel) -> str:
-        """Return the answer to a panel, with the probability of the picture's class."""
-        share = "" if panel.probability is None else f"; {self.row.label} {panel.probability:.0%}"
-        return f"{panel.answer or ''}{share}"
+        Among others, one that is wrong on its own background, or that lacks the third picture, says less.
+        """
+        right = {panel.arm: panel.right for panel in self.triptych}
+        own = right.get("same", False)
+        return own and not right.get("other", True), own, "removed" in right
 
     @property
     def sentence(self) -> str:
-        """What the triptych shows, for pages without pictures, such as GitHub's job summaries."""
-        return "; ".join([self.title, *(f"{panel.title}: {panel.comment[0]}" for panel in self.triptych)])
+        """The answers in words."""
+        answers = [
+            f"{panel.title}: {panel.answer}"
+            + ("" if panel.probability is None else f" ({panel.probability:.0%} {self.row.label})")
+            for panel in self.panels
+            if panel.answer
+        ]
+        return "; ".join([self.title, *answers])
 
 
 class Showcase:
@@ -118,35 +123,54 @@ class Showcase:
         self._plan = result.plan
         self._experiment = Experiment(result.plan)
         self._items = {item.name: item for item in result.plan.data.items}
-        self._pasted = [row for row in result.images if row.same]
 
     @functools.cached_property
     def strips(self) -> list[Strip]:
         """The worst offenders: the answers that changed most with the background, of every class in turn."""
-        offenders = sorted(self._pasted, key=lambda row: (-_gap(row), -(row.area or 0.0), row.name))
-        shown = _classes_in_turn([row for row in offenders if _gap(row) > 0])[:OFFENDERS]
-        return list(filter(None, map(self._strip, shown)))
+        drawn = [self._strip(row, self._items[row.name]) for row in self._offenders(OFFENDERS)]
+        return [strip for strip in drawn if strip is not None]
 
     @functools.cached_property
     def triptychs(self) -> list[Strip]:
-        """The strips that show most, of other classes first; further pictures if there are too few.
+        """The strips that persuade most, of other classes first; further pictures if there are too few.
 
-        If nothing was found, the worst offenders would mislead, so these are pictures that stay right.
+        If nothing was found, the worst offenders would mislead, so these are typical pictures, of each class in turn.
         """
         strips = self.strips if self._result.verdict in ("FAIL", "WARN") else []
         shown = {strip.row.name for strip in strips}
-        unseen = [row for row in self._pasted if row.name not in shown]
+        unseen = [row for row in self._result.images if row.same and row.name not in shown]
+        accuracies = {label: measures.accuracy.value for label, measures in self._result.classes.items()}
         unseen.sort(
             key=lambda row: (
                 bool(row.removed),  # has three panels
+                self._is_typical(row),
                 not any(row.removed.values()),
                 min(*row.same.values(), *row.other.values()),
+                accuracies.get(row.label, 0.0),
             ),
             reverse=True,
         )
-        further = map(self._strip, _classes_in_turn(unseen)[: max(0, TRIPTYCHS - len(strips))])
-        full = [strip for strip in (*strips, *further) if strip is not None and len(strip.triptych) > 1]
-        return sorted(full, key=lambda strip: bool(strips) and not strip.tells)[:TRIPTYCHS]
+        missing = _classes_in_turn(unseen)[: max(0, TRIPTYCHS - len(strips))]
+        drawn = [*strips, *filter(None, (self._strip(row, self._items[row.name]) for row in missing))]
+        full = [strip for strip in drawn if len(strip.triptych) > 1]
+        if not strips:
+            return full[:TRIPTYCHS]
+        ranked = sorted(full, key=lambda strip: (strip.persuasion, self._is_typical(strip.row)), reverse=True)
+        turns = {row.name: turn for turn, row in enumerate(_classes_in_turn([strip.row for strip in ranked]))}
+        return sorted(ranked, key=lambda strip: (not strip.persuasion[0], turns[strip.row.name]))[:TRIPTYCHS]
+
+    @functools.cached_property
+    def _named(self) -> dict[str, tuple[int, int]]:
+        """For each class, on how many pictures the model names it without the object, and how many were tried."""
+        return {
+            label: named_without_object(self._result.images, label)
+            for label in {row.label for row in self._result.images}
+        }
+
+    def _is_typical(self, row: ImageRow) -> bool:
+        """Return whether the model names the class without the object, or not, as on most pictures of the class."""
+        named, pictures = self._named[row.label]
+        return (row.label in row.named.values()) == (2 * named > pictures)
 
     def thumbnails(self) -> list[Panel]:
         """Draw a few pictures of every class in turn with their regions, as the model sees them."""
@@ -170,9 +194,22 @@ class Showcase:
         )
         return list(itertools.islice(drawn, FLIPS))
 
-    def _strip(self, row: ImageRow) -> Strip | None:
+    def _offenders(self, most: int) -> list[ImageRow]:
+        """Return the worst offender of each class, the worst first; then the second of each class, and so on."""
+        offenders = [row for row in self._result.images if row.same and self._offence(row)[0] > 0]
+        offenders.sort(key=lambda row: row.name)
+        return _classes_in_turn(sorted(offenders, key=self._offence, reverse=True))[:most]
+
+    def _offence(self, row: ImageRow) -> tuple[float, bool, float]:
+        """Return how much a picture speaks against the model: its gap, then whether the third panel is typical.
+
+        If these are equal, a larger object says more, because it is easier to see in a small picture.
+        """
+        gap = min(row.same[fill] - row.other[fill] for fill in row.same)
+        return gap, self._is_typical(row), row.area or 0.0
+
+    def _strip(self, row: ImageRow, item: Item) -> Strip | None:
         """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
-        item = self._items[row.name]
         edits, picture = self._experiment.edits(item, wanted=1), self._experiment.load(item)
         if not edits or picture is None:
             return None
@@ -204,7 +241,7 @@ class Showcase:
         if edit.fill == BLUR:
             return ""
         if edit.arm == "removed":
-            named, pictures = named_without_object(self._result.images, row.label)
+            named, pictures = self._named[row.label]
             return f"{self._plan.removed} ({row.label} is named in {named} of {pictures} such pictures)"
         if edit.arm in ("same", "other"):
             on = "with a ring of class" if edit.fill == RING else "on a background of class"
@@ -260,10 +297,6 @@ def _classes_in_turn(entries: Sequence[_T], label_of: Callable[[_T], str] = attr
         counts[label_of(entry)] += 1
         turns.append(counts[label_of(entry)])
     return [entry for _, entry in sorted(zip(turns, entries, strict=True), key=lambda pair: pair[0])]
-
-
-def _gap(row: ImageRow) -> float:
-    return min(row.same[fill] - row.other[fill] for fill in row.same)
 
 
 def in_levels(shades: Shades, tensor: Float[Tensor, "c h w"]) -> Pixels:

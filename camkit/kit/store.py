@@ -50,6 +50,7 @@ class Store:
         instead: what a user can do who does not want to continue the run, as advice.
 
     Attributes:
+        damaged: the number of lines in the file that do not parse; their rows are missing.
         folder: the folder in which relative names start.
 
     Raises:
@@ -67,6 +68,7 @@ class Store:
         folder: str = "",
         instead: str,
     ) -> None:
+        self.damaged = 0
         self.folder = folder
         self._path = path
         self._in_memory: list[Row] = []
@@ -94,7 +96,7 @@ class Store:
             raise
 
     def _continue(self, path: Path, made_with: Fingerprint, instead: str) -> None:
-        """Compare what decides the rows, and cut off an incomplete last line."""
+        """Compare what decides the rows, count the damaged ones, and cut off an incomplete last line."""
         begun = started_with(path)
         if not begun:
             raise InputError(
@@ -105,7 +107,11 @@ class Store:
                 f"{path} cannot be continued: it was made with different settings ({different}); {instead}"
             )
         self.folder = begun["folder"]
-        os.truncate(path, sum(map(len, _complete_lines(path))))
+        complete = 0
+        for line in _complete_lines(path):
+            complete += len(line)
+            self.damaged += _row(line) is None
+        os.truncate(path, complete)
 
     def rows(self) -> Iterator[Row]:
         """Yield the finished rows, in the order in which they were added."""

@@ -109,10 +109,10 @@ def test_a_refusal_names_the_setting() -> None:
     earlier: dict[str, Any] = {"hashes": {"data": "d", "settings": "s"}}
     hashes = {"data": "d", "settings": "other"}
     for settings, named in (
-        ({"check": {"seed": 0, "pastes": 2}, "limits": {"gap": 0.1}}, "other settings .check.seed."),
-        ({"check": {"seed": 1, "pastes": 2}, "limits": {"gap": 0.2}}, "other settings .limits.gap."),
-        ({"check": {"seed": 1, "pastes": 2}, "limits": {"gap": 0.1, "worse": 0.02}}, "other settings"),
-        ({}, "other settings .check.seed, check.pastes, limits.gap."),
+        ({"check": {"seed": 0, "pastes": 2}, "limits": {"gap": 0.1}}, "check.seed = 0 and not 1"),
+        ({"check": {"seed": 1, "pastes": 2}, "limits": {"gap": 0.2}}, "limits.gap = 0.2 and not 0.1"),
+        ({"check": {"seed": 1, "pastes": 2}, "limits": {"gap": 0.1, "worse": 0.02}}, "another class map"),
+        (None, "another class map"),
     ):
         with pytest.raises(InputError, match=f"was made with {named}.*make a new baseline"):
             check_comparable({**earlier, "settings": settings}, hashes, now, Path("before.json"))

@@ -152,7 +152,7 @@ def test_a_cue_that_covers_the_object_is_found_although_pasting_carries_it_along
     sharpness = result.judged[OVERALL].effects["sharpness"]
     assert sharpness.mean.effect.value > 0.3
     assert result.verdict == "FAIL"
-    assert any("a sharpness gap" in reason.kind for reason in result.judged[OVERALL].reasons)
+    assert any("reads the sharpness" in reason.kind for reason in result.judged[OVERALL].reasons)
     assert any("of the pictures with the sharpness of their own class" in reason for reason in result.reasons)
 
 

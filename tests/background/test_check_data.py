@@ -795,6 +795,9 @@ def test_an_invalid_class_map_is_refused_in_one_sentence(tmp_path: Path, text: s
     file.write_bytes(b'{"\xff": 1}')
     with pytest.raises(InputError, match=r"c\.json cannot be read"):
         read_class_map(file)
+    file.write_text('{"a": 1, "b": 2, "a": 3}')
+    with pytest.raises(InputError, match=r"c\.json cannot be read: the key 'a' occurs twice"):
+        read_class_map(file)
 
 
 # The sample

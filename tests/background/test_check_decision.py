@@ -179,8 +179,8 @@ def test_estimates_above_the_limits_never_pass_as_no_sign():
 
     texts = [reason.text for reason in found[OVERALL].reasons]
     assert found[OVERALL].verdict == "WARN"
-    assert any("measured 0.12 (blur 0.12, tile 0.12, 95% interval 0.07 to 0.17, limit 0.10)" in text for text in texts)
-    named = 'on bird backgrounds, the model calls 20% of the other objects "bird" (elsewhere 2%); measured 0.18'
+    assert any("the gap is probably between 0.07 and 0.17; the limit is 0.10" in text for text in texts)
+    named = 'on bird backgrounds, the model calls 20% of the other objects "bird" (elsewhere 2%): an attraction of 0.18'
     assert any(named in text for text in texts)
     assert found["bird"].verdict == "WARN"
 
@@ -189,8 +189,8 @@ def test_a_pass_names_the_class_whose_estimate_lies_above_the_limit():
     found = model(bird={**CLEAN, "gap": measured(0.15, -0.02, 0.28, p_zero=0.04)})
 
     assert (found[OVERALL].verdict, found["bird"].verdict) == ("PASS", "PASS")
-    (text,) = [reason.text for reason in found[OVERALL].reasons if "uncertain" in reason.text]
-    assert text.startswith("bird: a gap measured above the limit, but uncertain: the model recognises 90% of the bird")
+    (text,) = [reason.text for reason in found[OVERALL].reasons if "may be chance" in reason.text]
+    assert text.startswith("bird: the model recognises 90% of the bird objects on bird backgrounds and 80% on others")
 
 
 def test_a_class_that_is_open_only_matters_to_a_strict_check():
@@ -201,9 +201,7 @@ def test_a_class_that_is_open_only_matters_to_a_strict_check():
     assert (loose[OVERALL].verdict, loose["bird"].verdict) == ("PASS", "PASS")
     assert (strict[OVERALL].verdict, strict["bird"].verdict) == ("INCONCLUSIVE", "INCONCLUSIVE")
     assert any("for 1 of 3 classes alone" in reason.text for reason in loose[OVERALL].reasons)
-    assert any(
-        reason.text.startswith("bird: a gap above the limit cannot be excluded") for reason in strict[OVERALL].reasons
-    )
+    assert any(reason.text.startswith("bird: a gap up to 0.14") for reason in strict[OVERALL].reasons)
     assert model(strict=True)[OVERALL].verdict == "PASS"
 
 
@@ -212,8 +210,9 @@ def test_an_overall_gap_that_cannot_be_excluded_is_inconclusive_and_says_what_to
 
     assert found[OVERALL].verdict == "INCONCLUSIVE"
     (reason,) = found[OVERALL].reasons
-    assert re.search(r"a gap above the limit cannot be excluded: .* to 0.12, .* about 160 to 470 pictures", reason.text)
+    assert re.search(r"a gap up to 0.12 cannot be excluded .* about 160 to 470 more pictures", reason.text)
     assert reason.step == "add about 160 to 470 pictures with regions, of new groups if the data has groups"
+    assert reason.more == (OVERALL, 470)
 
 
 SUFFICIENT = measured(0.25, 0.20, 0.30, p=1e-9, accuracies=(0.50, 0.25))
@@ -233,8 +232,8 @@ def test_sufficiency_counts_only_while_the_gap_is_not_excluded(gap, verdict):
     found = model({**CLEAN_OVERALL, "sufficiency": SUFFICIENT, "gap": gap})
 
     assert found[OVERALL].verdict == verdict
-    (text,) = [reason.text for reason in found[OVERALL].reasons if "a sufficiency" in reason.text]
-    assert ("does not count because the gap of all classes is excluded" in text) == (verdict == "PASS")
+    (text,) = [reason.text for reason in found[OVERALL].reasons if "a sufficiency of 0.25" in reason.text]
+    assert text.endswith("it does not count, because the gap of all classes is excluded") == (verdict == "PASS")
     assert found[OVERALL].effects["sufficiency"].level == ("open" if verdict == "PASS" else "warn")
 
 
@@ -268,10 +267,7 @@ def test_a_warning_of_one_class_warns_also_if_all_together_are_open():
     found = model({**CLEAN_OVERALL, "gap": measured(0.02, -0.10, 0.14)}, bird=bird)
 
     assert found[OVERALL].verdict == "WARN"
-    assert any(
-        "all classes together: a gap above the limit cannot be excluded" in reason.text
-        for reason in found[OVERALL].reasons
-    )
+    assert any("all classes together: a gap up to 0.14" in reason.text for reason in found[OVERALL].reasons)
 
 
 @pytest.mark.parametrize("p_zero", [0.016, 0.017])
@@ -289,7 +285,7 @@ def test_a_warning_beside_a_class_that_could_not_be_tested_names_measured():
     assert (found.verdict, found.findings.untested) == ("WARN", True)
     assert any(reason.text.startswith("bird: ") for reason in found.reasons)
     (untested,) = [reason for reason in found.reasons if reason.text.startswith("wolf: only 20 pictures")]
-    assert untested.step == "add pictures with regions: the check needs 30 of each class"
+    assert untested.step == "add at least 10 pictures of wolf, with regions"
 
 
 def few(name="bird"):
@@ -354,7 +350,7 @@ def test_a_significant_gap_that_one_fill_does_not_show_only_warns():
     found = judge(measures, LIMITS, exempt={}, waived={})
 
     assert found[OVERALL].verdict == "WARN"
-    assert "measured 0.30 (blur 0.60, tile 0.00, " in found[OVERALL].reasons[0].text
+    assert "a gap of 0.30 (blur 0.60, tile 0.00)" in found[OVERALL].reasons[0].text
 
 
 def test_without_regions_a_significant_effect_warns():
@@ -388,10 +384,10 @@ def test_the_number_of_pictures_follows_the_square_root_rule(figures, pictures, 
     assert known.more_pictures == more
     if known.level == "open":
         reason = reason_of(known)
-        assert more is None or f"about {more[0]} to {more[1]} pictures" in reason.text
+        assert more is None or f"about {more[0]} to {more[1]} more pictures" in reason.text
         assert reason.step
         if more is None and not math.isnan(figures[1]):
-            assert "choose a limit further from" in reason.text
+            assert "too near the limit for any number of pictures" in reason.text
 
 
 @pytest.mark.parametrize(
@@ -421,21 +417,25 @@ def test_the_second_number_of_pictures_settles_four_of_five_checks():
         assert settled == pytest.approx(share, abs=0.03)
 
 
-def test_a_pass_says_what_it_excludes_for_all_classes_together():
+def test_a_pass_says_what_it_excludes_for_all_classes_together_and_for_each():
     found = model(bird={"gap": measured(0.02, -0.04, 0.085), "attraction": CLEAN["attraction"]})
 
-    gap, sufficiency = (reason.text for reason in found[OVERALL].reasons)
-    for text, name in ((gap, "gap"), (sufficiency, "sufficiency")):
-        assert text.startswith(f"a {name} above the limit is excluded at 95%: ")
-        assert text.endswith("measured 0.00 (blur 0.00, tile 0.00, 95% interval -0.03 to 0.03, limit 0.10)")
-    assert found["bird"].reasons[0].text.startswith("a gap above the limit is excluded at 95%")
+    assert [reason.text for reason in found[OVERALL].reasons] == [
+        "a gap above 0.03 is excluded at 95% (measured: 0.00 (blur 0.00, tile 0.00), limit 0.10)",
+        "a sufficiency above 0.03 is excluded at 95% (measured: 0.00 (blur 0.00, tile 0.00), limit 0.10)",
+        "for each class alone, a gap above 0.09 is excluded at 95% (the least certain class is bird)",
+        "for each class alone, an attraction above 0.03 is excluded at 95% (the least certain class is cat)",
+    ]
+    assert found["bird"].reasons[0].text.startswith("a gap above 0.09 is excluded at 95% (measured: 0.02 (blur 0.02")
 
 
-def test_a_pass_says_what_a_strict_check_asks_for():
+def test_a_pass_says_how_many_more_pictures_a_strict_check_needs():
     reasons = model(bird={"gap": measured(0.02, -0.07, 0.11), "attraction": CLEAN["attraction"]})[OVERALL].reasons
 
-    assert reasons[-1].text.startswith("for 1 of 3 classes alone")
-    assert reasons[-1].text.endswith("--strict asks for that too")
+    assert (
+        reasons[2].text == "for each class alone, a gap above 0.11 is excluded at 95% (the least certain class is bird)"
+    )
+    assert reasons[-1].text.endswith("--strict asks for that too, which takes about 43 to 250 more pictures of a class")
 
 
 def test_the_pictures_needed_exclude_the_limit_with_the_stated_chance():
@@ -455,19 +455,27 @@ def items(**counts):
 
 
 def test_the_notice_before_a_run_counts_pictures():
-    assert notice(items(cat=100, dog=120), LIMITS).endswith("it has 220")
-    for counts in ({"cat": 30, "dog": 35}, {"cat": 20, "dog": 130}):
-        named = f"(cat {counts['cat']}, dog {counts['dog']})"
-        assert notice(items(**counts), LIMITS).endswith(f"{named}, so the verdict may be INCONCLUSIVE")
+    assert notice(items(cat=100, dog=120), LIMITS).endswith(
+        "it has 220, and at least 97 of each class, as --strict needs"
+    )
+    few = "it has 65, so the verdict may be INCONCLUSIVE; --strict needs about 97 of each class; every class has fewer"
+    assert notice(items(cat=30, dog=35), LIMITS).endswith(f"{few} (cat 30, dog 35)")
+    assert "1 of 2 classes have fewer (cat 30)" in notice(items(cat=30, dog=130), LIMITS)
     assert "limit of 0" in notice(items(cat=20), Limits(gap=0))
     assert notice([], LIMITS) == "the experiment has no pictures"
+
+
+def test_the_notice_names_classes_that_are_too_small_to_be_tested():
+    text = notice(items(cat=20, dog=130), LIMITS)
+    assert "it has 150, so the verdict may be INCONCLUSIVE; the check tests only classes with at least 30" in text
+    assert text.endswith("pictures, and 1 of 2 classes have fewer (cat 20)")
 
 
 def test_figures_show_on_which_side_of_the_limit_they_lie():
     text = reason_of(effect(0.1004, 0.0501, 0.1507)).text
 
-    assert "measured 0.1004 (" in text
-    assert "-0.05 to 0.1001, limit 0.10" in reason_of(effect(0.02, -0.05, 0.1001)).text
+    assert "a gap of 0.1004" in text
+    assert "up to 0.1001 cannot be excluded" in reason_of(effect(0.02, -0.05, 0.1001)).text
 
 
 SEVERITY = {"PASS": 0, "INCONCLUSIVE": 1, "WARN": 2, "FAIL": 3}
@@ -526,7 +534,8 @@ def test_no_pass_hides_an_estimate_above_its_limit(drawn_model):
 
     if found[OVERALL].verdict == "PASS":
         assert all(effect.label != OVERALL or effect.name == "sufficiency" for effect in above)
-        uncertain = [reason.text for reason in found[OVERALL].reasons if "but uncertain" in reason.text]
+        doubts = ("may be chance", "not with each way of filling holes")
+        uncertain = [reason.text for reason in found[OVERALL].reasons if reason.text.endswith(doubts)]
         named = {effect.label for effect in above if effect.label != OVERALL}
         assert named == {text.partition(":")[0] for text in uncertain}
     if found[OVERALL].effects["gap"].value > LIMIT:

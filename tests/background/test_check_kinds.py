@@ -13,7 +13,7 @@ from torch import nn
 
 import camkit
 from camkit.background.check import plan_check
-from camkit.background.kinds import Kind, PastedAnswer, measure_kinds
+from camkit.background.deep.kinds import Kind, PastedAnswer, measure_kinds
 
 SIDE, PER_KIND = 32, 12
 PATCH = (slice(0, 6), slice(0, 32))
@@ -168,7 +168,7 @@ def test_one_kind_is_said_in_one_sentence(folder, tmp_path):
     )  # fmt: skip
 
     assert result.kinds.kinds == result.kinds.pairs == ()
-    assert result.report.read_text().count("Too few pictures of each place") == 1
+    assert result.report.read_text().count("Fewer than two places have") == 1
     assert 'id="pairs"' not in result.report.read_text()
 
 

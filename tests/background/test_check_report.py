@@ -162,12 +162,42 @@ def test_an_undecided_check_names_the_next_step(result):
         assert "add about 40 to 250 pictures" in text
 
 
-def test_the_first_three_different_steps_are_named(result):
-    steps = ["add about 25 to 83 pictures", "add pictures from at least 4 more groups", "try another --method", "read"]
-    reasons = tuple(Reason("open", "a gap is open", step=step) for step in (*steps[:1], *steps))
+def test_of_two_open_effects_the_step_that_settles_both_is_named(result):
+    reasons = (
+        Reason("open", "a gap is open", step="add about 25 to 83 pictures", more=(OVERALL, 83)),
+        Reason("open", "a noise gap is open", step="add about 2 to 37 pictures", more=(OVERALL, 37)),
+        Reason("open", "a gap is open", step="add about 9 to 50 pictures of cat", more=("cat", 50)),
+        Reason("few", "the groups are few", step="add pictures from at least 4 more groups"),
+    )
     judged = {**result.judged, OVERALL: replace(result.judged[OVERALL], verdict="INCONCLUSIVE", reasons=reasons)}
+    steps = words.next_steps(replace(result, judged=judged))
+    assert steps == [
+        "add about 25 to 83 pictures",
+        "add about 9 to 50 pictures of cat",
+        "add pictures from at least 4 more groups",
+    ]
 
-    assert words.next_steps(replace(result, judged=judged)) == steps[:3]
+
+def test_classes_with_too_few_pictures_are_one_step(result):
+    def undecided(**lacking):
+        own = {
+            name: replace(result.judged[name], verdict="INCONCLUSIVE", reasons=(Reason("few", "few", lacks=lacks),))
+            for name, lacks in lacking.items()
+        }
+        few = Reason("few", "few", step="add at least 10 pictures, with regions", lacks=10)
+        other = Reason("open", "a gap is open", step="add about 40 to 250 pictures")
+        whole = replace(result.judged[OVERALL], verdict="INCONCLUSIVE", reasons=(few, other))
+        return words.next_steps(replace(result, judged={**result.judged, **own, OVERALL: whole}))
+
+    first, second, *_ = (name for name in result.judged if name != OVERALL)
+    same, different = undecided(**{first: 25, second: 25}), undecided(**{first: 25, second: 18})
+    assert sorted(
+        same[0].removeprefix("add at least 25 pictures each of ").removesuffix(", with regions").split(", ")
+    ) == sorted((first, second))
+    assert same[1:] == different[1:] == ["add about 40 to 250 pictures"]
+    assert different[0].startswith("add pictures with regions, at least ")
+    assert {f"25 of {first}", f"18 of {second}"} == set(different[0].partition("at least ")[2].split(", "))
+    assert undecided(**{first: 25})[0] == f"add at least 25 pictures of {first}, with regions"
 
 
 def test_a_failed_model_has_a_next_step_and_a_passed_one_has_none(result):
@@ -698,18 +728,19 @@ def test_a_class_whose_effects_are_not_excluded_is_not_decided_in_any_report(pas
     assert cases["all classes together"].find("skipped") is None
 
 
-def test_pictures_that_still_show_the_class_are_counted(passed):
+def test_pictures_that_still_show_the_class_are_counted_beside_a_typical_one(passed):
     cars = [row for row in passed.images if row.label == "car" and row.removed]
     count = f"car is named in {sum(any(row.removed.values()) for row in cars)} of {len(cars)} such pictures"
     note = next(warning for warning in passed.warnings if "with the object removed, the model still names" in warning)
     named = re.search(r"car in (\d+) of (\d+) pictures \(and in \d+% of the others\)", note)
     assert count == f"car is named in {named[1]} of {named[2]} such pictures"
+    assert 2 * int(named[1]) < int(named[2])
     assert note in console.verdict(passed).plain and note in check_html.render(passed)
 
     panels = [panel for strip in Showcase(passed).triptychs for panel in strip.triptych]
     assert [panel.comment[1] for panel in panels] == ["PASS", "PASS", ""] * 3, "no red exception leads a PASS"
     drawn = Showcase(passed)
-    strips = [drawn._strip(row) for row in cars]
+    strips = [drawn._strip(row, drawn._items[row.name]) for row in cars]
     assert all(count in strip.triptych[-1].title for strip in strips)
 
 
@@ -736,9 +767,13 @@ def test_an_undecided_check_says_why_with_the_numbers(undecided):
     most = max(k for k in range(11) if binomtest(k, 10).proportion_ci(method="wilson").low <= 0.25)
     why = words.why_undecided(undecided)
     needed = f"with 10 pictures and chance at 25%, a test needs more than {most / 10:.0%}"
-    untested = f"ship (ship: 0% right on own backgrounds; {needed})"
+    untested = f"ship (0% right on own backgrounds; {needed})"
     assert undecided.verdict == "INCONCLUSIVE"
-    assert why == f"1 of 4 classes could not be tested: {untested}; do not ship on this evidence"
+    assert why.startswith(f"1 of 4 classes could not be tested: {untested}; over the other classes, effects above 0.")
+    assert why.endswith(" are excluded; do not ship on this evidence")
+    rest = [row for row in undecided.images if row.label != "ship" and row.same]
+    gap = np.mean([row.same[fill] - row.other[fill] for row in rest for fill in row.same])
+    assert gap <= float(re.search(r"effects above ([\d.]+) are", why)[1]) < 0.3
     page, summary = check_html.render(undecided), markdown.render(undecided)
     assert f'<p id="undecided">{why}.</p>' in page
     assert why in summary and why in console.verdict(undecided).plain

@@ -111,16 +111,15 @@ def _pass_sentence(model: str, judged: Mapping[str, Judgement]) -> str:
     gap = judged[OVERALL].effects.get("gap")
     if gap is None or gap.mean is None:
         return f"{model} was not tested, because every class is waived or exempt"
-    if above := _above(judged):
-        named = first_of([name or "all classes together" for name in above], _MAX_CLASSES)
+    above = [
+        name
+        for name, own in worst_first(judged).items()
+        if not own.waived and any(effect.value > effect.limit for effect in own.effects.values())
+    ]
+    if above:
+        named = first_of(["all classes together" if name == OVERALL else name for name in above], _MAX_CLASSES)
         return f"{model} as a whole does not rely on the background; what was measured for {named} is uncertain"
     return f"no sign that {model} relies on the background: {in_words(gap)}"
-
-
-def _above(judged: Mapping[str, Judgement]) -> list[str]:
-    """Name the classes with an estimate above its limit, the largest first; those that are waived are left out."""
-    counted = {name: own for name, own in worst_first(judged).items() if not own.waived}
-    return [name for name, own in counted.items() if any(each.value > each.limit for each in own.effects.values())]
 
 
 def caveat(result: CheckResult) -> str:
@@ -143,9 +142,14 @@ def why_undecided(result: CheckResult) -> str:
     untested = {name: own.reasons[-1].text for name, own in counting.items() if own.findings.untested}
     if not untested:
         return f"{result.reasons[0]}; do not ship on this evidence"
-    first, why = next(iter(untested.items()))
-    which = f"{first_of([*untested], _MAX_CLASSES)} ({first}: {why})"
-    return f"{len(untested)} of {len(counting)} classes could not be tested: {which}; do not ship on this evidence"
+    alike = [
+        f"{first_of([name for name, text in untested.items() if text == why], _MAX_CLASSES)} ({why})"
+        for why in dict.fromkeys(untested.values())
+    ]
+    above = result.excluded_for_rest
+    rest = "" if above is None else f"; over the other classes, effects above {number(above)} are excluded"
+    which = f"{len(untested)} of {len(counting)} classes could not be tested: {first_of(alike, MOST_STEPS)}"
+    return f"{which}{rest}; do not ship on this evidence"
 
 
 def reliability(verdict: str) -> str:
@@ -160,36 +164,80 @@ def reliability(verdict: str) -> str:
 
 def next_steps(result: CheckResult) -> list[str]:
     """Return what to do now; nothing if the model may ship."""
-    if result.exit_code("fail") == 3:
-        return _steps_to_decide(result)[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
-    classes = first_of([name for name in _above(result.judged) if name] or [*result.classes], _MAX_CLASSES)
+    if steps := _steps_to_decide(result):
+        return steps
+    if result.verdict == "FAIL":
+        return [f"do not ship this model; {_remedy(result)}"]
     if result.verdict == "WARN":
-        return [f"look at the pictures; more pictures of {classes} would show how large the effect is"]
-    if result.verdict == "PASS":
-        return []
-    remedy = f"train it on pictures of {classes} on the backgrounds of other classes"
-    if (what := _what(result, "fail")) != BACKGROUND:
-        remedy = f"train it on pictures that show each class with different {what.removeprefix('the ')}"
-    elif result.plan.with_regions:
-        remedy = (
-            "try camkit mend, which trains its last layer anew; if that does not help, train it on the pictures that "
-            "camkit mend --export writes"
-        )
-    return [f"do not ship this model; {remedy}"]
+        return [f"look at the pictures; more pictures of {_named(result)} would show how large the effect is"]
+    return []
+
+
+def _remedy(result: CheckResult) -> str:
+    """Say how the owner of a model that failed can mend it."""
+    if _what(result, "fail") != BACKGROUND:
+        return f"train it on pictures that show each class with different {_what(result, 'fail').partition(' ')[2]}"
+    if not result.plan.with_regions:
+        return f"train it on pictures of {_named(result)} on the backgrounds of other classes"
+    return (
+        "try camkit mend, which trains its last layer anew; if that does not help, train it on the pictures that "
+        "camkit mend --export writes"
+    )
+
+
+def _named(result: CheckResult) -> str:
+    """Name the classes with the verdict on the whole model, the worst first; all classes if none has it.
+
+    For a warning, these are all classes with an estimate above its limit: which of them is significant depends on the
+    backgrounds that were drawn.
+    """
+    own = {name: judgement for name, judgement in result.judged.items() if name != OVERALL and not judgement.waived}
+
+    def is_named(judgement: Judgement) -> bool:
+        above = any(effect.value > effect.limit for effect in judgement.effects.values())
+        return judgement.verdict == result.verdict or (result.verdict == "WARN" and above)
+
+    named = [name for name, judgement in worst_first(own).items() if is_named(judgement)]
+    return first_of(named or [*own], _MAX_CLASSES)
 
 
 def _steps_to_decide(result: CheckResult) -> list[str]:
-    """Return the steps of what could not be decided; first the pictures at hand that the check has not used."""
-    steps = [*dict.fromkeys(reason.step for reason in result.judged[OVERALL].reasons if reason.step)]
-    others = [step for step in steps if not step.startswith("add ")]
+    """Return what to do if something could not be decided; nothing if everything was."""
+    if result.exit_code("fail") != 3:
+        return []
+    gather = _to_gather(result)
+    reasons = [reason for reason in result.judged[OVERALL].reasons if reason.step and not (gather and reason.lacks)]
+    most = dict(sorted(reason.more for reason in reasons if reason.more))  # settles what fewer pictures would settle
+    kept = [reason.step for reason in reasons if not reason.more or reason.more in most.items()]
+    steps = [*gather, *dict.fromkeys(kept)]
     plan = result.plan
     left = sum(bool(item.objects) for item in plan.data.items) - len(plan.sample)
+    others = [step for step in steps if not step.startswith("add ")]
     size = max(Counter(item.label for item in plan.data.items).values())
     if others != steps and plan.settings.run.quick and size >= plan.settings.check.per_class:
-        return ["leave out --quick, and --per-class if you pass it, which take a sample of the pictures", *others]
-    if others != steps and left > 0:
+        steps = ["leave out --quick, and --per-class if you pass it, which take a sample of the pictures", *others]
+    elif others != steps and left > 0:
         steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
-    return steps
+    return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
+
+
+def _to_gather(result: CheckResult) -> list[str]:
+    """Return one step for all classes that have too few pictures, nothing if none has."""
+    lacking = {
+        name: reason.lacks
+        for name, own in worst_first(result.judged).items()
+        if name != OVERALL and not own.waived
+        for reason in own.reasons
+        if reason.lacks
+    }
+    if not lacking:
+        return []
+    if len(set(lacking.values())) > 1:
+        named = first_of([f"{lacks} of {name}" for name, lacks in lacking.items()], _MAX_CLASSES)
+        return [f"add pictures with regions, at least {named}"]
+    each = " each" if len(lacking) > 1 else ""
+    lacks = next(iter(lacking.values()))
+    return [f"add at least {lacks} pictures{each} of {first_of([*lacking], _MAX_CLASSES)}, with regions"]
 
 
 def untested(result: CheckResult) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from camkit.background.data import Item
+from camkit.background.deep import DeepFinding, Material
 from camkit.background.experiment import Answers
 from camkit.background.plan import Plan
 from camkit.background.reasons import Reason
@@ -94,7 +95,7 @@ class KindPair:
 
 
 @dataclass(frozen=True)
-class Kinds:
+class Kinds(DeepFinding):
     """The answers to each class on each kind of background.
 
     Attributes:
@@ -132,8 +133,13 @@ class Kinds:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The worst pair, in words."""
+        if not self.kinds:
+            return (
+                f"Fewer than two places have {LEAST_BACKGROUNDS} pictures in the experiment, so the report has no "
+                "accuracy for each place.",
+            )
         if self.worst is None:
-            return ("Too few pictures of each place to test the accuracy of a class there.",)
+            return ("No class was shown often enough on one kind of background to test its accuracy there.",)
         verdict = "significantly lower" if self.significant else "not significantly lower by more than the limit"
         return (
             f"Worst pair of class and kind: {self.in_words(self.worst)} ({verdict}).",
@@ -170,13 +176,14 @@ class PastedAnswer(NamedTuple):
     right: bool
 
 
-def find(plan: Plan, answers: Mapping[str, Answers]) -> Kinds | None:
+def find(material: Material) -> Kinds | None:
     """Find the places of the backgrounds, and measure each class on each of them.
 
     Returns:
         None if the data has no regions or names no place, or if no object was pasted on a background.
     """
-    lenders = {edit.lender for of_picture in answers.values() for edit in of_picture}
+    plan = material.plan
+    lenders = {edit.lender for answers in material.answers.values() for edit in answers}
     backgrounds = [item for item in plan.backgrounds if item.name in lenders]
     if not plan.with_regions or not any(item.place for item in backgrounds):
         return None
@@ -190,9 +197,9 @@ def find(plan: Plan, answers: Mapping[str, Answers]) -> Kinds | None:
         return Kinds()
     names = {kind.name for kind in kinds}
     kind_of = {item.name: item.place for item in backgrounds if item.place in names}
-    pasted = list(_pasted_answers(plan, answers, kind_of))
+    answers = list(_pasted_answers(plan, material.answers, kind_of))
     limits, waived = plan.settings.limits, plan.settings.waived(plan.today)
-    return measure_kinds(kinds, pasted, limits.gap, limits.alpha, plan.settings.check.seed, waived)
+    return measure_kinds(kinds, answers, limits.gap, limits.alpha, plan.settings.check.seed, waived)
 
 
 def _kind(name: str, items: Sequence[Item]) -> Kind:
