@@ -65,7 +65,7 @@ def test_a_comparison_shows_the_contrast_and_the_layer(
     viewer: Viewer, plane: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_method = functools.partial(camkit.compare, methods=["gradcam"])
-    monkeypatch.setattr("camkit.app.viewer.compare", one_method)
+    monkeypatch.setattr(camkit, "compare", one_method)
     shown = viewer.comparison(replace(plane, target=3, rather_than=1, layer="features.0"))
     contrast = camkit.targets.contrast(3, 1)
     model = viewer.models[plane.model]

@@ -7,12 +7,17 @@ import linecache
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from torch.overrides import _get_current_function_mode_stack
 
+import camkit
 from camkit.engine import guard, interrupts
+
+PACKAGE = f"{Path(camkit.__file__).parent}/"
+"""Not the folder of a clone, which may have the same name and hold an environment with PyTorch."""
 
 TraceFunction = Callable[[FrameType, str, Any], Any]
 
@@ -38,7 +43,7 @@ class CtrlC:
     """
 
     def __init__(
-        self, line: int, files: Sequence[str] = ("/camkit/", "contextlib.py"), events: Sequence[str] = ("line",)
+        self, line: int, files: Sequence[str] = (PACKAGE, "contextlib.py"), events: Sequence[str] = ("line",)
     ) -> None:
         self.line, self.files, self.events = line, tuple(files), events
         self.seen = 0

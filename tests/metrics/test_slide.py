@@ -160,11 +160,11 @@ def test_the_svg_looks_like_the_picture(tmp_path: Path, browser: Browser) -> Non
     assert np.abs(ours - theirs).mean() < 4
 
 
-def test_a_file_of_functions_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_a_function_is_asked_for_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("raise SystemExit\ndef build(): ...\ndef _hidden(): ...\nclass Net: ...\n")
+    file.write_text("raise SystemExit\ndef build(): ...\n")
     assert main([str(SCENE), "--model", str(file)]) == 2
-    assert f"{file}:build or {file}:Net" in " ".join(capsys.readouterr().err.split())
+    assert f"name the one that returns the model: {file}:build" in " ".join(capsys.readouterr().err.split())
 
 
 def test_layers_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
