@@ -16,8 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 import camkit
 from camkit.engine import guard, interrupts
 
-PACKAGE = f"{Path(camkit.__file__).parent}/"
-"""Not the folder of a clone, which may have the same name and hold an environment with PyTorch."""
+PACKAGE = f"{Path(camkit.__file__).parent}/"  # not the folder of a clone, which may be called camkit too
 
 TraceFunction = Callable[[FrameType, str, Any], Any]
 

@@ -982,11 +982,8 @@ def write_photos(folder: Path) -> list[Path]:
     return files
 
 
-@pytest.mark.parametrize("with_box", [True, False])
-def test_large_photos_are_explained_and_drawn_as_others_are(tmp_path, tiny, with_box):
+def test_large_photos_are_explained_and_drawn_as_others_are(tmp_path, tiny):
     files = write_photos(tmp_path / "in")
-    if with_box:  # its crop is known from the start; that of any other preprocessing is measured
-        tiny = replace(tiny, preprocess=ImageClassification(crop_size=SIDE, resize_size=SIDE))
     options: dict[str, Any] = {"target": [0, 2], "batch_size": 1}
     expected = list(camkit.explain_many(tiny, files, "0", on_error="yield", **options))
     drawing = Drawing(format="png", max_side=100, scale="each")
