@@ -16,8 +16,7 @@ ROOT = Path(__file__).parents[2]
 CEILINGS = Path(__file__).with_name("weight.json")
 NAME_OF_A_CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 BROAD = re.compile(r"\b(Base)?Exception\b")
-REPEATED = 4
-"""A name that is declared this often is a value that wants to exist."""
+REPEATED = 4  # a name that is declared this often is a value that wants to exist
 
 
 def weigh() -> dict[str, int]:
