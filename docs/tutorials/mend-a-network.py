@@ -192,7 +192,6 @@ mended.save("mended.pth")
 hopeless = camkit.mend(
     "demo-biased",
     camkit.scenes.labelled_scenes(),
-    config=options["config"],
 )
 hopeless.problem
 
