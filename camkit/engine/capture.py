@@ -149,6 +149,8 @@ class Pass:
     ) -> Iterator[Forward]:
         """Run the model once; its graph, and the contexts, last until the end of the block.
 
+        Ctrl-C waits in the block, so that none is lost on the way into it; slow parts of it are ``interruptible``.
+
         Args:
             contexts: entered before the model runs.
             during: entered while the model itself runs.
@@ -178,7 +180,7 @@ class Pass:
                 targets: list[Target] = []
                 for target in self.targets:
                     targets += target.expand(output, count) if isinstance(target, Expands) else [target]
-                yield Forward(images, output, tape, layouts, resized, targets, entered, noted)
+            yield Forward(images, output, tape, layouts, resized, targets, entered, noted)
 
     def _layouts(self, tape: Tape, size: tuple[int, ...]) -> dict[LayerRef, Layout]:
         """Return the layout of each layer's output."""
@@ -264,7 +266,7 @@ def capture(options: Pass, *, whole: bool = False) -> Capture:
         TargetError: a target does not fit the model's output.
     """
     unreached: Sequence[LayerRef] = tuple(options.modules)
-    with suppress(EntangledError), options.forward(whole=whole, leaf=whole) as run:
+    with suppress(EntangledError), options.forward(whole=whole, leaf=whole) as run, interruptible():
         scores: list[Scores] = []
         for target in run.targets:
             scored = target(run.output, len(run.images))

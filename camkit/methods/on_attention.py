@@ -218,7 +218,7 @@ def by_score(options: Pass, method: Method, *, with_gradients: bool) -> Capture:
         MethodError: camkit sees no attention maps over all tokens, the score does not depend on them in a
             differentiable way, or the method cannot work on this model.
     """
-    with _attending(options, method, lambda _: nullcontext()) as run:
+    with _attending(options, method, lambda _: nullcontext()) as run, interruptible():
         relevances: list[Tensor] = []
         for target in run.forward.targets:
             scored = run.forward.score(target)
@@ -269,7 +269,7 @@ def by_layer(options: Pass, method: Method) -> Capture:
     Raises:
         MethodError: as for ``by_score``; or the blocks are no chain with a head after it, or a target is a box.
     """
-    with _attending(options, method, functools.partial(noting_blocks, options.model)) as run:
+    with _attending(options, method, functools.partial(noting_blocks, options.model)) as run, interruptible():
         targets = [_same_class(run, *pair) for pair in zip(run.forward.targets, run.scores, strict=True)]
         exists = [not is_absent(scored) for scored in run.scores]
         layers: list[tuple[Any, Saved]] = []

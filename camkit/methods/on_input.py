@@ -19,6 +19,7 @@ from camkit.engine.biases import NotedBiases, is_spectral
 from camkit.engine.capture import Capture, Features, Forward, Pass, is_absent
 from camkit.engine.cut import Saved, Tape
 from camkit.engine.heatmap import enlarge
+from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import precise
 from camkit.engine.passes import is_out_of_memory
 from camkit.errors import LayerError, MethodError
@@ -58,7 +59,7 @@ def of_parts(options: Pass, method: Method) -> Capture:
         biases.append((Saved(shape_only, get_gradient_edge(output)), bias))
         output.register_hook(biases[-1][0].keeper())
 
-    with options.forward(during=NotedBiases(note), leaf=True) as run:
+    with options.forward(during=NotedBiases(note), leaf=True) as run, interruptible():
         at_input = _leaf(run.images)
         tape = Tape({_INPUT: at_input})
         tape.layers |= {LayerRef(f"bias {number}"): saved for number, (saved, _) in enumerate(biases)}
@@ -88,7 +89,7 @@ def of_guided(options: Pass, method: Method) -> Capture:
         MethodError: the score has no gradient at the input, the model has no ReLU, or a target is a box.
     """
     inputs, size = options.inputs, tuple(options.inputs.shape[2:])
-    with options.forward(whole=True, leaf=True) as run:
+    with options.forward(whole=True, leaf=True) as run, interruptible():
         explained = [Features(inputs, ())]
         if run.layouts:
             _differentiated(run.tape, run, options, keep_graph=True)

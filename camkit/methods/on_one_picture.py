@@ -48,7 +48,7 @@ def of_pictures(options: Pass, method: Method) -> Capture:
         MethodError: a target is a part of a box, or a row of weights is missing.
     """
     image = options.inputs
-    with options.forward(gradients=False, leaf=True) as run:
+    with options.forward(gradients=False, leaf=True) as run, interruptible():
         scores = run.scores()
         fixed = [
             ConfidenceTarget(
@@ -146,7 +146,7 @@ def of_scores(options: Pass, method: Method) -> Capture:
     """
     options = replace(options, precision="fp32")
     recordings = [recording(options.model, ref) for ref in options.modules]
-    with options.forward(*recordings, whole=True) as run:
+    with options.forward(*recordings, whole=True) as run, interruptible():
         layouts, recorded = run.layouts, run.entered
         captured = run.captured(run.features(), run.scores())
         fixed = [_same_class(*pair) for pair in zip(run.targets, captured.scores, strict=True)]
@@ -204,7 +204,7 @@ def of_references(options: Pass, method: Method) -> Capture:
         )
     options = replace(options, precision="fp32")
     (ref,) = options.modules
-    with options.forward(recording(options.model, ref), whole=True) as run:
+    with options.forward(recording(options.model, ref), whole=True) as run, interruptible():
         (recorded,), (layout,), (maps,) = run.entered, run.layouts.values(), run.features()
         captured = run.captured([maps], run.scores())
         all_fixed = [_same_class(*pair) for pair in zip(run.targets, captured.scores, strict=True)]

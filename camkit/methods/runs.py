@@ -16,6 +16,7 @@ from camkit.engine.attach import ForwardHook, forward_hooks
 from camkit.engine.capture import Capture, Features, Pass, capture, is_absent, to_grid
 from camkit.engine.cut import EntangledError
 from camkit.engine.heatmap import resample, weighted_sum
+from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import mapped, precise
 from camkit.errors import MethodError, TargetError, refusing_other_arguments
 from camkit.methods.joined import component_weights
@@ -53,7 +54,7 @@ def _of_head(options: Pass, _: Method) -> Capture:
     linears: dict[nn.Module, ForwardHook] = {
         module: note for module in options.model.modules() if isinstance(module, nn.Linear)
     }
-    with options.forward(forward_hooks(linears), gradients=False) as run:
+    with options.forward(forward_hooks(linears), gradients=False) as run, interruptible():
         scores = [run.score(target) for target in run.targets]
         heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
         maps = zip(run.layouts, run.features(), strict=True)
@@ -103,7 +104,7 @@ def _of_activations(options: Pass, _: Method) -> Capture:
     The head has a graph if it can have one: it shows whether the model ends in a softmax or sigmoid.
     """
     for graph in (True, False):
-        with suppress(EntangledError), options.forward(gradients=graph) as run:
+        with suppress(EntangledError), options.forward(gradients=graph) as run, interruptible():
             return run.captured(run.features(), run.scores())
     raise AssertionError("a pass without gradients does not entangle layers")
 
@@ -122,7 +123,7 @@ def _of_curvature(options: Pass, method: Method) -> Capture:
             "fuse several"
         )
     # The faster kernels of attention have no second derivative.
-    with options.forward(sdpa_kernel(SDPBackend.MATH)) as run:
+    with options.forward(sdpa_kernel(SDPBackend.MATH)) as run, interruptible():
         ((ref, layout),), (maps,) = run.layouts.items(), run.features()
         saved = run.tape.layers[ref]
         saved.settle()
