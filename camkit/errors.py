@@ -330,6 +330,16 @@ def as_cell(text: str) -> str:
     return f"'{text}" if _is_formula(text) else text
 
 
+def text_of(name: str | Path) -> str:
+    r"""Return text that every table can hold: bytes of a file's name that are not text are escaped as in Python.
+
+    >>> import os
+    >>> text_of(os.fsdecode(b"a\xff.jpg"))
+    'a\\xff.jpg'
+    """
+    return str(name).encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def from_cell(text: str) -> str:
     """Return the text that was passed to ``as_cell``."""
     return text[1:] if text.startswith("'") and _is_formula(text) else text

@@ -13,7 +13,7 @@ from torch import Tensor
 from camkit.background.experiment import Experiment
 from camkit.background.plan import Plan
 from camkit.background.showcase import in_levels
-from camkit.errors import as_cell
+from camkit.errors import as_cell, text_of
 from camkit.images.files import csv_line, write_file
 from camkit.images.regions import Shades
 
@@ -79,7 +79,6 @@ def export(plan: Plan, folder: Path, progress: Callable[[int, int], None]) -> in
         # Without the mark of a drawing, by which camkit would leave these pictures out of a folder.
         write_file(folder / path, cv2.imencode(".png", pixels[..., ::-1])[1].tobytes())
         cells = path, made.label, made.group, made.background, made.fill
-        texts = (str(cell).encode(errors="surrogateescape").decode(errors="backslashreplace") for cell in cells)
-        lines.append(csv_line(map(as_cell, texts)))
+        lines.append(csv_line(as_cell(text_of(cell)) for cell in cells))
     write_file(folder / "labels.csv", lines)
     return len(lines) - 1

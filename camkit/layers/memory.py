@@ -78,6 +78,7 @@ class ModelMemory:
         self._apart: dict[tuple[LayerRef, ...], tuple[int, bool | None]] = {}
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
+        self._named: OrderedDict[tuple[InputKind, LayerRef], TargetLayer] = OrderedDict()
         self._placed: OrderedDict[tuple[InputKind, LayerRef, Layout | None, Spread], Layout | None] = OrderedDict()
         self._placed_with = WeightMarks(record.modules(), buffers=False)
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
@@ -168,6 +169,10 @@ class ModelMemory:
             _keep(self._decisions, key, (decision, marks))
         return decision
 
+    def has_decided(self, image: Float[Tensor, "n c *size"]) -> bool:
+        """Tell whether a decision for inputs like this image is remembered and still holds."""
+        return self._still_holds((kind_of(image), None))
+
     def _still_holds(self, key: _DecisionKey) -> bool:
         kept = self._decisions.get(key)
         return kept is not None and (kept[1] is None or kept[1].still_hold(self.record.modules()))
@@ -213,9 +218,18 @@ class ModelMemory:
                 self._final_activation = ScoreReading.of(logits_of(run.output, 1)).final
         return self._final_activation
 
+    def known(self, ref: LayerRef, image: Float[Tensor, "n c *size"]) -> TargetLayer | None:
+        """Return the remembered layer with this name, for inputs like this image; None if there is none."""
+        return self._named.get((kind_of(image), ref))
+
+    def remember(self, layer: TargetLayer, image: Float[Tensor, "n c *size"]) -> None:
+        """Remember a layer that the caller named, for inputs like this image."""
+        _keep(self._named, (kind_of(image), layer.ref), layer)
+
     def forget(self) -> None:
         """Forget all decisions, after a pass showed that they no longer hold."""
         self._decisions.clear()
+        self._named.clear()
         self._placed.clear()
 
 

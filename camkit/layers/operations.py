@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from camkit.engine.attach import forward_hooks, starts
+from camkit.engine.interrupts import undisturbed
 from camkit.layers.positions import MemoryNotes, tensors_of
 
 _KEEPING = frozenset(
@@ -151,3 +154,29 @@ def _widens(weight: Tensor, _: Any, __: Any, padding: Sequence[int], dilation: S
     """Tell whether a convolution may move cells: it is transposed, or pads more cells than its kernel uses up."""
     used = (step * (side - 1) for step, side in zip(dilation, weight.shape[2:], strict=False))
     return transposed or any(2 * added > cells for added, cells in zip(padding, used, strict=False))
+
+
+@contextmanager
+def watching_places(model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor) -> Iterator[dict[nn.Module, bool]]:
+    """Record for each module that runs in the block whether all operations before its end leave cells in their places.
+
+    So a layer of an ordinary convolutional network needs no extra passes that locate its cells. Nothing is recorded if
+    the model looks at the values of the batch to choose its way, since one picture alone may take another way.
+    """
+    watch = OperationWatch(inputs)
+    kept: dict[nn.Module, bool] = {}
+
+    def begin(_: nn.Module) -> None:
+        watch.kept = True
+        watch.reads.clear()  # camkit's own tests of a batch read values, too
+
+    def end(module: nn.Module, _: list[Tensor], __: object) -> None:
+        kept[module] = kept.get(module, True) and watch.kept
+
+    def end_model(*_: object) -> None:
+        if "picture" in watch.reads:
+            kept.clear()
+
+    ends: dict[nn.Module, Callable[..., None]] = {**dict.fromkeys(modules, end), model: end_model}
+    with undisturbed(), starts([model], begin), forward_hooks(ends), watch:
+        yield kept

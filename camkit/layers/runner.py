@@ -10,15 +10,16 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.capture import Capture, NotRunError, Pass
+from camkit.engine.capture import Capture, NotRunError, Pass, ReadLayout
 from camkit.engine.cut import RepeatedError
 from camkit.engine.passes import is_overwriting, keeping_overwritten
 from camkit.engine.references import ReferencesFor
 from camkit.errors import LayerError, MethodError
 from camkit.layers.decision import UNSURE, Decision, Levels
-from camkit.layers.layouts import infer_layout
+from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of
 from camkit.layers.names import Layers
+from camkit.layers.operations import watching_places
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import AUTO, METHODS, ODAM, SHARPENED, Method
 from camkit.methods.on_attention import NoAttentionError, check_cells
@@ -26,7 +27,7 @@ from camkit.methods.on_one_picture import at_once
 from camkit.methods.registry import FINE, Way, sharpening
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
-from camkit.types import WHOLE_MODEL, LayerRef, Precision, Progress, Spread, TargetLayer
+from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, Spread, TargetLayer
 
 _AS_NAMED = "as named"
 
@@ -40,6 +41,10 @@ class OneByOneError(Exception):
 
 class OneTargetError(Exception):
     """The targets need different layers, so camkit explains them one by one."""
+
+
+class _NotPlainError(Exception):
+    """A layer's shape alone does not say where its cells lie."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,22 +124,56 @@ class Runner:
 
     def _of_layers(self, method: Method, targets: tuple[Target, ...], inputs: Tensor) -> Ran:
         """Run the model with its layers; with all tokens if "auto" stands for a method that reads attention."""
-        way = self._settled(method, targets, inputs, attends=kind_of(inputs) not in self.memory.not_all_tokens)
-        if way[0].reads_attention:
-            try:
-                ran = self._of_tokens(way[0], targets, inputs)
-            except MethodError:  # its attention runs in windows, for example
-                self.memory.not_all_tokens.add(kind_of(inputs))
-                way = self._settled(method, targets, inputs)
-            else:
-                (layer,) = ran.layers
-                reason = f"auto: attention runs between all tokens; {layer.reason}"
-                return replace(ran, layers=(replace(layer, reason=reason),))
-        captured, layers, used = self._at_layers(method, targets, inputs, way)
+        looked = self._first_look(method, targets, inputs)
+        if looked is None:
+            way = self._settled(method, targets, inputs, attends=kind_of(inputs) not in self.memory.not_all_tokens)
+            if way[0].reads_attention:
+                try:
+                    ran = self._of_tokens(way[0], targets, inputs)
+                except MethodError:  # its attention runs in windows, for example
+                    self.memory.not_all_tokens.add(kind_of(inputs))
+                    way = self._settled(method, targets, inputs)
+                else:
+                    (layer,) = ran.layers
+                    reason = f"auto: attention runs between all tokens; {layer.reason}"
+                    return replace(ran, layers=(replace(layer, reason=reason),))
+            looked = self._at_layers(method, targets, inputs, way)
+        captured, layers, used = looked
         captured = used.joined(captured, tuple(inputs.shape[2:]))
         # Grad-CAM weights whole channels, which a detector's boxes share.
         for_boxes = METHODS["hirescam"] if self.method in (AUTO, SHARPENED) and used != ODAM else None
         return Ran(captured, layers, used, for_boxes)
+
+    def _first_look(
+        self, method: Method, targets: tuple[Target, ...], inputs: Tensor
+    ) -> tuple[Capture, tuple[TargetLayer, ...], Method] | None:
+        """Run a method at named layers about which nothing is known yet; None if they need a decision first.
+
+        They need none if each returns (N, C, *grid) in proportion to the input, and all operations before it leave
+        cells in their places.
+        """
+        memory, size = self.memory, tuple(inputs.shape[2:])
+        if self.selectors is None or memory.has_decided(inputs):
+            return None
+        layers = self._known(inputs)
+        if all(layer.size for layer in layers):
+            return None
+        unknown = tuple(TargetLayer(layer.name, layer.call, reason=_AS_NAMED) for layer in layers)
+        modules = tuple(memory.selected(tuple(layer.ref for layer in layers)).values())
+        try:
+            with watching_places(memory.living, modules, inputs) as kept:
+                captured = self._run(method, targets, inputs, unknown, _plain_or_not)
+        except _NotPlainError:
+            return None
+        if not all(kept.get(module, False) for module in modules):
+            return None
+        for layer, layout in zip(unknown, captured.layouts, strict=True):
+            memory.remember(replace(layer, layout=layout, size=size), inputs)
+        used, layers = self._at_named(method, inputs)
+        placed = memory.placed(layers, inputs[:1], self.spread)
+        if any(placed.get(layer.ref) is not layer.layout for layer in layers):
+            captured = self._run(used, targets, inputs, layers)
+        return captured, layers, used
 
     def _of_tokens(self, method: Method, targets: tuple[Target, ...], inputs: Tensor) -> Ran:
         """Run the model with a layer that has its tokens, which says how they form a grid."""
@@ -202,18 +241,15 @@ class Runner:
         says next to nothing about a cell, so each cell has its own weight there. If the model cannot run on a single
         image, the layouts are read from shapes.
         """
-        selectors, size = self.selectors or (), tuple(inputs.shape[2:])
-        known = {layer.ref: layer for layer in selectors if isinstance(layer, TargetLayer) and layer.size == size}
-        refs = tuple(self.memory.selected(selectors))
-        layers = tuple(known[ref] for ref in refs if ref in known and known[ref].layout is not None)
-        if len(layers) < len(refs):
+        layers = self._known(inputs)
+        if not all(layer.size for layer in layers):
             decision = self._decision_if_any(inputs)
             unsure = _AS_NAMED + UNSURE
             layers = tuple(
-                TargetLayer(ref.name, ref.call, None, (), unsure, sure=False)
+                replace(layer, layout=None, size=(), reason=unsure, sure=False)
                 if decision is None
-                else decision.named(ref, _AS_NAMED)
-                for ref in refs
+                else decision.named(layer.ref, _AS_NAMED)
+                for layer in layers
             )
         if method == SHARPENED:
             return sharpening(layers) if len(layers) == 2 else (METHODS["gradcam"], layers)
@@ -226,6 +262,16 @@ class Runner:
         deepest = None if decision is None or decision.layer is None else decision.layer.layout
         is_deep = deepest is not None and all(grid == deepest.grid for grid in grids)
         return METHODS["gradcam" if is_deep else "gradcam-elementwise"], layers
+
+    def _known(self, inputs: Tensor) -> tuple[TargetLayer, ...]:
+        """Return the named layers with what is known of them at this size: from the caller, or from a first look."""
+        size = tuple(inputs.shape[2:])
+        given = {layer.ref: layer for layer in self.selectors or () if isinstance(layer, TargetLayer)}
+        given = {ref: layer for ref, layer in given.items() if layer.size == size and layer.layout is not None}
+        return tuple(
+            given.get(ref) or self.memory.known(ref, inputs) or TargetLayer(ref.name, ref.call)
+            for ref in self.memory.selected(self.selectors or ())
+        )
 
     def _decision(self, inputs: Tensor, target: Target | None = None) -> Decision:
         """Return the decision on the model's layers for a batch and a target.
@@ -252,7 +298,12 @@ class Runner:
             return None
 
     def _run(
-        self, method: Method, targets: tuple[Target, ...], inputs: Tensor, layers: Sequence[TargetLayer]
+        self,
+        method: Method,
+        targets: tuple[Target, ...],
+        inputs: Tensor,
+        layers: Sequence[TargetLayer],
+        read_layout: ReadLayout = infer_layout,
     ) -> Capture:
         memory = self.memory
         refs = tuple(layer.ref for layer in layers)
@@ -267,7 +318,7 @@ class Runner:
             targets,
             modules,
             memory.placed([layer for layer in layers if layer.size], inputs[:1], self.spread),
-            infer_layout,
+            read_layout,
             precision=self.precision,
             answers_alike=memory.answers_alike,
             record=memory.record,
@@ -290,7 +341,7 @@ class Runner:
             if memory.overwrites or not is_overwriting(error):
                 raise
             memory.overwrites = True
-            return self._run(method, targets, inputs, layers)
+            return self._run(method, targets, inputs, layers, read_layout)
         memory.may_resize = captured.resized
         return captured
 
@@ -301,6 +352,13 @@ def _may_miss(captured: Capture, layers: Sequence[TargetLayer], method: Method) 
         return False
     gradients = (gradient for features in captured.features for gradient in features.by_target)
     return not all(bool(gradient.flatten(1).any(1).all()) for gradient in gradients)
+
+
+def _plain_or_not(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout:
+    layout = plain_layout(shape, batch, size)
+    if layout is None:
+        raise _NotPlainError
+    return layout
 
 
 def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:

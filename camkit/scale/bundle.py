@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from camkit.errors import InputError, OutputError, advice, as_error, brief, refuse_pipe
+from camkit.errors import InputError, OutputError, advice, as_error, brief, refuse_pipe, text_of
 from camkit.explanation import Explanation, Explanations, explanation_of, sharing_scale
 from camkit.images.files import check_folder, write_file
 from camkit.kit.fingerprint import Fingerprint, digest
 from camkit.scale.job import slug
-from camkit.scale.table import read_table, text_of
+from camkit.scale.table import read_table
 from camkit.types import Failure
 
 MANIFEST = "manifest.json"

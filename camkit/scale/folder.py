@@ -221,10 +221,10 @@ class Stills:
 
 
 class _Explained(NamedTuple):
-    """An explanation, why there is none, or a large photo that the thread that draws it explains.
+    """An explanation, or why there is none.
 
     Attributes:
-        row: the explanation, the failure or the photo.
+        row: the explanation or the failure.
         found: its picture.
         rank: its place among the rows of its picture, from 1.
         number: the number of its pass.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from camkit.errors import InputError, OutputError, advice, as_cell, as_error, brief, from_cell
+from camkit.errors import InputError, OutputError, advice, as_cell, as_error, brief, from_cell, text_of
 from camkit.explanation import FIELDS, Explanation, Kind, explanation_of
 from camkit.images.files import csv_line, why_unwritable, write_file
 from camkit.kit.fingerprint import Fingerprint, differences, digest
@@ -73,17 +73,6 @@ def of_row(row: Row, folder: Path) -> Explanation:
     shares_of_scale = np.asarray(row["raw"], np.float16).reshape(row["shape"])
     raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"])
     return explanation_of({**row, "source": row["path"]}, raw, folder)
-
-
-def text_of(name: str | Path) -> str:
-    r"""Return text that every table can hold: bytes of a file's name that are not text are escaped as in Python.
-
-    >>> import os
-    >>> text_of(os.fsdecode(b"a\xff.jpg"))
-    'a\\xff.jpg'
-    """
-    text = str(name)
-    return text if text.isascii() else text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _halves(raw: Float[np.ndarray, "..."]) -> tuple[Float[np.ndarray, " cells"], float]:

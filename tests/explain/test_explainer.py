@@ -172,9 +172,9 @@ def test_all_fused_layers_are_listed() -> None:
 # --- what is remembered
 
 
-@pytest.mark.parametrize("layer", [None, "deep", nn.Conv2d])
-def test_a_decision_is_made_once_for_each_size(layer: object) -> None:
-    model, looks = made(), 1
+@pytest.mark.parametrize(("layer", "looks"), [(None, 1), ("deep", 0), (nn.Conv2d, 0)])
+def test_a_decision_is_made_once_for_each_size(layer: object, looks: int) -> None:
+    model = made()
     explainer = camkit.Explainer(model, layer, method="gradcam", spread="even")
     for size, passes in ((32, looks + 1), (32, looks + 2), (48, 2 * looks + 3), (32, 2 * looks + 4)):
         explainer(picture(size=size))

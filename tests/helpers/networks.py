@@ -150,3 +150,16 @@ def shown_in(html: str) -> np.ndarray:
 def planted_picture() -> Tensor:
     generator = torch.Generator().manual_seed(2)
     return torch.rand(1, 3, 8, 8, generator=generator) * 0.2 + 0.4
+
+
+class Flat(nn.Module):
+    """Has no head of pooling and one linear layer, so CAM does not work on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4 * 64, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x).relu().flatten(1))

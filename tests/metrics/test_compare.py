@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from networks import planted_picture
+from networks import Flat, planted_picture
 from torch import nn
 
 import camkit
@@ -255,19 +255,6 @@ def test_every_layer_has_a_row_and_every_target_is_fixed() -> None:
     assert {row.label for row in found.rows} == {"bird"}
     for row in found.rows:
         assert {compared.explanation.layer for compared in row.maps if compared.explanation} == {row.layer}
-
-
-class Flat(nn.Module):
-    """Has no head of pooling and one linear layer, so CAM does not work on it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Conv2d(3, 4, 3, padding=1)
-        self.head = nn.Linear(4 * 64, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layer(x).relu().flatten(1))
 
 
 def test_a_method_that_does_not_work_says_why_in_its_place() -> None:

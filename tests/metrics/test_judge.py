@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import Flat
 from PIL import Image
 from torch import Tensor, nn
 
@@ -294,19 +295,6 @@ def test_another_seed_draws_other_pictures_and_recommends_the_same(trained: Meth
     assert set(again.pictures) != set(trained.pictures)
     assert len(again.pictures) == 12
     assert again.recommendation.row == trained.recommendation.row
-
-
-class Flat(nn.Module):
-    """Has no head of pooling and one linear layer, so CAM does not work on it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Conv2d(3, 4, 3, padding=1)
-        self.head = nn.Linear(4 * 64, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x).relu().flatten(1))
 
 
 # --- results and reports
