@@ -9,10 +9,11 @@ import pytest
 import torch
 from heads import Skip, Unsteady
 from oracles import as_float64, multiplicative_updates
+from photos import WEIGHTS
 from PIL import Image
-from pytorch_grad_cam.feature_factorization.deep_feature_factorization import dff
 from scipy.optimize import linear_sum_assignment
 from tasks import Detecting, Segmenting, beside
+from tiers import Extra
 from torch import Tensor, nn
 from unchanged import unchanged
 
@@ -22,7 +23,8 @@ from camkit.concepts import nmf
 from camkit.concepts.concepts import colours_of
 from camkit.concepts.nmf import factorise_cells
 from camkit.errors import ImageError, InputError, LayerError, OutputError
-from scripts.bench import peer_agreement
+
+FACTORISATION = "pytorch_grad_cam.feature_factorization.deep_feature_factorization"
 
 # --- the factorisation
 
@@ -262,16 +264,16 @@ def test_several_layers_and_numbers_that_are_not_finite_are_refused() -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", peer_agreement.WEIGHTS)
+@pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_concepts_agree_with_grad_cams(test_data: Path, name: str, count: int) -> None:
     """Both factorise the same ReLU's maps, whose least value is 0, so that grad-cam's offset changes nothing."""
-    model, images = peer_agreement.load(test_data, name)
+    model, images = Extra("scripts.bench.peer_agreement").load(test_data, name)
     with torch.no_grad():
         maps = model.module.features(images[:1])
     assert float(maps.amin(3).amin(2).amax()) == 0 or count < 5
     found = camkit.factorise(model.module, images[:1], count, "features")
-    concepts, explanations = dff(maps.numpy().copy(), count)
+    concepts, explanations = Extra(FACTORISATION).dff(maps.numpy().copy(), count)
 
     theirs = explanations[0].reshape(count, -1)
     correlations = np.corrcoef(found.maps[0].reshape(count, -1), theirs)[:count, count:]

@@ -12,11 +12,10 @@ from typing import Any, get_args
 import cv2
 import numpy as np
 import pytest
-import timm
 import torch
 import torchvision
 from networks import shown_in
-from tiers import represented_by
+from tiers import Extra, represented_by
 from torch import Tensor, nn
 from unchanged import unchanged
 
@@ -27,6 +26,8 @@ from camkit.diagnosis import Diagnosis, Finding, console
 from camkit.diagnosis.findings import FindingKind, chance_silent
 from camkit.diagnosis.tensor_statistics import statistics
 from camkit.errors import InputError, TargetError
+
+timm = Extra("timm")
 
 
 def pictures(number: int = 8, side: int = 16) -> Tensor:

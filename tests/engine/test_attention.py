@@ -13,11 +13,9 @@ from typing import Any
 import attention_oracles as oracles
 import numpy as np
 import pytest
-import timm
 import torch
 import torchvision
-import transformers
-from tiers import represented_by, rows_represented
+from tiers import Extra, represented_by, rows_represented
 from torch import Tensor, nn
 from torch.nn import functional
 from unchanged import in_the_middle_of_training, unchanged
@@ -25,6 +23,8 @@ from unchanged import in_the_middle_of_training, unchanged
 import camkit
 from camkit.errors import MethodError
 from camkit.methods import METHODS
+
+timm, transformers = Extra("timm"), Extra("transformers")
 
 NAMES = tuple(name for name, method in METHODS.items() if method.reads_attention)
 OF_THE_CLASS = tuple(name for name in NAMES if name != "rollout")

@@ -16,9 +16,7 @@ from networks import A, B, C, Planted, blobs, heat_at
 from oracles import as_float64
 from oracles_pictures import Network, to_unit
 from PIL import Image
-from pytorch_grad_cam import FullGrad, GuidedBackpropReLUModel
-from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
-from tiers import represented_by
+from tiers import Extra, represented_by
 from torch import Tensor, nn
 from torch.nn import functional
 from unchanged import unchanged
@@ -28,6 +26,8 @@ from camkit.errors import MethodError
 from camkit.methods import Method
 from camkit.targets import contrast, top
 from camkit.types import PartsOfScore
+
+peer_toolkit, peer_targets = Extra("pytorch_grad_cam"), Extra("pytorch_grad_cam.utils.model_targets")
 
 NAMES = ("fullgrad", "guidedbackprop", "guidedgradcam")
 SIZE = (10, 14)
@@ -372,7 +372,7 @@ def test_guided_gradients_agree_with_grad_cam(name: str, photographed: tuple[nn.
     model, image = photographed
     layer = "features" if name == "guidedgradcam" else None
     found = camkit.explain(model, image, layer, method=name)
-    peer = GuidedBackpropReLUModel(copy.deepcopy(model), device="cpu")
+    peer = peer_toolkit.GuidedBackpropReLUModel(copy.deepcopy(model), device="cpu")
     guided = np.abs(peer(image.clone(), target_category=found.target)).max(2)
     if layer:
         guided = (
@@ -385,8 +385,8 @@ def test_guided_gradients_agree_with_grad_cam(name: str, photographed: tuple[nn.
 def test_grad_cams_fullgrad_scales_each_channel_of_a_layer_by_itself(photographed: tuple[nn.Module, Tensor]) -> None:
     model, image = photographed
     found = camkit.explain(model, image, method="fullgrad")
-    with FullGrad(copy.deepcopy(model), []) as cam:
-        peer = cam(image.clone(), [ClassifierOutputTarget(found.target)])[0]
+    with peer_toolkit.FullGrad(copy.deepcopy(model), []) as cam:
+        peer = cam(image.clone(), [peer_targets.ClassifierOutputTarget(found.target)])[0]
     # With its scaling of each channel, the same parts give grad-cam's map.
     (score,) = parts_of(model, image, target=found.target)
     by_channel = np.zeros(peer.shape)

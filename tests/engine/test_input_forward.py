@@ -15,8 +15,7 @@ import torch
 from networks import A, B, C, Planted, blobs, heat_at
 from oracles import as_float64
 from PIL import Image
-from pytorch_grad_cam import ScoreCAM as PeersScoreCAM
-from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from tiers import Extra
 from torch import Tensor, nn
 from unchanged import unchanged
 
@@ -26,6 +25,8 @@ from camkit.errors import MethodError
 from camkit.methods import METHODS, Between, Method, Whole, variant
 from camkit.methods.on_one_picture import at_once
 from camkit.targets import above, box, contrast, segment, top
+
+peer_toolkit, peer_targets = Extra("pytorch_grad_cam"), Extra("pytorch_grad_cam.utils.model_targets")
 
 AS_PUBLISHED = dict(METHODS)
 SAMPLES, STEPS, MASKS, CELLS, KEPT, WINDOW, STRIDE = 3, 4, 50, 3, 0.4, 5, 3
@@ -586,8 +587,8 @@ def test_score_cam_agrees_with_grad_cam_and_torchcam(test_data: Path, monkeypatc
     found = camkit.explain(model, image, layer, method="scorecam")
 
     def of_grad_cam() -> np.ndarray:
-        with PeersScoreCAM(model.module, [model.module.get_submodule(layer)]) as cam:
-            return cam(image, [ClassifierOutputTarget(found.target)])[0]
+        with peer_toolkit.ScoreCAM(model.module, [model.module.get_submodule(layer)]) as cam:
+            return cam(image, [peer_targets.ClassifierOutputTarget(found.target)])[0]
 
     def correlation(one: np.ndarray, other: np.ndarray) -> float:
         return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])

@@ -10,12 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiers import Extra
 
 import camkit
 from camkit.cli import main
 from camkit.demo.scenes import scene_paths
 from camkit.explanation import FIELDS
+
+accumulator = Extra("tensorboard.backend.event_processing.event_accumulator")
 
 NAMES = {field.name for field in FIELDS}
 IN_TABLES = NAMES - {"source"} | {"path"}
@@ -72,7 +74,7 @@ def test_events_and_samples_have_every_field(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed(capsys, "--tensorboard", tmp_path / "events", "-o", tmp_path / "out")
-    events = EventAccumulator(str(tmp_path / "events"), {"tensors": 0}).Reload()
+    events = accumulator.EventAccumulator(str(tmp_path / "events"), {"tensors": 0}).Reload()
     (tag,) = events.Tags()["tensors"]
     text = events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
     assert all(f"| {name} | " in text for name in NAMES)

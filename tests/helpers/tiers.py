@@ -1,5 +1,6 @@
-"""Long lists of cases: a few represent the list in the default tier, the others carry the marker ``extended``."""
+"""The two tiers: the default one needs few packages and little time; the rest carries the marker ``extended``."""
 
+import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +16,18 @@ PASSES = (
 assert {(camkit.METHODS[name].needs, camkit.METHODS[name].layer) for name in PASSES} == {
     (method.needs, method.layer) for method in camkit.METHODS.values() if not method.reads_attention
 }, "a way to run a model is not in the list"
+
+
+class Extra:
+    """A module that only ``.[extended]`` installs; it is imported when a test of that tier uses it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("_", "pytest")):  # pytest asks every object that it finds
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._name), name)
 
 
 def represented_by(*chosen: Any, among: Iterable[Any]) -> list[Any]:

@@ -21,16 +21,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
-from tiers import represented_by
+from tiers import Extra, represented_by
 
 import camkit
 from camkit.background.report import REPORTS
 from camkit.cli import app, main
 from camkit.demo.scenes import scene_paths
-from scripts.docs import docs_methods, docs_metrics, docs_notebooks
+from scripts.docs import docs_methods, docs_metrics
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+docs_notebooks = Extra("scripts.docs.docs_notebooks")
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -195,6 +197,7 @@ def sources(notebook: Any) -> list[tuple[str, str]]:
     return [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_the_notebook_is_that_of_its_script_and_small(name: str) -> None:
     file = docs_notebooks.TUTORIALS / f"{name}.ipynb"

@@ -37,7 +37,6 @@ from camkit.images.crop import CropBoxes
 from camkit.images.listing import find_pictures
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture, upright
-from camkit.models.from_huggingface import Prepare
 
 SIDE = 32
 PRESET = ImageClassification(crop_size=SIDE, resize_size=36)
@@ -660,13 +659,14 @@ def test_a_picture_too_thin_for_its_preset_is_refused_before_it_is_enlarged():
 def thin_presets() -> dict[str, Any]:
     timm_data = pytest.importorskip("timm.data")
     processors = pytest.importorskip("transformers")
+    from_huggingface = pytest.importorskip("camkit.models.from_huggingface")
     processor = processors.CLIPImageProcessor()
     return {
         "Compose": transforms.Compose([transforms.Resize(248), transforms.CenterCrop(224), transforms.ToTensor()]),
         "Compose v2": v2.Compose([v2.ToImage(), v2.Resize([248]), v2.CenterCrop(224), v2.ToDtype(torch.float32)]),
         "timm": timm_data.create_transform((3, 224, 224), is_training=False, crop_pct=0.9),
         "timm, not square": timm_data.create_transform((3, 224, 256), is_training=False, crop_pct=0.9),
-        "transformers": Prepare(processor),
+        "transformers": from_huggingface.Prepare(processor),
     }
 
 

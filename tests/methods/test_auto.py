@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import timm
 import torch
 import torchvision
+from tiers import Extra
 from torch import Tensor, nn
 
 import camkit
 from camkit.errors import MethodError
+
+timm = Extra("timm")
 
 
 def network(name: str) -> nn.Module:

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_grad_cam
-import timm
 import torch
 import torchvision
 from networks import SmallNet, planted_picture, small_picture
@@ -28,7 +26,7 @@ from oracles import (
     shapleycam,
 )
 from PIL import Image
-from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from tiers import Extra
 from torch import Tensor, nn
 
 import camkit
@@ -36,6 +34,9 @@ from camkit.cli import main
 from camkit.errors import MethodError, TargetError
 from camkit.methods import METHODS, variant
 from camkit.targets import finer
+
+peer_toolkit, peer_targets = Extra("pytorch_grad_cam"), Extra("pytorch_grad_cam.utils.model_targets")
+timm = Extra("timm")
 
 CLASS = 2
 
@@ -601,7 +602,7 @@ def test_the_docs_say_which_methods_are_local() -> None:
 
 def test_other_toolkits_refinecam_also_subtracts_each_maps_minimum() -> None:
     methods = pytest.importorskip("torchcam.methods")
-    if not hasattr(methods, "RefineCAM") or not hasattr(pytorch_grad_cam, "RefineCAM"):
+    if not hasattr(methods, "RefineCAM") or not hasattr(peer_toolkit, "RefineCAM"):
         pytest.skip("this grad-cam or torchcam has no RefineCAM")
     model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
     layers, size = ["one", "two", "three"], (16, 24)
@@ -613,8 +614,10 @@ def test_other_toolkits_refinecam_also_subtracts_each_maps_minimum() -> None:
     )
     less = np.prod([one - one.min() for one in maps], axis=0)
     modules = [model.get_submodule(layer) for layer in layers]
-    theirs = pytorch_grad_cam.RefineCAM(model, modules, base_method=pytorch_grad_cam.LayerCAM)
-    assert np.corrcoef(theirs(picture, [ClassifierOutputTarget(1)])[0].ravel(), less.ravel())[0, 1] > 0.9999
+    theirs = peer_toolkit.RefineCAM(model, modules, base_method=peer_toolkit.LayerCAM)
+    assert (
+        np.corrcoef(theirs(picture, [peer_targets.ClassifierOutputTarget(1)])[0].ravel(), less.ravel())[0, 1] > 0.9999
+    )
     with methods.RefineCAM(model, layers, input_shape=(3, *size), base_method=methods.LayerCAM) as other:
         (found,) = other(class_idx=1, scores=model(picture), target_shape=size)
     assert np.corrcoef(found[0].detach().numpy().ravel(), less.ravel())[0, 1] > 0.99  # its minima are those of cells
@@ -636,7 +639,9 @@ def test_grad_cam_adds_an_epsilon_to_grad_cam_plus_plus_that_matters_if_gradient
 
     found = camkit.explain(model, picture, "stem", method="gradcam++", target=1)
     assert_equal(found.raw, with_epsilon(0, np.maximum(maps, 0)), 1e-4)  # grad-cam sums negative values too
-    theirs = pytorch_grad_cam.GradCAMPlusPlus(model, [model.stem])(picture, [ClassifierOutputTarget(1)])[0].ravel()
+    theirs = peer_toolkit.GradCAMPlusPlus(model, [model.stem])(picture, [peer_targets.ClassifierOutputTarget(1)])[
+        0
+    ].ravel()
     correlations = [np.corrcoef(theirs, np.maximum(with_epsilon(epsilon), 0).ravel())[0, 1] for epsilon in (1e-6, 0)]
     assert correlations[0] > 0.9999
     assert correlations[1] < 0.99

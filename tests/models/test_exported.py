@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper
-from onnxruntime import quantization
 from PIL import Image
 from tiers import rows_represented
 from torch import Tensor, nn
@@ -26,6 +22,15 @@ from camkit.cli import main
 from camkit.errors import ImageError, InputError, LayerError, MethodError, ModelError, RunError, TargetError
 from camkit.kit.fingerprint import digest_of_weights
 from camkit.methods import variant
+
+pytestmark = pytest.mark.extended
+
+pytest.importorskip("onnx")
+
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+from onnxruntime import quantization
 
 SCENE = camkit.scenes.scene_paths()["plane-sky"]
 PREPARED = {"mean": 0.5, "std": 0.5}

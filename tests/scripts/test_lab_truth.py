@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+pytestmark = pytest.mark.extended
+
+pytest.importorskip("timm")
+
 from scripts.truth import lab_truth
 from scripts.truth.truth_measures import (
     auroc,

@@ -14,12 +14,18 @@ import pytest
 import torch
 from ctrl_c import CtrlC, nothing_runs
 from PIL import Image
-from transformers import LogitsProcessor, LogitsProcessorList
 
 import camkit
 from camkit.errors import ImageError, InputError, ModelError
 from camkit.sentences import attending, heat
 from camkit.sentences.loading import load
+
+pytestmark = pytest.mark.extended
+
+pytest.importorskip("transformers")
+
+from transformers import LogitsProcessor, LogitsProcessorList
+
 from tests.sentences.families import FAMILIES, localised
 
 PROMPT = "what is here ?"

@@ -12,11 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from PIL import Image
 from results import assert_is_a_result
 from scipy.optimize import minimize_scalar
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import camkit
 from camkit.cli import main
@@ -28,6 +26,14 @@ from camkit.sentences.loading import load
 from camkit.sentences.references import made_pictures
 from camkit.sentences.sentence import spans
 from camkit.sentences.tam import filtered
+
+pytestmark = pytest.mark.extended
+
+pytest.importorskip("transformers")
+
+import transformers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 from scripts.words.word_model import PROMPT, PROMPT_TEXT, build, processor_for, tokenizer_for
 from scripts.words.word_scenes import draw
 

@@ -7,6 +7,10 @@ import torch
 from PIL import Image
 from torch import nn
 
+pytestmark = pytest.mark.extended
+
+pytest.importorskip("transformers")
+
 from scripts.words.train_words import examples
 from scripts.words.word_model import ARCHITECTURES, tokenizer_for
 from scripts.words.word_scenes import draw

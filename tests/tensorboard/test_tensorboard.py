@@ -21,7 +21,6 @@ import torch
 import torchvision
 from disks import files_of_at_most
 from PIL import Image, ImageDraw, ImageFont
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -29,6 +28,12 @@ import camkit
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError
 from camkit.tensorboard import TrainingWatch, lightning_watch
+
+pytestmark = pytest.mark.extended
+
+pytest.importorskip("tensorboard.backend")
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 EVERYTHING = {"histograms": 0, "images": 0, "scalars": 0, "tensors": 0}
 
@@ -737,7 +742,6 @@ def test_a_wrong_writer_is_refused():
         TrainingWatch(network(), batch()[0], print)
 
 
-@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore")  # Lightning's own warnings with the newest PyTorch
 def test_the_callback_of_lightning_watches_a_training(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
@@ -804,7 +808,6 @@ def is_of_the_heat(response):
     return key is not None and "heat" in json.loads(base64.urlsafe_b64decode(key[1] + "=="))
 
 
-@pytest.mark.extended
 def test_tensorboard_shows_the_grid_in_a_browser(served, browser):
     page = browser.new_page()
     with page.expect_response(is_of_the_heat, timeout=90_000) as shown:

@@ -10,15 +10,20 @@ import pytest
 import torch
 from disks import files_of_at_most
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
 
 import camkit
 from camkit.cli import main
 from camkit.demo.scenes import scene_paths, write_scenes
 from camkit.errors import InputError, OutputError
 from camkit.tensorboard import write_diagnosis, write_explanation
+
+pytestmark = pytest.mark.extended
+
+pytest.importorskip("tensorboard.backend")
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,7 +125,6 @@ def test_the_findings_of_a_broken_model_are_text(tmp_path):
             assert told == pytest.approx(row.parameter_gradient, rel=1e-6)
 
 
-@pytest.mark.extended
 def test_check_writes_its_verdict_its_measures_and_the_worst_pictures(tmp_path):
     data = write_scenes(tmp_path / "scenes", 10)
     config = tmp_path / "camkit.toml"
