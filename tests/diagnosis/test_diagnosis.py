@@ -182,6 +182,7 @@ class TestHealthy:
         model = torchvision.models.get_model(name, weights=None, num_classes=10)
         assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
 
+    @pytest.mark.extended
     @pytest.mark.parametrize("training", represented_by(False, among=[False, True]))
     @pytest.mark.parametrize(
         "name", represented_by("regnetx_002", among=["regnetx_002", "mobilevit_xxs", "nf_regnet_b0"])

@@ -29,6 +29,7 @@ def printed(capsys: pytest.CaptureFixture[str], *options: object) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.extended
 def test_python_json_and_pandas_have_every_field() -> None:
     pandas = pytest.importorskip("pandas")
     found = camkit.explain("demo-fair", [scene_paths()["plane-sky"]], target=["plane"])
@@ -70,6 +71,7 @@ def test_tables_and_bundles_have_every_field(capsys: pytest.CaptureFixture[str],
     assert again.values() == {**found.values(), "score": again.score, "probability": again.probability}
 
 
+@pytest.mark.extended
 def test_events_and_samples_have_every_field(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ BIN = Path(sys.executable).parent
     [
         [BIN / "ruff", "check", "."],
         [BIN / "ruff", "format", "--check", "."],
-        [BIN / "mypy"],
+        pytest.param([BIN / "mypy"], marks=pytest.mark.extended),  # reads the types of packages that only that tier has
         [BIN / "lint-imports"],
     ],
     ids=lambda command: " ".join([command[0].name, *command[1:]]),

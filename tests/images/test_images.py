@@ -670,6 +670,7 @@ def thin_presets() -> dict[str, Any]:
     }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", [(6000, 1), (1, 6000)])
 @pytest.mark.parametrize("name", ["Compose", "Compose v2", "timm", "timm, not square", "transformers"])
 def test_thin_pictures_are_refused_by_every_usual_preset_before_they_cost_gigabytes(name, size):
@@ -745,6 +746,7 @@ def test_what_pillow_does_not_read_says_how_it_is_read(net, tmp_path, name, word
     assert [file.name for file in find_pictures([tmp_path])] == [name]
 
 
+@pytest.mark.extended
 def test_heic_is_read_if_pillow_heif_is_installed(net, tmp_path, pattern):
     heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
     heif.from_pillow(Image.fromarray(pattern)).save(tmp_path / "a.heic", quality=-1)

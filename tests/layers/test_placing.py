@@ -430,6 +430,7 @@ def of_the_first_box(output: Any) -> Tensor:
     return output.logits[:, 0, 1]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("size", "queries"),
     rows_represented(

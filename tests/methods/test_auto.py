@@ -40,8 +40,10 @@ def picture(side: int = 224) -> Tensor:
             *("densenet121", 224, "gradcam-sharpened", "features.denseblock3+features"), marks=pytest.mark.extended
         ),
         ("squeezenet1_1", 224, "gradcam", "features"),
-        ("timm:test_convnext", 224, "gradcam", "stages"),  # a normalisation of each cell follows every finer block
-        ("timm:test_vit", 160, "chefer", "whole model"),
+        pytest.param(  # a normalisation of each cell follows every finer block
+            *("timm:test_convnext", 224, "gradcam", "stages"), marks=pytest.mark.extended
+        ),
+        pytest.param(*("timm:test_vit", 160, "chefer", "whole model"), marks=pytest.mark.extended),
         pytest.param(  # windows
             *("timm:swin_s3_tiny_224", 224, "gradcam-sharpened", "layers.2+norm"), marks=pytest.mark.extended
         ),
@@ -83,6 +85,7 @@ def test_a_finer_layer_that_carries_only_a_part_of_the_score_is_not_taken() -> N
     assert found.raw.shape == (4, 4)
 
 
+@pytest.mark.extended
 def test_eigen_smoothing_needs_feature_maps() -> None:
     model = network("timm:test_vit")
     assert camkit.explain(model, picture(160), method="auto", smooth="eigen").method != "chefer"
@@ -141,6 +144,7 @@ def test_a_single_layer_is_not_sharpened() -> None:
     assert np.array_equal(found.raw, same.raw)
 
 
+@pytest.mark.extended
 def test_a_batch_gives_the_maps_of_single_pictures() -> None:
     model = network("timm:test_vit")
     images = torch.stack([picture(160), picture(160).flip(2)])

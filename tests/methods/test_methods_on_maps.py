@@ -321,6 +321,7 @@ def test_the_classes_compared_stay_the_same_in_changed_pictures_and_maps(name: s
     assert found.target == index
 
 
+@pytest.mark.extended
 def test_legrad_of_the_finer_target_keeps_the_classes_of_each_picture() -> None:
     torch.manual_seed(0)
     options: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 48, "num_heads": 4}
@@ -623,6 +624,7 @@ def test_other_toolkits_refinecam_also_subtracts_each_maps_minimum() -> None:
     assert np.corrcoef(found[0].detach().numpy().ravel(), less.ravel())[0, 1] > 0.99  # its minima are those of cells
 
 
+@pytest.mark.extended
 def test_grad_cam_adds_an_epsilon_to_grad_cam_plus_plus_that_matters_if_gradients_are_small() -> None:
     model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -676,6 +678,7 @@ def small_transformer() -> nn.Module:
     return transformer(img_size=64, patch_size=8, embed_dim=32, depth=3, num_heads=4, num_classes=5).eval()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("layer", ["blocks.0", "blocks.1", "blocks.2.norm1"])
 def test_noise_does_not_decide_a_map_of_a_transformer(layer: str) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -689,6 +692,7 @@ def test_noise_does_not_decide_a_map_of_a_transformer(layer: str) -> None:
     assert measured >= 18
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["hirescam", "gradcam"])
 def test_hirescam_shows_no_evidence_where_only_a_layer_norm_reads_the_cells(name: str) -> None:
     # The class token reads the patches of the last block but one through a layer norm alone.

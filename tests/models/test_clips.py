@@ -79,6 +79,7 @@ def read(file: Path) -> list[np.ndarray]:
     return frames
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_clip_is_sampled_and_prepared_as_its_library_does(saved, clip, family):
     transformers = pytest.importorskip("transformers")
@@ -102,6 +103,7 @@ def test_a_clip_is_sampled_and_prepared_as_its_library_does(saved, clip, family)
     assert row.heatmap.shape == (8, 32, 32)
 
 
+@pytest.mark.extended
 def test_tables_and_bundles_keep_the_frames_of_a_clip(saved, clip, tmp_path):
     loaded = load_model(f"hf:{saved('videomae')}", device="cpu")
     for name in ("t.csv", "t.parquet"):
@@ -119,6 +121,7 @@ def test_tables_and_bundles_keep_the_frames_of_a_clip(saved, clip, tmp_path):
             assert np.abs(found.overlay().astype(int) - replace(written, shown=None).overlay()).max() <= 8
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", ["videomae", "vivit"])
 def test_the_attention_of_a_clip_equals_the_slow_reference(family):
     model = lively(made(family, attn_implementation="eager")[0])
@@ -137,6 +140,7 @@ def test_the_attention_of_a_clip_equals_the_slow_reference(family):
     assert np.allclose(row.raw, expected, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.extended
 def test_tokens_that_run_through_the_frames_of_each_patch_are_put_in_order():
     """TimeSformer's tokens: for each patch, row by row, all frames; the class token comes first."""
     model = lively(made("timesformer")[0])
@@ -167,6 +171,7 @@ def test_tokens_that_run_through_the_frames_of_each_patch_are_put_in_order():
     assert (moved > 1e-6).nonzero().tolist() == [[5, 1, 2]]
 
 
+@pytest.mark.extended
 def test_joint_attention_over_patch_and_frame_is_put_in_order_too():
     model = lively(made("timesformer", attention_type="joint_space_time", attn_implementation="eager")[0])
     image = torch.randn(1, 3, 8, 32, 32)
@@ -181,6 +186,7 @@ def test_joint_attention_over_patch_and_frame_is_put_in_order_too():
     assert np.allclose(row.raw, expected, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", ["timesformer", "vjepa2"])
 def test_the_tokens_of_a_clip_give_the_map_of_the_slow_reference(family):
     model = lively(made(family)[0])
@@ -208,6 +214,7 @@ def test_the_tokens_of_a_clip_give_the_map_of_the_slow_reference(family):
     assert np.allclose(row.raw, by_frame, atol=1e-4 * np.abs(by_frame).max())
 
 
+@pytest.mark.extended
 def test_heat_is_repeated_over_a_tubelet_and_not_smeared_over_time(saved, clip):
     row = camkit.explain(f"hf:{saved('videomae')}", clip, device="cpu")
 
@@ -272,6 +279,7 @@ def run(file: Path, folder: Path, out: Path, *options: str) -> int:
     return main([str(file), "--model", f"hf:{folder}", "--device", "cpu", "--out", str(out), *options])
 
 
+@pytest.mark.extended
 def test_a_clip_is_drawn_as_a_video_and_a_sheet_in_a_shell(saved, clip, tmp_path, capsys):
     assert run(clip, saved("videomae"), tmp_path, "--style", "overlay", "--json") == 0
 
@@ -303,6 +311,7 @@ def test_a_shell_loads_a_model_of_clips_of_each_family(saved, clip, tmp_path, fa
     assert len(list(tmp_path.glob("*.mp4"))) == 1
 
 
+@pytest.mark.extended
 def test_what_a_model_of_clips_cannot_take_is_refused_in_one_sentence(saved, clip, tmp_path, capsys):
     picture, folder = scene_paths()["plane-sky"], saved("videomae")
     writer = cv2.VideoWriter(str(tmp_path / "short.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), RATE, (WIDE, TALL))

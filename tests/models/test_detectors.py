@@ -69,6 +69,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return saved_once(tmp_path_factory, lambda family, _: made(family))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("detr", "rt_detr", among=FAMILIES))
 def test_a_detector_of_hugging_face_finds_the_boxes_that_its_library_finds(saved, family):
     transformers = pytest.importorskip("transformers")
@@ -95,6 +96,7 @@ def test_a_detector_of_hugging_face_finds_the_boxes_that_its_library_finds(saved
     assert all(round(row.score, 4) in logits for row in found)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("conditional_detr", "d_fine", among=FAMILIES))
 def test_the_map_of_a_detector_of_hugging_face_equals_the_slow_reference(tmp_path, family):
     model, processor = made(family)
@@ -122,6 +124,7 @@ def test_the_map_of_a_detector_of_hugging_face_equals_the_slow_reference(tmp_pat
     assert np.allclose(found.raw, expected, atol=1e-3 * np.abs(expected).max())
 
 
+@pytest.mark.extended
 def test_padding_is_cut_off_where_the_library_masks_it(saved, tmp_path):
     transformers = pytest.importorskip("transformers")
     folder = saved("detr")
@@ -280,6 +283,7 @@ def searcher(folder: Path, family: str) -> None:
 SEARCHERS = ["owlvit", "owlv2", "grounding_dino"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("owlvit", among=SEARCHERS))
 def test_a_detector_that_takes_texts_finds_what_its_library_finds(tmp_path, family):
     t = pytest.importorskip("transformers")
@@ -384,6 +388,7 @@ def processor_boxes(output: Any, family: str) -> torch.Tensor:
     return torch.stack(corners, 1) * torch.tensor([150, 150 if family == "owlv2" else 100] * 2)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("rt_detr", among=["rt_detr", "deformable_detr"]))
 def test_the_inputs_of_the_necks_of_transformers_are_found(saved, family):
     found = camkit.explain(f"hf:{saved(family)}", PLANE, target=targets.box(0), device="cpu")
@@ -399,6 +404,7 @@ def strongest(row: dict[str, Any]) -> float:
     return float(value[-1] if isinstance(value, list) else value)
 
 
+@pytest.mark.extended
 def test_all_boxes_above_a_threshold_are_explained_in_a_shell(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["--model", str(saved("detr")), "--device", "cpu", "--out", str(tmp_path / "out"), "--json"]
@@ -425,6 +431,7 @@ def test_all_boxes_above_a_threshold_are_explained_in_a_shell(saved, tmp_path, c
     assert "no box above the threshold of 0.5: the best box has a score of 0." in none.out + none.err
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("target", [None, 1, targets.box(0), targets.boxes(0.5)])
 def test_a_detector_as_an_object_says_to_pass_its_name(target):
     detector, _ = made("yolos")
@@ -435,6 +442,7 @@ def test_a_detector_as_an_object_says_to_pass_its_name(target):
     assert "not a detector" not in str(caught.value)
 
 
+@pytest.mark.extended
 def test_one_box_is_chosen_in_a_shell(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = str(saved("rt_detr"))
@@ -457,6 +465,7 @@ def test_one_box_is_chosen_in_a_shell(saved, tmp_path, capsys, monkeypatch):
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_a_side_of_a_box_is_a_score_that_grows_outwards(saved):
     loaded = load_model(f"hf:{saved('rt_detr')}")
     image = torch.rand(3, 96, 96)
@@ -472,6 +481,7 @@ def test_a_side_of_a_box_is_a_score_that_grows_outwards(saved):
         camkit.explain(loaded, image, target=targets.box_at(-5, -5))
 
 
+@pytest.mark.extended
 def test_other_weights_and_texts_are_refused_for_a_detector(saved):
     with pytest.raises(ModelError, match="leave out weights"):
         load_model(str(saved("detr")), "other.pth")

@@ -146,6 +146,7 @@ def by_queries(output: Any) -> Tensor:
     return total
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("segformer", "maskformer", among=FAMILIES))
 def test_a_class_is_explained_where_its_library_finds_it(saved, family):
     t = pytest.importorskip("transformers")
@@ -183,6 +184,7 @@ def test_a_class_is_explained_where_its_library_finds_it(saved, family):
     assert np.allclose(row.raw, expected, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("mask2former", among=FAMILIES))
 def test_camkit_chooses_a_layer_of_a_segmentation_network(saved, family):
     row = camkit.explain(f"hf:{saved(family)}", PLANE, device="cpu", target="cat")
@@ -200,6 +202,7 @@ def test_a_shell_loads_a_network_of_each_family(saved, tmp_path, family):
     assert (tmp_path / "a.png").is_file()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("dpt", among=["dpt", "depth_anything"]))
 def test_the_mean_depth_of_a_region_is_explained(saved, family):
     t = pytest.importorskip("transformers")
@@ -273,6 +276,7 @@ def test_a_region_of_a_photo_is_the_same_place_for_maps_and_their_measures():
     assert np.allclose(again[0].numpy(), row.heatmap, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_depth_in_a_shell(saved, tmp_path, capsys):
     options = [str(PLANE), "--model", f"hf:{saved('dpt')}", "--device", "cpu", "--out", str(tmp_path), "--json"]
 
@@ -295,6 +299,7 @@ def test_a_region_without_an_area_is_refused(sides):
         targets.region(*sides)
 
 
+@pytest.mark.extended
 def test_what_maps_cannot_do_is_refused_in_one_sentence(saved):
     with pytest.raises(TargetError, match="not a map of numbers"):
         camkit.explain("demo-fair", PLANE, target=targets.region())

@@ -114,6 +114,7 @@ PROMPTS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_the_mask_and_its_map_are_those_of_the_librarys_full_pass(folder: Path, picture: Path, kind: str, monkeypatch):
     target, name, label = PROMPTS[kind]
@@ -143,6 +144,7 @@ def test_the_mask_and_its_map_are_those_of_the_librarys_full_pass(folder: Path, 
     assert np.abs(found.raw - heat).max() <= 1e-3 * np.abs(heat).max()
 
 
+@pytest.mark.extended
 def test_a_shell_explains_what_a_point_or_a_box_names(folder: Path, picture: Path, capsys, tmp_path: Path):
     common = [str(picture), "--model", f"hf:{folder}", "--overwrite", "-o", str(tmp_path / "heat.png")]
     for option, words in {
@@ -164,6 +166,7 @@ def test_a_point_is_refused_where_nothing_is_cut_out():
         camkit.explain("demo-fair", torch.rand(3, 96, 96), target=targets.mask_at(3, 4))
 
 
+@pytest.mark.extended
 def test_a_network_as_an_object_says_to_pass_its_name():
     network, _ = made("sam")
     for target in (None, targets.mask_at(3, 4)):

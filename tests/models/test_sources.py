@@ -49,6 +49,7 @@ def assert_one_sentence(error: BaseException) -> None:
 # --- timm -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_a_timm_network_brings_its_own_preprocessing():
     timm = pytest.importorskip("timm")
     loaded = load_model("timm:test_vit", pretrained=False)
@@ -60,6 +61,7 @@ def test_a_timm_network_brings_its_own_preprocessing():
     assert loaded.labels[0].startswith("tench")
 
 
+@pytest.mark.extended
 def test_a_timm_network_takes_a_local_state_dict_of_other_classes(tmp_path):
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
@@ -77,6 +79,7 @@ def test_a_timm_network_takes_a_local_state_dict_of_other_classes(tmp_path):
     assert found.box is not None
 
 
+@pytest.mark.extended
 def test_published_timm_weights_come_from_the_hubs_cache(tmp_path, monkeypatch):
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
@@ -95,6 +98,7 @@ def test_published_timm_weights_come_from_the_hubs_cache(tmp_path, monkeypatch):
     assert torch.equal(loaded.module.head.weight, trained.head.weight)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -132,6 +136,7 @@ def classifier(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("prefix", ["", "hf:"])
 def test_a_hugging_face_folder_brings_preprocessing_and_labels(classifier, prefix):
     transformers = pytest.importorskip("transformers")
@@ -148,6 +153,7 @@ def test_a_hugging_face_folder_brings_preprocessing_and_labels(classifier, prefi
     assert list(found.box) == pytest.approx([0, 0, width, height], abs=2)
 
 
+@pytest.mark.extended
 def test_a_hugging_face_model_takes_a_local_state_dict(classifier, tmp_path):
     torch.manual_seed(5)
     loaded = load_model(str(classifier))
@@ -159,6 +165,7 @@ def test_a_hugging_face_model_takes_a_local_state_dict(classifier, tmp_path):
     assert torch.equal(again.module.classifier.weight, state["classifier.weight"])
 
 
+@pytest.mark.extended
 def test_a_hugging_face_model_without_weights_for_its_head_is_refused(classifier, tmp_path):
     transformers = pytest.importorskip("transformers")
     whole = transformers.ViTForImageClassification.from_pretrained(classifier)
@@ -170,6 +177,7 @@ def test_a_hugging_face_model_without_weights_for_its_head_is_refused(classifier
     assert_one_sentence(caught.value)
 
 
+@pytest.mark.extended
 def test_a_hugging_face_model_of_several_labels_gives_each_its_own_probability(classifier, tmp_path):
     transformers = pytest.importorskip("transformers")
     model = transformers.ViTForImageClassification.from_pretrained(classifier)
@@ -186,6 +194,7 @@ def test_a_hugging_face_model_of_several_labels_gives_each_its_own_probability(c
     assert exclusive.probability == pytest.approx(camkit.explain(load_model(str(classifier)), PLANE).probability)
 
 
+@pytest.mark.extended
 def test_size_mean_and_std_replace_a_missing_preprocessor(classifier, tmp_path, capsys):
     for file in classifier.iterdir():
         if file.name != "preprocessor_config.json":
@@ -237,6 +246,7 @@ def comparer(request, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.extended
 def test_texts_are_the_classes_of_a_model_that_compares(comparer):
     transformers = pytest.importorskip("transformers")
     texts = ["a plane", "a dog on a sea"]
@@ -258,6 +268,7 @@ def test_texts_are_the_classes_of_a_model_that_compares(comparer):
     assert not np.allclose(found[0].raw, found[1].raw)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("picture", represented_by("portrait", among=[PLANE, "portrait"]))
 def test_a_classifier_of_flattened_patches_gets_pictures_in_their_own_shape(picture, tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -285,6 +296,7 @@ def test_a_classifier_of_flattened_patches_gets_pictures_in_their_own_shape(pict
     assert_one_sentence(caught.value)
 
 
+@pytest.mark.extended
 def test_only_models_that_compare_pictures_with_texts_take_text(comparer, classifier):
     with pytest.raises(ModelError, match=r"text=\['a photo") as caught:
         load_model(str(comparer))
@@ -337,6 +349,7 @@ def with_code(classifier, tmp_path, monkeypatch) -> Callable[[str], tuple[Path, 
     return copied
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("part", ["model", "processor"])
 def test_code_in_a_models_folder_runs_only_if_the_caller_trusts_it(with_code, part):
     folder, trace = with_code(part)
@@ -351,6 +364,7 @@ def test_code_in_a_models_folder_runs_only_if_the_caller_trusts_it(with_code, pa
     assert camkit.explain(loaded, PLANE).label in ("cat", "dog", "cow")
 
 
+@pytest.mark.extended
 def test_the_command_line_runs_a_folders_code_only_with_its_option(with_code, tmp_path, capfd):
     folder, trace = with_code("model")
     command = [str(PLANE), "--model", str(folder), "--out", str(tmp_path / "out")]
@@ -361,6 +375,7 @@ def test_the_command_line_runs_a_folders_code_only_with_its_option(with_code, tm
     assert cli.main([*command, "--trust-remote-code"]) == 0
 
 
+@pytest.mark.extended
 def test_a_tokenizer_that_names_code_is_refused_without_a_question(comparer, tmp_path, monkeypatch):
     """The class is one of transformers' own that asks by itself, unlike the call that names it."""
     asked: list[str] = []
@@ -382,6 +397,7 @@ def test_a_tokenizer_that_names_code_is_refused_without_a_question(comparer, tmp
     assert not asked
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("kind", "attention"),
     [
@@ -412,6 +428,7 @@ class Payload:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("source", ["hf", "timm"])
 def test_pickled_code_among_a_folders_weights_is_refused_and_not_run(classifier, tmp_path, source):
     folder, trace = tmp_path / "folder", tmp_path / "ran"
@@ -433,6 +450,7 @@ def test_pickled_code_among_a_folders_weights_is_refused_and_not_run(classifier,
     assert not trace.exists()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("file", "text"),
     [
@@ -455,6 +473,7 @@ def test_a_damaged_hugging_face_folder_is_one_sentence(classifier, tmp_path, fil
     assert_one_sentence(caught.value)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("what", ["folder", "file.py:build", "weights"])
 def test_a_model_that_may_not_be_read_is_one_sentence(classifier, tmp_path, monkeypatch, what):
     locked = tmp_path / "locked"
@@ -481,6 +500,7 @@ def test_a_model_that_may_not_be_read_is_one_sentence(classifier, tmp_path, monk
     assert_one_sentence(caught.value)
 
 
+@pytest.mark.extended
 def test_a_hugging_face_model_that_cannot_be_loaded_is_one_sentence(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -583,6 +603,7 @@ FACTORIES = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("library", ["timm", "transformers"])
 def test_a_model_that_a_factory_gets_from_a_library_brings_its_preprocessing(library, classifier, tmp_path):
     pytest.importorskip(library)
@@ -599,6 +620,7 @@ def test_a_model_that_a_factory_gets_from_a_library_brings_its_preprocessing(lib
     assert camkit.explain(made, PLANE).status == "ok"
 
 
+@pytest.mark.extended
 def test_the_preprocessing_of_a_factorys_timm_model_can_be_changed_in_part(tmp_path):
     pytest.importorskip("timm")
     (tmp_path / "net.py").write_text(FACTORIES["timm"])
@@ -819,6 +841,7 @@ def test_each_kind_of_target_runs_from_the_command_line(own, tmp_path, wanted, c
     assert all(Path(row["file"]).is_file() for row in rows)
 
 
+@pytest.mark.extended
 def test_the_layers_of_a_model_are_listed_without_its_weights(capfd, monkeypatch):
     pytest.importorskip("timm")
     monkeypatch.setenv("COLUMNS", "200")

@@ -132,6 +132,7 @@ def test_a_csv_without_rows_needs_its_columns(copied, content):
     assert list(camkit.scale.read(file)) == []
 
 
+@pytest.mark.extended
 def test_tables_that_pandas_wrote_again_are_read_alike(copied):
     pytest.importorskip("pandas")
     table = copied() / "t.parquet"

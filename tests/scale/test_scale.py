@@ -226,6 +226,7 @@ def test_maps_of_any_scale_and_without_numbers_survive(tmp_path, tiny, name):
     assert np.isnan(broken.raw).any()
 
 
+@pytest.mark.extended
 def test_a_parquet_table_is_one_that_pandas_reads(tmp_path, tiny):
     pandas = pytest.importorskip("pandas")
     write_pictures(tmp_path / "in", 10)

@@ -196,6 +196,7 @@ def test_an_animated_picture_becomes_a_video(tmp_path, capsys, name, kind):
     assert rate == pytest.approx(4)
 
 
+@pytest.mark.extended
 def test_a_bundle_and_tensorboard_say_that_they_leave_out_videos(tmp_path, capsys):
     note = "camkit: --bundle and --tensorboard leave out videos and animated pictures"
     clip, still = write_video(tmp_path / "clip.mp4", frames(2)), scene_paths()["plane-sky"]

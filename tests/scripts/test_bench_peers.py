@@ -21,6 +21,9 @@ PEERS = {"grad-cam": "pytorch_grad_cam", "torchcam": "torchcam", "captum": "capt
 PAGE = "# Benchmarks\n\nWords.\n\n<!-- bench_peers: some-gpu -->\n\nfast\n\n<!-- end of bench_peers: some-gpu -->\n"
 
 
+pytestmark = pytest.mark.extended
+
+
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     return import_module("scripts.bench.bench_peers")
@@ -56,7 +59,6 @@ def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.extended
 def test_every_contender_that_can_run_here_is_timed(report: dict[str, Any]) -> None:
     missing = {peer for peer, module in PEERS.items() if find_spec(module) is None}
     own = {"plain", "plain-last", "camkit", "auto", "first", "top5", "plusplus", "plain-bf16", "bf16"}
@@ -67,7 +69,6 @@ def test_every_contender_that_can_run_here_is_timed(report: dict[str, Any]) -> N
     assert rows(report)["plain"]["time"] == 1
 
 
-@pytest.mark.extended
 def test_memory_is_measured_in_processes_of_their_own(report: dict[str, Any]) -> None:
     measured = {name: row["memory"] for name, row in rows(report).items() if "memory" in row}
     assert set(measured) == {"plain", "camkit"}
@@ -76,14 +77,12 @@ def test_memory_is_measured_in_processes_of_their_own(report: dict[str, Any]) ->
     assert 0 < measured["camkit"] < 3
 
 
-@pytest.mark.extended
 def test_explaining_again_and_again_keeps_no_tensor(report: dict[str, Any]) -> None:
     first, last = report["growth"]
     assert (first["call"], last["call"]) == (4, 40)
     assert last["tensors"] == first["tensors"] > 0
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("peer", PEERS)
 def test_maps_agree_with_the_peers(report: dict[str, Any], peer: str) -> None:
     if find_spec(PEERS[peer]) is None:
@@ -92,7 +91,6 @@ def test_maps_agree_with_the_peers(report: dict[str, Any], peer: str) -> None:
     assert rows(report)[peer]["empty"] == rows(report)["camkit"]["empty"]
 
 
-@pytest.mark.extended
 def test_the_page_gains_a_section_and_keeps_the_others(page: Path) -> None:
     text = page.read_text()
     assert text.startswith(PAGE.rstrip())
@@ -125,7 +123,6 @@ def test_columns_line_up(script: ModuleType) -> None:
     ]
 
 
-@pytest.mark.extended
 def test_the_benchmark_of_calls_writes_a_row_for_each_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     methods = import_module("scripts.bench.bench_calls")
     threads = torch.get_num_threads()

@@ -50,6 +50,7 @@ def test_hugging_face(zoo: ModuleType, model: str) -> None:
     assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
 
 
+@pytest.mark.extended
 def test_a_model_that_takes_no_picture_is_listed_with_the_reason(zoo: ModuleType) -> None:
     pytest.importorskip("transformers")
     row = visited(zoo, "huggingface", "ImageGPTForImageClassification")
@@ -129,6 +130,7 @@ def test_a_model_that_cannot_be_built_is_recorded_with_the_reason(zoo: ModuleTyp
     assert row["seen"][0]["said"] == "MemoryError: too large"
 
 
+@pytest.mark.extended
 def test_the_page_counts_and_escapes(zoo: ModuleType) -> None:
     seen = {"size": (8, 8), "layer": "a", "layout": "tokens", "grid": (2, 2), "place": 0.97, "said": ""}
     rows = [
