@@ -41,13 +41,10 @@ def read_mask(file: Path, size: tuple[int, int] | None = None) -> Integer[np.nda
     """
     name = f"the mask {brief(file)}"
     with as_error(ImageError, lambda error: f"{name} cannot be read: {brief(error)}"), opened(file) as picture:
-        if getattr(picture, "n_frames", 1) > 1:
-            raise ImageError(f"{name} holds several pictures; save the mask as a single picture")
         upright = turned(picture)
         if size is not None and upright.size != size:
-            why = "; its EXIF data turns it" if picture.size == size else ""
             raise ImageError(
-                f"{name} has {upright.width}x{upright.height} pixels, but its picture has {size[0]}x{size[1]}{why}"
+                f"{name} has {upright.width}x{upright.height} pixels, but its picture has {size[0]}x{size[1]}"
             )
         numbers = _numbers(upright)
         if not (numbers >= 0).all():

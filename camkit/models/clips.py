@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
 from camkit.errors import ImageError
+from camkit.models.inputs import Adapter
 from camkit.types import Pixels
 
 
-class TakesClips(nn.Module):
-    """Lets a model that reads clips frame by frame, (N, T, C, H, W), take them as (N, C, T, H, W).
+def taking_clips(model: nn.Module, argument: str) -> Adapter:
+    """Return a model that reads clips frame by frame, (N, T, C, H, W), as one that takes them as (N, C, T, H, W).
 
     Args:
         model: the model.
         argument: the name of its argument for the clips.
     """
+    module = Adapter(model, functools.partial(_by_frames, argument=argument))
+    module.spatial_axes = 3
+    return module
 
-    spatial_axes: ClassVar[int] = 3
 
-    def __init__(self, model: nn.Module, argument: str) -> None:
-        super().__init__()
-        self.model = model
-        self.argument = argument
-
-    def forward(self, clips: Float[Tensor, "n c t h w"]) -> object:
-        """Return the model's output."""
-        return self.model(**{self.argument: clips.transpose(1, 2)})
+def _by_frames(model: nn.Module, clips: Float[Tensor, "n c t h w"], *, argument: str) -> object:
+    return model(**{argument: clips.transpose(1, 2)})
 
 
 class ClipPreprocess(ABC):

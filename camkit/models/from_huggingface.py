@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 from unittest import mock
 
@@ -16,50 +18,40 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camkit.errors import CamkitError, ModelError, advice
-from camkit.models.clips import TakesClips
-from camkit.models.huggingface_boxes import Boxes, with_texts
+from camkit.models.clips import taking_clips
 from camkit.models.huggingface_clips import PrepareClip
-from camkit.models.huggingface_maps import queried_maps
-from camkit.models.huggingface_masks import Promptable
+from camkit.models.huggingface_outputs import boxes, promptable, queried_maps, with_texts
+from camkit.models.inputs import Adapter
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line, read_weights
 from camkit.types import Activation
 
 
-class TextClasses(nn.Module):
-    """A CLIP-like model as a classifier whose classes are texts (Radford et al. 2021).
+def text_logits(model: Any, images: Tensor, *, texts: Tensor) -> dict[str, Tensor]:
+    """Return the ``logits`` (N, K) and ``image_embeds`` (N, D) of a CLIP-like model (Radford et al. 2021).
 
-    The logits (N, K) are the cosine similarities of the picture's embedding and each text's, times the learned scale,
-    plus the learned bias if the model has one (SigLIP, Zhai et al. 2023). The texts are encoded once.
+    The logits are the cosine similarities of the picture's embedding and each text's, times the learned scale, plus the
+    learned bias if the model has one (SigLIP, Zhai et al. 2023).
+
+    Args:
+        model: the model.
+        images: preprocessed pictures (N, C, H, W).
+        texts: the embeddings (K, D) of the texts, of length 1.
     """
-
-    def __init__(self, model: nn.Module, embeddings: Tensor) -> None:
-        super().__init__()
-        self.model = model
-        self.texts: Tensor
-        self.register_buffer("texts", nn.functional.normalize(embeddings.detach().float(), dim=-1))
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the ``logits`` (N, K) and ``image_embeds`` (N, D) of preprocessed pictures (N, C, H, W)."""
-        model: Any = self.model
-        embeddings = _embedding(model.get_image_features(**_inputs(model, images)))
-        embeddings = nn.functional.normalize(embeddings.float(), dim=-1)
-        logits = embeddings @ self.texts.T * model.logit_scale.exp()
-        bias = getattr(model, "logit_bias", None)
-        return {"logits": logits if bias is None else logits + bias, "image_embeds": embeddings}
+    embeddings = _embedding(model.get_image_features(**_inputs(model, images)))
+    embeddings = nn.functional.normalize(embeddings.float(), dim=-1)
+    logits = embeddings @ texts.T * model.logit_scale.exp()
+    bias = getattr(model, "logit_bias", None)
+    return {"logits": logits if bias is None else logits + bias, "image_embeds": embeddings}
 
 
-class FromPatches(nn.Module):
-    """Lets a classifier that takes flattened patches (SigLIP 2) take pictures (N, C, H, W)."""
+def from_patches(model: Any, images: Tensor) -> Any:
+    """Return the output of a classifier that takes flattened patches (SigLIP 2).
 
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model, self.config = model, model.config
-
-    def forward(self, images: Tensor) -> Any:
-        """Return the model's output for pictures whose sides are multiples of the patch size."""
-        return self.model(**_inputs(self.model, images))
+    The sides of the pictures (N, C, H, W) are multiples of the patch size.
+    """
+    return model(**_inputs(model, images))
 
 
 class Prepare:
@@ -140,7 +132,7 @@ def _loaded(request: Request, name: str) -> LoadedModel:
         build = mapping.get(type(config), None)
         is_usable = mapping is not _PROMPTABLE or hasattr(build, "get_image_embeddings")
         if build is not None and build.__name__ in architectures and is_usable:
-            return _adapted(request, name, config, build, adapted)
+            return _adapted(request, name, config, mapping, adapted)
     compares = hasattr(config, "text_config") and hasattr(config, "vision_config")
     if compares and not any(name.endswith("ForImageClassification") for name in architectures):
         return _with_texts(request, name, config)
@@ -190,8 +182,8 @@ def _complete(
     note: str | None = None,
 ) -> LoadedModel:
     """Return a classifier with the preprocessing of its folder, in a form that takes pictures."""
-    module = FromPatches(module) if takes_patches(module) else module
-    return LoadedModel(module, request.name, _prepared(request, name), labels, note)
+    loaded = LoadedModel(module, request.name, _prepared(request, name), labels, note)
+    return replace(loaded, module=Adapter(module, from_patches)) if takes_patches(module) else loaded
 
 
 def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tuple[str, ...] | None, str | None]:
@@ -214,12 +206,15 @@ def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tu
 _PROMPTABLE = transformers.MODEL_FOR_MASK_GENERATION_MAPPING
 
 _KINDS: tuple[tuple[Any, Callable[[Any, Any, tuple[str, ...]], nn.Module]], ...] = (
-    (transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING, lambda model, *_: Boxes(model, model.config.num_labels)),
+    (
+        transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING,
+        lambda model, *_: Adapter(model, functools.partial(boxes, classes=model.config.num_labels)),
+    ),
     (transformers.MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING, with_texts),
     (transformers.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING, queried_maps),
     (transformers.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, lambda model, *_: model),
     (transformers.MODEL_FOR_DEPTH_ESTIMATION_MAPPING, lambda model, *_: model),
-    (_PROMPTABLE, lambda model, *_: Promptable(model)),
+    (_PROMPTABLE, lambda model, *_: Adapter(model, promptable)),
 )
 """Networks that return boxes (of the classes that they were trained for, or that texts name), maps (of queries with
 their classes, of each class, of depths), or masks for prompts; and what makes of the model, its tokenizer and the texts
@@ -227,7 +222,7 @@ a module that camkit reads."""
 
 
 def _adapted(
-    request: Request, name: str, config: Any, build: Any, adapted: Callable[[Any, Any, tuple[str, ...]], nn.Module]
+    request: Request, name: str, config: Any, kind: Any, adapted: Callable[[Any, Any, tuple[str, ...]], nn.Module]
 ) -> LoadedModel:
     """Load a network of one of these kinds."""
     request.refuse_weights()
@@ -240,10 +235,10 @@ def _adapted(
     tokenizer = None
     if adapted is with_texts or config.model_type == "oneformer":
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
-    module = adapted(_built(request, build, name, config), tokenizer, request.text)
-    is_named = not build.__name__.endswith("DepthEstimation") and not isinstance(module, Promptable)
+    module = adapted(_built(request, kind[type(config)], name, config), tokenizer, request.text)
+    is_named = kind is not _PROMPTABLE and kind is not transformers.MODEL_FOR_DEPTH_ESTIMATION_MAPPING
     labels = request.text or (_labels(config) if is_named else None)
-    detects = isinstance(module, Boxes)
+    detects = kind is transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING or adapted is with_texts
     return LoadedModel(module, request.name, _prepared(request, name), labels, detects=detects)
 
 
@@ -256,8 +251,9 @@ def _of_clips(request: Request, name: str, config: Any) -> LoadedModel:
     model = _built(request, transformers.AutoModelForVideoClassification, name, config)
     processor = transformers.AutoVideoProcessor.from_pretrained(name, trust_remote_code=request.trust_remote_code)
     frames = getattr(processor, "num_frames", None) or getattr(config, "num_frames", None) or config.frames_per_clip
-    module = TakesClips(model, model.main_input_name)
-    return LoadedModel(module, request.name, PrepareClip(processor, int(frames)), _labels(config))
+    return LoadedModel(
+        taking_clips(model, model.main_input_name), request.name, PrepareClip(processor, int(frames)), _labels(config)
+    )
 
 
 def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
@@ -277,15 +273,10 @@ def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
     padding = "max_length" if is_siglip else True
     tokens = tokenizer(list(request.text), padding=padding, truncation=True, return_tensors="pt")
     with torch.no_grad():
-        embeddings = _embedding(model.eval().get_text_features(**tokens))
+        texts = nn.functional.normalize(_embedding(model.eval().get_text_features(**tokens)).float(), dim=-1)
     activation: Activation = "sigmoid" if is_siglip else "softmax" if len(request.text) > 1 else "none"
-    return LoadedModel(
-        TextClasses(model, embeddings),
-        request.name,
-        _prepared(request, name),
-        request.text,
-        activation=activation,
-    )
+    module = Adapter(model, text_logits, texts=texts)
+    return LoadedModel(module, request.name, _prepared(request, name), request.text, activation=activation)
 
 
 def takes_patches(model: nn.Module) -> bool:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from camkit.errors import ModelError, as_error, brief
 from camkit.models.black_box import FileBox
 from camkit.models.from_file import COLOURS, MOST_VALUES, described, file_to_read
+from camkit.models.inputs import Adapter
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import dtype_of
 from camkit.models.request import Request
@@ -160,15 +161,9 @@ class _Concat(nn.Module):
         return torch.cat(parts, self.dim)
 
 
-class _ChannelsLast(nn.Module):
-    """Passes pictures (N, C, H, W) to a model that takes (N, H, W, C)."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Any:
-        return self.model(images.movedim(1, -1))
+def _channels_last(model: nn.Module, images: Tensor) -> Any:
+    """Pass pictures (N, C, H, W) to a model that takes (N, H, W, C)."""
+    return model(images.movedim(1, -1))
 
 
 class _Converted(ConvertModel):  # type: ignore[misc]
@@ -299,7 +294,7 @@ def _converted(
             is_half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in _tensors(simple))
             shape = [axis.dim_value or None for axis in simple.graph.input[0].type.tensor_type.shape.dim]
             module: nn.Module = _Converted(simple, shape).eval()
-            module = _ChannelsLast(module) if session.channels_last else module
+            module = Adapter(module, _channels_last) if session.channels_last else module
             for picture, tolerance in pictures.items():
                 reason = _difference(module, session, picture, max(tolerance, _ROUGH * is_half))
                 if reason:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pickle
 import re
@@ -23,6 +24,7 @@ from torchvision.ops import batched_nms, box_convert
 
 from camkit.errors import ModelError, advice, as_error
 from camkit.models.from_file import file_to_read
+from camkit.models.inputs import Adapter
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, preset
 from camkit.models.turned_boxes import upright, without_duplicates
@@ -92,7 +94,7 @@ def load(request: Request) -> LoadedModel:
     if task == "classify":
         size = request.size or _usual_size(model, 224)
         mean, std = request.mean or (0.0,) * 3, request.std or (1.0,) * 3
-        return LoadedModel(Logits(model), request.name, preset(size, mean, std), labels)
+        return LoadedModel(Adapter(model, logits), request.name, preset(size, mean, std), labels)
     if request.mean is not None or request.std is not None:
         raise ModelError(f"{request.name} takes pictures from 0 to 1; leave out mean and std")
     note = None
@@ -102,8 +104,8 @@ def load(request: Request) -> LoadedModel:
     if task == "obb":
         note = "the boxes are the upright ones around the turned boxes"
     prepare = Letterbox(request.size or _usual_size(model, 640))
-    boxes = YoloBoxes(model, len(labels), task)
-    return LoadedModel(boxes, request.name, prepare, labels, note, detects=True)
+    module = Adapter(model, functools.partial(boxes, classes=len(labels), task=task))
+    return LoadedModel(module, request.name, prepare, labels, note, detects=True)
 
 
 def _usual_size(model: Any, usual: int) -> tuple[int, int]:
@@ -193,71 +195,46 @@ class _Unpickler(pickle._Unpickler):
         return held
 
 
-class Logits(nn.Module):
-    """A classifier of ultralytics that returns its logits; by itself it returns probabilities and logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Float[Tensor, "n c h w"]) -> Tensor:
-        """Return the logits (N, K)."""
-        output: Any = self.model(images)
-        logits: Tensor = output[1] if isinstance(output, (tuple, list)) else output
-        return logits
+def logits(model: Any, images: Float[Tensor, "n c h w"]) -> Tensor:
+    """Return the logits (N, K) of a classifier, which by itself returns probabilities and logits."""
+    output = model(images)
+    found: Tensor = output[1] if isinstance(output, (tuple, list)) else output
+    return found
 
 
-class YoloBoxes(nn.Module):
-    """A detector of ultralytics that returns each picture's boxes, best first.
+def boxes(model: Any, images: Float[Tensor, "n c h w"], *, classes: int, task: str) -> list[dict[str, Tensor]]:
+    """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,).
+
+    A network that segments also returns ``mask`` (K,): how sure it is of each box's mask.
 
     Args:
         model: returns a tensor (N, 4 + classes + more, anchors) with the boxes' middles and sizes in pixels and the
             probabilities of the classes, and a dictionary with the logits.
+        images: the pictures.
         classes: how many classes it has.
         task: for "obb", the last row has the angles of the turned boxes. For "segment", a second tensor has prototypes,
             and the rows after the classes have their weights: a mask is the weighted sum of the prototypes.
     """
-
-    def __init__(self, model: nn.Module, classes: int, task: str = "detect") -> None:
-        super().__init__()
-        self.model = model
-        self.classes = classes
-        self.task = task
-
-    def forward(self, images: Float[Tensor, "n c h w"]) -> list[dict[str, Tensor]]:
-        """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,).
-
-        A network that segments also returns ``mask`` (K,): how sure it is of each box's mask.
-        """
-        first, raw = self.model(images)[:2]
-        found = first[0] if isinstance(first, (tuple, list)) else first
-        logits = raw.get("one2many", raw)["scores"] if isinstance(raw, dict) else found[:, 4 : 4 + self.classes].logit()
-        prototypes = first[1] if self.task == "segment" else [None] * len(images)
-        each = zip(logits.transpose(1, 2), found.transpose(1, 2), prototypes, strict=True)
-        return [self._best(*of_picture, images.shape[3]) for of_picture in each]
-
-    def _best(
-        self,
-        logits: Float[Tensor, "a k"],
-        rows: Float[Tensor, "a r"],
-        prototypes: Float[Tensor, "m h w"] | None,
-        width: int,
-    ) -> dict[str, Tensor]:
-        """Return each anchor's best class, without the boxes that overlap with a better one of their class."""
-        best, labels = logits.max(1)
-        if self.task == "obb":
+    first, raw = model(images)[:2]
+    found = first[0] if isinstance(first, (tuple, list)) else first
+    scores = raw.get("one2many", raw)["scores"] if isinstance(raw, dict) else found[:, 4 : 4 + classes].logit()
+    prototypes = first[1] if task == "segment" else [None] * len(images)
+    detections = []
+    for by_class, rows, masks in zip(scores.transpose(1, 2), found.transpose(1, 2), prototypes, strict=True):
+        best, labels = by_class.max(1)  # each anchor's best class
+        if task == "obb":
             turned = torch.cat([rows[:, :4], rows[:, -1:]], 1)
-            boxes = upright(turned)
+            corners = upright(turned)
             kept = without_duplicates(turned.detach(), best.detach(), labels, _OVERLAP)[:_MOST_BOXES]
         else:
-            boxes = box_convert(rows[:, :4], "cxcywh", "xyxy")
-            kept = batched_nms(boxes.detach(), best.detach().sigmoid(), labels, _OVERLAP)[:_MOST_BOXES]
-        chosen = best[kept]
-        detections = {"boxes": boxes[kept], "scores": chosen.sigmoid(), "labels": labels[kept], "logits": chosen}
-        if prototypes is not None:
-            corners = boxes[kept].detach() * prototypes.shape[2] / width
-            detections["mask"] = mask_logits(rows[kept, 4 + self.classes :], prototypes, corners)
-        return detections
+            corners = box_convert(rows[:, :4], "cxcywh", "xyxy")
+            kept = batched_nms(corners.detach(), best.detach().sigmoid(), labels, _OVERLAP)[:_MOST_BOXES]
+        scored = {"scores": best[kept].sigmoid(), "labels": labels[kept], "logits": best[kept]}
+        if masks is not None:
+            cells = corners[kept].detach() * masks.shape[2] / images.shape[3]
+            scored["mask"] = mask_logits(rows[kept, 4 + classes :], masks, cells)
+        detections.append({"boxes": corners[kept], **scored})
+    return detections
 
 
 def mask_logits(

@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from camkit.errors import InputError, ModelError, brief, did_you_mean
+
+
+class Adapter(nn.Module):
+    """A model as one that takes pictures alone, and returns what camkit reads.
+
+    Args:
+        model: the model.
+        run: returns the output of the model for pictures (N, C, *size).
+        held: what else ``run`` takes, by name; it moves with the model to another device.
+
+    Attributes:
+        spatial_axes: how many axes the input has after the channels, if the model's first convolution does not say it.
+    """
+
+    spatial_axes: int | None = None
+
+    def __init__(self, model: nn.Module, run: Callable[..., Any], **held: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self._run, self._held = run, tuple(held)
+        for name, value in held.items():
+            self.register_buffer(name, value)
+
+    def forward(self, pictures: Tensor) -> Any:
+        """Return the output for a batch of pictures."""
+        return self._run(self.model, pictures, **{name: getattr(self, name) for name in self._held})
 
 
 class HeldInputs(nn.Module):

@@ -194,7 +194,8 @@ def _build_huggingface(family: str, name: str, img_size: Size | int = 224) -> nn
     config.num_labels = 10
     built: nn.Module = getattr(transformers, name)(config)
     hugging_face = import_module("camkit.models.from_huggingface")
-    return hugging_face.FromPatches(built) if hugging_face.takes_patches(built) else built
+    takes_patches = hugging_face.takes_patches(built)
+    return hugging_face.Adapter(built, hugging_face.from_patches) if takes_patches else built
 
 
 def _huggingface_truth(name: str, model: Any, images: Tensor) -> list[Grid]:
@@ -204,7 +205,7 @@ def _huggingface_truth(name: str, model: Any, images: Tensor) -> list[Grid]:
         with (network or nn.Identity()).register_forward_hook(lambda _m, _a, output: outputs.append(output)):
             model(images)
         return [tuple((outputs or [images])[0].shape[2:])]
-    if type(model).__name__ == "FromPatches":  # camkit's adapter for models that take flattened patches
+    if type(model).__name__ == "Adapter":  # camkit's adapter for models that take flattened patches
         return [strided(images, model.model.config.vision_config.patch_size)]
     output = model(images, output_hidden_states=True)
     last = output.hidden_states[-1]

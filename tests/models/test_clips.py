@@ -127,7 +127,7 @@ def test_the_attention_of_a_clip_equals_the_slow_reference(family):
     model = lively(made(family, attn_implementation="eager")[0])
     image = torch.randn(1, 3, 8, 32, 32)
 
-    row = camkit.explain(camkit.models.clips.TakesClips(model, "pixel_values"), image, target=2)
+    row = camkit.explain(camkit.models.clips.taking_clips(model, "pixel_values"), image, target=2)
 
     output = model(image.transpose(1, 2), output_attentions=True)
     gradients = torch.autograd.grad(output.logits[0, 2], output.attentions)
@@ -148,7 +148,7 @@ def test_tokens_that_run_through_the_frames_of_each_patch_are_put_in_order():
     name = "timesformer.encoder.layer.0"
 
     row = camkit.explain(
-        camkit.models.clips.TakesClips(model, "pixel_values"), image, f"model.{name}", method="hirescam", target=2
+        camkit.models.clips.taking_clips(model, "pixel_values"), image, f"model.{name}", method="hirescam", target=2
     )
 
     kept: list[Tensor] = []
@@ -162,7 +162,9 @@ def test_tokens_that_run_through_the_frames_of_each_patch_are_put_in_order():
     # Before time is mixed, a cell depends on its own patch and frame alone.
     changed = image.clone()
     changed[0, :, 5, 8:16, 16:24] += 1
-    layout = camkit.Explainer(camkit.models.clips.TakesClips(model, "pixel_values"), f"model.{name}", method="gradcam")
+    layout = camkit.Explainer(
+        camkit.models.clips.taking_clips(model, "pixel_values"), f"model.{name}", method="gradcam"
+    )
     layout(image[0], target=2)
     order = layout.layer.layout
     assert (order.grid, order.prefix, order.order) == ((8, 4, 4), 1, (1, 2, 0))
@@ -176,7 +178,7 @@ def test_joint_attention_over_patch_and_frame_is_put_in_order_too():
     model = lively(made("timesformer", attention_type="joint_space_time", attn_implementation="eager")[0])
     image = torch.randn(1, 3, 8, 32, 32)
 
-    row = camkit.explain(camkit.models.clips.TakesClips(model, "pixel_values"), image, target=1, method="chefer")
+    row = camkit.explain(camkit.models.clips.taking_clips(model, "pixel_values"), image, target=1, method="chefer")
 
     output = model(image.transpose(1, 2), output_attentions=True)
     gradients = torch.autograd.grad(output.logits[0, 1], output.attentions)
@@ -198,7 +200,7 @@ def test_the_tokens_of_a_clip_give_the_map_of_the_slow_reference(family):
     image = torch.randn(1, 3, 8, 32, 32)
 
     row = camkit.explain(
-        camkit.models.clips.TakesClips(model, name), image, f"model.{layer}", target=1, method="hirescam"
+        camkit.models.clips.taking_clips(model, name), image, f"model.{layer}", target=1, method="hirescam"
     )
 
     kept: list[Tensor] = []

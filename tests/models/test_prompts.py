@@ -17,7 +17,6 @@ from camkit import targets
 from camkit.cli import main
 from camkit.errors import TargetError
 from camkit.models import load_model
-from camkit.models.huggingface_masks import Promptable
 
 SIDE = 64
 FAMILIES = ["sam", "sam_hq", "sam2"]
@@ -119,14 +118,13 @@ PROMPTS = {
 def test_the_mask_and_its_map_are_those_of_the_librarys_full_pass(folder: Path, picture: Path, kind: str, monkeypatch):
     target, name, label = PROMPTS[kind]
     seen: list[dict[str, torch.Tensor]] = []
-    decode = Promptable._decode
-
-    def noted(network: Promptable, embeddings: Any, prompts: dict[str, torch.Tensor]) -> Any:
-        seen.append(prompts)
-        return decode(network, embeddings, prompts)
-
-    monkeypatch.setattr(Promptable, "_decode", noted)
     loaded = load_model(f"hf:{folder}")
+
+    def noted(_: Any, __: Any, inputs: dict[str, torch.Tensor]) -> None:
+        if name in inputs:
+            seen.append({key: value for key, value in inputs.items() if key.startswith("input_")})
+
+    loaded.module.model.register_forward_pre_hook(noted, with_kwargs=True)
     found = camkit.explain(loaded, picture, target=target, method="gradcam")
     assert found.label == label
     model = loaded.module.model
