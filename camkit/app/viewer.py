@@ -23,8 +23,7 @@ from camkit.images.read import open_picture
 from camkit.layers.names import modules_by_name
 from camkit.methods import METHODS
 from camkit.models.loaded import LoadedModel
-from camkit.targets import TargetLike, boxes, contrast, top
-from camkit.targets.boxes import RankedBoxTarget
+from camkit.targets import TargetLike, TopTarget, boxes, contrast, top
 from camkit.types import Box, Pixels
 
 ANSWERS = 5
@@ -230,7 +229,7 @@ class Viewer:
 
     def _of_box(self, look: Look, number: int) -> Explanation:
         explainer = self._explainer(look.model, look.method, look.layer)
-        return explainer(self.picture(look), RankedBoxTarget(number + 1, THRESHOLD))
+        return explainer(self.picture(look), TopTarget(number + 1, threshold=THRESHOLD))
 
     def _heat(self, look: Look) -> Explanation:
         explainer = self._explainer(look.model, look.method, look.layer)

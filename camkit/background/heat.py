@@ -277,7 +277,7 @@ class CheckHeat:
             yield from self._rows_without_heat(items)
             return
         classes = tuple(self.plan.matched.indices[item.label] for item in items)
-        target = _RecordingTarget(EachTarget(classes, self.plan.model.activation))
+        target = _RecordingTarget(EachTarget(classes, activation=self.plan.model.activation))
         explanations = self.plan.explain(items, target=target)
         for number, (item, explanation) in enumerate(zip(items, explanations, strict=True), start=1):
             yield self._row(item, explanation, target.answers.get(number))

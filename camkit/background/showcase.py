@@ -283,7 +283,9 @@ class _BestBox(Target):
         """Return the score of the box for each image."""
         images = detections_of(output, batch)
         assert images is not None, "the check has found boxes in the model's output"
-        return ranked_box(images, lambda found: torch.isin(found["labels"], found["labels"].new_tensor(self.outputs)))
+        return ranked_box(
+            images, 1, lambda found: torch.isin(found["labels"], found["labels"].new_tensor(self.outputs))
+        )
 
 
 _T = TypeVar("_T")

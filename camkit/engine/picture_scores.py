@@ -15,8 +15,7 @@ from camkit.engine.passes import faster_format, in_parts, quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.errors import TargetError
 from camkit.targets.classes import TopTarget
-from camkit.targets.confidence import ConfidenceTarget, class_alone, given_by
-from camkit.targets.fixed import fixed_target
+from camkit.targets.fixed import ConfidenceTarget, class_alone, fixed_target, given_by
 from camkit.targets.outputs import maps_of
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation, Precision

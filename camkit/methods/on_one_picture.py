@@ -23,9 +23,7 @@ from camkit.engine.references import ReferenceMaps
 from camkit.errors import MethodError
 from camkit.methods.registry import Method
 from camkit.models.modules import usual_batch_size
-from camkit.targets.confidence import ConfidenceTarget, given_by
-from camkit.targets.fixed import fixed_target
-from camkit.targets.log_odds import against_rivals
+from camkit.targets.fixed import ConfidenceTarget, against_rivals, fixed_target, given_by
 from camkit.targets.scores import Scores, Target
 from camkit.types import LayerRef, PicturesOf, Placement, ReferenceScores
 

@@ -187,16 +187,11 @@ def _load(request: Request) -> LoadedModel:
     if name in from_torchvision.names():
         return from_torchvision.load(request)
     if source is None and is_file(Path(name)):
-        foreign = (".keras", ".h5", ".hdf5", ".pb", ".tflite", ".engine", ".trt", ".plan", ".mlmodel")
         raise ModelError(
-            f"camkit cannot load {name} as a model: "
-            + (
-                "convert it to ONNX, or pass a function that runs it: "
-                + advice("camkit.black_box(function)", "--model file.py:factory, which returns a camkit.black_box")
-                if Path(name).suffix.lower() in foreign
-                else f"exported files end in {', '.join(KINDS)}, and a state dict needs a network: "
-                + advice(f"load_model(NETWORK, weights={name!r})", f"--model NETWORK --weights {name}")
-            )
+            f"camkit cannot load {name} as a model: exported files end in {', '.join(KINDS)}; for a state dict, "
+            f"name the network: {advice(f'load_model(NETWORK, weights={name!r})', f'--model NETWORK --weights {name}')}"
+            + "; convert any other file to ONNX, or pass a function that runs it: "
+            + advice("camkit.black_box(function)", "--model file.py:factory, which returns a camkit.black_box")
         )
     if source is None:
         hint = did_you_mean(name, model_names()) or (

@@ -35,9 +35,6 @@ Shape = Sequence[int | None]
 COLOURS = 3
 """The channels of the pictures that size, mean and std are for."""
 
-MOST_VALUES = 1 << 28
-"""The most values that one picture may have: a damaged file may name a size that no memory holds."""
-
 _LONGEST_TEXT = 1 << 20
 """The most bytes of a text beside a model that camkit reads for metadata; the names of 1,000 classes take 20,000."""
 
@@ -144,8 +141,6 @@ def _size(request: Request, shape: Shape, known: Mapping[str, Any]) -> tuple[int
     """Return the height and width of the pictures that a file takes; None if nothing says them."""
     if len(shape) != 4:
         raise ModelError(f"{request.name} takes an input of {len(shape)} axes, not a picture (N, C, H, W)")
-    if not 0 < math.prod(length if isinstance(length, int) else 1 for length in shape) < MOST_VALUES:
-        raise ModelError(f"{request.name} takes pictures of shape {tuple(shape)}, which no memory holds")
     height, width = shape[2:]
     if request.size and any(side not in (None, asked) for side, asked in zip(shape[2:], request.size, strict=True)):
         sides = " and ".join(f"{name} {side}" for name, side in (("height", height), ("width", width)) if side)

@@ -6,26 +6,28 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 from unittest import mock
 
+import numpy as np
 import torch
 import transformers
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
+from transformers.video_utils import VideoMetadata
 
-from camkit.errors import CamkitError, ModelError, advice
-from camkit.models.clips import taking_clips
-from camkit.models.huggingface_clips import PrepareClip
+from camkit.errors import CamkitError, ModelError, advice, brief
+from camkit.models.clips import ClipPreprocess, refuse_short, taking_clips
 from camkit.models.huggingface_outputs import boxes, promptable, queried_maps, with_texts
 from camkit.models.inputs import Adapter
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
-from camkit.models.weights import first_line, read_weights
-from camkit.types import Activation
+from camkit.models.weights import read_weights
+from camkit.types import Activation, Pixels
 
 
 def text_logits(model: Any, images: Tensor, *, texts: Tensor) -> dict[str, Tensor]:
@@ -75,6 +77,34 @@ class Prepare:
         return patches.permute(4, 0, 2, 1, 3).reshape(-1, rows * side, columns * side)
 
 
+class PrepareClip(ClipPreprocess):
+    """Prepares clips with a video processor.
+
+    Args:
+        processor: the video processor.
+        frames: how many frames the model takes. If the processor names a rate, that decides in its place.
+    """
+
+    def __init__(self, processor: Any, frames: int) -> None:
+        self.processor = processor
+        self.frames = frames
+
+    def chosen(self, count: int, rate: float) -> list[int]:
+        """Return the numbers of the frames that the processor samples, from 0."""
+        at_rate = getattr(self.processor, "fps", None)
+        if at_rate is None:
+            refuse_short(count, self.frames)
+        metadata = VideoMetadata(total_num_frames=count, fps=rate)
+        wanted = {"num_frames": self.frames} if at_rate is None else {"fps": at_rate}
+        return [int(number) for number in self.processor.sample_frames(metadata, **wanted)]
+
+    def of_frames(self, frames: Sequence[Pixels]) -> Float[Tensor, "c t h w"]:
+        """Return the model's input for these frames."""
+        processed = self.processor(videos=[np.stack(frames)], do_sample_frames=False, return_tensors="pt")
+        clip: Tensor = next(processed[name] for name in ("pixel_values", "pixel_values_videos") if name in processed)[0]
+        return clip.transpose(0, 1)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep the hub's retries and progress bars, and the remarks and questions of transformers, off the terminal."""
@@ -113,7 +143,7 @@ def _load(request: Request) -> LoadedModel:
                 f"trust it, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
             ) from error
         raise ModelError(
-            f"{request.name} cannot be loaded ({first_line(error)}); pass the name of a model on the hub, or a folder "
+            f"{request.name} cannot be loaded ({brief(error)}); pass the name of a model on the hub, or a folder "
             "with config.json, weights and preprocessor_config.json, which "
             + advice("size, mean and std", "--size, --mean and --std")
             + " together can replace"
@@ -193,14 +223,13 @@ def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tu
     if request.weights is None:
         return _built(request, build, name, config), labels, None
     weights = read_weights(request.weights)
-    with torch.device("meta"):
-        usual = _untrained(request, build, config).state_dict()
-    classes = weights.class_count(usual)
-    if classes is not None:
-        config.num_labels, labels = classes, None
-    module = _untrained(request, build, config)
-    weights.fill(module, request.name)
-    return module, labels, weights.note
+
+    def make(classes: int | None) -> nn.Module:
+        config.num_labels = classes or config.num_labels
+        return cast("nn.Module", _untrained(request, build, config))
+
+    module, classes = weights.build(make, request.name)
+    return module, labels if classes is None else None, weights.note
 
 
 _PROMPTABLE = transformers.MODEL_FOR_MASK_GENERATION_MAPPING

@@ -7,7 +7,6 @@ Some graphs are converted wrongly without an error, so each module is compared w
 from __future__ import annotations
 
 import hashlib
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from camkit.errors import ModelError, as_error, brief
 from camkit.models.black_box import FileBox
-from camkit.models.from_file import COLOURS, MOST_VALUES, described, file_to_read
+from camkit.models.from_file import COLOURS, described, file_to_read
 from camkit.models.inputs import Adapter
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import dtype_of
@@ -56,9 +55,6 @@ _QUANTISED = (*_STORING, "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
 """onnxruntime's own operators."""
 
-_LARGEST = 1 << 31
-"""The most bytes that a protobuf message, and so an ONNX file, may have."""
-
 _SIDE = 224
 """Height and width of the picture that the two are compared with, if the file takes any size."""
 
@@ -81,8 +77,6 @@ def load(request: Request) -> LoadedModel:
     opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.opset_import}
     size = request.size or (_SIDE, _SIDE)
     filled = [given or usual for given, usual in zip(shape, (2, COLOURS, *size), strict=True)]
-    if not 0 < math.prod(filled) < MOST_VALUES:
-        raise ModelError(f"{path} takes pictures of shape {filled}")
     noise = torch.randn(filled, generator=torch.Generator().manual_seed(0))
     runs = Session(session, channels_last=is_last)
     # Networks take pictures that are normalised, or have values of 0 to 1 or 0 to 255.
@@ -198,17 +192,12 @@ class _Converted(ConvertModel):  # type: ignore[misc]
 
 def _read(path: Path) -> tuple[onnx.ModelProto, list[bytes]]:
     """Return the graph with its weights, and the checksums of those that lie in files beside it."""
-    if path.stat().st_size > _LARGEST:
-        raise ModelError(
-            f"{path} is larger than 2 GiB, the limit of an ONNX file; keep larger weights in files beside it"
-        )
     with as_error(ModelError, lambda error: f"{path} cannot be read as an ONNX file ({brief(error)})"):
         graph = onnx.load(path, load_external_data=False)
         _refuse_code(graph, path)
         outside = [tensor for tensor in _tensors(graph) if tensor.data_location == onnx.TensorProto.EXTERNAL]
-        named = sorted({_entry(tensor, "location") for tensor in outside})
-        if all(Path(name).name == name for name in named):
-            _limit_lengths(outside, sum((path.parent / name).stat().st_size for name in named))
+        named = {entry.value for tensor in outside for entry in tensor.external_data if entry.key == "location"}
+        if all((path.parent / name).resolve().parent == path.parent.resolve() for name in named):
             onnx.load_external_data_for_model(graph, str(path.parent))
             return graph, [hashlib.sha256(tensor.raw_data).digest() for tensor in outside]
     raise ModelError(f"{path} names weights in other folders; they must lie beside it")
@@ -245,23 +234,6 @@ def _parts(message: Any) -> Iterator[Any]:
 def _tensors(graph: onnx.ModelProto) -> list[onnx.TensorProto]:
     """Return the tensors of a graph: its weights, and the constants of its nodes and subgraphs."""
     return [part for part in _parts(graph) if isinstance(part, onnx.TensorProto)]
-
-
-def _entry(tensor: onnx.TensorProto, key: str) -> str:
-    """Return one entry of what a tensor says about its outside data, of several the last; empty if there is none."""
-    return str({entry.key: entry.value for entry in tensor.external_data}.get(key, ""))
-
-
-def _limit_lengths(tensors: Sequence[onnx.TensorProto], held: int) -> None:
-    """Read no more of the files beside a graph than its tensors have, and each part once."""
-    total = 0
-    for tensor in tensors:
-        if not _entry(tensor, "length"):
-            size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-            tensor.external_data.add(key="length", value=str(math.prod(tensor.dims) * size))
-        total += int(_entry(tensor, "length"))
-    if total > held:
-        raise ValueError(f"its weights have {total} bytes, and the files beside it {held}")
 
 
 def _session(path: Path) -> onnxruntime.InferenceSession:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
+import operator
 import os
 import sys
 from dataclasses import replace
@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from camkit.errors import ModelError, advice, did_you_mean
+from camkit.errors import ModelError, advice, did_you_mean, refusing_other_arguments
 from camkit.models.from_export import as_module
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, is_file, preset
@@ -31,13 +31,15 @@ def load(request: Request) -> LoadedModel:
     source, _, attribute = request.name.rpartition(":")
     if not source.strip("./") or not attribute:
         raise ModelError(f"unknown model {request.name!r}; name your own network as file.py:factory")
+    module = _module(source)
     try:
-        result = _called(_find(_module(source), attribute, request.name), request.name)
-    except SystemExit as error:
-        raise ModelError(
-            f"{request.name} ended the program, as a script does; name a function that returns a model"
-        ) from error
-    loaded = _as_loaded(result, request)
+        factory = operator.attrgetter(attribute)(module)
+    except AttributeError as error:
+        raise ModelError(f"{request.name}: {error}{did_you_mean(attribute, dir(module))}") from error
+    if callable(factory) and not isinstance(factory, nn.Module):
+        with refusing_other_arguments(factory, 0, ModelError, request.name):
+            factory = factory()
+    loaded = _as_loaded(factory, request)
     note = loaded.note
     if request.weights is not None:
         weights = read_weights(request.weights)
@@ -82,33 +84,16 @@ def _described(module: nn.Module, request: Request) -> LoadedModel | None:
         return None
 
 
-def _called(factory: Any, name: str) -> Any:
-    """Call a factory without arguments; anything else under that name is returned as it is."""
-    if not callable(factory) or isinstance(factory, nn.Module):
-        return factory
-    try:
-        inspect.signature(factory).bind()
-    except TypeError as error:
-        raise ModelError(f"{name} needs arguments ({error}); name a function that takes none") from error
-    except ValueError:  # built-in functions have no signature to inspect
-        pass
-    return factory()
-
-
 def _module(source: str) -> ModuleType:
     if not source.endswith(".py"):
         return _import(source)
     path = Path(source)
     if not is_file(path):
         raise ModelError(f"there is no file {path}")
-    if not os.access(path, os.R_OK):
-        raise ModelError(f"{path} cannot be read: you have no permission")
     # The file may import modules beside it, as it may if Python runs it.
     sys.path.insert(0, str(path.parent.resolve()))
     try:
-        spec = importlib.util.spec_from_file_location(f"camkit_model_{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
+        spec: Any = importlib.util.spec_from_file_location(f"camkit_model_{path.stem}", path)
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
@@ -133,15 +118,6 @@ def _import(name: str) -> ModuleType:
     finally:
         for path in added:
             sys.path.remove(path)
-
-
-def _find(module: ModuleType, attribute: str, name: str) -> Any:
-    value: Any = module
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            raise ModelError(f"{name}: there is no {part!r}{did_you_mean(part, dir(value))}")
-        value = getattr(value, part)
-    return value
 
 
 def _prepared(request: Request, own: Preprocess | None) -> Preprocess | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import timm
-import torch
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
 from torch import nn
 
-from camkit.errors import ModelError, advice, as_error, did_you_mean
+from camkit.errors import ModelError, advice, as_error, brief, did_you_mean
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
-from camkit.models.weights import first_line, read_weights
+from camkit.models.weights import read_weights
 from camkit.types import Preprocess
 
 
@@ -25,11 +24,9 @@ def load(request: Request) -> LoadedModel:
     if request.weights is None:
         return described(_built(name, pretrained=request.pretrained), request)
     weights = read_weights(request.weights)
-    with torch.device("meta"):
-        usual = _built(name).state_dict()
-    classes = weights.class_count(usual)
-    module = _built(name) if classes is None else _built(name, num_classes=classes)
-    weights.fill(module, request.name)
+    module, classes = weights.build(
+        lambda classes: _built(name, **({} if classes is None else {"num_classes": classes})), request.name
+    )
     labels = _labels(module) if classes is None else None
     return LoadedModel(module, request.name, _prepared(module, request), labels, weights.note)
 
@@ -42,7 +39,7 @@ def described(module: nn.Module, request: Request) -> LoadedModel:
 def _built(name: str, **options: Any) -> nn.Module:
     """Build a network; its configuration and weights may have to be read from a folder or downloaded."""
     instead = "pass a local file with " + advice("weights=...", "--weights FILE")
-    with as_error(ModelError, lambda error: f"timm:{name} cannot be loaded ({first_line(error)}); {instead}"):
+    with as_error(ModelError, lambda error: f"timm:{name} cannot be loaded ({brief(error)}); {instead}"):
         return cast("nn.Module", timm.create_model(name, **options))
 
 

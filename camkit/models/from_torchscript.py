@@ -10,19 +10,18 @@ from typing import Any
 
 import torch
 
-from camkit.errors import ModelError, as_error
+from camkit.errors import ModelError, as_error, brief
 from camkit.models.black_box import FileBox
 from camkit.models.from_file import COLOURS, described, extra_texts, file_to_read, refuse_code
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import dtype_of
 from camkit.models.request import Request
-from camkit.models.weights import first_line
 
 
 def load(request: Request) -> LoadedModel:
     """Load a TorchScript file, which camkit can run but not look into."""
     path = file_to_read(request)
-    with as_error(ModelError, lambda error: f"{path} cannot be read as a TorchScript file ({first_line(error)})"):
+    with as_error(ModelError, lambda error: f"{path} cannot be read as a TorchScript file ({brief(error)})"):
         metadata = _metadata(path)
         refuse_code(request, path, "TorchScript")
         with warnings.catch_warnings():

@@ -15,11 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification, VideoClassification
 
-from camkit.errors import ModelError, advice, did_you_mean
+from camkit.errors import ModelError, advice, brief, did_you_mean
 from camkit.models.clips import ClipPreprocess, refuse_short
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, changed_preset, is_file
-from camkit.models.weights import Weights, first_line, read_weights
+from camkit.models.weights import read_weights
 from camkit.types import Pixels, Preprocess
 
 _KINDS = (
@@ -88,9 +88,7 @@ def _loaded(request: Request) -> LoadedModel:
     # torchvision's own files are recognised by name; any other is assumed to be trained with the first recipe.
     recipe = next((entry for entry in published if Path(entry.url).name == path.name), next(iter(published)))
     labels = tuple(recipe.meta["categories"])
-    classes = _own_class_count(name, stored, len(labels))
-    module = _build(name, classes, stored.state)
-    stored.fill(module, name)
+    module, classes = stored.build(lambda classes: _build(name, classes, stored.state), name)
     prepared_as = None
     if not request.changes:
         prepared_as = (
@@ -120,19 +118,6 @@ def _prepared(recipe: Any, request: Request) -> Preprocess:
     return cast("Preprocess", changed_preset(preset, request))
 
 
-def _own_class_count(name: str, weights: Weights, published: int) -> int | None:
-    """Return the number of classes of the weights if it differs from that of the published weights; else None."""
-    last = list(weights.state.values())[-1]
-    if last.dim() > 0 and len(last) == published:  # the usual case; no second network has to be built to compare shapes
-        return None
-    try:
-        with torch.device("meta"):
-            usual = _build(name, None, weights.state)
-    except NotImplementedError:  # RegNet computes its widths from tensors, which have no values on the meta device
-        usual = _build(name, None, weights.state)
-    return weights.class_count(usual.state_dict())
-
-
 def _build(name: str, classes: int | None, state: Mapping[str, Tensor]) -> nn.Module:
     """Build a network that the state dict fits: this number of classes, and auxiliary heads if it has any."""
     auxiliary = any(part.startswith("aux") for key in state for part in key.lower().split("."))
@@ -155,14 +140,14 @@ def _published(request: Request, weights: Any) -> LoadedModel:
         module = torchvision.models.get_model(name, weights=weights)
     except OSError as error:
         raise ModelError(
-            f"the weights of {name} cannot be downloaded ({first_line(error)}); pass a local file with "
+            f"the weights of {name} cannot be downloaded ({brief(error)}); pass a local file with "
             f"{advice('weights=...', '--weights FILE')}, or try what needs no download: "
             + advice("the model demo-fair", "camkit demo")
         ) from error
     except Exception as error:
         file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
         raise ModelError(
-            f"the weights in {file} are damaged or belong to another model ({first_line(error)}); delete the file and "
+            f"the weights in {file} are damaged or belong to another model ({brief(error)}); delete the file and "
             "try again"
         ) from error
     return LoadedModel(module, name, _prepared(weights, request), tuple(weights.meta["categories"]))

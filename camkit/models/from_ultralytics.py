@@ -17,18 +17,16 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.ops import batched_nms, box_convert
 
-from camkit.errors import ModelError, advice, as_error
+from camkit.errors import ModelError, advice, as_error, brief
 from camkit.models.from_file import file_to_read
 from camkit.models.inputs import Adapter
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, preset
-from camkit.models.turned_boxes import upright, without_duplicates
-from camkit.models.weights import first_line
 
 _LARGEST_PICKLE = 64 << 20
 """The most bytes of a pickle that is searched for the package's name; without its tensors, it takes less than 1 MiB."""
@@ -122,12 +120,9 @@ def _task_of(model: Any) -> str:
 
 
 def _network(path: Path, *, trusted: bool) -> Any:
-    def said(error: Exception) -> str:
-        if isinstance(error, ModuleNotFoundError):
-            return f"{path} needs the package {error.name}, which is not installed: pip install ultralytics"
-        return f"{path} cannot be read ({first_line(error)})"
-
-    with as_error(ModelError, said):
+    with as_error(
+        ModelError, lambda error: f"{path} cannot be read ({brief(error)}); it needs the package ultralytics"
+    ):
         if not trusted:
             torch.serialization.get_unsafe_globals_in_checkpoint(path)  # refuses what torch.load would not unpickle
         reader = SimpleNamespace(Unpickler=_Unpickler, __name__=__name__)
@@ -281,3 +276,44 @@ class Letterbox:
             widths[axis] = (before, margin - before)
             padded = np.pad(padded, widths, constant_values=_GREY)
         return torch.from_numpy(np.ascontiguousarray(padded)).permute(2, 0, 1).float() / 255
+
+
+_MOST_COMPARED = 1000
+"""The most boxes that are compared with each other, those with the highest scores: each pair takes memory."""
+
+
+def upright(turned: Float[Tensor, "*n 5"]) -> Float[Tensor, "*n 4"]:
+    """Return the upright boxes (left, top, right, bottom) around turned ones (x, y, width, height, angle)."""
+    middles, sides, angle = turned[..., :2], turned[..., 2:4], turned[..., 4:]
+    along, across = angle.cos().abs(), angle.sin().abs()
+    halves = (sides * along + sides.flip(-1) * across) / 2
+    return torch.cat([middles - halves, middles + halves], -1)
+
+
+def without_duplicates(
+    turned: Float[Tensor, "n 5"], scores: Float[Tensor, " n"], labels: Int[Tensor, " n"], most_overlap: float
+) -> Int[Tensor, " k"]:
+    """Return the boxes, best first, that overlap with no better box of their class by more than ``most_overlap``."""
+    order = scores.argsort(descending=True, stable=True)[:_MOST_COMPARED]
+    boxes, of_class = turned[order], labels[order]
+    rivals: Bool[Tensor, "n n"] = (overlaps(boxes) > most_overlap) & (of_class[:, None] == of_class)
+    return order[~rivals.triu(1).any(0)]
+
+
+def overlaps(turned: Float[Tensor, "n 5"]) -> Float[Tensor, "n n"]:
+    """Return how much each pair of boxes overlaps, from 0 to 1: one minus the Hellinger distance of two Gaussians.
+
+    A box stands for the normal distribution with the mean and the covariance of its points (Murrugarra-Llerena et al.
+    2021, arXiv:2106.06072).
+    """
+    x, y, width, height, angle = turned.double().unbind(-1)
+    wide, high, cos, sin = width**2 / 12, height**2 / 12, angle.cos(), angle.sin()
+    # The covariance of each box is [[a, c], [c, b]]; that of a pair, the mean of both.
+    a, b, c = wide * cos**2 + high * sin**2, wide * sin**2 + high * cos**2, (wide - high) * cos * sin
+    of_pairs_a, of_pairs_b, of_pairs_c = ((each[:, None] + each) / 2 for each in (a, b, c))
+    dx, dy = x[:, None] - x, y[:, None] - y
+    area = of_pairs_a * of_pairs_b - of_pairs_c**2
+    apart = (of_pairs_b * dx**2 + of_pairs_a * dy**2 - 2 * of_pairs_c * dx * dy) / area
+    alone = (a * b - c**2).clamp(min=0).sqrt()
+    distance = apart / 8 + (area / (alone[:, None] * alone)).log() / 2
+    return (1 - (1 - (-distance).exp()).clamp(min=0).sqrt()).to(turned.dtype)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.errors import CamkitError, LayerError, ModelError, advice, brief
+from camkit.errors import LayerError, ModelError, advice, brief
 from camkit.models.black_box import BlackBox
-from camkit.models.inputs import HeldInputs, OneOutput
+from camkit.models.inputs import OneOutput
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -69,41 +69,21 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-_LEAST_BITS = 16
-"""Floating-point types with fewer bits only store numbers: no layer computes with them."""
-
-
 def check_tensors(module: nn.Module) -> None:
     """Check that a model's parameters and buffers have values with which gradients can be computed.
 
     Raises:
-        ModelError: some are lazy, on the meta device or made in inference mode, or all are 8-bit.
+        ModelError: some are lazy, or made in inference mode.
     """
     modules = list(module.modules())  # walked once: each of PyTorch's iterators walks again
     parameters = [tensor for part in modules for tensor in part._parameters.values() if tensor is not None]
     tensors = [*parameters, *(buffer for part in modules for buffer in part._buffers.values() if buffer is not None)]
     if any(map(is_lazy, tensors)):
         raise ModelError("the model has lazy layers without weights; run it once before you explain it")
-    if any(tensor.is_meta for tensor in tensors):
-        raise ModelError(
-            "the model has weights without values (device meta); load its weights before you explain it, or if "
-            f"accelerate offloads them, pass {BLACK_BOX}"
-        )
     if any(map(torch.Tensor.is_inference, tensors)):
         raise ModelError(
             "the model was built inside torch.inference_mode(), so it can never have gradients; build it outside"
         )
-    if torch.finfo(dtype_of(module)).bits < _LEAST_BITS:
-        raise ModelError(
-            f"the model's weights are {dtype_of(module)}, which only stores numbers; convert the model first, for "
-            "example with model.float()"
-        )
-
-
-_INSIDE_FUNC = (
-    "BatchedTensorImpl", "TensorWrapper", "functorch transform", "backward through the graph a second time",
-)  # fmt: skip
-"""Words of PyTorch's errors about tensors that belong to torch.func, or to a backward pass inside the forward pass."""
 
 
 CLIPS = "camkit explains clips only if the model's first convolution is a Conv3d"
@@ -111,52 +91,28 @@ CLIPS = "camkit explains clips only if the model's first convolution is a Conv3d
 
 def about_failure(module: nn.Module, error: Exception) -> str | None:
     """Return a sentence about a failed pass if the reason is known but unclear in PyTorch's own error; else None."""
-    if "use_reentrant" in str(error):
-        return (
-            "the model uses reentrant activation checkpointing, which hides the gradients of its layers; "
-            "pass use_reentrant=False to its torch.utils.checkpoint.checkpoint"
-        )
-    others = _other_inputs(module) if isinstance(error, TypeError) else []
-    if others:
-        passed = ", ".join(f"{name}=..." for name in others)
-        held = ", ".join(f"{name!r}: ..." for name in others)
-        return (
-            f"the model's forward also needs {' and '.join(map(repr, others))}, but camkit passes only the picture; "
-            + advice(f"pass inputs={{{held}}} to camkit.explain or Explainer, or ", "")
-            + f"wrap the model in a module whose forward(self, picture) returns self.model(picture, {passed})"
-        )
-    if any(words in str(error) for words in _INSIDE_FUNC):
-        return (
-            "the model runs layers inside torch.func, such as vmap or grad, and their outputs cannot be saved; name a "
-            "layer outside torch.func, or use 'rise', a method that reads no layer"
-        )
-    if "unpack (expected 5, got 4)" in str(error):
-        return f"the model takes clips, with five axes, and got pictures (N, C, H, W); {CLIPS}"
+    advices = {
+        "use_reentrant": "the model uses reentrant activation checkpointing, which hides the gradients of its layers; "
+        "pass use_reentrant=False to its torch.utils.checkpoint.checkpoint",
+        r"missing \d+ required": "the model's forward needs more than the picture; "
+        + advice("pass inputs={...} to camkit.explain or Explainer, or ", "")
+        + "wrap the model in a module whose forward takes the picture alone",
+        # what belongs to torch.func, or to a backward pass inside the forward pass
+        "BatchedTensorImpl|TensorWrapper|functorch transform|backward through the graph a second time": "the model "
+        "runs layers inside torch.func, such as vmap or grad, and their outputs cannot be saved; name a layer outside "
+        "torch.func, or use 'rise', a method that reads no layer",
+        r"unpack \(expected 5, got 4\)": f"the model takes clips, of five axes, not pictures (N, C, H, W); {CLIPS}",
+    }
+    found = next((sentence for pattern, sentence in advices.items() if re.search(pattern, str(error))), None)
     holder = module.model if isinstance(module, OneOutput) else module
-    parameters = inspect.signature(holder.forward).parameters
-    if "pixel_values" in list(parameters)[1:]:  # as in Hugging Face's models of pictures and text
-        return (
-            f"camkit passes the picture first, but the model's forward takes {next(iter(parameters))!r} first; "
+    parameters = list(inspect.signature(holder.forward).parameters)
+    if found is None and "pixel_values" in parameters[1:]:  # as in Hugging Face's models of pictures and text
+        found = (
+            f"camkit passes the picture first, but the model's forward takes {parameters[0]!r} first; "
             + advice("pass picture='pixel_values' and inputs={...} to camkit.explain or Explainer, or ", "")
             + "wrap the model in a module whose forward(self, picture) returns self.model(pixel_values=picture, ...)"
         )
-    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
-    lacking = "^not enough values to unpack .*got 1\\)$|index 1 is out of bounds .* with size 1$"
-    inputs = holder.others if isinstance(holder, HeldInputs) else {}
-    sentence = None
-    if re.search(lacking + "|^tuple index out of range$" * takes_any, str(error)):
-        several, arguments = ("", "picture, ...") if takes_any else (" in one argument", "(picture, ...)")
-        sentence = (
-            f"the model takes several inputs{several}, and camkit passes only the picture; wrap it in a module "
-            f"whose forward(self, picture) returns self.model({arguments})"
-        )
-    elif inputs and not isinstance(error, CamkitError):
-        kinds = ", ".join(f"{name!r}: {type(value).__name__}" for name, value in inputs.items())
-        sentence = (
-            f"the model failed with the inputs {kinds} ({brief(error)}); pass what its forward takes for one picture, "
-            "usually tensors of the model's type with a first axis of 1"
-        )
-    return sentence
+    return None if found is None else f"{found} ({brief(error)})"
 
 
 @contextlib.contextmanager
@@ -171,22 +127,9 @@ def explained_failures(module: nn.Module) -> Iterator[None]:
         raise ModelError(sentence) from error
 
 
-def _other_inputs(module: nn.Module) -> list[str]:
-    """Return the names of the arguments that a module's forward needs besides the picture and what it holds."""
-    held: set[str] = set()
-    picture: str | None = None
-    while isinstance(module, (HeldInputs, OneOutput)):
-        if isinstance(module, HeldInputs):
-            held, picture = {*held, *module.others}, module.picture
-        module = module.model
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    given = {*held, picture or next((each.name for each in parameters), "")}
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [each for each in parameters if each.default is each.empty and each.kind not in variable]
-    return [each.name for each in needed if each.name not in given]
-
-
-_CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+def _first_convolution(module: nn.Module) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | None:
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return next((part for part in module.modules() if isinstance(part, kinds)), None)
 
 
 def spatial_rank(module: nn.Module) -> int:
@@ -197,13 +140,13 @@ def spatial_rank(module: nn.Module) -> int:
     named = getattr(module, "spatial_axes", None)
     if isinstance(named, int):
         return named
-    first = next((part for part in module.modules() if isinstance(part, tuple(_CONVOLUTIONS))), None)
-    return next((rank for kind, rank in _CONVOLUTIONS.items() if isinstance(first, kind)), 2)
+    first = _first_convolution(module)
+    return 2 if first is None else first.weight.dim() - 2
 
 
 def about_channels(module: nn.Module, inputs: Tensor) -> str | None:
     """Return a sentence about a wrong number of channels; None if the input has the right number."""
-    first = next((part for part in module.modules() if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
+    first = _first_convolution(module)
     if first is None or first.in_channels == inputs.shape[1]:
         return None
     return f"the picture has {inputs.shape[1]} channels, but the model's first convolution takes {first.in_channels}"

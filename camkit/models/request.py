@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -43,19 +44,16 @@ class Request:
 
     def __post_init__(self) -> None:
         size = self.size
-        whole = size is None or (isinstance(size, tuple) and all(isinstance(side, int) for side in size))
-        if size is not None and (not whole or len(size) != 2 or min(size) < 1):
+        is_pair = isinstance(size, tuple) and len(size) == 2
+        if size is not None and not (is_pair and all(isinstance(side, int) and side > 0 for side in size)):
             raise InputError(f"size must be the height and width of the model's input in pixels, not {size!r}")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            numbers = values is None or all(isinstance(value, Real) for value in values)
-            if values is not None and not (numbers and len(values) in (1, 3)):
+        for name, values, least in (("mean", self.mean, -math.inf), ("std", self.std, 0)):
+            if values is not None and not all(isinstance(value, Real) and least < value <= 1 for value in values):
+                raise InputError(
+                    f"{name} must be numbers for values from 0 to 1, not {values}; divide those for 255 by 255"
+                )
+            if values is not None and len(values) not in (1, 3):
                 raise InputError(f"{name} must be one number, or one each for red, green and blue, not {values}")
-        if self.std is not None and not all(value > 0 for value in self.std):
-            raise InputError(f"std must be positive, not {self.std}")
-        if any(value > 1 for value in (*(self.mean or ()), *(self.std or ()))):
-            raise InputError("mean and std are for values from 0 to 1; divide those for values up to 255 by 255")
-        if self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
-            raise InputError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; pass one per channel to both")
 
     @property
     def changes(self) -> dict[str, Any]:

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from camkit.errors import TargetError
-from camkit.targets.boxes import BoxAtTarget, BoxesTarget, BoxTarget, best_box, box, box_at, boxes
+from camkit.targets.boxes import BoxAtTarget, BoxTarget, best_box, box, box_at
 from camkit.targets.classes import (
     AboveTarget,
+    BoxesTarget,
     ClassTarget,
     ContrastTarget,
     DirectionTarget,
@@ -32,6 +33,7 @@ from camkit.targets.classes import (
     TargetFunction,
     TopTarget,
     above,
+    boxes,
     contrast,
     direction,
     each,
@@ -41,8 +43,7 @@ from camkit.targets.classes import (
 from camkit.targets.embeddings import SimilarTarget, similar_to
 from camkit.targets.maps import SegmentTarget, segment
 from camkit.targets.outputs import describe, logits_of
-from camkit.targets.prompts import MaskTarget, mask_at, mask_in
-from camkit.targets.regions import RegionTarget, region
+from camkit.targets.regions import MaskTarget, RegionTarget, mask_at, mask_in, region
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
@@ -108,9 +109,9 @@ def as_targets(
         if not target:
             raise TargetError("the list of targets is empty; pass None for each picture's best class")
         targets = [single for item in target for single in as_targets(item, labels, activation)]
-        classes = [int(single.index) for single in targets if isinstance(single, ClassTarget)]
+        classes = [single.index for single in targets if isinstance(single, ClassTarget)]
         twice = next((index for index in classes if classes.count(index) > 1), None)
-        if twice is not None:
+        if isinstance(twice, int):
             name = f" ({names[twice]})" if names and 0 <= twice < len(names) else ""
             raise TargetError(f"target {twice}{name} is in the list twice")
         return targets

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -15,7 +14,7 @@ from torchvision.ops import box_iou
 from camkit.errors import TargetError
 from camkit.targets.names import box_corners, class_of, label_of, points, whole_number
 from camkit.targets.outputs import describe, detections_of
-from camkit.targets.scores import Expands, OnPicture, Scores, Target, ToInput
+from camkit.targets.scores import OnPicture, Scores, Target, ToInput
 from camkit.types import Activation
 
 Detections = dict[str, Tensor]
@@ -32,21 +31,30 @@ _KINDS: Mapping[str, str] = {"objectness": "objectness", "mask": "mean logit, in
 
 def ranked_box(
     images: Sequence[Detections],
-    eligible: Callable[[Detections], Tensor],
     rank: int = 1,
+    eligible: Callable[[Detections], Tensor] | None = None,
     what: str = "",
     part: Part | None = None,
+    threshold: float | None = None,
 ) -> Scores:
     """Return the score of each image's best eligible box (rank 1), second best (rank 2), and so on.
 
-    ``what`` says in the error which boxes are eligible, such as "of class 'car'".
+    ``what`` says in the error which boxes are eligible, such as "of class 'car'". Only boxes whose score is above the
+    threshold are, if there is one.
     """
+    scores = [detections["scores"].detach() for detections in images]
     absence = "the detector found no box"
     if what:
         absence = f"no such box among the detections: the detector found none {what}"
+    elif threshold is not None:
+        best = [f"the best box has a score of {float(torch.cat(scores).amax()):.2g}"] if any(map(len, scores)) else []
+        absence = f"no box above the threshold of {threshold:g}: {(best or [absence])[0]}"
     elif rank > 1:
         absence = f"no such box among the detections: there are fewer than {rank}"
-    candidates = [_best_first(detections, eligible(detections)) for detections in images]
+    may_be = [torch.ones_like(each, dtype=torch.bool) if threshold is None else each > threshold for each in scores]
+    if eligible is not None:
+        may_be = [eligible(detections) for detections in images]
+    candidates = [_best_first(*pair) for pair in zip(images, may_be, strict=True)]
     return replace(box_scores(images, candidates, absence, part, rank), fewer=rank > 1)
 
 
@@ -61,7 +69,7 @@ def boxes_of_class(
     if not all("labels" in detections for detections in images):
         raise TargetError("the detections have no labels; choose a box by its number or its position")
     what = f"of class {index}" if name is None else f"of class {name!r}"
-    return ranked_box(images, lambda detections: detections["labels"].eq(index), what=what, part=part)
+    return ranked_box(images, eligible=lambda detections: detections["labels"].eq(index), what=what, part=part)
 
 
 def box_scores(
@@ -151,8 +159,6 @@ class BoxTarget(Target):
         name: the label of the class, for the error; filled in when the target is bound to a model.
     """
 
-    for_threads = True
-
     number: int | None = None
     label: int | str | None = None
     near: tuple[float, float, float, float] | None = None
@@ -181,7 +187,7 @@ class BoxTarget(Target):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image."""
-        images = _boxes_in(output, batch)
+        images = boxes_in(output, batch)
         if self.label is not None:
             return boxes_of_class(images, int(self.label), self.name, self.part)
         if self.near is not None:
@@ -209,8 +215,6 @@ class BoxAtTarget(OnPicture):
         points: the point in pixels of the input of each image; filled in for each batch.
     """
 
-    for_threads = True
-
     point: tuple[float, float]
     part: Part | None = None
     points: tuple[tuple[float, float], ...] = field(default=(), compare=False, repr=False)
@@ -221,7 +225,7 @@ class BoxAtTarget(OnPicture):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image."""
-        images, around = _boxes_in(output, batch), []
+        images, around = boxes_in(output, batch), []
         for detections, (x, y) in zip(images, self.points or (self.point,) * batch, strict=True):
             left, top, right, bottom = detections["boxes"].detach().unbind(1)
             around.append(_best_first(detections, (left <= x) & (x < right) & (top <= y) & (y < bottom)))
@@ -241,15 +245,13 @@ class SameBoxTarget(Target):
         label: its class; None if the boxes have no classes.
     """
 
-    for_threads = True
-
     corners: tuple[float, ...]
     label: int | None
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the match for each image; 0 if no box overlaps."""
         values: list[Tensor] = []
-        for detections in _boxes_in(output, batch):
+        for detections in boxes_in(output, batch):
             alike = detections["scores"].float() * _overlaps(detections, self.corners)
             if self.label is not None:
                 alike = alike * detections["labels"].eq(self.label)
@@ -257,42 +259,7 @@ class SameBoxTarget(Target):
         return Scores(torch.stack(values), quantity="score of the best matching box, times its overlap")
 
 
-@dataclass(frozen=True)
-class BoxesTarget(Expands):
-    """Every box whose score is above a threshold, best first; a picture may have several or none."""
-
-    for_threads = True
-
-    threshold: float
-
-    def expand(self, output: Any, batch: int) -> list[RankedBoxTarget]:
-        """Return a target for each box that some image has; at least one."""
-        counts = [int((detections["scores"] > self.threshold).sum()) for detections in _boxes_in(output, batch)]
-        return [RankedBoxTarget(rank, self.threshold) for rank in range(1, max(1, *counts) + 1)]
-
-
-@dataclass(frozen=True)
-class RankedBoxTarget(Target):
-    """The box at this rank of each image; absent if its score is not above the threshold."""
-
-    for_threads = True
-
-    rank: int
-    threshold: float
-
-    def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the score of the box at this rank for each image."""
-        images = _boxes_in(output, batch)
-        scores = ranked_box(images, lambda detections: detections["scores"].detach() > self.threshold, self.rank)
-        best = max(
-            (float(detections["scores"].detach().amax()) for detections in images if len(detections["scores"])),
-            default=None,
-        )
-        found = "the detector found no box" if best is None else f"the best box has a score of {best:.2g}"
-        return replace(scores, absence=f"no box above the threshold of {self.threshold:g}: {found}")
-
-
-def _boxes_in(output: Any, batch: int) -> list[Detections]:
+def boxes_in(output: Any, batch: int) -> list[Detections]:
     """Return each image's detections.
 
     Raises:
@@ -367,18 +334,3 @@ def box_at(x: float | int, y: float | int, *, part: Part | None = None) -> BoxAt
     _check_part(part)
     (point,) = points("box_at takes x and y", x, y)
     return BoxAtTarget(point, part)
-
-
-def boxes(threshold: float = 0.5) -> BoxesTarget:
-    """Return a target for every box of a detector whose score is above a threshold, best first.
-
-    Raises:
-        TargetError: the threshold is not between 0 and 1.
-
-    Examples:
-        >>> boxes(0.3).threshold
-        0.3
-    """
-    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold < 1:
-        raise TargetError(f"the threshold is the score above which a box counts, from 0 to 1, not {threshold!r}")
-    return BoxesTarget(float(threshold))

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from camkit.errors import TargetError, refusing_other_arguments
-from camkit.targets.boxes import boxes_of_class, ranked_box
+from camkit.targets.boxes import boxes_in, boxes_of_class, ranked_box
 from camkit.targets.maps import class_by_area, class_on_map
-from camkit.targets.names import check_index, class_of, label_of, whole_number
+from camkit.targets.names import check_index, class_of, direction_of, label_of, number_from_0, whole_number
 from camkit.targets.outputs import depth_of, detections_of, logits_of, maps_of
 from camkit.targets.probabilities import PLURAL, ScoreReading, final_activation, probabilities
 from camkit.targets.regions import RegionTarget
-from camkit.targets.scores import Expands, OfPictures, Scores, Target, check_values, copied
+from camkit.targets.scores import Expands, OfClasses, OfPictures, Scores, Target, check_values, copied
 from camkit.types import Activation
 
 FINER_WEIGHT, FINER_NEAREST = 0.6, 3
@@ -41,88 +41,77 @@ def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Acti
     )
 
 
-def scores_of_class(
-    output: Any,
-    batch: int,
-    indices: Sequence[int],
-    activation: Activation | None,
-    cells: Bool[Tensor, "*n h w"] | None = None,
-) -> Scores:
-    """Return the score of a class for each image: its logit, or the mean over cells of its map.
-
-    Args:
-        output: the model's output.
-        batch: the number of images.
-        indices: the class of each image, or one class for all.
-        activation: turns logits into probabilities.
-        cells: the cells of the map; None for where the class is predicted.
-
-    Raises:
-        TargetError: the model does not have the class.
-    """
-    maps = maps_of(output, batch)
-    scores = logits_of(output, batch) if maps is None else maps
-    for index in {*indices}:
-        check_index(index, scores.shape[1])
-    chosen = torch.tensor(indices, device=scores.device).expand(batch)
-    if maps is None:
-        return class_scores(scores, chosen, activation)
-    return class_on_map(maps, chosen, None if cells is None else cells.to(maps.device), activation=activation)
-
-
 @dataclass(frozen=True)
-class ClassTarget(Target):
+class ClassTarget(OfClasses):
     """The logit of one class.
 
     For a segmentation network, the class where it is predicted; for a detector, the best box of the class.
+
+    Attributes:
+        index: the class, or that of each picture of a pass.
+        name: its label, for errors; filled in when the target is bound to a model.
+        cells: for a segmentation network, the cells of each picture over which the score is the mean; None means where
+            the class is predicted.
     """
 
-    for_threads = True
-
-    index: int | str
-    activation: Activation | None = field(default=None, compare=False)
+    index: int | str | tuple[int, ...]
     name: str | None = field(default=None, compare=False, repr=False)
+    cells: Bool[Tensor, "n h w"] | None = field(default=None, compare=False, repr=False)
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ClassTarget:
         """Return the target for a model with this activation, and with the index and the label of the class."""
+        bound = super().bind(labels, activation)
+        if isinstance(self.index, tuple):
+            return bound
         index = class_of(self.index, labels)
-        return replace(self, index=index, activation=activation, name=label_of(index, labels))
+        return replace(bound, index=index, name=label_of(index, labels))
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class for each image, with its probability."""
-        images, index = detections_of(output, batch), int(self.index)
-        if images is not None:
-            return boxes_of_class(images, index, self.name)
-        return scores_of_class(output, batch, (index,), self.activation)
+        images = detections_of(output, batch)
+        if images is not None and not isinstance(self.index, tuple):
+            return boxes_of_class(images, int(self.index), self.name)
+        indices = self.index if isinstance(self.index, tuple) else (int(self.index),)
+        maps = maps_of(output, batch)
+        scores = logits_of(output, batch) if maps is None else maps
+        for index in {*indices}:
+            check_index(index, scores.shape[1])
+        chosen = torch.tensor(indices, device=scores.device).expand(batch)
+        if maps is None:
+            return class_scores(scores, chosen, self.activation)
+        cells = None if self.cells is None else self.cells.to(maps.device)
+        return class_on_map(maps, chosen, cells, activation=self.activation)
 
 
 @dataclass(frozen=True)
-class TopTarget(Target):
+class TopTarget(OfClasses):
     """The logit of each image's own best class (rank 1), second best (rank 2), and so on.
 
     For a segmentation network, classes are ranked by the area they cover, and class 0 comes last if it is the
     background. For a detector, boxes are ranked by their scores. For a depth network, it is the mean depth.
-    """
 
-    for_threads = True
+    Attributes:
+        rank: which of them, from 1.
+        of: how many the caller asked for, for the error.
+        background: whether class 0 is the background; filled in when the target is bound to a model.
+        threshold: the class or box is absent if its probability or score is not above this.
+    """
 
     rank: int = 1
     of: int | None = field(default=None, compare=False)
-    activation: Activation | None = field(default=None, compare=False)
     background: bool = field(default=False, compare=False)
+    threshold: float | None = None
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> TopTarget:
         """Return the target for a model with these labels and this activation."""
         background = bool(labels) and "background" in str(labels and labels[0]).casefold()
-        return replace(self, activation=activation, background=background)
+        return replace(super().bind(labels, activation), background=background)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class at this rank for each image."""
         images = detections_of(output, batch)
         if images is not None:
-            return ranked_box(
-                images, lambda detections: torch.ones_like(detections["scores"], dtype=torch.bool), self.rank
-            )
+            return ranked_box(images, self.rank, threshold=self.threshold)
         maps = maps_of(output, batch)
         if maps is not None:
             return class_by_area(maps, self.rank, skip_first=self.background, activation=self.activation)
@@ -136,7 +125,11 @@ class TopTarget(Target):
             raise TargetError(
                 f"there are no {self.of or self.rank} best classes: the model has only {logits.shape[1]} classes"
             )
-        return class_scores(logits, logits.detach().topk(self.rank, dim=1).indices[:, -1], self.activation)
+        scores = class_scores(logits, logits.detach().topk(self.rank, dim=1).indices[:, -1], self.activation)
+        if self.threshold is None:
+            return scores
+        present = tuple(probability > self.threshold for probability in scores.probabilities or ())
+        return replace(scores, present=present, absence=f"no class above {self.threshold:g}", fewer=self.rank > 1)
 
 
 @dataclass(frozen=True)
@@ -147,64 +140,50 @@ class AboveTarget(Expands):
     is a probability already.
     """
 
-    for_threads = True
-    activation: ClassVar[Activation] = "sigmoid"
-
     threshold: float = 0.5
 
-    def expand(self, output: Any, batch: int) -> list[RankAboveTarget]:
+    def expand(self, output: Any, batch: int) -> list[TopTarget]:
         """Return one target for each rank that some image reaches; at least one."""
+        ranks = range(1, max(self._most(output, batch), 1) + 1)
+        return [TopTarget(rank, threshold=self.threshold, activation="sigmoid") for rank in ranks]
+
+    def _most(self, output: Any, batch: int) -> int:
         by_class = probabilities(ScoreReading.of(logits_of(output, batch)), "sigmoid")
         assert by_class is not None
-        most = int((by_class > self.threshold).sum(1).amax())
-        return [RankAboveTarget(rank, self.threshold) for rank in range(1, max(most, 1) + 1)]
+        return int((by_class > self.threshold).sum(1).amax())
 
 
 @dataclass(frozen=True)
-class RankAboveTarget(Target):
-    """The class at this rank of each image; absent if its probability is not above the threshold."""
+class BoxesTarget(AboveTarget):
+    """Every box whose score is above a threshold, best first; a picture may have several or none."""
 
-    for_threads = True
-    activation: ClassVar[Activation] = "sigmoid"
-
-    rank: int
-    threshold: float
-
-    def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the logit of the class at this rank for each image."""
-        logits = logits_of(output, batch)
-        best = logits.detach().topk(self.rank, dim=1).indices[:, -1]
-        scores = class_scores(logits, best, self.activation)
-        present = tuple(probability > self.threshold for probability in scores.probabilities or ())
-        return replace(scores, present=present, absence=f"no class above {self.threshold:g}", fewer=self.rank > 1)
+    def _most(self, output: Any, batch: int) -> int:
+        return max(int((each["scores"] > self.threshold).sum()) for each in boxes_in(output, batch))
 
 
 @dataclass(frozen=True)
-class EachTarget(OfPictures):
+class EachTarget(OfClasses, OfPictures):
     """A class of its own for each picture of a call, for example the picture's label.
 
     Several classes of one picture mean the same; the one with the highest logit is explained.
     """
 
-    for_threads = True
-
     classes: tuple[Any, ...]
-    activation: Activation | None = field(default=None, compare=False)
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> EachTarget:
         """Return the target with all labels looked up."""
         indices: dict[Any, tuple[int, ...]] = {}
         for entry in dict.fromkeys(self.classes):
             indices[entry] = tuple(class_of(name, labels) for name in (entry if isinstance(entry, tuple) else (entry,)))
-        return EachTarget(tuple(indices[entry] for entry in self.classes), activation)
+        return replace(super().bind(labels, activation), classes=tuple(indices[entry] for entry in self.classes))
 
-    def of_pictures(self, numbers: Sequence[int]) -> Target:
+    def of_pictures(self, numbers: Sequence[int]) -> EachTarget:
         """Return the target for the pictures with these numbers, which start at 1."""
         if max(numbers) > len(self.classes):
             raise TargetError(
                 f"each() has classes for {len(self.classes)} pictures, but there are {max(numbers)} or more"
             )
-        return BestOfTarget(tuple(self.classes[number - 1] for number in numbers), self.activation)
+        return replace(self, classes=tuple(self.classes[number - 1] for number in numbers))
 
     def check_count(self, pictures: int) -> None:
         """Check, after the last picture of the call, that no class is left over.
@@ -218,22 +197,13 @@ class EachTarget(OfPictures):
                 "each picture"
             )
 
-
-@dataclass(frozen=True)
-class BestOfTarget(Target):
-    """The best of the classes listed for each image of one pass."""
-
-    for_threads = True
-
-    classes: tuple[tuple[int, ...], ...]
-    activation: Activation | None = field(default=None, compare=False)
-
     def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the logit of the best of each image's classes."""
+        """Return the logit of the best of each image's classes, for the first images of the call."""
         logits = logits_of(output, batch)
-        for index in {index for indices in self.classes for index in indices}:
+        classes = self.of_pictures(range(1, batch + 1)).classes
+        for index in {index for indices in classes for index in indices}:
             check_index(index, logits.shape[1])
-        rows = zip(self.classes, logits.detach(), strict=True)
+        rows = zip(classes, logits.detach(), strict=True)
         best = [max(indices, key=lambda index: float(row[index])) for indices, row in rows]
         return class_scores(logits, torch.tensor(best, device=logits.device), self.activation)
 
@@ -241,8 +211,6 @@ class BestOfTarget(Target):
 @dataclass(frozen=True)
 class DirectionTarget(Target):
     """One number of the output, up or down: either class of a one-logit classifier, or a regression."""
-
-    for_threads = True
 
     sign: int = 1
     index: int = 0
@@ -264,8 +232,6 @@ class DirectionTarget(Target):
 @dataclass(frozen=True)
 class ContrastTarget(Target):
     """One class rather than another: the difference of their logits."""
-
-    for_threads = True
 
     index: int | str
     rather_than: int | str
@@ -312,6 +278,8 @@ class FinerTarget(Target):
         nearest: how many nearest classes there are.
         rivals: these classes, for each picture of a pass or one list for all, if they do not depend on the output.
     """
+
+    for_threads = False
 
     of: Target
     weight: float = FINER_WEIGHT
@@ -360,6 +328,8 @@ class FinerTarget(Target):
 class EachFiner(Expands):
     """Compares each class that a target stands for with its nearest ones, if the target does not do so itself."""
 
+    for_threads = False
+
     of: Target
 
     def expand(self, output: Any, batch: int) -> list[FinerTarget]:
@@ -371,6 +341,8 @@ class EachFiner(Expands):
 @dataclass(frozen=True)
 class FunctionTarget(Target):
     """Any score that the caller computes from the model's output."""
+
+    for_threads = False
 
     function: TargetFunction
 
@@ -392,9 +364,7 @@ def top(count: int) -> list[TopTarget]:
     Raises:
         TargetError: ``count`` is not a whole number of at least 1.
     """
-    count = whole_number(count, "the number of best classes")
-    if count < 1:
-        raise TargetError(f"the number of best classes must be at least 1, not {count}")
+    count = whole_number(count, "the number of best classes", 1)
     return [TopTarget(rank, of=count) for rank in range(1, count + 1)]
 
 
@@ -406,9 +376,20 @@ def above(threshold: float = 0.5) -> AboveTarget:
     Raises:
         TargetError: the threshold is not a probability below 1.
     """
-    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold < 1:
-        raise TargetError(f"the threshold must be a probability from 0 to below 1, not {threshold!r}")
-    return AboveTarget(threshold)
+    return AboveTarget(number_from_0(threshold, "the threshold must be a probability from 0 to below 1", 1))
+
+
+def boxes(threshold: float = 0.5) -> BoxesTarget:
+    """Return a target for every box of a detector whose score is above a threshold, best first.
+
+    Raises:
+        TargetError: the threshold is not between 0 and 1.
+
+    Examples:
+        >>> boxes(0.3).threshold
+        0.3
+    """
+    return BoxesTarget(number_from_0(threshold, "the threshold is the score above which a box counts, from 0 to 1", 1))
 
 
 def each(classes: Iterable[int | str | Sequence[int | str]]) -> EachTarget:
@@ -440,9 +421,7 @@ def direction(sign: Literal["+", "-"], index: int = 0) -> DirectionTarget:
     Raises:
         TargetError: the sign is neither "+" nor "-", or the index is not a whole number.
     """
-    if sign not in ("+", "-"):
-        raise TargetError(f"the direction must be '+' or '-', not {sign!r}")
-    return DirectionTarget(1 if sign == "+" else -1, whole_number(index, "the index of an output"))
+    return DirectionTarget(direction_of(sign), whole_number(index, "the index of an output"))
 
 
 def contrast(target: int | str, rather_than: int | str) -> ContrastTarget:
@@ -466,9 +445,6 @@ def finer(target: int | str | None = None, weight: float = FINER_WEIGHT, nearest
     Raises:
         TargetError: ``weight`` is not a number of at least 0, or ``nearest`` is not a whole number of at least 1.
     """
-    if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= float(weight) < float("inf"):
-        raise TargetError(f"the weight of the nearest classes must be a number of at least 0, not {weight!r}")
-    nearest = whole_number(nearest, "the number of nearest classes")
-    if nearest < 1:
-        raise TargetError(f"the number of nearest classes must be at least 1, not {nearest}")
-    return FinerTarget(TopTarget() if target is None else ClassTarget(target), float(weight), nearest)
+    weight = number_from_0(weight, "the weight of the nearest classes must be a number of at least 0", math.inf)
+    nearest = whole_number(nearest, "the number of nearest classes", 1)
+    return FinerTarget(TopTarget() if target is None else ClassTarget(target), weight, nearest)

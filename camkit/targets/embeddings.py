@@ -28,8 +28,6 @@ class SimilarTarget(Target):
     Shows what two pictures have in common (Stylianou et al. 2019, Chen et al. 2020).
     """
 
-    for_threads = True
-
     reference: Any
 
     @property

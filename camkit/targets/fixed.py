@@ -1,46 +1,21 @@
-"""The target that stays the same in changed versions of a picture, whatever the change does to other classes."""
+"""Targets that score the same thing in another version of a picture, and their scores as probability or log-odds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
-from jaxtyping import Bool
-from torch import Tensor
+import torch
 
 from camkit.errors import TargetError, advice
 from camkit.targets.boxes import SameBoxTarget
-from camkit.targets.classes import FinerTarget, scores_of_class
+from camkit.targets.classes import ClassTarget, FinerTarget
 from camkit.targets.maps import SegmentTarget
+from camkit.targets.names import check_index
+from camkit.targets.outputs import logits_of
+from camkit.targets.probabilities import ScoreReading
 from camkit.targets.regions import RegionTarget
-from camkit.targets.scores import OnPicture, Scores, Target
-from camkit.types import Activation
-
-
-@dataclass(frozen=True, eq=False)
-class SameClassTarget(Target):
-    """The class that each picture was explained for, in a changed version of the picture.
-
-    Attributes:
-        indices: the class of each picture of a pass, or one class for all.
-        activation: as for the target of the pictures.
-        cells: for a segmentation network, the cells of each picture over which the score is the mean, as many as there
-            are indices; None means where the class is predicted.
-    """
-
-    for_threads = True
-
-    indices: tuple[int, ...]
-    activation: Activation | None = None
-    cells: Bool[Tensor, "n h w"] | None = field(default=None, repr=False)
-
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> SameClassTarget:  # noqa: ARG002
-        """Return the target for a model with this activation, if it has none of its own."""
-        return replace(self, activation=self.activation or activation)
-
-    def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the score of each image's class."""
-        return scores_of_class(output, batch, self.indices, self.activation, self.cells)
+from camkit.targets.scores import OfClasses, OnPicture, Scores, Target
 
 
 def fixed_target(target: Target, scored: Scores) -> Target:
@@ -62,7 +37,7 @@ def fixed_target(target: Target, scored: Scores) -> Target:
     if scored.rivals is not None:
         finer = target if isinstance(target, FinerTarget) else FinerTarget(target)
         return replace(finer, of=fixed_target(finer.of, replace(scored, rivals=None)), rivals=scored.rivals)
-    return SameClassTarget(scored.indices, getattr(target, "activation", None), scored.cells)
+    return ClassTarget(scored.indices, cells=scored.cells, activation=getattr(target, "activation", None))
 
 
 def of_changed_picture(target: Target, scored: Scores, *, mirrored: bool) -> Target:
@@ -95,6 +70,115 @@ def _mirrored(target: Target) -> Target:
         return replace(target, mirrored=True)
     if isinstance(target, SegmentTarget) and target.mask is not None:
         return replace(target, mask=target.mask.flip(-1))
-    if isinstance(target, SameClassTarget) and target.cells is not None:
+    if isinstance(target, ClassTarget) and target.cells is not None:
         return replace(target, cells=target.cells.flip(-1))
     return target
+
+
+Given: TypeAlias = Literal["probabilities", "logarithms"] | None
+"""What a model returns instead of logits."""
+
+
+@dataclass(frozen=True)
+class ConfidenceTarget(Target):
+    """The probability of a target's class; for a target without probabilities, its own score. It has no gradients.
+
+    A class that is compared with its nearest ones has no probability.
+
+    Attributes:
+        of: the target.
+        given: what the target's scores are already, as ``given_by`` found in a pass with a graph; without one, the
+            results of a sigmoid look like logits.
+    """
+
+    of: Target
+    given: Given = None
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the probability for each image."""
+        scored = self.of(output, batch)
+        if isinstance(self.of, FinerTarget):
+            scored = replace(scored, probabilities=None)
+        values = scored.values.detach().float()
+        if scored.probabilities is not None and self.given is not None:
+            values = values.exp() if self.given == "logarithms" else values
+        elif scored.probabilities is not None:
+            values = torch.tensor(scored.probabilities, dtype=torch.float32, device=values.device)
+        quantity = scored.quantity if scored.probabilities is None else "probability"
+        return replace(scored, values=values, indices=None, probabilities=None, quantity=quantity, activation=None)
+
+
+def class_alone(target: Target) -> Target:
+    """Return the class of a target that compares it with its nearest ones; any other target itself."""
+    return target.of if isinstance(target, FinerTarget) else target
+
+
+def given_by(scored: Scores) -> Given:
+    """Return whether a target's scores are probabilities or their logarithms, as their graph shows.
+
+    None also stands for the results of a softmax: their sum shows in every pass what they are.
+    """
+    name = "" if scored.activation is None else scored.activation.name()
+    if name.startswith("Log"):
+        return "logarithms"
+    return "probabilities" if name.startswith("Sigmoid") else None
+
+
+def against_rivals(target: Target, scored: Scores) -> Target:
+    """Return the log-odds of a class; for any other target, its score as the model returns it.
+
+    Args:
+        target: a target that scores one class or something else, as ``fixed_target`` returns it.
+        scored: its scores of a picture, with their graph.
+    """
+    if not isinstance(target, ClassTarget) or not isinstance(target.index, tuple) or target.cells is not None:
+        return AsReturned(target)
+    final = "" if scored.activation is None else scored.activation.name()
+    return LogOddsTarget(target.index[0], final, activation=target.activation)
+
+
+@dataclass(frozen=True)
+class LogOddsTarget(OfClasses):
+    """The logit of one class minus the logarithm of the summed exponentials of all others: log p / (1 - p).
+
+    If the classes do not exclude each other (sigmoid), or if there is one, these are the logit itself.
+
+    Attributes:
+        index: the class.
+        final: the softmax or sigmoid in which the model ends, by the name of its node in the autograd graph.
+    """
+
+    index: int
+    final: str = ""
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the log-odds for each image.
+
+        The gradient is that of logits, to which the gradients of probabilities are passed through unchanged
+        (``passing_through``): log p / (1 - p) has no gradient where rounding made p 1.
+        """
+        scores = logits_of(output, batch)
+        check_index(self.index, scores.shape[1])
+        reading = ScoreReading.of(scores, self.final)
+        logits = reading.logits
+        rows = scores.to(logits.dtype) / (100 if reading.kind == "percentage" else 1)
+        if not self.final and reading.whole is not None:  # probabilities, by operations of the model's own
+            rows = rows.clamp(min=torch.finfo(rows.dtype).tiny).log()
+        value, slope = logits[:, self.index], rows[:, self.index]
+        if logits.shape[1] > 1 and self.activation not in ("sigmoid", "none") and "Sigmoid" not in self.final:
+            others = logits.clone()
+            others[:, self.index] = -torch.inf
+            value = value - others.logsumexp(1)
+            slope = slope - (others.softmax(1) * rows).sum(1)
+        return Scores(value + (slope - slope.detach()), quantity="log-odds", activation=reading.activation)
+
+
+@dataclass(frozen=True)
+class AsReturned(Target):
+    """The score of a target, with its own gradient: gradients do not pass through a final softmax unchanged."""
+
+    of: Target
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the score for each image."""
+        return replace(self.of(output, batch), activation=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from camkit.errors import TargetError
 from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, maps_of
 from camkit.targets.probabilities import ScoreReading, probabilities
-from camkit.targets.scores import Scores, Target
+from camkit.targets.scores import OfClasses, Scores
 from camkit.types import Activation
 
 _MASKED = 0.5
@@ -113,15 +113,12 @@ def class_by_area(
 
 
 @dataclass(frozen=True, eq=False)
-class SegmentTarget(Target):
+class SegmentTarget(OfClasses):
     """One class of a segmentation network: where it is predicted, everywhere, or inside a mask over the input."""
-
-    for_threads = True
 
     index: int | str
     mask: Any = None
     everywhere: bool = False
-    activation: Activation | None = field(default=None, compare=False)
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> SegmentTarget:
         """Return the target with the label looked up and the mask checked.
@@ -129,16 +126,15 @@ class SegmentTarget(Target):
         Raises:
             TargetError: the label is unknown or the mask is invalid.
         """
-        index = class_of(self.index, labels)
+        bound = replace(super().bind(labels, activation), index=class_of(self.index, labels))
         if self.mask is None:
-            return replace(self, index=index, activation=activation)
+            return bound
         array = self.mask.detach().cpu().numpy() if isinstance(self.mask, Tensor) else np.asarray(self.mask)
         if array.ndim != 2 or array.dtype.kind not in "biuf":
             raise TargetError(f"the mask must be an array (H, W) of truth values, not {describe(self.mask)}")
         if not np.nan_to_num(array).any():
             raise TargetError("the mask is empty: nothing in it is true (in a picture: white)")
-        mask = torch.from_numpy(np.nan_to_num(array).astype(bool))
-        return replace(self, index=index, mask=mask, activation=activation)
+        return replace(bound, mask=torch.from_numpy(np.nan_to_num(array).astype(bool)))
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the mean logit of the class for each image."""
@@ -151,13 +147,10 @@ class SegmentTarget(Target):
         index = int(self.index)
         check_index(index, maps.shape[1])
         indices = torch.full((batch,), index, device=maps.device)
+        mask, part = None if self.mask is None else self.mask.to(maps.device), _INSIDE_MASK
         if self.everywhere:
-            return class_on_map(
-                maps, indices, torch.ones_like(maps[0, 0], dtype=torch.bool), _EVERYWHERE, self.activation
-            )
-        return class_on_map(
-            maps, indices, None if self.mask is None else self.mask.to(maps.device), activation=self.activation
-        )
+            mask, part = torch.ones_like(maps[0, 0], dtype=torch.bool), _EVERYWHERE
+        return class_on_map(maps, indices, mask, part, self.activation)
 
 
 def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) -> SegmentTarget:

@@ -5,23 +5,47 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
-from typing import Any
+from numbers import Real
+from typing import Any, SupportsIndex, cast
 
 from camkit.errors import TargetError, advice, did_you_mean
 
 
-def whole_number(value: Any, what: str) -> int:
+def whole_number(value: Any, what: str, least: int | None = None) -> int:
     """Return a whole number of any type, numpy's and tensors' included, as an int.
 
     Raises:
-        TargetError: the value is not a whole number.
+        TargetError: the value is not a whole number, or below ``least``.
     """
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)
-        except TypeError:
-            pass
-    raise TargetError(f"{what} must be a whole number, not {value!r}")
+    try:
+        number = operator.index(cast("SupportsIndex", None if isinstance(value, bool) else value))
+    except TypeError as error:
+        raise TargetError(f"{what} must be a whole number, not {value!r}") from error
+    if least is not None and number < least:
+        raise TargetError(f"{what} must be at least {least}, not {number}")
+    return number
+
+
+def number_from_0(value: Any, what: str, below: float) -> float:
+    """Return a number from 0 to below a limit.
+
+    Raises:
+        TargetError: it is another value.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < below:
+        raise TargetError(f"{what}, not {value!r}")
+    return float(value)
+
+
+def direction_of(sign: Any) -> int:
+    """Return 1 for "+", and -1 for "-".
+
+    Raises:
+        TargetError: the sign is neither.
+    """
+    if sign not in ("+", "-"):
+        raise TargetError(f"the direction must be '+' or '-', not {sign!r}")
+    return 1 if sign == "+" else -1
 
 
 def points(what: str, *numbers: Any) -> tuple[tuple[float, float], ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -102,16 +102,17 @@ class Target(ABC):
     """What to explain: turns a model's output into one score per image.
 
     Attributes:
-        for_threads: True if scoring runs none of the user's code, so that several threads may score at the same time. A
-            subclass does not inherit it, since it may be the user's.
+        for_threads: True if scoring runs none of the user's code, so that several threads may score at the same time;
+            camkit's own classes do not, unless they say otherwise.
     """
 
     for_threads: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Let several threads score only if the class itself says so; give copies to the user's classes."""
-        cls.for_threads = vars(cls).get("for_threads", False)
-        if "__call__" in vars(cls) and not cls.__module__.startswith("camkit."):
+        """Let several threads score by camkit's classes, or if the class itself says so; give copies to the user's."""
+        is_own = cls.__module__.startswith("camkit.")
+        cls.for_threads = vars(cls).get("for_threads", is_own)
+        if "__call__" in vars(cls) and not is_own:
             cls.__call__ = _of_copies(vars(cls)["__call__"])  # type: ignore[method-assign]
 
     @abstractmethod
@@ -131,6 +132,21 @@ class Target(ABC):
             TargetError: a label is unknown or ambiguous.
         """
         return self
+
+
+@dataclass(frozen=True)
+class OfClasses(Target):
+    """A target on the scores of classes.
+
+    Attributes:
+        activation: what turns the scores into probabilities; filled in when the target is bound to a model.
+    """
+
+    activation: Activation | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:  # noqa: ARG002
+        """Return the target for a model with this activation, if it has none of its own."""
+        return replace(self, activation=self.activation or activation)
 
 
 class Expands(Target):

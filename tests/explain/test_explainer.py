@@ -807,23 +807,6 @@ class WithAgeAndPlace(WithAge):
         return super().forward(x, age)
 
 
-class OfBoth(WithAge):
-    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
-        age = both[1]
-        return super().forward(both[0], age)
-
-
-class OfMany(WithAge):
-    def forward(self, *both: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(both[0], both[1])
-
-
-class OfManyUnpacked(WithAge):
-    def forward(self, *both: Tensor) -> Tensor:  # type: ignore[override]
-        x, age = both
-        return super().forward(x, age)
-
-
 class OfTextAndPicture(WithAge):
     def forward(self, input_ids: Tensor, pixel_values: Tensor | None = None) -> Tensor:  # type: ignore[override]
         _, width = input_ids.shape
@@ -831,19 +814,10 @@ class OfTextAndPicture(WithAge):
         return super().forward(pixel_values, torch.full((1, 1), float(width)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "sentence"),
-    [
-        (OfBoth, r"several inputs in one argument.*self\.model\(\(picture, \.\.\.\)\)"),
-        (OfMany, r"several inputs, and.*self\.model\(picture, \.\.\.\)"),
-        (OfManyUnpacked, r"several inputs, and.*self\.model\(picture, \.\.\.\)"),
-        (OfTextAndPicture, r"takes 'input_ids' first; pass picture='pixel_values' and inputs="),
-    ],
-)
 @pytest.mark.parametrize("output", [None, 0])
-def test_a_model_of_several_inputs_without_names_of_their_own_gets_its_way_out(kind, sentence, output) -> None:
-    with pytest.raises(ModelError, match=sentence):
-        camkit.explain(kind().eval(), picture(0), output=output)
+def test_a_model_with_its_picture_second_gets_its_way_out(output) -> None:
+    with pytest.raises(ModelError, match=r"takes 'input_ids' first; pass picture='pixel_values' and inputs="):
+        camkit.explain(OfTextAndPicture().eval(), picture(0), output=output)
 
 
 def test_a_model_with_its_picture_second_is_explained_as_the_sentence_says() -> None:
@@ -871,24 +845,13 @@ class OfThirty(nn.Module):
         return scores
 
 
-@pytest.mark.parametrize(
-    ("kind", "listed", "held", "passed"),
-    [
-        (WithAge, "'age'", "'age': ...", "age=..."),
-        (WithAgeAndPlace, "'age' and 'place'", "'age': ..., 'place': ...", "age=..., place=..."),
-    ],
-)
+@pytest.mark.parametrize(("kind", "listed"), [(WithAge, "'age'"), (WithAgeAndPlace, "'age' and 'place'")])
 @pytest.mark.parametrize("method", ["gradcam", "rise", "chefer"])
-def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, listed, held, passed, method):
-    sentence = (
-        f"the model's forward also needs {listed}, but camkit passes only the picture; pass inputs={{{held}}} to "
-        f"camkit.explain or Explainer, or wrap the model in a module whose forward(self, picture) returns "
-        f"self.model(picture, {passed})"
-    )
-    with pytest.raises(ModelError) as caught:
+def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, listed, method):
+    with pytest.raises(ModelError, match=r"pass inputs=\{\.\.\.\} to camkit\.explain or Explainer") as caught:
         camkit.explain(kind().eval(), torch.zeros(3, 16, 16), method=method)
-    assert str(caught.value) == sentence
-    with pytest.raises(ModelError, match="also needs"):
+    assert listed in str(caught.value)
+    with pytest.raises(ModelError, match="needs more than the picture"):
         camkit.Explainer(kind().eval()).scores_of(torch.zeros(3, 16, 16))
     assert camkit.explain(OfThirty(WithAge()).eval(), torch.rand(3, 16, 16)).status == "ok"
 
@@ -958,9 +921,9 @@ def test_a_file_that_has_changed_is_loaded_again(tmp_path):
 
 
 def test_what_a_model_needs_besides_the_inputs_it_was_given_is_named():
-    with pytest.raises(ModelError, match=r"also needs 'place', but"):
+    with pytest.raises(ModelError, match=r"needs more than the picture.*'place'"):
         camkit.explain(WithAgeAndPlace().eval(), torch.zeros(3, 16, 16), inputs={"age": torch.zeros(1, 1)})
-    with pytest.raises(ModelError, match=r"also needs 'depth' and 'extra', but"):
+    with pytest.raises(ModelError, match=r"needs more than the picture.*'depth' and 'extra'"):
         camkit.explain(Fused().eval(), torch.zeros(3, 16, 16), picture="pixel_values", output="scores")
 
 
@@ -1030,10 +993,6 @@ def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys, monke
         ({"inputs": "age"}, "dictionary"),
         ({"inputs": torch.ones(2, 1)}, "dictionary"),
         ({"inputs": {0: 1}}, "dictionary"),
-        ({"inputs": {"age": None}}, r"failed with the inputs 'age': NoneType \("),
-        ({"inputs": {"age": "3"}}, r"failed with the inputs 'age': str \("),
-        ({"inputs": {"age": torch.ones(1, 7)}}, r"failed with the inputs 'age': Tensor \("),
-        ({"inputs": {"age": torch.ones(3, 1)}}, r"failed with the inputs 'age': Tensor \("),
         ({"inputs": {"x": torch.ones(1), "age": torch.ones(1, 1)}}, "'x' is the argument for the picture"),
         ({"picture": 3}, "name of the model's argument"),
         ({"picture": "x", "inputs": {"x": 1}}, "among the other inputs"),

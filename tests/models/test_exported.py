@@ -159,11 +159,6 @@ def changed(file: Path, out: Path, change: Callable[[str, bytes], bytes]) -> Pat
     return out
 
 
-def test_a_program_exported_in_training_mode_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"was exported in training mode; call model\.eval\(\)"):
-        camkit.explain(exported(small().train()), picture())
-
-
 @pytest.mark.parametrize("suffix", [".pt2", ".ts", ".pt"])
 def test_a_file_that_may_hold_code_is_not_read_unless_it_is_trusted(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -573,18 +568,6 @@ def a_link_to_zeros(folder: Path) -> Path:
     return of_weights_in_files(folder, in_a_file("data"))
 
 
-def of_terabytes(folder: Path) -> Path:
-    (folder / "data").write_bytes(bytes(16))
-    return of_weights_in_files(folder, in_a_file("data", length=10**13, classes=10**9))
-
-
-def of_one_part_many_times(folder: Path) -> Path:
-    """Write 1,000 tensors that are the same 1 GiB of a file; it is a hole, which takes no place."""
-    with (folder / "data").open("wb") as data:
-        data.truncate(1 << 30)
-    return of_weights_in_files(folder, *(in_a_file("data", length=1 << 30) for _ in range(1000)))
-
-
 def named_twice(folder: Path) -> Path:
     """Write a tensor with two places; libraries take the last."""
     (folder / "data").write_bytes(bytes(3 * SIDE * SIDE * 4 * 4))
@@ -622,12 +605,6 @@ def of_nested_branches(folder: Path) -> Path:
     return folder / "m.onnx"
 
 
-def larger_than_any(folder: Path) -> Path:
-    with (folder / "m.onnx").open("wb") as file:
-        file.truncate(10**12)
-    return folder / "m.onnx"
-
-
 def cyclic(folder: Path) -> Path:
     nodes = [helper.make_node("Add", ["images", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
     return graph_file(folder / "m.onnx", [*nodes, helper.make_node("Flatten", ["a"], ["scores"])])
@@ -660,24 +637,6 @@ def written(name: str, data: bytes) -> Callable[[Path], Path]:
 def state_dict(folder: Path) -> Path:
     torch.save(small().state_dict(), folder / "m.pt")
     return folder / "m.pt"
-
-
-def program_of_a_huge_picture(folder: Path) -> Path:
-    class Means(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return images.mean((2, 3))
-
-    program = torch.export.export(Means().eval(), (torch.randn(1, 3, 77, 79),))
-    torch.export.save(program, folder / "plain.pt2")
-    return changed(
-        folder / "plain.pt2",
-        folder / "m.pt2",
-        lambda name, data: (
-            data.replace(b'"as_int": 77', b'"as_int": 7000000').replace(b'"as_int": 79', b'"as_int": 7900000')
-            if name.endswith(".json")
-            else data
-        ),
-    )
 
 
 def of_texts(form: str) -> Callable[[Path], Path]:
@@ -738,11 +697,8 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "weights in another folder": (outside, "names weights in other folders"),
     "weights in two places": (named_twice, "names weights in other folders"),
     "a constant in a device": (a_constant_outside, "names weights in other folders"),
-    "weights in a link": (a_link_to_zeros, "its weights have 49152 bytes, and the files beside it 0"),
-    "weights of terabytes": (of_terabytes, "its weights have 10000000000000 bytes, and the files beside it 16"),
-    "one part many times": (of_one_part_many_times, "its weights have 1073741824000 bytes"),
+    "weights in a link": (a_link_to_zeros, "names weights in other folders"),
     "nested branches": (of_nested_branches, "cannot be read as an ONNX file"),
-    "a file of a terabyte": (larger_than_any, "is larger than 2 GiB, the limit of an ONNX file"),
     "a cycle": (cyclic, "cannot be run by onnxruntime"),
     "unknown operators": (of_unknown_operators, r"uses nobody\.knows\.Secret, which camkit does not run"),
     "not an ONNX file": (written("m.onnx", b"words" * 100), "cannot be read as an ONNX file|cannot be run"),
@@ -751,7 +707,6 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "an empty program": (written("m.pt2", b""), r"cannot be read as a program of torch\.export"),
     "not TorchScript": (written("m.ts", b"words"), "is not a TorchScript file"),
     "a state dict": (state_dict, "if it holds a state dict, name the network and pass the file as its weights"),
-    "a huge picture of a program": (program_of_a_huge_picture, "which no memory holds"),
     "a function that calls itself": (recursive, "holds functions, which camkit does not run"),
     "a function with texts": (of_texts("a function"), "holds functions, which camkit does not run"),
     "texts as constants": (of_texts("an initializer"), "holds texts among its numbers"),
@@ -1093,12 +1048,8 @@ def foreign(name: str) -> str:
     [
         (lambda: camkit.black_box(as_function, batch=0), "batch must be a whole number from 1, not 0"),
         (lambda: camkit.load_model(str(SCENE)), r"camkit cannot load .*\.(png|jpg) as a model: exported files end in"),
-        (lambda: camkit.load_model(foreign("m.keras")), r"m\.keras as a model: convert it to ONNX, or pass a function"),
-        (
-            lambda: camkit.load_model(foreign("m.engine")),
-            r"m\.engine as a model: convert it to ONNX, or pass a function",
-        ),
-        (lambda: camkit.load_model("demo-fair", foreign("m.h5")), r"m\.h5 is neither a PyTorch file nor"),
+        (lambda: camkit.load_model(foreign("m.keras")), r"m\.keras as a model: .* convert any other file to ONNX"),
+        (lambda: camkit.load_model("demo-fair", foreign("m.h5")), r"m\.h5 cannot be read as weights"),
         (lambda: camkit.load_model("m.onnx", weights="w.pth"), r"m\.onnx holds its own weights; leave out weights"),
     ],
 )

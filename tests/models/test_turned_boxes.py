@@ -7,8 +7,7 @@ import math
 import numpy as np
 import torch
 
-from camkit.models.from_ultralytics import mask_logits
-from camkit.models.turned_boxes import overlaps, upright, without_duplicates
+from camkit.models.from_ultralytics import mask_logits, overlaps, upright, without_duplicates
 
 Row = tuple[float, float, float, float, float]
 BOXES: list[Row] = [
