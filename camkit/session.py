@@ -15,8 +15,7 @@ from camkit.images.crop import CropBoxes
 from camkit.layers.memory import SHARED, ModelMemory
 from camkit.layers.names import Layers
 from camkit.models import as_model, changed_at, check_preprocess, pick_device
-from camkit.models.labels import as_labels
-from camkit.models.loaded import Loadable, LoadedModel
+from camkit.models.loaded import Loadable, LoadedModel, as_labels
 from camkit.types import Failure, ImageLike
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from camkit.config.settings import normalize_name
 from camkit.errors import InputError, did_you_mean, refuse_pipe
 from camkit.images.files import files_in, has_picture_suffix, is_regular
 from camkit.images.listing import find_pictures
-from camkit.images.mask_pictures import MASK_SUFFIXES, has_few_values, names_masks
+from camkit.images.masks import MASK_SUFFIXES, has_few_values, names_masks
 from camkit.kit.wording import first_of
 from camkit.types import Box
 

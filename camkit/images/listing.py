@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from camkit.errors import InputError
 from camkit.images.files import has_picture_suffix, is_drawing, refuse_address
-from camkit.images.mask_pictures import is_mask
+from camkit.images.masks import is_mask
 
 _WILDCARDS = "*?["
 _SORTED_AT_ONCE = 1 << 16

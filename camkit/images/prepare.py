@@ -14,9 +14,9 @@ from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ImageError, advice
-from camkit.images.clips import read_clip
 from camkit.images.crop import CropBoxes
 from camkit.images.read import from_array, open_draft, upright
+from camkit.images.video import read_clip
 from camkit.models.clips import ClipPreprocess
 from camkit.models.modules import CLIPS
 from camkit.types import Box, ClipFrame, ImageLike, Preprocess
@@ -174,21 +174,9 @@ def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
 
 
 def stacked(tensors: list[Float[Tensor, "c *size"]]) -> Float[Tensor, "n c *size"]:
-    """Return the tensors as one batch, without a copy if they already follow each other in memory."""
-    first = tensors[0]
-    if len(tensors) == 1:
-        return first.detach()[None]
-    step = first.numel()
-    is_consecutive = first.is_contiguous() and all(
-        tensor.is_contiguous()
-        and tensor.dtype == first.dtype
-        and tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        and tensor.storage_offset() == first.storage_offset() + number * step
-        for number, tensor in enumerate(tensors)
-    )
-    if is_consecutive:
-        return first.detach().as_strided((len(tensors), *first.shape), (step, *first.stride()))
-    return torch.stack([tensor.detach() for tensor in tensors])
+    """Return the tensors as one batch; a single one is not copied."""
+    detached = [tensor.detach() for tensor in tensors]
+    return detached[0][None] if len(detached) == 1 else torch.stack(detached)
 
 
 def as_pixels(inputs: Float[Tensor, "n c h w"]) -> UInt8[np.ndarray, "n h w 3"] | None:

@@ -7,7 +7,6 @@ import functools
 import importlib
 import io
 import math
-import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin, UnidentifiedImageError
 
-from camkit.errors import ImageError, advice, as_error, brief, refuse_pipe
-from camkit.images.files import about_address, files_in, has_picture_suffix
+from camkit.errors import ImageError, as_error, brief, refuse_pipe
+from camkit.images.files import about_address
 
 _WHITE_OF_16_BITS = 65535
 
@@ -77,40 +76,26 @@ def open_draft(path: str | Path, shorter: int | None, data: bytes | None = None)
     except ImageError:
         raise
     except IsADirectoryError as error:
-        reason = "a folder; pass the picture files in it"
-        if not any(has_picture_suffix(name) for _, _, names in os.walk(path) for name in names):
-            reason = "a folder without pictures"
-            if files_in(path, VIDEO_SUFFIXES):
-                reason += advice("; pass the frames of its videos", "; to draw its videos, name the files")
-        raise ImageError(f"{path} is {reason}") from error
+        raise ImageError(f"{path} is a folder; pass the picture files in it") from error
     except FileNotFoundError as error:
         raise ImageError(about_address(str(path)) or f"there is no file {path}") from error
     except UnidentifiedImageError as error:
-        size = path.stat().st_size if data is None else len(data)
-        kind = _OTHER_FORMATS.get(path.suffix.lower(), "not a picture") if size else "an empty file"
-        if size and path.suffix.lower() in VIDEO_SUFFIXES:
-            kind = (
-                "a video; pass its frames to explain_many, or draw it in a shell with camkit VIDEO --model NAME, "
-                "without --table"
-            )
+        is_empty = not (path.stat().st_size if data is None else data)
+        kind = "an empty file" if is_empty else _OTHER_FORMATS.get(path.suffix.lower(), "not a picture")
         raise ImageError(f"{path} is {kind}") from error
-    except Image.DecompressionBombError as error:
-        raise ImageError(f"{path} is too large to open safely: {brief(error)}") from error
     except Exception as error:  # a damaged file can make its decoder fail in any way
         raise ImageError(f"{brief(path)} cannot be read: {brief(error)}") from error
     if several:
-        kind = (
-            "is animated, and camkit uses its first frame"
-            if is_animated(path)
-            else "has several pages, and camkit uses the first"
-        )
-        warnings.warn(f"{path} {kind}", stacklevel=2)
+        warnings.warn(f"{path} holds several pictures, and camkit uses the first", stacklevel=2)
     return read, reduction
 
 
 _OTHER_FORMATS = {
     **dict.fromkeys((".heic", ".heif", ".hif"), "HEIC; install pillow-heif, or convert it to JPEG"),
-    ".dcm": "DICOM; convert it to PNG, or in Python pass its pixels as an array of numbers from 0 to 1",
+    **dict.fromkeys(
+        VIDEO_SUFFIXES,
+        "a video; pass its frames to explain_many, or draw it in a shell with camkit VIDEO --model NAME",
+    ),
 }
 """Formats that Pillow alone does not read, and what to do."""
 _DRAFTED = ("JPEG", "MPO")
@@ -210,24 +195,11 @@ def upright(picture: Image.Image, source: str) -> Image.Image:
 
 
 def _upright_rgb(picture: Image.Image, source: str, *, copy: bool = True) -> Image.Image:
-    levels = _tiff_levels(picture, source)  # turning a picture loses its tags
-    return as_rgb(turned(picture), source, levels, copy=copy)
-
-
-def _tiff_levels(picture: Image.Image, source: str) -> tuple[int, int]:
-    """Return the numbers of black and white in 16-bit greyscale, which Pillow does not apply itself."""
-    tags: Mapping[int, Any] = getattr(picture, "tag_v2", {})
+    tags: Mapping[int, Any] = getattr(picture, "tag_v2", {})  # turning a picture loses its tags
     white = 2 ** tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0] - 1
-    if _SIGNED in tags.get(TiffImagePlugin.SAMPLEFORMAT, ()) and white <= _WHITE_OF_16_BITS:
-        raise ImageError(
-            f"{source} holds signed numbers, so it is not clear which values are black and white; save it with 8 "
-            "or 16 bits, unsigned"
-        )
-    return (white, 0) if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == _WHITE_IS_0 else (0, white)
-
-
-_SIGNED, _WHITE_IS_0 = 2, 0
-"""Values of TIFF's tags SampleFormat and PhotometricInterpretation (TIFF 6.0, sections 19 and 4)."""
+    # 0 means "white is 0" (TIFF 6.0, section 4), which Pillow does not apply to 16 bits.
+    is_inverted = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
+    return as_rgb(turned(picture), source, (white, 0) if is_inverted else (0, white), copy=copy)
 
 
 def as_rgb(

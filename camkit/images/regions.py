@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,33 +71,27 @@ class Shades:
 
 
 class ShadesBySize:
-    """The shades of one preprocessing, measured once for each size of picture; the last ones are kept.
+    """The shades of one preprocessing, measured once for each size of picture.
 
-    Pictures of all sizes have the same shades if the preprocessing crops and does not pad. These are kept once.
-    Several threads may share one.
+    Pictures of all sizes have the same shades if the preprocessing crops and does not pad. These are kept once. Several
+    threads may share one.
     """
 
     def __init__(self, preprocess: Preprocess) -> None:
         self._preprocess = preprocess
         self._of_size: dict[tuple[int, int], Shades] = {}
-        self._different: list[Shades] = []
-        self._lock = threading.Lock()
 
     def of(self, size: tuple[int, int]) -> Shades:
         """Return the shades for a picture of ``size`` (width, height); errors are those of ``measure_shades``."""
         shades = self._of_size.get(size)
-        return shades if shades is not None else self._keep(size, measure_shades(self._preprocess, size))
-
-    def _keep(self, size: tuple[int, int], measured: Shades) -> Shades:
-        with self._lock:
-            shades = next((known for known in self._different if known.equals(measured)), measured)
-            if shades is measured:
-                self._different.append(shades)
+        if shades is None:
+            measured = measure_shades(self._preprocess, size)
+            different = {id(each): each for each in list(self._of_size.values())}.values()
+            shades = next((each for each in different if each.equals(measured)), measured)
+            if len(different) == _KEPT:
+                self._of_size = {}
             self._of_size[size] = shades
-            if len(self._different) > _KEPT:
-                oldest = self._different.pop(0)
-                self._of_size = {of: kept for of, kept in self._of_size.items() if kept is not oldest}
-            return shades
+        return shades
 
 
 def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:

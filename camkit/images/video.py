@@ -14,12 +14,15 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+from jaxtyping import Float
 from PIL import Image, ImageSequence
+from torch import Tensor
 
 from camkit.errors import ImageError, brief
 from camkit.images.files import about_address, is_regular
 from camkit.images.read import VIDEO_SUFFIXES, as_rgb, is_animated, opened
-from camkit.types import Pixels
+from camkit.models.clips import ClipPreprocess
+from camkit.types import ClipFrame, Pixels
 
 _READER = cv2.CAP_FFMPEG if cv2.videoio_registry.hasBackend(cv2.CAP_FFMPEG) else cv2.CAP_ANY
 """OpenCV's way to read videos. If it may choose, it also tries its own AVI reader, and that prints bytes of damaged
@@ -156,3 +159,40 @@ def quiet_decoders() -> Iterator[None]:
         cv2.utils.logging.setLogLevel(level)
         if not is_set:
             os.environ.pop(name, None)
+
+
+def read_clip(file: Path, preprocess: ClipPreprocess) -> tuple[Float[Tensor, "c t h w"], tuple[ClipFrame, ...]]:
+    """Return the model's input for a video, and its frames.
+
+    Raises:
+        ImageError: the file is not a video, cannot be read, or is too short for the model.
+    """
+    if file.exists() and not is_video(file):
+        raise ImageError(f"{file} is not a video, and the model takes clips; pass a video file")
+    with opened_video(file) as video:
+        count, rate = video.count or sum(1 for _ in video.frames), video.rate
+    frames, read = _frames(file, _chosen(file, preprocess, count, rate))
+    if not frames:  # the file announces more frames than it has
+        frames, _ = _frames(file, _chosen(file, preprocess, read, rate))
+    shown = tuple(ClipFrame(frame.number, frame.time) for frame in frames)
+    return preprocess.of_frames([frame.pixels for frame in frames]), shown
+
+
+def _chosen(file: Path, preprocess: ClipPreprocess, count: int, rate: float) -> list[int]:
+    try:
+        return preprocess.chosen(count, rate)
+    except ImageError as error:
+        raise ImageError(f"{file}: {error}") from error
+
+
+def _frames(file: Path, numbers: list[int]) -> tuple[list[Frame], int]:
+    """Return the frames with these numbers, from 0, and how many were read; none if the video ends before."""
+    wanted, kept, read = set(numbers), {}, 0
+    with opened_video(file) as video:
+        for frame in video.frames:
+            read = frame.number
+            if read - 1 in wanted:
+                kept[read - 1] = frame
+            if len(kept) == len(wanted):
+                return [kept[number] for number in numbers], read
+    return [], read

@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from camkit.errors import InputError
-from camkit.images.filling import fill_smoothly
-from camkit.images.imputation import fill_linearly
+from camkit.images.filling import fill_linearly, fill_smoothly
 
 Remove: TypeAlias = Callable[[Tensor], Tensor]
 

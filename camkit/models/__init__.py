@@ -19,8 +19,7 @@ from camkit.models.black_box import black_box
 from camkit.models.from_file import KINDS
 from camkit.models.from_ultralytics import holds_ultralytics
 from camkit.models.inputs import adapted
-from camkit.models.labels import Labels, as_labels, read_labels
-from camkit.models.loaded import Loadable, LoadedModel
+from camkit.models.loaded import Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels
 from camkit.models.modules import (
     about_channels,
     about_failure,
@@ -33,7 +32,6 @@ from camkit.models.modules import (
     unwrapped,
     usual_batch_size,
 )
-from camkit.models.request import Request, is_file
 from camkit.models.scene_net import LABELS as SCENE_LABELS
 from camkit.models.scene_net import SceneNet, load_scene_net
 from camkit.models.scene_net import preprocess as scene_preprocess

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
 from camkit.errors import ModelError, RunError, brief
-from camkit.models.labels import Labels, as_labels
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import Labels, LoadedModel, as_labels
 from camkit.types import Preprocess
 
 Scores: TypeAlias = Callable[[Tensor], Any]

@@ -13,8 +13,7 @@ from torch.export import ExportedProgram
 
 from camkit.errors import ModelError, as_error, brief
 from camkit.models.from_file import described, extra_texts, file_to_read, refuse_code
-from camkit.models.loaded import LoadedModel
-from camkit.models.request import Request
+from camkit.models.loaded import LoadedModel, Request
 
 
 def load(request: Request) -> LoadedModel:

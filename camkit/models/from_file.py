@@ -16,9 +16,7 @@ import torch
 from torch import nn
 
 from camkit.errors import InputError, ModelError, advice, refuse_pipe
-from camkit.models.labels import as_labels
-from camkit.models.loaded import LoadedModel
-from camkit.models.request import Request, is_file, preset
+from camkit.models.loaded import LoadedModel, Request, as_labels, is_file
 
 KINDS = {
     ".pt2": "from_export",
@@ -114,14 +112,14 @@ def described(
         ModelError: the model takes something other than a picture, or another size than the caller asked for.
     """
     known = _facts(metadata or {})
-    size, mean, std = _size(request, shape, known), request.mean or known.get("mean"), request.std or known.get("std")
-    missing = [name for name, value in (("size", size), ("mean", mean), ("std", std)) if value is None]
-    if request.changes and missing:
-        raise ModelError(f"{request.name} does not say how its pictures are prepared; name {' and '.join(missing)} too")
-    is_coloured = shape[1] in (None, COLOURS)
-    if request.changes and not is_coloured:
-        raise ModelError(f"{request.name} takes {shape[1]} channels; size, mean and std are for pictures in colour")
-    preprocess = None if size is None or mean is None or std is None or not is_coloured else preset(size, mean, std)
+    if len(shape) != 4:
+        raise ModelError(f"{request.name} takes an input of {len(shape)} axes, not a picture (N, C, H, W)")
+    height, width = shape[2:]
+    if isinstance(height, int) and isinstance(width, int):
+        known["size"] = (height, width)
+        if request.size not in (None, (height, width)):
+            raise ModelError(f"{request.name} takes pictures of height {height} and width {width} only; leave out size")
+    preprocess = request.prepared(**known) if shape[1] in (None, COLOURS) else None
     checksum = hashlib.sha256()
     with Path(request.name).open("rb") as stream:
         while part := stream.read(1 << 24):
@@ -129,24 +127,11 @@ def described(
     for data in beside:
         checksum.update(data)
     module.register_buffer("checksum_of_file", torch.tensor(list(checksum.digest()), dtype=torch.uint8))
-    note = f"{kind}, SHA-256 {checksum.hexdigest()[:12]}"
-    used = [name for name in ("mean", "std") if preprocess is not None and name not in request.changes]
-    used = ["size", *used] if preprocess is not None and size == known.get("size") else used
-    used += ["labels"] if known.get("labels") and not request.labels else []
-    note += f"; {' and '.join(used)} as the file's metadata says" if used else ""
+    named = {**(request.changes if preprocess is not None else known), "labels": request.labels}
+    used = [name for name in ("mean", "std", "labels") if name in known and not named.get(name)]
+    said = f"; {' and '.join(used)} as the file's metadata says" if used else ""
+    note = f"{kind}, SHA-256 {checksum.hexdigest()[:12]}{said}"
     return LoadedModel(module, request.name, preprocess, known.get("labels"), note)
-
-
-def _size(request: Request, shape: Shape, known: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the height and width of the pictures that a file takes; None if nothing says them."""
-    if len(shape) != 4:
-        raise ModelError(f"{request.name} takes an input of {len(shape)} axes, not a picture (N, C, H, W)")
-    height, width = shape[2:]
-    if request.size and any(side not in (None, asked) for side, asked in zip(shape[2:], request.size, strict=True)):
-        sides = " and ".join(f"{name} {side}" for name, side in (("height", height), ("width", width)) if side)
-        raise ModelError(f"{request.name} takes pictures of {sides} only; pass another size, or none")
-    size: tuple[int, int] | None = request.size or known.get("size")
-    return (height, width) if isinstance(height, int) and isinstance(width, int) else size
 
 
 def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,15 +143,16 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if named is not None:
         with contextlib.suppress(InputError):  # they are no names of classes then
             facts["labels"] = as_labels(named)
-    for name in ("mean", "std"):
-        numbers = values.get(name)
-        if isinstance(numbers, (list, tuple)) and len(numbers) in (1, 3) and {*map(type, numbers)} <= {int, float}:
-            values_of = tuple(map(float, numbers))
-            # Above 1, they are for values of 0 to 255, or for something else.
-            if all(-math.inf < value <= 1 for value in values_of) and (name == "mean" or min(values_of) > 0):
-                facts[name] = values_of
+    for name, least in (("mean", -math.inf), ("std", 0)):
+        numbers: Any = values.get(name)
+        # Above 1, they are for values of 0 to 255, or for something else.
+        are_shares = isinstance(numbers, list) and all(
+            type(each) in (int, float) and least < each <= 1 for each in numbers
+        )
+        if are_shares and len(numbers) in (1, 3):
+            facts[name] = tuple(map(float, numbers))
     size = values.get("imgsz")
-    if isinstance(size, (list, tuple)) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size):
+    if isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size):
         facts["size"] = tuple(size)
     if metadata.get("author") == "Ultralytics" and metadata.get("task") == "classify":
         facts |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}

@@ -24,8 +24,7 @@ from camkit.errors import CamkitError, ModelError, advice, brief
 from camkit.models.clips import ClipPreprocess, refuse_short, taking_clips
 from camkit.models.huggingface_outputs import boxes, promptable, queried_maps, with_texts
 from camkit.models.inputs import Adapter
-from camkit.models.loaded import LoadedModel
-from camkit.models.request import Request
+from camkit.models.loaded import LoadedModel, Request
 from camkit.models.weights import read_weights
 from camkit.types import Activation, Pixels
 

@@ -25,9 +25,8 @@ from camkit.errors import ModelError, as_error, brief
 from camkit.models.black_box import FileBox
 from camkit.models.from_file import COLOURS, described, file_to_read
 from camkit.models.inputs import Adapter
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import LoadedModel, Request
 from camkit.models.modules import dtype_of
-from camkit.models.request import Request
 
 TOLERANCE = 1e-4
 """How far a converted module's outputs may be from onnxruntime's: the norm of the difference, as a share of theirs."""

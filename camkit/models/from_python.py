@@ -16,12 +16,10 @@ from typing import Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from camkit.errors import ModelError, advice, did_you_mean, refusing_other_arguments
+from camkit.errors import ModelError, did_you_mean, refusing_other_arguments
 from camkit.models.from_export import as_module
-from camkit.models.loaded import LoadedModel
-from camkit.models.request import Request, is_file, preset
+from camkit.models.loaded import LoadedModel, Request, is_file
 from camkit.models.weights import read_weights
-from camkit.types import Preprocess
 
 
 def load(request: Request) -> LoadedModel:
@@ -52,7 +50,7 @@ def _as_loaded(result: Any, request: Request) -> LoadedModel:
     """Check what the factory returned, and find its preprocessing."""
     name = request.name
     if isinstance(result, LoadedModel):
-        return replace(result, preprocess=_prepared(request, result.preprocess))
+        return replace(result, preprocess=request.prepared(result.preprocess))
     is_pair = isinstance(result, tuple) and len(result) == 2 and callable(result[1])
     module, preprocess = result if is_pair else (result, None)
     if isinstance(module, ExportedProgram):
@@ -63,7 +61,7 @@ def _as_loaded(result: Any, request: Request) -> LoadedModel:
             "function that prepares a PIL picture for it"
         )
     described = None if is_pair else _described(module, request)
-    return described or LoadedModel(module, name, _prepared(request, preprocess))
+    return described or LoadedModel(module, name, request.prepared(preprocess))
 
 
 def _described(module: nn.Module, request: Request) -> LoadedModel | None:
@@ -118,19 +116,3 @@ def _import(name: str) -> ModuleType:
     finally:
         for path in added:
             sys.path.remove(path)
-
-
-def _prepared(request: Request, own: Preprocess | None) -> Preprocess | None:
-    if not request.changes:
-        return own
-    if request.size is None or request.mean is None or request.std is None:
-        reason = "has its own preprocessing function" if own is not None else "comes without a preprocessing"
-        raise ModelError(
-            f"{request.name} {reason}; pass all three of size, mean and std (if it was trained as ImageNet models are: "
-            + advice(
-                "size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))",
-                "--size 224 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225)",
-            )
-        )
-    replacement: Preprocess = preset(request.size, request.mean, request.std)
-    return replacement

@@ -13,9 +13,8 @@ import torch
 from camkit.errors import ModelError, as_error, brief
 from camkit.models.black_box import FileBox
 from camkit.models.from_file import COLOURS, described, extra_texts, file_to_read, refuse_code
-from camkit.models.loaded import LoadedModel
+from camkit.models.loaded import LoadedModel, Request
 from camkit.models.modules import dtype_of
-from camkit.models.request import Request
 
 
 def load(request: Request) -> LoadedModel:

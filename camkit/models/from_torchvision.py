@@ -17,8 +17,7 @@ from torchvision.transforms._presets import ImageClassification, VideoClassifica
 
 from camkit.errors import ModelError, advice, brief, did_you_mean
 from camkit.models.clips import ClipPreprocess, refuse_short
-from camkit.models.loaded import LoadedModel
-from camkit.models.request import Request, changed_preset, is_file
+from camkit.models.loaded import LoadedModel, Request, changed_preset, is_file
 from camkit.models.weights import read_weights
 from camkit.types import Pixels, Preprocess
 

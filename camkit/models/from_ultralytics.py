@@ -25,8 +25,7 @@ from torchvision.ops import batched_nms, box_convert
 from camkit.errors import ModelError, advice, as_error, brief
 from camkit.models.from_file import file_to_read
 from camkit.models.inputs import Adapter
-from camkit.models.loaded import LoadedModel
-from camkit.models.request import Request, preset
+from camkit.models.loaded import LoadedModel, Request, preset
 
 _LARGEST_PICKLE = 64 << 20
 """The most bytes of a pickle that is searched for the package's name; without its tensors, it takes less than 1 MiB."""

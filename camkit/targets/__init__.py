@@ -30,6 +30,7 @@ from camkit.targets.classes import (
     EachTarget,
     FinerTarget,
     FunctionTarget,
+    SimilarTarget,
     TargetFunction,
     TopTarget,
     above,
@@ -38,9 +39,9 @@ from camkit.targets.classes import (
     direction,
     each,
     finer,
+    similar_to,
     top,
 )
-from camkit.targets.embeddings import SimilarTarget, similar_to
 from camkit.targets.maps import SegmentTarget, segment
 from camkit.targets.outputs import describe, logits_of
 from camkit.targets.regions import MaskTarget, RegionTarget, mask_at, mask_in, region

@@ -1,21 +1,23 @@
-"""Targets on class scores (N, K): one class, the best, all above a threshold, one number up or down, a contrast."""
+"""Targets on class scores (N, K): one class, the best, all above a threshold, a contrast; and on embeddings (N, D)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from camkit.errors import TargetError, refusing_other_arguments
 from camkit.targets.boxes import boxes_in, boxes_of_class, ranked_box
 from camkit.targets.maps import class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, direction_of, label_of, number_from_0, whole_number
-from camkit.targets.outputs import depth_of, detections_of, logits_of, maps_of
+from camkit.targets.outputs import depth_of, detections_of, embedding_of, logits_of, maps_of
 from camkit.targets.probabilities import PLURAL, ScoreReading, final_activation, probabilities
 from camkit.targets.regions import RegionTarget
 from camkit.targets.scores import Expands, OfClasses, OfPictures, Scores, Target, check_values, copied
@@ -358,6 +360,44 @@ class FunctionTarget(Target):
         )
 
 
+def _scaled(embeddings: Tensor) -> Tensor:
+    """Scale each embedding to a largest absolute value of 1, so that the epsilon of the cosine never decides."""
+    largest = embeddings.detach().abs().amax(1, keepdim=True)
+    return embeddings / torch.where(largest > 0, largest, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarTarget(Target):
+    """The cosine similarity of a picture's embedding and a reference, which is a picture or an embedding (D,).
+
+    Shows what two pictures have in common (Stylianou et al. 2019, Chen et al. 2020).
+    """
+
+    reference: Any
+
+    @property
+    def embedding(self) -> Tensor | None:
+        """The embedding (D,) of the reference; None while the reference is still a picture."""
+        is_embedding = isinstance(self.reference, Tensor) and self.reference.dim() == 1
+        return self.reference.detach() if is_embedding else None
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the cosine similarity of each image."""
+        embeddings = embedding_of(output, batch)
+        reference = self.embedding
+        assert reference is not None  # the Explainer has run the reference picture
+        if len(reference) != embeddings.shape[1]:
+            raise TargetError(
+                f"the reference has {len(reference)} numbers, but the model's embedding has {embeddings.shape[1]}"
+            )
+        values = cosine_similarity(_scaled(embeddings), _scaled(reference.to(embeddings)[None]), dim=1)
+        return Scores(values=values, description="similarity to the reference", quantity="cosine similarity")
+
+    def embedded(self, output: Any) -> SimilarTarget:
+        """Return the target for the reference's embedding, given the model's output for the reference picture."""
+        return SimilarTarget(torch.clone(embedding_of(output, 1)[0].detach()))
+
+
 def top(count: int) -> list[TopTarget]:
     """Return targets for the ``count`` best classes of each image, as in ``explain(..., target=top(5))``.
 
@@ -448,3 +488,8 @@ def finer(target: int | str | None = None, weight: float = FINER_WEIGHT, nearest
     weight = number_from_0(weight, "the weight of the nearest classes must be a number of at least 0", math.inf)
     nearest = whole_number(nearest, "the number of nearest classes", 1)
     return FinerTarget(TopTarget() if target is None else ClassTarget(target), weight, nearest)
+
+
+def similar_to(reference: Any) -> SimilarTarget:
+    """Return a target for the similarity to a reference: a picture as ``explain`` takes it, or an embedding (D,)."""
+    return SimilarTarget(Path(reference) if isinstance(reference, str) else reference)

@@ -39,7 +39,7 @@ from camkit.kit.tiles import Tile, contact_sheet
 from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, modules_by_name, parameters_by_name
 from camkit.methods import SHARPENED, MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
-from camkit.models.labels import as_labels
+from camkit.models.loaded import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
 from camkit.session import explain
 from camkit.targets import TargetLike, as_targets

@@ -194,8 +194,7 @@ def _build_huggingface(family: str, name: str, img_size: Size | int = 224) -> nn
     config.num_labels = 10
     built: nn.Module = getattr(transformers, name)(config)
     hugging_face = import_module("camkit.models.from_huggingface")
-    takes_patches = hugging_face.takes_patches(built)
-    return hugging_face.Adapter(built, hugging_face.from_patches) if takes_patches else built
+    return hugging_face.Adapter(built, hugging_face.from_patches) if hugging_face.takes_patches(built) else built
 
 
 def _huggingface_truth(name: str, model: Any, images: Tensor) -> list[Grid]:

@@ -173,7 +173,7 @@ def test_a_gifs_first_frame_is_taken(net, tmp_path):
     frames = [Image.new("RGB", (48, 40), colour) for colour in ("red", "lime", "blue")]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
 
-    with pytest.warns(UserWarning, match=r"moving\.gif is animated, and camkit uses its first frame"):
+    with pytest.warns(UserWarning, match=r"moving\.gif holds several pictures, and camkit uses the first"):
         taken = shown(net, tmp_path / "moving.gif")
 
     assert np.array_equal(np.unique(taken.reshape(-1, 3), axis=0), [[255, 0, 0]])
@@ -184,7 +184,7 @@ def test_the_first_page_of_several_is_taken(net, tmp_path):
     pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
     pages[0].save(tmp_path / "stereo.jpg", "MPO", save_all=True, append_images=pages[1:])
 
-    with pytest.warns(UserWarning, match=r"pages\.tif has several pages, and camkit uses the first"):
+    with pytest.warns(UserWarning, match=r"pages\.tif holds several pictures, and camkit uses the first"):
         taken = shown(net, tmp_path / "pages.tif")
     shown(net, tmp_path / "stereo.jpg")  # the second picture of a camera's file is for another device: no warning
 
@@ -578,16 +578,6 @@ def test_a_tiff_of_12_bits_or_with_white_as_0_is_the_same_picture(net, tmp_path)
         assert np.abs(shown(net, tmp_path / name)[:, :, 0] - expected).max() <= 1
 
 
-@pytest.mark.parametrize("bits", [8, 16])
-def test_a_tiff_of_numbers_with_a_sign_is_refused(net, tmp_path, bits):
-    levels = np.linspace(-100, 100, 40 * 56).astype(f"<i{bits // 8}")
-    (tmp_path / "p.tif").write_bytes(tiff(levels.tobytes(), bits, sample_format=2))
-
-    with pytest.raises(ImageError, match="holds signed numbers") as caught:
-        shown(net, tmp_path / "p.tif")
-    assert_one_sentence(caught.value)
-
-
 @pytest.mark.skipif(os.name == "nt", reason="needs a program in a shell script")
 def test_postscript_is_refused_and_not_run(net, tmp_path, monkeypatch):
     ghostscript = tmp_path / "gs"
@@ -738,7 +728,7 @@ def test_an_empty_file_and_a_missing_file_and_a_folder_say_so(net, tmp_path):
         assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "words"), [("a.heic", "install pillow-heif"), ("a.DCM", "convert it to PNG, or in")])
+@pytest.mark.parametrize(("name", "words"), [("a.heic", "install pillow-heif"), ("a.DCM", "is not a picture")])
 def test_what_pillow_does_not_read_says_how_it_is_read(net, tmp_path, name, words):
     (tmp_path / name).write_bytes(bytes(128) + b"DICM")
     with pytest.raises(ImageError, match=words):

@@ -444,7 +444,7 @@ def test_a_folder_without_pictures_is_one_sentence_without_progress(
     folder = tmp_path / "empty"
     folder.mkdir()
     assert main(["judge", str(folder), "--model", "demo-fair", "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == f"camkit: {folder} is a folder without pictures\n"
+    assert capsys.readouterr().err == f"camkit: {folder} is a folder; pass the picture files in it\n"
 
 
 @pytest.mark.extended

@@ -27,8 +27,7 @@ import camkit
 from camkit import metrics
 from camkit.engine.heatmap import enlarge
 from camkit.errors import ImageError, InputError, TargetError
-from camkit.images.filling import dilated, fill_smoothly
-from camkit.images.imputation import fill_linearly
+from camkit.images.filling import dilated, fill_linearly, fill_smoothly
 from camkit.methods import variant
 from camkit.metrics import METRICS, Evaluator, Heat, evaluate
 from camkit.metrics.curves import curve_sets, even_shares, hot_sets

@@ -137,7 +137,7 @@ def picture_files() -> dict[str, bytes]:
     return files
 
 
-@pytest.mark.filterwarnings("ignore:.* is animated, and camkit uses its first frame")
+@pytest.mark.filterwarnings("ignore:.* holds several pictures, and camkit uses the first")
 def test_damaged_pictures(tmp_path: Path) -> None:
     rng, outcomes = random.Random(SEED), Counter[str]()
     files = picture_files()

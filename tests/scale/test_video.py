@@ -287,8 +287,8 @@ def bad_videos(folder: Path) -> dict[str, str]:
         "codec.avi": decoder,
         "empty.mp4": "is an empty file",
         "missing.mp4": "there is no file",
-        "folder.mp4": "a folder without pictures",
-        "only": "only is a folder without pictures; to draw its videos, name the files",
+        "folder.mp4": "is a folder; pass the picture files in it",
+        "only": "only is a folder; pass the picture files in it",
     }
 
 

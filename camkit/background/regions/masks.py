@@ -6,8 +6,15 @@ from pathlib import Path
 
 from camkit.background.regions.annotations import AnnotationCollector, Annotations
 from camkit.images.files import PICTURE_SUFFIXES, files_in
-from camkit.images.mask_pictures import MASK_SUFFIXES, is_mask, is_photograph, names_masks, picture_of
-from camkit.images.masks import MaskFile, understand_masks
+from camkit.images.masks import (
+    MASK_SUFFIXES,
+    MaskFile,
+    is_mask,
+    is_photograph,
+    names_masks,
+    picture_of,
+    understand_masks,
+)
 
 _MOST_EXAMINED = 5
 """At most this many pictures are examined to tell photographs from masks."""
