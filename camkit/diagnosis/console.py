@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from camkit.diagnosis.diagnosis import Diagnosis
-from camkit.diagnosis.layer_statistics import LayerStatistics, magnitude_span
+from camkit.diagnosis.layer_statistics import LayerStatistics
+from camkit.diagnosis.picture import magnitude_span
 from camkit.errors import printable
 from camkit.kit.wording import bounded_share, counted, figure
 

@@ -16,8 +16,8 @@ from camkit.choices import configured_model
 from camkit.config.settings import Settings, as_settings
 from camkit.diagnosis.batch import BatchLike, Loss, prepared_batch, score_for, split_labels
 from camkit.diagnosis.findings import Finding, findings
-from camkit.diagnosis.layer_statistics import LayerStatistics, Setting, rows_of, setting_of
-from camkit.diagnosis.measurement import Measurement, measure
+from camkit.diagnosis.layer_statistics import LayerStatistics
+from camkit.diagnosis.measurement import Measured, measure
 from camkit.diagnosis.picture import draw
 from camkit.drawing.encode import as_html, encode
 from camkit.errors import InputError, ModelError, advice
@@ -202,23 +202,21 @@ def diagnose(
     inputs = prepared_batch(pictures, loaded)
     score = score_for(loss, labels, loaded.module)
     with explained_failures(loaded.module), _explaining_mistakes(loaded.module, inputs):
-        measurement = measure(loaded.module, inputs, score, training=training, precision=precision)
-    rows = rows_of(loaded.module, measurement)
-    setting = setting_of(
-        loaded.module, measurement, len(inputs), to_train=training and not isinstance(model, LoadedModel)
-    )
+        measured = measure(loaded.module, inputs, score, training=training, precision=precision)
+    to_train = training and not isinstance(model, LoadedModel)
     parameters = list(loaded.module.parameters())
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     return Diagnosis(
         loaded.name,
         len(inputs),
         training,
-        measurement.loss,
-        rows,
-        tuple(findings(rows, setting)),
-        tuple(_remarks(loaded.module, measurement, setting)),
+        measured.loss,
+        tuple(measured.rows),
+        tuple(findings(measured, len(inputs), to_train=to_train)),
+        tuple(_remarks(measured, bool(parameters), trained)),
         sum(parameter.numel() for parameter in parameters),
-        sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-        measurement.loss_name,
+        trained,
+        measured.loss_name,
     )
 
 
@@ -238,24 +236,20 @@ def _explaining_mistakes(module: nn.Module, inputs: Tensor) -> Iterator[None]:
         raise InputError("batch normalisation in training mode needs more than one picture; pass several") from error
 
 
-def _remarks(module: nn.Module, measurement: Measurement, setting: Setting) -> list[str]:
-    """Return what to know when reading the numbers, although nothing is wrong."""
-    remarks = []
-    if measurement.loss is None:
-        remarks.append("there are no gradients: the output depends on nothing that can be differentiated")
-    parameters = list(module.parameters())
-    if parameters and not any(parameter.requires_grad for parameter in parameters):
-        remarks.append("no parameter requires gradients: the model is set up for use, not for training")
-    zero = setting.zero_weights
-    if zero:
+def _remarks(measured: Measured, parameters: bool, trained: int) -> Iterator[str]:
+    """Yield what to know when reading the numbers, although nothing is wrong."""
+    if measured.loss is None:
+        yield "there are no gradients: the output depends on nothing that can be differentiated"
+    if parameters and not trained:
+        yield "no parameter requires gradients: the model is set up for use, not for training"
+    if zero := measured.zero_weights:
         listed = ", ".join(map(repr, zero[:3])) + (", ..." if len(zero) > 3 else "")
-        remarks.append(f"the weights of {listed} are all zero, perhaps as initialised, so no gradient passes them yet")
-    if setting.unnormalised:
-        remarks.append(
+        yield f"the weights of {listed} are all zero, perhaps as initialised, so no gradient passes them yet"
+    if measured.unnormalised:
+        yield (
             "batch normalisation has seen too few batches to normalise in evaluation mode, so vanishing and exploding "
             f"gradients are not judged; use {advice('training=True', '--train')} to see the model as it is trained"
         )
-    return remarks
 
 
 def as_json(result: Diagnosis) -> str:

@@ -7,11 +7,12 @@ the fault lie orders of magnitude beyond them. ``docs/diagnose.md`` has the figu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from camkit.diagnosis.layer_statistics import LayerStatistics, Setting
+from camkit.diagnosis.layer_statistics import LayerStatistics
+from camkit.diagnosis.measurement import Measured
 from camkit.kit.wording import counted, first_of
 from camkit.layers.names import THE_MODEL
 
@@ -76,51 +77,50 @@ class Finding:
         return {"kind": self.kind, "layer": self.layer, "layers": list(self.layers), "text": self.text}
 
 
-def findings(rows: Sequence[LayerStatistics], setting: Setting | None = None) -> list[Finding]:
+def findings(measured: Measured, pictures: int, *, to_train: bool) -> list[Finding]:
     """Return what is wrong, the most serious first.
 
     Args:
-        rows: the rows of all layers, in the order in which they ended.
-        setting: what the rules need to know apart from the rows.
+        measured: what a pass measured.
+        pictures: the number of pictures.
+        to_train: whether the model ran as in a training step, with the caller's own choice of frozen parameters.
     """
-    setting = setting or Setting()
-    rules: tuple[Callable[[Sequence[LayerStatistics], Setting], list[Finding]], ...] = (
-        _not_finite,
-        _dead,
-        _saturated,
-        _gradient_sizes,
-        _no_gradient,
-        _frozen,
-    )
-    return [finding for rule in rules for finding in rule(rows, setting)]
+    return [
+        *_not_finite(measured),
+        *_dead(measured.rows, pictures),
+        *_saturated(measured.rows),
+        *_gradient_sizes(measured),
+        *_no_gradient(measured),
+        *_frozen(measured.rows, to_train=to_train),
+    ]
 
 
-def _not_finite(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
-    found: list[Finding] = []
-    kinds: tuple[tuple[Literal["nan", "infinity"], str, frozenset[str], list[LayerStatistics]], ...] = (
-        ("nan", "NaN", setting.nan_given, [row for row in rows if row.activations.nan]),
-        ("infinity", "infinity", setting.inf_given, [row for row in rows if row.activations.inf]),
-    )
-    for kind, what, given, reached in kinds:
+def _not_finite(measured: Measured) -> Iterator[Finding]:
+    kinds: tuple[tuple[Literal["nan", "infinity"], str, str], ...]
+    kinds = (("nan", "NaN", "nan"), ("infinity", "infinity", "inf"))
+    for kind, what, field in kinds:
+        given, reached = measured.given[kind], [row for row in measured.rows if getattr(row.activations, field)]
         if "" in given:
-            found.append(Finding(kind, ("",), f"the pictures themselves hold {what}, before the first layer"))
+            yield Finding(kind, ("",), f"the pictures themselves hold {what}, before the first layer")
         elif reached:
-            found.append(_origin(kind, what, reached, given))
-        elif kind == "nan" and setting.backwards:
-            first = setting.backwards[0] or THE_MODEL
+            share = getattr(reached[0].activations, field) / max(reached[0].activations.count, 1)
+            yield _origin(kind, what, share, reached, given)
+        elif kind == "nan" and measured.backwards:
+            first = measured.backwards[0] or THE_MODEL
             text = f"on its way back from the loss, the gradient holds NaN or infinity from {first!r} on; no activation"
-            found.append(Finding("nan", setting.backwards, f"{text} does"))
-    return found
+            yield Finding("nan", measured.backwards, f"{text} does")
 
 
 def _origin(
-    kind: Literal["nan", "infinity"], what: str, reached: Sequence[LayerStatistics], given: frozenset[str]
+    kind: Literal["nan", "infinity"],
+    what: str,
+    share: float,
+    reached: Sequence[LayerStatistics],
+    given: frozenset[str],
 ) -> Finding:
     """Name the first layer that returns NaN or infinity, or the module around it if its input already had them."""
     first = reached[0]
-    numbers = first.activations
     names = tuple(row.layer for row in reached)
-    share = (numbers.nan if kind == "nan" else numbers.inf) / max(numbers.count, 1)
     amount = f"{share:.2%} of its output" if share < 0.9999 else "all of its output"
     if first.layer in given:
         around = first.layer
@@ -138,17 +138,18 @@ def _origin(
     return Finding(kind, names, text)
 
 
-def _gradient_sizes(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
+def _gradient_sizes(measured: Measured) -> list[Finding]:
     """Compare the gradients' norms in the first and the last layers.
 
     Norms of whole outputs are compared, not the sizes of their numbers: a pooling divides one gradient among many
     cells, which makes each smaller and changes the norm little. Layers after the last one with parameters, such as a
     sigmoid that is sure of its answers, count as part of the score.
     """
+    rows = measured.rows
     end = max((number for number, row in enumerate(rows, start=1) if row.parameters), default=len(rows))
     sizes = [(row, row.gradients.norm) for row in rows[:end] if row.gradients is not None]
     sizes = [(row, norm) for row, norm in sizes if norm > 0 and math.isfinite(norm)]
-    if len(sizes) < _QUARTERS or setting.backwards or setting.unnormalised:
+    if len(sizes) < _QUARTERS or measured.backwards or measured.unnormalised:
         return []
     quarter = len(sizes) // _QUARTERS
     _, first_norm = max(sizes[:quarter], key=lambda size: size[1])
@@ -169,14 +170,15 @@ def _gradient_sizes(rows: Sequence[LayerStatistics], setting: Setting) -> list[F
     return [Finding("exploding", tuple(large), text + advice)]
 
 
-def _no_gradient(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
+def _no_gradient(measured: Measured) -> list[Finding]:
     """Name the layers with parameters whose gradient is exactly zero, if the first layer is one of them.
 
     A branch without a gradient further on is silenced by something else. Weights of zero are no fault either.
     """
+    rows = measured.rows
     with_gradient = [row for row in rows if row.gradients is not None and row.parameters]
     zero = [row for row in with_gradient if row.gradients is not None and row.gradients.norm == 0]
-    if not zero or zero[0] is not with_gradient[0] or setting.zero_weights or setting.backwards:
+    if not zero or zero[0] is not with_gradient[0] or measured.zero_weights or measured.backwards:
         return []
     names = tuple(row.layer for row in zero)
     last = zero[-1]
@@ -186,7 +188,7 @@ def _no_gradient(rows: Sequence[LayerStatistics], setting: Setting) -> list[Find
     return [Finding("no gradient", names, f"no gradient reaches {last.name!r}{others}: it is exactly zero{why}")]
 
 
-def _dead(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
+def _dead(rows: Sequence[LayerStatistics], pictures: int) -> list[Finding]:
     """Report dead channels once, in the first layer that has them and not again in the layer around it."""
     dead_layers: list[Finding] = []
     reported: tuple[int, ...] = ()  # channels, until a layer with parameters mixes them
@@ -195,7 +197,7 @@ def _dead(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
         is_around = any(finding.layer.startswith(f"{row.layer}.") or not row.layer for finding in dead_layers)
         if not row.dead or row.dead == reported or is_around:
             continue
-        text = _dead_text(row, setting.pictures)
+        text = _dead_text(row, pictures)
         if text:
             dead_layers.append(Finding("dead", (row.layer,), text))
             reported = row.dead
@@ -205,10 +207,11 @@ def _dead(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
 def _dead_text(row: LayerStatistics, pictures: int) -> str:
     """Return the sentence about channels that are zero throughout; empty if a healthy layer may have as many."""
     dead = len(row.dead or ())
+    cells = row.activations.count // max(row.channels * row.shape[0], 1)  # for each picture and channel
     few = pictures < ENOUGH_PICTURES
     batch = "this picture" if pictures == 1 else f"these {pictures} pictures"
     what = f"in {row.name!r} ({row.kind}) {dead} of {row.channels} channels are"
-    if dead == row.channels and (row.off or row.channels >= _MANY_CHANNELS or _cells(row) > 1):
+    if dead == row.channels and (row.off or row.channels >= _MANY_CHANNELS or cells > 1):
         meaning = "so the next layer learns nothing about them" if few else "so the layer is dead"
         return f"{what} silent on {batch}: zero in every cell, {meaning}"
     if row.off:
@@ -220,11 +223,6 @@ def _dead_text(row: LayerStatistics, pictures: int) -> str:
     if not few and dead / row.channels > chance_silent(row.channels):
         return f"{what} dead on {batch}: zero in every cell of each, so they get no gradient"
     return ""
-
-
-def _cells(row: LayerStatistics) -> int:
-    """Return how many cells the output has for each picture and channel."""
-    return row.activations.count // max(row.channels * row.shape[0], 1)
 
 
 def chance_silent(channels: int) -> float:
@@ -240,7 +238,7 @@ def chance_silent(channels: int) -> float:
     return min(1.0, 0.5 + _DEVIATIONS * 0.5 / math.sqrt(channels))
 
 
-def _saturated(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:  # noqa: ARG001 - every rule has it
+def _saturated(rows: Sequence[LayerStatistics]) -> list[Finding]:
     """Name sigmoids and tanhs on their flat ends, except the model's last layer, which may be sure of its answers."""
     return [
         Finding(
@@ -254,11 +252,11 @@ def _saturated(rows: Sequence[LayerStatistics], setting: Setting) -> list[Findin
     ]
 
 
-def _frozen(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
+def _frozen(rows: Sequence[LayerStatistics], *, to_train: bool) -> list[Finding]:
     """Name layers whose parameters are frozen while others' are trained; for a model in training, also if all are."""
     with_parameters = list({row.layer.partition("#")[0]: row for row in rows if row.parameters}.values())
     frozen = [row for row in with_parameters if not row.trained]
-    if not frozen or (len(frozen) == len(with_parameters) and not setting.to_train):
+    if not frozen or (len(frozen) == len(with_parameters) and not to_train):
         return []
     numbers = sum(row.parameters for row in frozen)
     all_numbers = sum(row.parameters for row in with_parameters)

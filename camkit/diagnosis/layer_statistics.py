@@ -1,36 +1,48 @@
-"""A row for each call of each layer, made from the measurement of a pass."""
+"""What happens in each layer while a model runs: each call is measured when it ends, and no tensor is kept."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from camkit.diagnosis.measurement import Measurement
-from camkit.diagnosis.reductions import RELUS, Flaws, Mark, TensorSummary
-from camkit.diagnosis.tensor_statistics import TensorStatistics, off_channels
-from camkit.errors import LayerError
+from camkit.diagnosis.tensor_statistics import TensorStatistics, flat_share, off_channels, peaks, plain, silent_channels
+from camkit.engine.attach import Scope, TensorHooks, hooked, nodes_of_graph, own_output
+from camkit.engine.guard import eagerly
+from camkit.engine.nested import tensors_in
 from camkit.explanation import finite_or_none
-from camkit.hooks import Call
-from camkit.layers.names import THE_MODEL, modules_by_name
+from camkit.layers.names import THE_MODEL, Layers, modules_by_name, select_layers
+from camkit.types import LayerRef
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
-_PASSING = (nn.Identity, nn.Flatten, nn.Unflatten)
 
-OFF = 8.0
-"""A channel is switched off if it stays below zero by this many times the usual size of the other channels. If values
-were normally distributed, that would happen to one channel in 30 million."""
+RELUS = (nn.ReLU, nn.ReLU6, nn.Hardswish)
+"""Functions that are zero, with slope zero, for every small enough value."""
 
-_RARE = 1000
-"""Bins that hold less than one in this many of a layer's numbers do not widen the shared axis."""
+_CURVES: dict[type[nn.Module], tuple[float, float]] = {nn.Sigmoid: (0.0, 1.0), nn.Tanh: (-1.0, 1.0)}
+"""Functions that are flat at both ends, with their values there."""
 
-_T = TypeVar("_T")
+_RELU_LIKE = ("Relu", "Threshold", "Hardtanh", "Hardswish", "Clamp", "Maximum", "Where")
+"""How PyTorch names the gradients of functions that return zero for every small enough value (prefixes)."""
+
+_KEEP_CHANNELS = (
+    "NativeDropout", "Mul", "Div", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "Mean", "View", "Unsafe",
+    "Reshape", "Permute", "Transpose", "Squeeze", "Unsqueeze", "AsStrided", "Clone", "ToCopy", "Alias",
+)  # fmt: skip
+"""Likewise for functions that leave a channel of zeros as it is. Only those with one input tensor count: with two, a
+parameter may have scaled it."""
+
+_OF_TENSORS = ("nan", "inf", "mean", "std", "low", "high", "zeros", "norm")
+
+Measure: TypeAlias = Callable[[Tensor], TensorStatistics | None]
+"""Returns the statistics of a tensor, or None to leave it out."""
 
 
 @dataclass(frozen=True)
@@ -77,92 +89,188 @@ class LayerStatistics:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {
-            "layer": self.layer,
-            "kind": self.kind,
+            **vars(self),
             "shape": list(self.shape),
-            "parameters": self.parameters,
-            "trained": self.trained,
             "activations": self.activations.to_dict(),
             "gradients": None if self.gradients is None else self.gradients.to_dict(),
             "parameter_gradient": finite_or_none(self.parameter_gradient),
-            "channels": self.channels,
             "dead": None if self.dead is None else list(self.dead),
             "off": list(self.off),
-            "saturated": self.saturated,
-            "sound": self.sound,
         }
 
     def to_row(self) -> dict[str, Any]:
         """Return the row of a table: ``to_dict`` without histograms, and with numbers of channels."""
         row = self.to_dict()
-        gradients = dict.fromkeys(_OF_TENSORS) if row["gradients"] is None else row["gradients"]
+        gradients = row["gradients"] or {}
         return {
             **row,
             "activations": {name: row["activations"][name] for name in _OF_TENSORS},
-            "gradients": {name: gradients[name] for name in _OF_TENSORS},
+            "gradients": {name: gradients.get(name) for name in _OF_TENSORS},
             "dead": None if self.dead is None else len(self.dead),
             "off": len(self.off),
         }
 
 
-_OF_TENSORS = ("nan", "inf", "mean", "std", "low", "high", "zeros", "norm")
+class LayerCall:
+    """One call of one layer while it is measured.
 
-
-@dataclass(frozen=True)
-class Setting:
-    """What the rules for findings need to know apart from the rows.
-
-    Attributes:
-        pictures: the number of pictures.
-        to_train: whether the model runs as in a training step, with the caller's own choice of frozen parameters.
-        nan_given, inf_given: the names of the layers whose input holds NaN, or infinity; "" is the model itself.
-        zero_weights: the layers whose weights are all zero, so that no gradient passes them.
-        backwards: the layers whose gradients hold NaN or infinity, in the order of the backward pass.
-        unnormalised: whether a batch normalisation has seen so few batches that it changes its input very little.
+    ``outputs`` and ``gradients`` are the statistics of the floating-point tensors that it returned, by their numbers,
+    and of their gradients in the last backward pass. ``flaws`` names what its input held: "nan", "infinity". All else
+    is said of the first of these tensors, as in ``LayerStatistics``.
     """
 
-    pictures: int = 1
-    to_train: bool = False
-    nan_given: frozenset[str] = frozenset()
-    inf_given: frozenset[str] = frozenset()
-    zero_weights: tuple[str, ...] = ()
-    backwards: tuple[str, ...] = ()
-    unnormalised: bool = False
+    def __init__(self, name: str, module: nn.Module, started: int = 0) -> None:
+        self.name, self.module, self.started = name, module, started
+        self.number = 0
+        self.flaws: set[str] = set()
+        self.peaks: Tensor | None = None
+        self.outputs: dict[int, TensorStatistics] = {}
+        self.gradients: dict[int, TensorStatistics] = {}
+        self.shape: tuple[int, ...] = ()
+        self.channels = 0
+        self.dead: tuple[int, ...] | None = None
+        self.off: tuple[int, ...] = ()
+        self.saturated: float | None = None
+
+    def note_inputs(self, tensors: list[Tensor], axis: int) -> None:
+        """Note whether what the layer takes is finite, and how far below zero a ReLU's channels lie."""
+        for tensor in tensors:
+            if not bool(tensor.isfinite().all()):
+                self.flaws |= {"nan"} if bool(tensor.isnan().any()) else set()
+                self.flaws |= {"infinity"} if bool(tensor.isinf().any()) else set()
+        if isinstance(self.module, RELUS) and tensors and tensors[0].dim() > 1 and tensors[0].numel():
+            self.peaks = peaks(tensors[0], axis)
+
+    def note_output(self, tensor: Tensor, axis: int) -> None:
+        """Note what the first tensor shows beside its statistics."""
+        self.shape = tuple(tensor.shape)
+        self.channels = self.shape[axis] if len(self.shape) > 1 else 0
+        own_code = bool(self.name) and not type(self.module).__module__.startswith("torch.nn.")
+        if isinstance(self.module, RELUS) or (own_code and self.channels and _comes_from_relu(tensor)):
+            self.dead = silent_channels(plain(tensor), axis) if self.channels and tensor.numel() else ()
+            if self.dead and self.peaks is not None and bool(torch.isfinite(self.peaks).all()):
+                self.off = off_channels(self.dead, self.peaks)
 
 
-def magnitude_span(rows: Sequence[LayerStatistics]) -> tuple[int, int]:
-    """Return the range of bins that the layers' gradient magnitudes use, the end exclusive; (0, 0) without gradients.
+class LayerPass:
+    """Measures each call of layers while a model runs, and the gradients of what they return.
 
-    Bins with less than a thousandth of a layer's numbers don't count.
+    ``broken`` names the layers whose gradient held NaN or infinity, in the order of the backward passes.
+
+    Args:
+        model: the model.
+        layers: the layers; None means every module, and the model itself.
+        measure: makes the statistics of a tensor.
+        acts: tells of a call whether it is measured; None means of all in this thread but those that activation
+            checkpointing repeats.
+        closely: whether to look at what the layers take too, and at the flat ends of sigmoids and tanhs.
+        follows: whether the channel axis of a layer is that of the layer that ran before it. If only some layers are
+            measured, it is that of the layer before it in the model.
     """
-    used: set[int] = set()
-    for row in rows:
-        sizes = None if row.gradients is None else row.gradients.magnitudes
-        if sizes is not None:
-            least = sum(sizes.counts) / _RARE
-            used |= {number for number, count in enumerate(sizes.counts) if count > least}
-    return (min(used), max(used) + 1) if used else (0, 0)
 
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Layers | None,
+        measure: Measure,
+        acts: Callable[[], bool] | None = None,
+        *,
+        closely: bool = False,
+        follows: bool = True,
+    ) -> None:
+        selected = select_layers(model, (lambda *_: True) if layers is None else layers)
+        self._modules = {ref.name: module for ref, module in selected.items()}
+        self._refs = frozenset(selected)
+        self._measure, self._closely, self._follows = measure, closely, follows
+        self._scope, self._hooks = Scope(acts=acts), TensorHooks()
+        self._open: defaultdict[nn.Module, list[LayerCall]] = defaultdict(list)
+        self._calls: list[LayerCall] = []
+        self._counts: Counter[str] = Counter()
+        self.broken: list[str] = []
+        self._last: tuple[Tensor, int, TensorStatistics | None] | None = None
+        self._axis, axis = 0, 1
+        self._axes: dict[str, int] = {}
+        for name, module in modules_by_name(model).items():
+            self._axes[name] = axis = channel_axis(module, axis)
 
-def rows_of(model: nn.Module, measurement: Measurement) -> tuple[LayerStatistics, ...]:
-    """Return a row for each call of each layer that computed something, in the order in which they ended.
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Measure in the block. Compiled modules run uncompiled in it, because code that was compiled has no hooks."""
+        before = [(module, partial(self._begin, name)) for name, module in self._modules.items()]
+        after = [(module, partial(self._end, name)) for name, module in self._modules.items()]
+        try:
+            with eagerly(), hooked(before, after, self._scope.first_run):
+                yield
+        finally:
+            self._hooks.remove()
+            self._last = None
 
-    A layer that returns its input, or what its last inner layer returned, has no row.
-    """
-    modules = modules_by_name(model)
-    call_counts = Counter(call.name for call in measurement.outputs.calls)
-    last_mark, axis = None, 1
-    rows = []
-    for call in measurement.outputs.calls:
-        module = modules[call.name]
-        axis = channel_axis(module, axis)
-        mark = next(parts_of(call.output, Mark), None)
-        if mark is None or mark == last_mark or isinstance(module, _PASSING):
-            continue
-        last_mark = mark
-        name = call.name if call_counts[call.name] == 1 else str(call)
-        rows.append(_row(name, call, module, mark, axis, measurement))
-    return tuple(rows)
+    @property
+    def calls(self) -> dict[str, LayerCall]:
+        """The calls in the order in which they ended, by the names of their layers; 'relu#2' is one of several."""
+        return {
+            call.name
+            if self._counts[call.name] == 1 and LayerRef(call.name) in self._refs
+            else f"{call.name}#{call.number}": call
+            for call in self._calls
+        }
+
+    def clear(self) -> None:
+        """Forget all calls, and number new ones from 1 again."""
+        self._calls.clear()
+        self._counts.clear()
+        self._hooks.remove()
+
+    def _begin(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        call = LayerCall(name, module, nodes_of_graph())
+        if self._closely:
+            call.note_inputs([*filter(_has_fractions, tensors_in((arguments, keywords)))], self._axis_at(name))
+        self._open[module].append(call)
+
+    def _end(self, name: str, module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any) -> Any:
+        begun = self._open[module]
+        call = begun.pop() if begun else LayerCall(name, module)  # it may have begun before the hooks were set
+        self._counts[name] += 1
+        call.number = self._counts[name]
+        if not self._refs & {LayerRef(name), LayerRef(name, call.number)}:
+            return None
+        self._calls.append(call)
+        self._axis = channel_axis(module, self._axis) if self._follows else 0
+        output = own_output(output, call.started)
+        for tensor in filter(_has_fractions, tensors_in(output)):
+            numbers = self._measured(tensor)
+            if numbers is None:
+                continue
+            if not call.outputs:
+                call.note_output(tensor, self._axis_at(name))
+                if self._closely:
+                    ends = next((ends for kind, ends in _CURVES.items() if isinstance(module, kind)), None)
+                    call.saturated = None if ends is None else flat_share(tensor, *ends)
+            number = len(call.outputs)
+            call.outputs[number] = numbers
+            if torch.is_grad_enabled() and tensor.requires_grad:
+                self._hooks.add(tensor, partial(self._take_gradient, call, number))
+        return output
+
+    def _axis_at(self, name: str) -> int:
+        return self._axis or self._axes[name]
+
+    def _take_gradient(self, call: LayerCall, number: int, gradient: Tensor | None) -> None:
+        # A custom function may return None for one of its inputs.
+        numbers = None if gradient is None else self._measured(gradient)
+        if numbers is not None:
+            call.gradients[number] = numbers
+            self.broken += [call.name] if number == 0 and (numbers.nan or numbers.inf) else []
+
+    def _measured(self, tensor: Tensor) -> TensorStatistics | None:
+        """Return a tensor's statistics, the same object if it comes twice in a row.
+
+        That happens if a block returns what its last layer returned.
+        """
+        version = 0 if tensor.is_inference() else tensor._version  # an in-place change raises it
+        if self._last is None or self._last[1] != version or not _is_same(self._last[0], tensor):
+            self._last = tensor.detach(), version, self._measure(tensor.detach())
+        return self._last[2]
 
 
 def channel_axis(module: nn.Module, before: int) -> int:
@@ -170,135 +278,25 @@ def channel_axis(module: nn.Module, before: int) -> int:
     return -1 if isinstance(module, _CHANNELS_LAST) else 1 if isinstance(module, _CHANNELS_SECOND) else before
 
 
-def setting_of(model: nn.Module, measurement: Measurement, pictures: int, *, to_train: bool) -> Setting:
-    """Return what the rules for findings need to know apart from the rows."""
-    call_counts = Counter(call.name for call in measurement.inputs.calls)
-    input_flaws = {
-        call.name if call_counts[call.name] == 1 else str(call): list(parts_of((call.inputs, call.keywords), Flaws))
-        for call in measurement.inputs.calls
-    }
-    broken_gradients: dict[str, int] = {}
-    for call in measurement.outputs.calls:
-        mark = _gradient(call)
-        if mark is not None:
-            gradient = measurement.summaries[mark].statistics
-            if gradient.nan or gradient.inf:
-                broken_gradients.setdefault(call.name, mark.number)
-    return Setting(
-        pictures,
-        to_train,
-        frozenset(name for name, flaws in input_flaws.items() if any(part.nan for part in flaws)),
-        frozenset(name for name, flaws in input_flaws.items() if any(part.inf for part in flaws)),
-        tuple(name for name, module in modules_by_name(model).items() if _is_zero(module)),
-        tuple(sorted(broken_gradients, key=lambda name: broken_gradients[name])),
-        not measurement.training and any(_is_unsettled(module) for module in model.modules()),
+def _has_fractions(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are the same memory, in whatever shape."""
+    return (
+        tensor.layout is other.layout is torch.strided
+        and tensor.numel() == other.numel() > 0
+        and tensor.dtype == other.dtype
+        and tensor.device == other.device
+        and tensor.data_ptr() == other.data_ptr() != 0
     )
 
 
-def _row(name: str, call: Call, module: nn.Module, mark: Mark, axis: int, measurement: Measurement) -> LayerStatistics:
-    summary = measurement.summaries[mark]
-    gradient = _gradient(call)
-    own = list(module.parameters(recurse=False))
-    norms = [measurement.gradient_norms[parameter] for parameter in own if parameter in measurement.gradient_norms]
-    ends_in_relu = isinstance(module, RELUS) or (
-        call.number in measurement.relu_calls.get(call.name, ()) and len(summary.shape) > 1
-    )
-    dead = summary.silent[_axis_index(axis)] if ends_in_relu else None
-    return LayerStatistics(
-        name,
-        type(module).__name__,
-        summary.shape,
-        sum(parameter.numel() for parameter in own),
-        sum(parameter.numel() for parameter in own if parameter in measurement.trainable),
-        summary.statistics,
-        None if gradient is None else measurement.summaries[gradient].statistics,
-        math.hypot(*norms) if norms else None,
-        summary.shape[axis] if len(summary.shape) > 1 else 0,
-        dead,
-        _off(call, dead, axis, measurement) if dead else (),
-        _saturated(call, measurement),
-        all(bool(parameter.detach().isfinite().all()) for parameter in own),
-    )
-
-
-def _axis_index(axis: int) -> int:
-    """Return where a pair of values, for the second and for the last axis, holds the one for this axis."""
-    return 0 if axis == 1 else 1
-
-
-def _off(call: Call, dead: tuple[int, ...], axis: int, measurement: Measurement) -> tuple[int, ...]:
-    """Return the dead channels that a ReLU received far below zero."""
-    relu = None if measurement.before_relus is None else measurement.before_relus.get(str(call))
-    pairs = [] if relu is None else [*relu.inputs, *relu.keywords.values()]
-    if not pairs or pairs[0] is None:
-        return ()
-    peaks: Tensor = pairs[0][_axis_index(axis)]
-    return off_channels(dead, peaks, OFF) if bool(torch.isfinite(peaks).all()) else ()
-
-
-def _saturated(call: Call, measurement: Measurement) -> float | None:
-    curves = (recording.get(str(call)) for recording in measurement.after_curves)
-    return next((float(curve.output) for curve in curves if curve is not None), None)
-
-
-def last_gradient(call: Call) -> Any:
-    """Return the gradient from the last backward pass that reached a call; None if none did."""
-    try:
-        return next(reversed(call.gradients), None)
-    except LayerError:  # the output has no gradient
-        return None
-
-
-def _gradient(call: Call) -> Mark | None:
-    """Return the mark of the gradient of the tensor that the row describes, the first one in the output."""
-    gradients = zip(leaves(call.output), leaves(last_gradient(call)), strict=False)
-    found = next((gradient for part, gradient in gradients if isinstance(part, Mark)), None)
-    return found if isinstance(found, Mark) else None
-
-
-def _is_zero(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, nn.Parameter) and weight.numel() > 0 and not bool(weight.detach().any())
-
-
-def _is_unsettled(module: nn.Module) -> bool:
-    """Return whether a batch normalisation still holds much of its initial statistics.
-
-    Each batch leaves 1 - momentum of them, so no variance can fall below what is left of the initial 1. If one does,
-    the statistics come from elsewhere: some checkpoints restart the count of batches, or the momentum was changed.
-    """
-    if not isinstance(module, nn.modules.batchnorm._BatchNorm):
-        return False
-    mean, variance, count = module.running_mean, module.running_var, module.num_batches_tracked
-    if mean is None or variance is None:
-        return False
-    if not bool(mean.any()) and bool(variance.eq(1).all()):
-        return True
-    batches = 0 if count is None else int(count)
-    left = 0.0 if module.momentum is None else (1 - module.momentum) ** batches
-    return 0 < batches < _MANY_BATCHES and left > _MUCH and float(variance.min()) > 0.99 * left
-
-
-_MANY_BATCHES = 1000
-"""If much is left after this many batches, the momentum is too small to be that of the training; it was set later."""
-
-_MUCH = 0.05
-"""The share of the initial statistics from which they distort the result: 28 batches with a momentum of 0.1."""
-
-
-def parts_of(value: Any, kind: type[_T]) -> Iterator[_T]:
-    """Return the parts of a structure that are of one type, in order."""
-    return (part for part in leaves(value) if isinstance(part, kind))
-
-
-def leaves(value: Any) -> list[Any]:
-    """Return the parts of a structure in order; marks, flaws and summaries are parts, although they have fields."""
-    if isinstance(value, (Mark, Flaws, TensorSummary)):
-        return [value]
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in leaves(item)]
-    if isinstance(value, (tuple, list)):
-        return [leaf for item in value for leaf in leaves(item)]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [leaf for field in fields(value) for leaf in leaves(getattr(value, field.name, None))]
-    return [value]
+def _comes_from_relu(tensor: Tensor) -> bool:
+    """Return whether a function like ReLU made the tensor, possibly followed by steps that keep its channels apart."""
+    function = tensor.grad_fn
+    while function is not None and not function.name().startswith(_RELU_LIKE):
+        inputs = [node for node, _ in function.next_functions if node is not None]
+        function = inputs[0] if len(inputs) == 1 and function.name().startswith(_KEEP_CHANNELS) else None
+    return function is not None

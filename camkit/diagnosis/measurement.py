@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.diagnosis.reductions import CURVES, RELUS, Summaries, both_peaks, flaws, share_for
-from camkit.diagnosis.tensor_statistics import norm, plain
-from camkit.engine.attach import Scope, contiguous_gradients, hooked
+from camkit.diagnosis.layer_statistics import LayerCall, LayerPass, LayerStatistics
+from camkit.diagnosis.tensor_statistics import norm, plain, statistics
+from camkit.engine.attach import backward_pass, contiguous_gradients
 from camkit.engine.guard import same_requirements
 from camkit.engine.interrupts import interruptible, undisturbed
-from camkit.engine.nested import tensors_in
 from camkit.engine.passes import quiet_pass
-from camkit.hooks import Recording, record
-from camkit.layers.names import first_name_by_module, modules_by_name
+from camkit.layers.names import modules_by_name
 from camkit.types import Precision
 
 NamedLoss: TypeAlias = Callable[[Any], "tuple[Tensor | None, str]"]
@@ -30,34 +27,26 @@ number's name."""
 
 
 @dataclass(frozen=True, eq=False)
-class Measurement:
-    """What one pass measured, layer by layer.
+class Measured:
+    """What one pass measured.
 
     Attributes:
-        summaries: what is kept of each tensor.
-        outputs: the layers' outputs and gradients, with a mark in place of each tensor.
-        inputs: whether each layer's inputs hold NaN or infinity.
-        before_relus: the peaks of what ReLUs took; None if the model has none.
-        after_curves: the share of flat values after sigmoids and tanhs.
+        rows: a row for each call of each layer, in the order in which they ended.
         loss: the number that was differentiated; None if it could not be.
         loss_name: what that number is.
-        training: whether the model was in training mode.
-        trainable: the parameters that required gradients.
-        gradient_norms: the norm of the gradient of each of them.
-        relu_calls: of layers whose own code ends with a function like ReLU, the numbers of the calls that did.
+        given: for "nan" and "infinity", the names of the layers whose input holds them; "" is the model itself.
+        zero_weights: the layers whose weights are all zero, so that no gradient passes them.
+        backwards: the layers whose gradients hold NaN or infinity, in the order of the backward pass.
+        unnormalised: whether a batch normalisation has seen so few batches that it changes its input very little.
     """
 
-    summaries: Summaries
-    outputs: Recording
-    inputs: Recording
-    before_relus: Recording | None
-    after_curves: tuple[Recording, ...]
+    rows: Sequence[LayerStatistics]
     loss: float | None
     loss_name: str
-    training: bool
-    trainable: frozenset[nn.Parameter]
-    gradient_norms: dict[nn.Parameter, float]
-    relu_calls: dict[str, list[int]]
+    given: Mapping[str, frozenset[str]]
+    zero_weights: tuple[str, ...]
+    backwards: tuple[str, ...]
+    unnormalised: bool
 
 
 def measure(
@@ -67,7 +56,7 @@ def measure(
     *,
     training: bool = False,
     precision: Precision = "fp32",
-) -> Measurement:
+) -> Measured:
     """Run the model on a batch, differentiate its score, and measure every layer's output and gradient.
 
     Args:
@@ -77,114 +66,35 @@ def measure(
         training: whether the model runs in training mode.
         precision: the precision of the pass.
     """
-    summaries = Summaries()
-    with _prepared(model, inputs, precision, training=training), ExitStack() as stack:
-        layer_inputs = stack.enter_context(record(model, _every_module, inputs=True, outputs=False, reduce=flaws))
-        relus = _modules_of(model, RELUS)
-        before_relus = None
-        if relus:
-            before_relus = stack.enter_context(record(model, relus, inputs=True, outputs=False, reduce=both_peaks))
-        after_curves = tuple(
-            stack.enter_context(record(model, kind, reduce=share_for(kind)))
-            for kind in CURVES
-            if _modules_of(model, (kind,))
-        )
-        outputs = stack.enter_context(record(model, _every_module, gradients=True, reduce=summaries))
-        relu_calls = stack.enter_context(_functional_relus(model))
-        with interruptible():
-            leaf = inputs.detach().clone().requires_grad_()
-            loss, loss_name = score(model(leaf.clone()))
-            trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            gradient_norms = _differentiate(loss, leaf, trainable)
-        summaries.last = None
-    value = None if loss is None or not loss.requires_grad else float(loss.detach())
-    return Measurement(
-        summaries,
-        outputs,
-        layer_inputs,
-        before_relus,
-        after_curves,
-        value,
+    layers = LayerPass(model, None, lambda tensor: statistics(tensor, magnitudes=backward_pass() >= 0), closely=True)
+    with (
+        undisturbed(),
+        same_requirements(model),
+        quiet_pass(model, inputs.device, precision),
+        _training(model) if training else nullcontext(),
+        torch.enable_grad(),
+        layers.hooked(),
+        interruptible(),
+    ):
+        leaf = inputs.detach().clone().requires_grad_()
+        loss, loss_name = score(model(leaf.clone()))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        norms = _differentiate(loss, leaf, trained)
+    calls = layers.calls
+    return Measured(
+        tuple(_rows(calls, set(trained), norms)),
+        None if loss is None or not loss.requires_grad else float(loss.detach()),
         loss_name,
-        training,
-        frozenset(trainable),
-        gradient_norms,
-        relu_calls,
+        {flaw: frozenset(name for name, call in calls.items() if flaw in call.flaws) for flaw in ("nan", "infinity")},
+        tuple(name for name, module in modules_by_name(model).items() if _is_zero(module)),
+        tuple(dict.fromkeys(layers.broken)),
+        not training and any(map(_is_unsettled, model.modules())),
     )
 
 
-def _every_module(name: str, module: nn.Module) -> bool:  # noqa: ARG001 - "*" would leave out the model itself
-    return True
-
-
 @contextmanager
-def _functional_relus(model: nn.Module) -> Iterator[dict[str, list[int]]]:
-    """Note which calls of the model's own code end with a function like ReLU that is not a module."""
-    calls = _ReluCalls()
-    names = first_name_by_module(modules_by_name(model))
-    hooks = [
-        (module, partial(calls.note, name))
-        for module, name in names.items()
-        if name and not type(module).__module__.startswith("torch.nn.")
-    ]
-    with hooked(after=hooks, acts=Scope().first_run):
-        yield calls.ending_in_relu
-
-
-class _ReluCalls:
-    """Counts the calls of layers, and keeps the numbers of those that end with a function like ReLU."""
-
-    def __init__(self) -> None:
-        self.ending_in_relu: defaultdict[str, list[int]] = defaultdict(list)
-        self._counts: Counter[str] = Counter()
-
-    def note(self, name: str, _: nn.Module, __: tuple[Any, ...], ___: dict[str, Any], output: Any) -> None:
-        """Count a call of a layer."""
-        self._counts[name] += 1
-        if any(_comes_from_relu(tensor) for tensor in tensors_in(output)):
-            self.ending_in_relu[name].append(self._counts[name])
-
-
-def _comes_from_relu(tensor: Tensor) -> bool:
-    """Return whether a function like ReLU made the tensor, possibly followed by steps that keep its channels apart."""
-    function = tensor.grad_fn
-    while function is not None and not function.name().startswith(_RELU_LIKE):
-        inputs = [node for node, _ in function.next_functions if node is not None]
-        function = inputs[0] if len(inputs) == 1 and function.name().startswith(_KEEP_CHANNELS) else None
-    return function is not None
-
-
-_RELU_LIKE = ("Relu", "Threshold", "Hardtanh", "Hardswish", "Clamp", "Maximum", "Where")
-"""How PyTorch names the gradients of functions that return zero for every small enough value (prefixes)."""
-
-_KEEP_CHANNELS = (
-    "NativeDropout", "Mul", "Div", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "Mean", "View", "Unsafe",
-    "Reshape", "Permute", "Transpose", "Squeeze", "Unsqueeze", "AsStrided", "Clone", "ToCopy", "Alias",
-)  # fmt: skip
-"""Likewise for functions that leave a channel of zeros as it is. Only those with one input tensor count: with two, a
-parameter may have scaled it."""
-
-
-def _modules_of(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, kinds)]
-
-
-@contextmanager
-def _prepared(model: nn.Module, inputs: Tensor, precision: Precision, *, training: bool) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(undisturbed())
-        stack.enter_context(same_requirements(model))
-        stack.enter_context(quiet_pass(model, inputs.device, precision))
-        if training:
-            stack.enter_context(_copied_buffers(model))
-            model.train()
-        stack.enter_context(torch.enable_grad())
-        yield
-
-
-@contextmanager
-def _copied_buffers(model: nn.Module) -> Iterator[None]:
-    """Give the model copies of its buffers to write into, and put its own back."""
+def _training(model: nn.Module) -> Iterator[None]:
+    """Set the model to training; give it copies of its buffers to write into, and put its own back."""
     own = [(module._buffers, module._buffers.copy()) for module in model.modules()]
     copies: dict[int, Tensor] = {}
     try:
@@ -192,6 +102,7 @@ def _copied_buffers(model: nn.Module) -> Iterator[None]:
             for name, buffer in before.items():
                 if buffer is not None:
                     buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+        model.train()
         yield
     finally:
         for buffers, before in own:
@@ -210,3 +121,61 @@ def _differentiate(loss: Tensor | None, leaf: Tensor, parameters: list[nn.Parame
         for parameter, gradient in zip(parameters, gradients, strict=True)
         if gradient is not None
     }
+
+
+def _rows(
+    calls: Mapping[str, LayerCall], trained: set[nn.Parameter], norms: Mapping[nn.Parameter, float]
+) -> Iterator[LayerStatistics]:
+    """Yield the rows; a layer that returns its input, or what its last inner layer returned, has none."""
+    last = None
+    for name, call in calls.items():
+        numbers = call.outputs.get(0)
+        if numbers is None or numbers is last or isinstance(call.module, (nn.Identity, nn.Flatten, nn.Unflatten)):
+            continue
+        last, own = numbers, list(call.module.parameters(recurse=False))
+        of_own = [norms[parameter] for parameter in own if parameter in norms]
+        yield LayerStatistics(
+            name,
+            type(call.module).__name__,
+            call.shape,
+            sum(parameter.numel() for parameter in own),
+            sum(parameter.numel() for parameter in own if parameter in trained),
+            numbers,
+            call.gradients.get(0),
+            math.hypot(*of_own) if of_own else None,
+            call.channels,
+            call.dead,
+            call.off,
+            call.saturated,
+            all(bool(parameter.detach().isfinite().all()) for parameter in own),
+        )
+
+
+def _is_zero(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, nn.Parameter) and weight.numel() > 0 and not bool(weight.detach().any())
+
+
+def _is_unsettled(module: nn.Module) -> bool:
+    """Return whether a batch normalisation still holds much of its initial statistics.
+
+    Each batch leaves 1 - momentum of them, so no variance can fall below what is left of the initial 1. If one does,
+    the statistics come from elsewhere: some checkpoints restart the count of batches, or the momentum was changed.
+    """
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return False
+    mean, variance, count = module.running_mean, module.running_var, module.num_batches_tracked
+    if mean is None or variance is None:
+        return False
+    if not bool(mean.any()) and bool(variance.eq(1).all()):
+        return True
+    batches = 0 if count is None else int(count)
+    left = 0.0 if module.momentum is None else (1 - module.momentum) ** batches
+    return 0 < batches < _MANY_BATCHES and left > _MUCH and float(variance.min()) > 0.99 * left
+
+
+_MANY_BATCHES = 1000
+"""If much is left after this many batches, the momentum is too small to be that of the training; it was set later."""
+
+_MUCH = 0.05
+"""The share of the initial statistics from which they distort the result: 28 batches with a momentum of 0.1."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from camkit.diagnosis.findings import Finding
-from camkit.diagnosis.layer_statistics import LayerStatistics, magnitude_span
+from camkit.diagnosis.layer_statistics import LayerStatistics
 from camkit.diagnosis.tensor_statistics import DECADES, PER_DECADE
 from camkit.drawing.text import GREY, INK, LINE, Canvas, Colour, fitting, width_of
 from camkit.kit.wording import bounded_share, figure
@@ -52,6 +52,19 @@ def draw(title: str, summary: str, rows: Sequence[LayerStatistics], findings: Se
         for number, row in enumerate(shown):
             _strip(canvas, left, _TOP + _HEAD + number * _ROW, row, span, faults.get(row.layer, ""))
     return canvas.pixels()
+
+
+def magnitude_span(rows: Sequence[LayerStatistics]) -> tuple[int, int]:
+    """Return the range of bins that the layers' gradient magnitudes use, the end exclusive; (0, 0) without gradients.
+
+    Bins with less than a thousandth of a layer's numbers don't count.
+    """
+    used: set[int] = set()
+    for row in rows:
+        sizes = None if row.gradients is None else row.gradients.magnitudes
+        if sizes is not None:
+            used |= {number for number, count in enumerate(sizes.counts) if count > sum(sizes.counts) / 1000}
+    return (min(used), max(used) + 1) if used else (0, 0)
 
 
 def _columns(left: int) -> tuple[int, int]:

@@ -125,8 +125,11 @@ def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) ->
         nan, inf = int(flat.isnan().sum()), int(flat.isinf().sum())
         flat = flat[flat.isfinite()]
         total = _added(flat, torch.sum)
-    log_histogram = magnitude_histogram(flat) if magnitudes else None
-    finite = flat.numel()
+    finite, log_histogram = flat.numel(), None
+    if magnitudes:
+        least, most = DECADES
+        sizes = flat[flat != 0].abs().double().log10()
+        log_histogram = histogram(sizes, float(least), float(most), (most - least) * PER_DECADE)
     if not finite:
         nothing = Histogram(0.0, 0.0, (0,) * BINS)
         undefined = (math.nan,) * 6  # mean, std, low, high, zeros and norm
@@ -190,13 +193,6 @@ def histogram(values: Float[Tensor, " n"], low: float, high: float, bins: int = 
     return Histogram(low, high, tuple(counts.tolist()))
 
 
-def magnitude_histogram(values: Float[Tensor, " n"]) -> Histogram:
-    """Return the histogram of the decimal logarithms of the absolute values that are not zero."""
-    low, high = DECADES
-    bins = (high - low) * PER_DECADE
-    return histogram(values[values != 0].abs().double().log10(), float(low), float(high), bins)
-
-
 def silent_channels(values: Shaped[Tensor, "n *rest"], axis: int) -> tuple[int, ...]:
     """Return the channels that are zero in every cell of every picture.
 
@@ -212,22 +208,25 @@ def peaks(values: Shaped[Tensor, "n *rest"], axis: int) -> Float[Tensor, "2 c"]:
     return torch.stack([by_channel.amax(1), by_channel.square().mean(1).sqrt()])
 
 
-def off_channels(dead: tuple[int, ...], before: Float[Tensor, "2 c"], margin: float) -> tuple[int, ...]:
+def off_channels(dead: tuple[int, ...], before: Float[Tensor, "2 c"]) -> tuple[int, ...]:
     """Return the dead channels that are so far below zero that they are unlikely ever to become active.
 
     Args:
-        dead: channels that are zero after the activation function.
+        dead: channels that are zero after the activation function, one or more.
         before: the ``peaks`` of the activation function's input.
-        margin: how far below zero a channel must stay, in multiples of the usual size of the other channels' values.
     """
     highest, size = before.tolist()
     alive = sorted(size[channel] for channel in range(len(size)) if channel not in set(dead))
     if len(alive) >= max(_ENOUGH_CHANNELS, len(dead)):
         usual = alive[len(alive) // 2]
     else:  # too few to say what is usual: take the largest of them, or the spread of the dead ones
-        usual = max([*alive, pstdev(highest[channel] for channel in dead)] if dead else [0.0])
-    return tuple(channel for channel in dead if len(size) > 1 and highest[channel] < -margin * usual)
+        usual = max([*alive, pstdev(highest[channel] for channel in dead)])
+    return tuple(channel for channel in dead if len(size) > 1 and highest[channel] < -_OFF * usual)
 
+
+_OFF = 8.0
+"""A channel is switched off if it stays below zero by this many times the usual size of the other channels. If values
+were normally distributed, that would happen to one channel in 30 million."""
 
 _ENOUGH_CHANNELS = 8
 """From this many channels on, the median of their sizes is taken as the usual size."""
@@ -243,8 +242,4 @@ def flat_share(values: Shaped[Tensor, "*shape"], low: float, high: float) -> flo
     """
     values = plain(values)
     slope = (values - low) * (high - values) * (4 / (high - low) ** 2)  # 1 where it is steepest
-    return int((slope < _FLAT).sum()) / max(values.numel(), 1)
-
-
-_FLAT = 0.01
-"""A share of the largest slope: where the function is flatter, less than 1 % of the gradient passes."""
+    return int((slope < 0.01).sum()) / max(values.numel(), 1)

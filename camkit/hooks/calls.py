@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,10 +196,6 @@ class Recording(Mapping[str, Call]):
         self._calls.clear()
         self._call_counts.clear()
         self._hooks.remove()
-
-    def only_while(self, acts: Callable[[], bool]) -> None:
-        """From now on, record only while ``acts()`` is true."""
-        self._scope.acts = acts
 
     def __len__(self) -> int:
         """Return the number of recorded calls."""

@@ -7,9 +7,8 @@ import io
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from camkit.choices import Options
 from camkit.diagnosis.feature_maps import feature_maps
-from camkit.diagnosis.layer_statistics import channel_axis, last_gradient, leaves
-from camkit.diagnosis.reductions import RELUS, TensorSummary, summarize
+from camkit.diagnosis.layer_statistics import RELUS, LayerPass
 from camkit.diagnosis.tensor_statistics import TensorStatistics, statistics
 from camkit.drawing.figure import percent
 from camkit.engine.attach import backward_pass, starts
@@ -32,8 +30,6 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.errors import CamkitError, InputError, OutputError
 from camkit.explanation import Explanation
-from camkit.hooks import Recording, record
-from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
 from camkit.kit.tiles import Tile, contact_sheet
 from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, modules_by_name, parameters_by_name
@@ -141,7 +137,7 @@ class TrainingWatch:
         self._events = ExitStack()
         self._writer = self._events.enter_context(opened(writer))
         self._hooks: ExitStack | None = None
-        self._recorded: _RecordedStep | None = None
+        self._recorded: LayerPass | None = None
         self._pictures_due: int | None = None
         self._last_sheet: tuple[int, list[str]] | None = None  # its step, and the class of each picture
         self.steps = 0
@@ -180,7 +176,7 @@ class TrainingWatch:
         if recorded is not None:
             with self._writing():
                 self._write_layers(recorded, step)
-                self._write_parameters(recorded, step)
+                self._write_parameters(step)
         if self._pictures_due is not None or (self._pictures_every and (self.steps - 1) % self._pictures_every == 0):
             self.pictures(step if self._pictures_due is None else self._pictures_due)
         if self.steps % self._every == 0 and not self._failed:
@@ -300,15 +296,18 @@ class TrainingWatch:
         if self._hooks is None or not acts():
             return
         if self._recorded is None:
-            scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
-            gradients = self._hooks.enter_context(parameter_gradients(self._model, _summary_or_none))
-            recording = self._hooks.enter_context(
-                record(self._model, self._layers, gradients=True, reduce=_summary_or_none)
-            )
-            recording.only_while(acts)
-            self._recorded = _RecordedStep(recording, gradients, scale, module)
-        elif module is self._model or (module is self._recorded.first and self._recorded.has_backward_pass()):
-            self._recorded.begin_again(module)
+            self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+            self._gradients = self._hooks.enter_context(_parameter_gradients(self._model))
+            follows = self._layers is _is_leaf  # otherwise the layer before may be missing
+            self._recorded = LayerPass(self._model, self._layers, _statistics_or_none, acts, follows=follows)
+            self._hooks.enter_context(self._recorded.hooked())
+            self._begun_by, self._earlier = module, dict(self._gradients)
+        elif module is self._model or (module is self._begun_by and self._had_backward_pass()):
+            self._begun_by, self._earlier = module, dict(self._gradients)
+            self._recorded.clear()
+
+    def _had_backward_pass(self) -> bool:
+        return any(numbers is not self._earlier.get(name) for name, numbers in self._gradients.items())
 
     def _remove_hooks(self) -> None:
         """Remove the hooks."""
@@ -316,35 +315,31 @@ class TrainingWatch:
         if hooks is not None:
             hooks.close()
 
-    def _write_layers(self, recorded: _RecordedStep, step: int) -> None:
+    def _write_layers(self, recorded: LayerPass, step: int) -> None:
         modules = modules_by_name(self._model)
-        axes, axis = _channel_axes(modules), 0
-        all_recorded = self._layers is _is_leaf  # otherwise the layer before may be missing
         for key, call in recorded.calls.items():
-            name, module = key or THE_MODEL, modules.get(call.name)
-            if module is None:  # it was removed from the model
+            if call.name not in modules:  # it was removed from the model
                 continue
-            axis = channel_axis(module, axis)
-            channels = (all_recorded and axis) or axes[call.name]
-            for tag, summary in _tagged(f"activations/{name}", call.output, call.output):
-                self._write_distribution(tag, summary.statistics, step)
-            for tag, summary in _tagged(f"dead_share/{name}", call.output, call.output):
-                if isinstance(module, RELUS) and len(summary.shape) > 1 and summary.shape[channels]:
-                    silent = summary.silent[0 if channels == 1 else 1]
-                    self._writer.add_scalar(tag, len(silent) / summary.shape[channels], step)
-            for tag, summary in _tagged(f"gradients/{name}", last_gradient(call), call.output):
-                self._write_distribution(tag, summary.statistics.scaled(1 / recorded.scale), step)
+            name = key or THE_MODEL
+            for kind, tensors, factor in (
+                ("activations", call.outputs, 1.0),
+                ("gradients", call.gradients, 1 / self._scale),
+            ):
+                for number, numbers in tensors.items():
+                    tag = f"{kind}/{name}/{number}" if len(call.outputs) > 1 else f"{kind}/{name}"
+                    self._write_distribution(tag, numbers.scaled(factor), step)
+            if call.dead is not None and call.channels and isinstance(call.module, RELUS):
+                self._writer.add_scalar(f"dead_share/{name}", len(call.dead) / call.channels, step)
 
-    def _write_parameters(self, recorded: _RecordedStep, step: int) -> None:
+    def _write_parameters(self, step: int) -> None:
         squares: dict[str, float] = defaultdict(float)
         of_each: dict[int, float] = {}  # a parameter that two modules share has one summary under two names
-        for name, summary in recorded.gradients.items():
-            if summary is not None:
-                gradient = summary.statistics.scaled(1 / recorded.scale)
-                self._write_distribution(f"weight_gradients/{name}", gradient, step)
-                norm = summary.statistics.norm_of_all / recorded.scale
+        for name, numbers in self._gradients.items():
+            if numbers is not None:
+                self._write_distribution(f"weight_gradients/{name}", numbers.scaled(1 / self._scale), step)
+                norm = numbers.norm_of_all / self._scale
                 squares[name.rpartition(".")[0] or THE_MODEL] += norm * norm
-                of_each[id(summary)] = norm
+                of_each[id(numbers)] = norm
         for layer, square in squares.items():
             self._writer.add_scalar(f"gradient_norm/{layer}", math.sqrt(square), step)
         if squares:
@@ -378,33 +373,6 @@ _MOST_MAPS = 16
 """Feature maps on a sheet."""
 
 
-@dataclass(eq=False)
-class _RecordedStep:
-    """What the hooks keep of one step: the last pass through the model, and the gradients of its parameters.
-
-    Attributes:
-        calls: the calls of the layers in the last pass.
-        gradients: of each parameter, as the last backward pass left it; None if it cannot be measured.
-        scale: the factor of the loss.
-        first: the module that began the pass; if it runs again after a backward pass, a new pass begins.
-    """
-
-    calls: Recording
-    gradients: dict[str, TensorSummary | None]
-    scale: float
-    first: nn.Module
-    _earlier: dict[str, TensorSummary | None] = field(default_factory=dict)  # gradients before the pass
-
-    def has_backward_pass(self) -> bool:
-        """Return whether a backward pass ran since the forward pass began."""
-        return any(summary is not self._earlier.get(name) for name, summary in self.gradients.items())
-
-    def begin_again(self, module: nn.Module) -> None:
-        """Forget the calls, since a new pass begins with this module."""
-        self.first, self._earlier = module, dict(self.gradients)
-        self.calls.clear()
-
-
 def _is_training_pass(model: nn.Module, training: bool) -> bool:
     if torch._C._are_functorch_transforms_active() or backward_pass() >= 0:
         return False  # transformed tensors have no readable values, and checkpointing repeats recorded calls
@@ -418,34 +386,34 @@ def _separate(images: ImageLike | Sequence[ImageLike], rank: int) -> list[ImageL
     return [part.detach().clone() if isinstance(part, Tensor) else part for part in parts]
 
 
-def _summary_or_none(tensor: Tensor) -> TensorSummary | None:
-    """Summarize a tensor; None if that fails, as for nested tensors: it must not stop the training."""
+def _statistics_or_none(tensor: Tensor) -> TensorStatistics | None:
+    """Return a tensor's statistics; None if that fails, as for nested tensors: it must not stop the training."""
     try:
-        return summarize(tensor)
+        return statistics(tensor)
     except Exception:  # noqa: BLE001 - special tensors fail in many ways
         return None
 
 
-def _channel_axes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
-    """Return the channel axis of each layer's output, derived from the layers before it in the model."""
-    axes, axis = {}, 1
-    for name, module in modules.items():
-        axes[name] = axis = channel_axis(module, axis)
-    return axes
+@contextlib.contextmanager
+def _parameter_gradients(model: nn.Module) -> Iterator[dict[str, TensorStatistics | None]]:
+    """Keep the statistics of each parameter's ``.grad`` as the latest backward pass left it, before anything clips it.
 
+    A parameter that two modules share has an entry under its name in each, with the same statistics.
+    """
+    gradients: dict[str, TensorStatistics | None] = {}
+    names: defaultdict[nn.Parameter, list[str]] = defaultdict(list)
+    for name, parameter in parameters_by_name(model).items():
+        names[parameter].append(name)
 
-def _tagged(tag: str, value: Any, output: Any) -> list[tuple[str, TensorSummary]]:
-    """Return the summaries in a value, each with its tag, numbered if the output has several tensors."""
-    positions = [position for position, part in enumerate(leaves(output)) if isinstance(part, TensorSummary)]
-    summaries = {
-        position: part
-        for position, part in enumerate(leaves(value))
-        if isinstance(part, TensorSummary) and position in positions
-    }
-    return [
-        (f"{tag}/{positions.index(position)}" if len(positions) > 1 else tag, summary)
-        for position, summary in summaries.items()
-    ]
+    def keep(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            gradients.update(dict.fromkeys(names[cast("nn.Parameter", parameter)], _statistics_or_none(parameter.grad)))
+
+    with ExitStack() as stack:
+        for parameter in names:
+            if parameter.requires_grad and not is_lazy(parameter):
+                stack.callback(parameter.register_post_accumulate_grad_hook(keep).remove)
+        yield gradients
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:
