@@ -110,7 +110,7 @@ def describe_scene(out: Path) -> tuple[Words, list[Path]]:
     from camkit.images.files import check_folder, write_file
     from camkit.sentences import words as words_of
     from camkit.sentences.loading import load
-    from camkit.sentences.page import render
+    from camkit.sentences.words import render
 
     check_folder(out)
     model, processor = load(f"hf:{words_model()}", "cpu")

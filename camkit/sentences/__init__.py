@@ -13,12 +13,10 @@ from typing import Any
 from torch import nn
 
 from camkit.errors import refusing_exit
-from camkit.sentences.explain import WordSettings, explain
+from camkit.sentences.explain import SentenceReader
 from camkit.sentences.folder import words_of_files
-from camkit.sentences.reading import SentenceReader
-from camkit.sentences.result import Words
-from camkit.sentences.word import Word
-from camkit.sentences.word_methods import DEFAULT, WORD_METHODS
+from camkit.sentences.heat import DEFAULT, WORD_METHODS
+from camkit.sentences.words import Word, Words
 from camkit.types import ImageLike, ReferencesLike
 
 __all__ = ["WORD_METHODS", "Word", "Words", "words", "words_of_files"]
@@ -67,5 +65,7 @@ def words(
         >>> found = camkit.words(model, "dog.jpg", "What is on the picture?", references="photos/")  # doctest: +SKIP
         >>> [(word.text, word.needs_picture) for word in found]  # doctest: +SKIP
     """
-    settings = WordSettings(words, method, max_new_tokens, only)
-    return explain(SentenceReader(model, processor, prompt), image, references, settings, picture)
+    reader = SentenceReader(
+        model, processor, prompt, words=words, method=method, max_new_tokens=max_new_tokens, only=only
+    )
+    return reader.explain(image, references, picture)

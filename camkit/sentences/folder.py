@@ -15,12 +15,9 @@ from camkit.images.files import check_folder, csv_line, write_file
 from camkit.images.listing import FoundPicture, Pictures
 from camkit.images.references import MOST
 from camkit.kit.picture_names import drawing_names
-from camkit.sentences.explain import WordSettings, explain
-from camkit.sentences.loading import load
-from camkit.sentences.reading import SentenceReader
+from camkit.sentences.explain import SentenceReader
 from camkit.sentences.references import read
-from camkit.sentences.result import Words
-from camkit.sentences.word import NUMBERS
+from camkit.sentences.words import NUMBERS, Words
 from camkit.types import Failure, ReferencesLike
 
 TABLE = "words.csv"
@@ -72,40 +69,37 @@ def words_of_files(
         ModelError: the model cannot be loaded.
         OutputError: a file cannot be written.
     """
-    asked, out = WordSettings(**settings), Path(out)
-    files = list(Pictures(pictures, skip=out))
+    out = Path(out)
+    found = list(Pictures(pictures, skip=out))
+    files = [file.path for file in found]
     if not files:
         raise InputError("name at least one picture or folder")
-    missing = next((file.path for file in files if not file.path.exists()), None)
+    missing = next((file for file in files if not file.exists()), None)
     if missing is not None:
         raise InputError(f"{missing} does not exist; name pictures or folders")
     check_folder(out)
-    if isinstance(model, str):
-        model, beside = load(model, device)
-        processor = beside if processor is None else processor
-    reader = SentenceReader(model, processor, prompt)
-    explained = (_together if together else _one_by_one)(reader, [file.path for file in files], references, asked)
-    return _written(files, explained, out)
+    reader = SentenceReader(model, processor, prompt, device, **settings)
+    if together:
+        explained: Iterator[Words | Failure] = (
+            reader.explain(files, references, number) for number in range(len(files))
+        )
+    else:
+        explained = _one_by_one(reader, files, references)
+    return _written(found, explained, out)
 
 
 def _one_by_one(
-    reader: SentenceReader, paths: list[Path], references: ReferencesLike | None, settings: WordSettings
+    reader: SentenceReader, paths: list[Path], references: ReferencesLike | None
 ) -> Iterator[Words | Failure]:
     pool = _readable(paths, MOST + 1) if references is None and len(paths) > 1 else []
     for path in paths:
         others: ReferencesLike | None = [other for other in pool if other != path][:MOST] or references
         try:
-            yield explain(reader, path, others, settings)
+            yield reader.explain(path, others)
         except InputError as error:  # other pictures may be readable, or have the word
             if len(paths) == 1:
                 raise
             yield Failure(str(path), error)
-
-
-def _together(
-    reader: SentenceReader, paths: list[Path], references: ReferencesLike | None, settings: WordSettings
-) -> Iterator[Words]:
-    return (explain(reader, paths, references, settings, number) for number in range(len(paths)))
 
 
 def _written(
@@ -121,16 +115,12 @@ def _written(
         path = out / names[file.path]
         saved = (words.save(path.with_name(f"{path.name}.words{suffix}")) for suffix in (".html", ".png", ".json"))
         written = WrittenWords(words, tuple(saved))
-        table += _rows(words)
+        for number, word in enumerate(words):
+            numbers = [f"{getattr(word, name):.6g}" for name in NUMBERS]
+            table.append(csv_line(map(as_cell, (words.source, str(number), word.text, *numbers, word.verdict))))
         yield written
     if len(files) > 1:
         write_file(out / TABLE, b"".join(table))
-
-
-def _rows(words: Words) -> Iterator[bytes]:
-    for number, word in enumerate(words):
-        numbers = [f"{getattr(word, name):.6g}" for name in NUMBERS]
-        yield csv_line(map(as_cell, (words.source, str(number), word.text, *numbers, word.verdict)))
 
 
 def _readable(paths: list[Path], most: int) -> list[Path]:

@@ -1,17 +1,19 @@
-"""The heat of each word on the picture's tokens."""
+"""The methods for words: each is a value that makes the heat of some of a sentence's words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from camkit.errors import ModelError
+from camkit.errors import MethodError, ModelError
+from camkit.methods import METHODS
 from camkit.sentences.attending import attending_by_sdpa
 from camkit.sentences.cut import DecoderCut
 from camkit.sentences.reading import Reading
@@ -37,7 +39,7 @@ def expected_gradients(reading: Reading, words: Sequence[int]) -> Float[Tensor, 
 
     The first pass takes one reference, and says how many more fit into a pass.
     """
-    cut, references, needs = reading.cut, reading.tokens, reading.needs[list(words)]
+    cut, references, needs = reading.cut, reading.references, (reading.own - reading.mean)[list(words)]
     total = torch.zeros(len(needs), len(cut.tokens), device=needs.device)
     rounds = torch.zeros(len(needs), device=needs.device)
     at_once = 1
@@ -160,3 +162,129 @@ class _Recorder(TorchFunctionMode):
             places = torch.arange(self._length, device=keys.device)
             scores = scores.masked_fill(places > places[self._wanted, None], -torch.inf)
         self.layers.append(scores.softmax(-1).mean(0))
+
+
+@torch.no_grad()
+def activation_maps(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n"]:
+    """Return each word's token activation map (TAM), before the filter: the mean over the word's tokens.
+
+    Li et al. 2025, Token Activation Map to Visually Explain Multimodal LLMs, ICCV (arXiv:2506.23270): where the model's
+    output layer finds the word in the picture's tokens, without gradients. A token's map is the positive part of its
+    logit at each of the picture's tokens. The tokens before it leave their own maps there, so a multiple of their mean
+    is subtracted. Last, a filter over the ranks of 3 x 3 neighbours removes single outliers.
+
+    Raises:
+        ModelError: the picture's tokens are not among the text's, so they have no logits.
+    """
+    cut, text = reading.cut, reading.text
+    if not isinstance(cut, DecoderCut) or cut.entry != "inputs_embeds" or cut.entering.shape[1] != len(text.ids):
+        raise ModelError(
+            f"{type(cut.model).__name__} has no logits at the picture's tokens, which method='tam' needs; "
+            "use method='expected'"
+        )
+    columns, ids = text.ids.unique(return_inverse=True)  # a vocabulary has 100,000 columns and more
+    logits = cut.logits(cut.tokens[None])[0][:, columns].clamp(min=0)
+    maps = [
+        [_own(logits, ids, cut.positions, text.places[token]) for token in reading.found[word].tokens] for word in words
+    ]
+    return torch.stack([torch.stack(parts).mean(0) for parts in maps])
+
+
+def _own(
+    logits: Float[Tensor, "t v"], ids: Int[Tensor, " t"], picture: Int[Tensor, " n"], place: int
+) -> Float[Tensor, " n"]:
+    """Return the map of one token, less what the tokens between the picture and it explain; equal ones do not count.
+
+    Each earlier token counts as much as its state predicts this token. Least squares fit the multiple of their mean.
+    """
+    wanted = ids[place]
+    between = torch.arange(int(picture.max()) + 1, place, device=ids.device)
+    earlier = between[ids[between] != wanted]
+    own, asks = logits[picture, wanted], logits[earlier, wanted]
+    others = logits[picture][:, ids[earlier]] @ asks
+    length = others @ others
+    return own if length == 0 else (own - (own @ others) / length * others).clamp(min=0)
+
+
+def filtered(cells: Float[Tensor, "h w"]) -> Float[Tensor, "h w"]:
+    """Return the rank Gaussian filter of a map that is nowhere negative.
+
+    Each cell becomes a mean of its ranked neighbours; their weights fall with the distance from the middle rank, as a
+    Gaussian whose width in ranks is the neighbours' standard deviation over their mean. Outside, the map is reflected;
+    a single row or column is repeated.
+    """
+    around = cells[None, None]
+    for axis, padding in ((2, (0, 0, 1, 1)), (3, (1, 1, 0, 0))):
+        around = nn.functional.pad(around, padding, mode="reflect" if around.shape[axis] > 1 else "replicate")
+    ranked = nn.functional.unfold(around, 3)[0].sort(0).values
+    mean = ranked.mean(0)
+    width = (ranked.std(0, correction=0) / mean).nan_to_num().clamp(min=torch.finfo(torch.float32).tiny ** 0.25)
+    ranks = torch.arange(len(ranked), device=cells.device)[:, None] - len(ranked) // 2
+    weights = (-(ranks**2) / (2 * width**2)).exp()
+    return ((ranked * weights).sum(0) / weights.sum(0)).reshape(cells.shape)
+
+
+TokenMaps: TypeAlias = Callable[[Reading, Sequence[int]], Float[Tensor, "w n"]]
+"""``maps(reading, words)`` returns the heat of words, named by their numbers, at each of the picture's tokens."""
+
+
+def _attention_expected(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n"]:
+    return attention_rows(reading, words) * expected_gradients(reading, words).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class WordMethod:
+    """One way to make the heat of words.
+
+    Attributes:
+        name: what ``method=`` and ``--method`` take.
+        maps: makes the heat at the picture's tokens; it refuses a model that lacks what the method needs.
+        unit: what the values are, as the first words of a caption.
+        compares: True if the cells sum to how much the word needs the picture, compared with the references.
+        smooth: True if single outliers on the grid are removed.
+    """
+
+    name: str
+    maps: TokenMaps
+    unit: str
+    compares: bool = False
+    smooth: bool = False
+
+    def heat(self, reading: Reading, words: Sequence[int]) -> dict[int, Float[Tensor, "h w"]]:
+        """Return the heat of words on the picture's grid, by their numbers.
+
+        Raises:
+            ModelError: the model does not have what the method needs.
+        """
+        maps = self.maps(reading, words)
+        drawn = {word: reading.places.drawn(each) for word, each in zip(words, maps, strict=True)}
+        return {word: filtered(each) for word, each in drawn.items()} if self.smooth else drawn
+
+
+DEFAULT = "expected"
+"""The method for words unless the caller names one."""
+
+_OF_ATTENTION = "Share of attention"
+_OF_LOGITS = "Logit at the picture's token, less what earlier words explain"
+
+WORD_METHODS = {
+    method.name: method
+    for method in (
+        WordMethod("expected", expected_gradients, METHODS["expected"].unit, compares=True),
+        WordMethod("attention", attention_rows, _OF_ATTENTION),
+        WordMethod("attention-expected", _attention_expected, f"{_OF_ATTENTION} times expected gradients"),
+        WordMethod("tam", activation_maps, _OF_LOGITS, smooth=True),
+    )
+}
+"""Every method for words by its name."""
+
+
+def find_word_method(name: str) -> WordMethod:
+    """Return a method for words from its name.
+
+    Raises:
+        MethodError: there is none.
+    """
+    if name not in (names := tuple(WORD_METHODS)):
+        raise MethodError(f"{name!r} is not a method for words; use one of {', '.join(names)}")
+    return WORD_METHODS[name]

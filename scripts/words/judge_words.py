@@ -25,9 +25,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camkit.sentences.cut import DecoderCut
-from camkit.sentences.heat import attention_rows, expected_gradients
-from camkit.sentences.reading import Reading, SentenceReader
-from camkit.sentences.tam import activation_maps, filtered
+from camkit.sentences.explain import SentenceReader
+from camkit.sentences.heat import activation_maps, attention_rows, expected_gradients, filtered
+from camkit.sentences.reading import Reading
 from scripts.lab.lab_report import auroc
 from scripts.words.word_model import architecture_of, load
 from scripts.words.word_scenes import IN_PICTURE, SIDE, Scene, SceneWord, draw
@@ -53,14 +53,14 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=40)
     given = parser.parse_args()
     model, processor = load(given.model)
-    reader = SentenceReader(model, processor, architecture_of(model).prompt)
     references = [Image.fromarray(draw((REFERENCE_SEED, number)).picture) for number in range(REFERENCES)]
     rows: list[dict[str, Any]] = []
     correct = 0
     for number in range(given.scenes):
         scene, start = draw((SEED, number)), time.monotonic()
         picture = Image.fromarray(scene.picture)
-        made, others = (reader.read(picture, scene.sentence, each, 40) for each in (None, references))
+        reader = SentenceReader(model, processor, architecture_of(model).prompt, words=scene.sentence)
+        made, others = (reader.read([picture], ["the scene"], each) for each in (None, references))
         known = words_known(others)
         correct += all(known)
         rows += judged(scene, made, others, known)
@@ -74,7 +74,7 @@ def main() -> None:
 def words_known(reading: Reading) -> list[bool]:
     """Return for each word whether the model would write it here: each of its tokens is the most probable one."""
     best = reading.cut.logits(reading.cut.tokens[None])[0].argmax(-1)
-    places = [[reading.text.places[token] for token in span.tokens] for span in reading.spans]
+    places = [[reading.text.places[token] for token in word.tokens] for word in reading.found]
     return [all(best[place - 1] == reading.text.ids[place] for place in each) for each in places]
 
 
@@ -91,9 +91,8 @@ def judged(scene: Scene, made: Reading, others: Reading, known: Sequence[bool]) 
         if not known[place]:
             continue
         row: dict[str, Any] = {"word": word.text, "cause": word.cause}
-        row |= {"needs references": float(others.needs[place]), "needs made": float(made.needs[place])}
-        row["grey"] = float(others.own[place] - others.grey[place])
-        row["hidden"] = float(others.own[place] - others.hidden[place])
+        row |= {"needs references": others.found[place].needs_picture, "needs made": made.found[place].needs_picture}
+        row |= {"grey": others.found[place].above_grey, "hidden": others.found[place].above_none}
         if place in places:
             chosen = places.index(place)
             row["heat"] = {
@@ -130,7 +129,7 @@ def causal(reading: Reading, words: Sequence[int], maps: Tensor, references: int
         own = reading.score(tokens[None], [word]).exp().item()
         found = {}
         for name, keep in (("deleted", ~hot[number]), ("kept", hot[number])):
-            versions = [torch.where(keep[..., None], tokens, other) for other in reading.tokens[:references]]
+            versions = [torch.where(keep[..., None], tokens, other) for other in reading.references[:references]]
             found[name] = float(reading.score(torch.cat(versions), [word]).exp().mean()) / own
         rows.append(found)
     return rows

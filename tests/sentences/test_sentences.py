@@ -21,11 +21,10 @@ from camkit.cli import main
 from camkit.errors import ImageError, InputError, MethodError, ModelError
 from camkit.sentences import WORD_METHODS, heat, words_of_files
 from camkit.sentences.cut import DecoderCut
-from camkit.sentences.heat import _shares
+from camkit.sentences.heat import _shares, filtered
 from camkit.sentences.loading import load
 from camkit.sentences.references import made_pictures
-from camkit.sentences.sentence import spans
-from camkit.sentences.tam import filtered
+from camkit.sentences.words import spans
 
 pytestmark = pytest.mark.extended
 
