@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from camkit.diagnosis.tensor_statistics import TensorStatistics, flat_share, off_channels, peaks, plain, silent_channels
-from camkit.engine.attach import Scope, TensorHooks, hooked, nodes_of_graph, own_output
-from camkit.engine.guard import eagerly
 from camkit.engine.nested import tensors_in
 from camkit.explanation import finite_or_none
-from camkit.layers.names import THE_MODEL, Layers, modules_by_name, select_layers
-from camkit.types import LayerRef
+from camkit.hooks.recording import NumberedCalls
+from camkit.layers.names import THE_MODEL, Layers, modules_by_name
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
@@ -119,9 +116,8 @@ class LayerCall:
     is said of the first of these tensors, as in ``LayerStatistics``.
     """
 
-    def __init__(self, name: str, module: nn.Module, started: int = 0) -> None:
-        self.name, self.module, self.started = name, module, started
-        self.number = 0
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name, self.module, self.number = name, module, 0
         self.flaws: set[str] = set()
         self.peaks: Tensor | None = None
         self.outputs: dict[int, TensorStatistics] = {}
@@ -152,17 +148,16 @@ class LayerCall:
                 self.off = off_channels(self.dead, self.peaks)
 
 
-class LayerPass:
+class LayerPass(NumberedCalls):
     """Measures each call of layers while a model runs, and the gradients of what they return.
 
     ``broken`` names the layers whose gradient held NaN or infinity, in the order of the backward passes.
 
     Args:
         model: the model.
-        layers: the layers; None means every module, and the model itself.
+        layers: the layers.
         measure: makes the statistics of a tensor.
-        acts: tells of a call whether it is measured; None means of all in this thread but those that activation
-            checkpointing repeats.
+        acts: tells whether calls are measured at present; None means always.
         closely: whether to look at what the layers take too, and at the flat ends of sigmoids and tanhs.
         follows: whether the channel axis of a layer is that of the layer that ran before it. If only some layers are
             measured, it is that of the layer before it in the model.
@@ -171,21 +166,16 @@ class LayerPass:
     def __init__(
         self,
         model: nn.Module,
-        layers: Layers | None,
+        layers: Layers,
         measure: Measure,
         acts: Callable[[], bool] | None = None,
         *,
         closely: bool = False,
         follows: bool = True,
     ) -> None:
-        selected = select_layers(model, (lambda *_: True) if layers is None else layers)
-        self._modules = {ref.name: module for ref, module in selected.items()}
-        self._refs = frozenset(selected)
+        super().__init__(model, layers, gradients=True, acts=acts)
         self._measure, self._closely, self._follows = measure, closely, follows
-        self._scope, self._hooks = Scope(acts=acts), TensorHooks()
-        self._open: defaultdict[nn.Module, list[LayerCall]] = defaultdict(list)
         self._calls: list[LayerCall] = []
-        self._counts: Counter[str] = Counter()
         self.broken: list[str] = []
         self._last: tuple[Tensor, int, TensorStatistics | None] | None = None
         self._axis, axis = 0, 1
@@ -195,48 +185,34 @@ class LayerPass:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Measure in the block. Compiled modules run uncompiled in it, because code that was compiled has no hooks."""
-        before = [(module, partial(self._begin, name)) for name, module in self._modules.items()]
-        after = [(module, partial(self._end, name)) for name, module in self._modules.items()]
+        """Measure in the block."""
         try:
-            with eagerly(), hooked(before, after, self._scope.first_run):
+            with self._hooked():
                 yield
         finally:
-            self._hooks.remove()
             self._last = None
 
     @property
     def calls(self) -> dict[str, LayerCall]:
         """The calls in the order in which they ended, by the names of their layers; 'relu#2' is one of several."""
-        return {
-            call.name
-            if self._counts[call.name] == 1 and LayerRef(call.name) in self._refs
-            else f"{call.name}#{call.number}": call
-            for call in self._calls
-        }
+        return {self._key(call.name, call.number): call for call in self._calls}
 
     def clear(self) -> None:
         """Forget all calls, and number new ones from 1 again."""
+        super().clear()
         self._calls.clear()
-        self._counts.clear()
-        self._hooks.remove()
 
-    def _begin(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        call = LayerCall(name, module, nodes_of_graph())
+    def _begun(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> LayerCall:
+        call = LayerCall(name, module)
         if self._closely:
             call.note_inputs([*filter(_has_fractions, tensors_in((arguments, keywords)))], self._axis_at(name))
-        self._open[module].append(call)
+        return call
 
-    def _end(self, name: str, module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any) -> Any:
-        begun = self._open[module]
-        call = begun.pop() if begun else LayerCall(name, module)  # it may have begun before the hooks were set
-        self._counts[name] += 1
+    def _ended(self, name: str, module: nn.Module, begun: LayerCall | None, output: Any) -> None:
+        call = begun or LayerCall(name, module)
         call.number = self._counts[name]
-        if not self._refs & {LayerRef(name), LayerRef(name, call.number)}:
-            return None
         self._calls.append(call)
         self._axis = channel_axis(module, self._axis) if self._follows else 0
-        output = own_output(output, call.started)
         for tensor in filter(_has_fractions, tensors_in(output)):
             numbers = self._measured(tensor)
             if numbers is None:
@@ -249,8 +225,7 @@ class LayerPass:
             number = len(call.outputs)
             call.outputs[number] = numbers
             if torch.is_grad_enabled() and tensor.requires_grad:
-                self._hooks.add(tensor, partial(self._take_gradient, call, number))
-        return output
+                self._tensor_hooks.add(tensor, partial(self._take_gradient, call, number))
 
     def _axis_at(self, name: str) -> int:
         return self._axis or self._axes[name]

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.diagnosis.layer_statistics import LayerCall, LayerPass, LayerStatistics
-from camkit.diagnosis.tensor_statistics import norm, plain, statistics
+from camkit.diagnosis.tensor_statistics import TensorStatistics, norm, plain, statistics
 from camkit.engine.attach import backward_pass, contiguous_gradients
 from camkit.engine.guard import same_requirements
 from camkit.engine.interrupts import interruptible, undisturbed
@@ -66,7 +66,7 @@ def measure(
         training: whether the model runs in training mode.
         precision: the precision of the pass.
     """
-    layers = LayerPass(model, None, lambda tensor: statistics(tensor, magnitudes=backward_pass() >= 0), closely=True)
+    layers = LayerPass(model, _every_module, _of_tensor, closely=True)
     with (
         undisturbed(),
         same_requirements(model),
@@ -90,6 +90,14 @@ def measure(
         tuple(dict.fromkeys(layers.broken)),
         not training and any(map(_is_unsettled, model.modules())),
     )
+
+
+def _every_module(name: str, module: nn.Module) -> bool:  # noqa: ARG001 - "*" would leave out the model itself
+    return True
+
+
+def _of_tensor(tensor: Tensor) -> TensorStatistics:
+    return statistics(tensor, magnitudes=backward_pass() >= 0)
 
 
 @contextmanager

@@ -11,9 +11,8 @@ Hooks exist only inside a ``with`` block and act only in the thread that opened 
 after an error.
 """
 
-from camkit.hooks.calls import Call, Recording
 from camkit.hooks.changes import clip_norm, clip_value, noise, scale
 from camkit.hooks.editing import edit, edit_gradients
-from camkit.hooks.recording import record
+from camkit.hooks.recording import Call, Recording, record
 
 __all__ = ["Call", "Recording", "clip_norm", "clip_value", "edit", "edit_gradients", "noise", "record", "scale"]

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from camkit.engine.attach import (
     Scope,
     TensorHooks,
-    aliased_tensor,
     backward_pass,
     differentiable,
     hooked,
@@ -24,7 +23,7 @@ from camkit.engine.attach import (
 from camkit.engine.guard import eagerly
 from camkit.errors import LayerError
 from camkit.hooks.changes import Change
-from camkit.hooks.recording import VIEW_HINT, why_no_gradient
+from camkit.hooks.recording import NO_BACKWARD, why_no_gradient
 from camkit.layers.names import THE_MODEL, Selector, chooses_layers, modules_by_name, select_layers, select_parameters
 from camkit.types import LayerRef
 
@@ -106,68 +105,44 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
     tensor([[0.2500, 0.5000]])
 
     """
-    planned = _GradientEdits(model, edits)
-    try:
-        try:
-            with eagerly(), planned.hooked():
-                yield
-        finally:
-            planned.hooks.remove()
-    except KeyboardInterrupt:  # it may have interrupted the removal
-        planned.hooks.remove()
-        raise
-    _check_applied(planned.edits(), planned.scope)
+    scope, hooks, modules = Scope(), TensorHooks(), modules_by_name(model)
+    layers: list[_Edit] = []
+    parameters: list[tuple[_Edit, dict[str, nn.Parameter]]] = []
+    for key, change in edits.items():
+        if isinstance(key, str) and not chooses_layers(modules, key):
+            of_parameters = _Edit(f"the gradient of parameter {key!r}", change, {}, _UNREACHED)
+            parameters.append((of_parameters, select_parameters(model, key)))
+        else:
+            layers.append(_layer_edit(model, key, change))
 
-
-class _GradientEdits:
-    """The edits of one ``edit_gradients`` block, and its hooks."""
-
-    def __init__(self, model: nn.Module, edits: Mapping[Selector, Change]) -> None:
-        self.scope, self.hooks = Scope(), TensorHooks()
-        self._model = model
-        modules = modules_by_name(model)
-        self._layers: list[_Edit] = []
-        self._parameters: list[tuple[_Edit, dict[str, nn.Parameter]]] = []
-        for key, change in edits.items():
-            if isinstance(key, str) and not chooses_layers(modules, key):
-                edit = _Edit(f"the gradient of parameter {key!r}", change, {}, _no_backward())
-                self._parameters.append((edit, select_parameters(model, key)))
-            else:
-                self._layers.append(_layer_edit(model, key, change))
-        self._started: dict[nn.Module, int] = {}
-
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Set the hooks on the modules and parameters; those on tensors are removed with ``hooks``."""
-        modules = {module for edit in self._layers for module in edit.layers.values()}
-        with (
-            noting_starts(modules) as self._started,
-            _after(self._model, self._layers, self._hook_output, self.scope),
-        ):
-            for edit, parameters in self._parameters:
-                for name, parameter in parameters.items():
-                    self.hooks.add(parameter, partial(self._change_parameter, edit, name))
-            yield
-
-    def edits(self) -> list[_Edit]:
-        """Return all edits, those of layers first."""
-        return [*self._layers, *(edit for edit, _ in self._parameters)]
-
-    def _hook_output(self, edit: _Edit, name: str, module: nn.Module, output: Any) -> Any:
-        output = own_output(output, self._started.get(module, 0))
+    def hook_output(edit: _Edit, name: str, module: nn.Module, output: Any) -> Any:
+        output = own_output(output, started.get(module, 0))
         tensors = differentiable(output)
         for tensor in tensors:
-            self.hooks.add(tensor, partial(_changed, edit, f"layer {name!r}"))
-        edit.why_not = _no_backward(tensors) if tensors else f"it has no gradient: {why_no_gradient()}"
+            hooks.add(tensor, partial(_changed, edit, f"layer {name!r}"))
+        edit.why_not = _UNREACHED if tensors else f"it has no gradient: {why_no_gradient()}"
         return output
 
-    def _change_parameter(self, edit: _Edit, name: str, gradient: Tensor | None) -> Tensor | None:
-        return _changed(edit, f"parameter {name!r}", gradient) if self.scope.any_run() else None
+    def change_parameter(edit: _Edit, name: str, gradient: Tensor | None) -> Tensor | None:
+        return _changed(edit, f"parameter {name!r}", gradient) if scope.any_run() else None
+
+    edited = {module for edit in layers for module in edit.layers.values()}
+    try:
+        try:
+            with eagerly(), noting_starts(edited) as started, _after(model, layers, hook_output, scope):
+                for edit, chosen in parameters:
+                    for name, parameter in chosen.items():
+                        hooks.add(parameter, partial(change_parameter, edit, name))
+                yield
+        finally:
+            hooks.remove()
+    except KeyboardInterrupt:  # it may have interrupted the removal
+        hooks.remove()
+        raise
+    _check_applied([*layers, *(edit for edit, _ in parameters)], scope)
 
 
-def _no_backward(tensors: Iterable[Tensor] = ()) -> str:
-    view = any(tensor._is_view() and aliased_tensor(tensor) is None for tensor in tensors)
-    return f"no backward pass reached it; call backward() inside the block{VIEW_HINT if view else ''}"
+_UNREACHED = f"no backward pass reached it; {NO_BACKWARD}"
 
 
 def _changed(edit: _Edit, what: str, gradient: Tensor | None) -> Tensor | None:
@@ -215,26 +190,19 @@ def _check_applied(edits: Iterable[_Edit], scope: Scope) -> None:
             raise LayerError(f"{edit.what} was not edited: {thread if scope.elsewhere else edit.why_not}")
 
 
-class _CallCounter:
-    """Counts the calls of modules in the current pass through the model."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[nn.Module] = Counter()
-
-    def begin_pass(self, *_: Any) -> None:
-        self.calls.clear()
-
-    def count(self, module: nn.Module, *_: Any) -> None:
-        self.calls[module] += 1
-
-
 @contextmanager
 def _after(
     model: nn.Module, edits: Iterable[_Edit], act: Callable[[_Edit, str, nn.Module, Any], Any], scope: Scope
 ) -> Iterator[None]:
     """Call ``act(edit, layer's name, layer, output)`` after each call of each edited layer."""
     selected = [(edit, ref, module) for edit in edits for ref, module in edit.layers.items()]
-    counter = _CallCounter()
+    counts: Counter[nn.Module] = Counter()  # of the calls in the current pass through the model
+
+    def begin_pass(*_: Any) -> None:
+        counts.clear()
+
+    def count(module: nn.Module, *_: Any) -> None:
+        counts[module] += 1
 
     def end_call(edit: _Edit, ref: LayerRef, module: nn.Module, _: Any, __: Any, output: Any) -> Any:
         if ref.call is None:
@@ -244,18 +212,17 @@ def _after(
                 f"layer {str(ref)!r} runs again in the backward pass, under activation checkpointing, where its calls "
                 f"cannot be told apart; edit every call with {ref.name!r}"
             )
-        if counter.calls[module] == ref.call:
+        if counts[module] == ref.call:
             return act(edit, str(ref), module, output)
-        if counter.calls[module] < ref.call:
+        if counts[module] < ref.call:
             edit.why_not = f"layer {ref.name!r} ran fewer than {ref.call} times in a pass"
         return None
 
     with ExitStack() as stack:
         numbered = {module for _, ref, module in selected if ref.call is not None}
         if numbered:
-            passes = [(getattr(model, "_orig_mod", model), counter.begin_pass)]
-            counts = [(module, counter.count) for module in numbered]
-            stack.enter_context(hooked(passes, counts, scope.first_run))
+            whole = getattr(model, "_orig_mod", model)
+            stack.enter_context(hooked([(whole, begin_pass)], [(each, count) for each in numbered], scope.first_run))
         hooks = [(module, partial(end_call, edit, ref)) for edit, ref, module in selected]
         stack.enter_context(hooked(after=hooks, acts=scope.any_run))
         yield
