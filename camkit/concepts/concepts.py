@@ -71,13 +71,11 @@ class Concepts:
     @property
     def names(self) -> tuple[str, ...]:
         """Each concept's number from 1, with the class and its probability if they are known."""
-        return tuple(self._name(number) for number in range(len(self.vectors)))
-
-    def _name(self, number: int) -> str:
+        numbers = range(len(self.vectors))
         if self.classes is None or self.probabilities is None:
-            return f"concept {number + 1}"
-        named = f"class {self.classes[number]}" if self.labels is None else self.labels[number]
-        return f"{number + 1}: {named} {percent(self.probabilities[number])}"
+            return tuple(f"concept {number + 1}" for number in numbers)
+        labels = self.labels or [f"class {index}" for index in self.classes]
+        return tuple(f"{number + 1}: {labels[number]} {percent(self.probabilities[number])}" for number in numbers)
 
     def heatmaps(self, picture: int = 0) -> Float[np.ndarray, "k *size"]:
         """Return a picture's maps at the size of the model's input (k, H, W).

@@ -232,8 +232,8 @@ def chance_silent(channels: int) -> float:
     all of them. Then half of the channels are silent, with the spread of as many coin tosses. The limit lies three
     standard deviations above half.
 
-    >>> chance_silent(64), chance_silent(4)
-    (0.6875, 1.0)
+    >>> chance_silent(64), chance_silent(16), chance_silent(4)
+    (0.6875, 0.875, 1.0)
     """
     return min(1.0, 0.5 + _DEVIATIONS * 0.5 / math.sqrt(channels))
 

@@ -1,7 +1,4 @@
-"""Common changes of gradients or outputs: each function here returns the function that makes the change.
-
-Sparse gradients, such as those of an embedding with ``sparse=True``, stay sparse: only the stored values change.
-"""
+"""Common changes of gradients or outputs: each function here returns the function that makes the change."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def clip_value(limit: float) -> Change:
     """Return a function that clips the values of a tensor of any shape to between ``-limit`` and ``limit``.
 
     Raises:
-        InputError: the limit is not a positive number; when the function is called: the values are complex.
+        InputError: the limit is not a positive number.
 
     >>> clip_value(1.0)(torch.tensor([-3.0, 0.5]))
     tensor([-1.0000,  0.5000])
@@ -45,11 +42,9 @@ def clip_value(limit: float) -> Change:
     _positive("limit", limit)
 
     def clipped(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
-        if tensor.is_complex():
-            raise InputError("clip_value cannot clip complex numbers, which have no order; use clip_norm")
         return tensor.clamp(-limit, limit)
 
-    return _on_stored_values(clipped)
+    return clipped
 
 
 def clip_norm(limit: float) -> Change:
@@ -73,7 +68,7 @@ def clip_norm(limit: float) -> Change:
         shortened: Tensor = tensor * (limit / norm).clamp(max=1)
         return shortened.to(tensor.dtype)  # the product of two tensors without axes has the wider type
 
-    return _on_stored_values(clipped)
+    return clipped
 
 
 def noise(std: float, generator: torch.Generator | None = None) -> Change:
@@ -96,20 +91,7 @@ def noise(std: float, generator: torch.Generator | None = None) -> Change:
         drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device)
         return tensor + std * drawn
 
-    return _on_stored_values(noisy)
-
-
-def _on_stored_values(change: Change) -> Change:
-    """Return the change as one that also works on sparse tensors."""
-
-    def changed(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
-        if tensor.layout is not torch.sparse_coo:
-            return change(tensor)
-        stored = tensor.coalesce()
-        indices, values = stored.indices(), change(stored.values())
-        return torch.sparse_coo_tensor(indices, values, stored.shape, check_invariants=False, is_coalesced=True)
-
-    return changed
+    return noisy
 
 
 def _positive(name: str, number: float) -> None:

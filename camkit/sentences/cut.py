@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -38,19 +38,16 @@ class Cut(abc.ABC):
     """A place in a model that all of a picture's evidence passes.
 
     Attributes:
+        name: what is cut: a decoder and its argument, or a module; 'x#2' is the second call of x.
         model: the whole model.
         inputs: its arguments for the picture and the whole text.
         tokens: the picture's tokens here (n, C).
     """
 
+    name: str
     model: nn.Module = field(repr=False)
     inputs: Mapping[str, Any] = field(repr=False)
     tokens: Float[Tensor, "n c"] = field(repr=False)
-
-    @property
-    @abc.abstractmethod
-    def name(self) -> str:
-        """What is cut."""
 
     @abc.abstractmethod
     def logits(
@@ -85,10 +82,6 @@ class Cut(abc.ABC):
             )
         return tokens
 
-    def kept(self, keep: int | None) -> int:
-        """Return how many of the text's tokens have logits."""
-        return text_of(self.inputs).shape[1] if keep is None else keep
-
 
 @dataclass(frozen=True, eq=False)
 class DecoderCut(Cut):
@@ -111,11 +104,6 @@ class DecoderCut(Cut):
     more: Mapping[ArgumentPath, Int[Tensor, " n"]]
 
     @property
-    def name(self) -> str:
-        """The decoder and the argument."""
-        return f"{type(self.decoder).__name__}: {self.entry}"
-
-    @property
     def entering(self) -> Float[Tensor, "1 l c"]:
         """The whole tensor that holds the picture's tokens."""
         entering: Tensor = self.arguments[self.entry]
@@ -125,7 +113,7 @@ class DecoderCut(Cut):
         self, tokens: Float[Tensor, "m n c"], *, attend: bool = True, keep: int | None = None
     ) -> Float[Tensor, "m t v"]:
         """Return the logits of the decoder alone."""
-        output, last = self.output(tokens, attend=attend), self.kept(keep)
+        output, last = self.output(tokens, attend=attend), keep or text_of(self.inputs).shape[1]
         if getattr(output, "logits", None) is not None:
             return output.logits[:, -last:].float()  # type: ignore[no-any-return]
         model: Any = self.model
@@ -138,12 +126,13 @@ class DecoderCut(Cut):
         """Run the decoder for M versions of the picture's tokens; ``more`` are further arguments."""
         count = len(tokens)
         arguments = {name: repeated(value, count) for name, value in self.arguments.items()}
-        widths = [self.entering.shape[-1], *(_at(self.arguments, path).shape[-1] for path in self.more)]
+        tensors = _tensors(self.arguments)
+        widths = [self.entering.shape[-1], *(tensors[path].shape[-1] for path in self.more)]
         first, *others = tokens.split(widths, -1)
         entering = self.entering.detach().expand(count, -1, -1)
         arguments[self.entry] = entering.index_copy(1, self.positions, first.to(entering.dtype))
         for (path, rows), part in zip(self.more.items(), others, strict=True):
-            old = _at(self.arguments, path)
+            old = tensors[path]
             every = old.detach().reshape(1, -1, old.shape[-1]).expand(count, -1, -1)
             new = every.index_copy(1, rows, part.to(old.dtype))
             arguments = with_tensor(arguments, path, new.flatten(0, 1) if old.dim() == 2 else new)
@@ -186,18 +175,11 @@ class OutputCut(Cut):
 
     Attributes:
         module: the module.
-        path: its name in the model.
         number: the number of its call, from 0.
     """
 
     module: nn.Module = field(repr=False)
-    path: str
     number: int
-
-    @property
-    def name(self) -> str:
-        """The module; 'x#2' is the second call of x."""
-        return self.path if not self.number else f"{self.path}#{self.number + 1}"
 
     def logits(
         self, tokens: Float[Tensor, "m n c"], *, attend: bool = True, keep: int | None = None
@@ -220,7 +202,8 @@ class OutputCut(Cut):
             return mapped(output, lambda value: new.to(old.dtype) if value is old else value)
 
         with self._at_call(swap):
-            return self.model(**inputs).logits[:, -self.kept(keep) :].float()  # type: ignore[no-any-return]
+            logits = self.model(**inputs).logits[:, -(keep or text_of(self.inputs).shape[1]) :]
+            return logits.float()  # type: ignore[no-any-return]
 
     def tokens_of(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
         """Return the tokens of another picture."""
@@ -242,7 +225,7 @@ class OutputCut(Cut):
         with self._at_call(stop), suppress(Enough):
             self.model(**inputs)
         if not caught:
-            raise ModelError(f"{self.path} returns no tokens for a reference picture; pass other references")
+            raise ModelError(f"{self.name} returns no tokens for a reference picture; pass other references")
         return caught[0][0]
 
     def _at_call(self, act: Callable[[Any], Any]) -> AbstractContextManager[None]:
@@ -278,9 +261,10 @@ def decoder_cut(
     if not len(positions):
         return None
     more: dict[ArgumentPath, Tensor] = {}
-    for path in _paths(arguments):
-        mine, others = _at(arguments, path), _at(changed, path)
-        if path[0] == entry or not isinstance(others, Tensor) or torch.equal(mine, others):
+    of_other = _tensors(changed)
+    for path, mine in _tensors(arguments).items():
+        others = of_other.get(path)
+        if path[0] == entry or others is None or torch.equal(mine, others):
             continue
         if not mine.is_floating_point() or mine.shape != others.shape or mine.dim() not in (2, 3):
             return None
@@ -288,7 +272,8 @@ def decoder_cut(
         if len(more[path]) != len(positions):
             return None
     tokens = _tokens(arguments, entry, positions, more)
-    return DecoderCut(model, inputs, tokens, decoder, entry, arguments, positions, more)
+    name = f"{type(decoder).__name__}: {entry}"
+    return DecoderCut(name, model, inputs, tokens, decoder, entry, arguments, positions, more)
 
 
 def text_of(inputs: Mapping[str, Any]) -> Int[Tensor, "1 t"]:
@@ -308,14 +293,6 @@ def tensor_of(output: Any) -> Tensor | None:
     return next((part for part in fitting if part.shape[0] == 1), None)
 
 
-def _at(arguments: Mapping[str, Any], path: ArgumentPath) -> Any:
-    """Return an argument, or a tensor of the list that it is; None if there is none."""
-    value = arguments.get(path[0])
-    for number in path[1:]:
-        value = value[number] if isinstance(value, (list, tuple)) and number < len(value) else None
-    return value
-
-
 def repeated(value: Any, count: int) -> Any:
     """Return an argument for a batch; caches are left out."""
     if isinstance(value, Tensor):
@@ -329,21 +306,22 @@ def repeated(value: Any, count: int) -> Any:
     return None if type(value).__name__.endswith("Cache") else value
 
 
-def _paths(arguments: Mapping[str, Any]) -> Iterator[ArgumentPath]:
+def _tensors(arguments: Mapping[str, Any]) -> dict[ArgumentPath, Tensor]:
+    """Return the arguments that are tensors, and the tensors of those that are lists."""
+    found: dict[ArgumentPath, Tensor] = {}
     for name, value in arguments.items():
         if isinstance(value, Tensor):
-            yield (name,)
+            found[name,] = value
         elif isinstance(value, (list, tuple)):
-            yield from ((name, number) for number, each in enumerate(value) if isinstance(each, Tensor))
+            found |= {(name, number): each for number, each in enumerate(value) if isinstance(each, Tensor)}
+    return found
 
 
 def _tokens(
     arguments: Mapping[str, Any], entry: Entry, positions: Tensor, more: Mapping[ArgumentPath, Tensor]
 ) -> Float[Tensor, "n c"]:
-    parts = [
-        arguments[entry][0, positions],
-        *(_at(arguments, path).flatten(0, -2)[rows] for path, rows in more.items()),
-    ]
+    tensors = _tensors(arguments)
+    parts = [arguments[entry][0, positions], *(tensors[path].flatten(0, -2)[rows] for path, rows in more.items())]
     return torch.cat([part.to(parts[0].dtype) for part in parts], -1)
 
 

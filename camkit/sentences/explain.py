@@ -20,11 +20,10 @@ from camkit.explanation import Explanation, LayerMaps, status_of
 from camkit.images.prepare import source_of
 from camkit.sentences.cut import Cut
 from camkit.sentences.find import find_cut, reads_in_order
-from camkit.sentences.heat import DEFAULT, find_word_method
+from camkit.sentences.heat import DEFAULT, Reading, find_word_method, scores
 from camkit.sentences.inputs import Inputs, Text
 from camkit.sentences.loading import load, processor_beside
 from camkit.sentences.places import Places, places_of
-from camkit.sentences.reading import Reading, scores
 from camkit.sentences.references import read, reference_pictures
 from camkit.sentences.words import PREDICTABLE, Word, Words, numbers_of, spans
 from camkit.types import ImageLike, Placement, ReferenceScores, ReferencesLike

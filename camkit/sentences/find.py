@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -154,40 +154,34 @@ def _output_cuts(
     Of nested calls the outermost one counts. Those in the fewest others come first: a decoder's layers make thousands
     of such outputs of the encoder's.
     """
-    calls, others, shorter_calls = (_traced(model, inputs) for inputs in (mine, other, shorter))
+    (calls, around), (others, _), (shorter_calls, _) = (_traced(model, inputs) for inputs in (mine, other, shorter))
     fits = {
         call
-        for call, made in calls.items()
-        if made.sums is not None
-        and call in others
-        and call in shorter_calls
-        and others[call].sums != made.sums == shorter_calls[call].sums
+        for call, sums in calls.items()
+        if call in others and call in shorter_calls and others[call] != sums == shorter_calls[call]
     }
-    outer = [
-        (number, call) for number, (call, made) in enumerate(calls.items()) if call in fits and not made.around & fits
-    ]
+    outer = [(number, call) for number, call in enumerate(around) if call in fits and not around[call] & fits]
     names = {module: name for name, module in model.named_modules()}
-    for number, call in sorted(outer, key=lambda each: (len(calls[each[1]].around), -each[0])):
-        cut = OutputCut(model, mine, torch.zeros(0, 0), call[0], names[call[0]], call[1])
+    for number, call in sorted(outer, key=lambda each: (len(around[each[1]]), -each[0])):
+        name = names[call[0]] + (f"#{call[1] + 1}" if call[1] else "")
+        cut = OutputCut(name, model, mine, torch.zeros(0, 0), *call)
         yield number, replace(cut, tokens=cut.caught(mine))
 
 
 _CallId: TypeAlias = tuple[nn.Module, int]
 
 
-@dataclass(frozen=True)
-class _Made:
-    """What a call returned, as two sums that any change of its tokens changes, and the calls around it."""
+def _traced(
+    model: nn.Module, inputs: Mapping[str, Any]
+) -> tuple[dict[_CallId, tuple[int, float, float]], dict[_CallId, frozenset[_CallId]]]:
+    """Run the model and return what each call made, as sums that any change of its tokens changes.
 
-    sums: tuple[int, float, float] | None
-    around: frozenset[_CallId]
-
-
-def _traced(model: nn.Module, inputs: Mapping[str, Any]) -> dict[_CallId, _Made]:
-    """Run the model and return what each call made, in the order in which they ended."""
+    The second dictionary has the calls around each, in the order in which they ended, also of those that made nothing.
+    """
     counts: Counter[nn.Module] = Counter()
     open_calls: list[_CallId] = []
-    made: dict[_CallId, _Made] = {}
+    sums: dict[_CallId, tuple[int, float, float]] = {}
+    around: dict[_CallId, frozenset[_CallId]] = {}
 
     def begin(module: nn.Module, _: Any, __: Any) -> None:
         open_calls.append((module, counts[module]))
@@ -195,14 +189,13 @@ def _traced(model: nn.Module, inputs: Mapping[str, Any]) -> dict[_CallId, _Made]
 
     def end(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
         call, tensor = open_calls.pop(), tensor_of(output)
-        sums = None
+        around[call] = frozenset(open_calls)
         if tensor is not None:
             flat = tensor.double().flatten()
             order = torch.arange(len(flat), device=flat.device) % 1009
-            sums = len(flat), float(flat.sum()), float(flat @ order.double())
-        made[call] = _Made(sums, frozenset(open_calls))
+            sums[call] = len(flat), float(flat.sum()), float(flat @ order.double())
 
     modules = list(model.modules())
     with hooked([(module, begin) for module in modules], [(module, end) for module in modules]), torch.no_grad():
         model(**inputs)
-    return made
+    return sums, around

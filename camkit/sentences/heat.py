@@ -15,8 +15,10 @@ from torch.overrides import TorchFunctionMode
 from camkit.errors import MethodError, ModelError
 from camkit.methods import METHODS
 from camkit.sentences.attending import attending_by_sdpa
-from camkit.sentences.cut import DecoderCut
-from camkit.sentences.reading import Reading
+from camkit.sentences.cut import Cut, DecoderCut
+from camkit.sentences.inputs import Text
+from camkit.sentences.places import Places
+from camkit.sentences.words import Span, Words
 
 _ROOM = 0.5
 """The memory of a pass's activations, as a share of the weights': the total stays below 1.5 times the weights."""
@@ -28,6 +30,56 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 _CLOSE, _SMALL = 0.2, 0.1
 """How far the sum of a word's cells may be from how much it needs the picture: as a share of that, and in nats."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What the model was asked and answered, and what the words score.
+
+    Attributes:
+        found: the words, without heat.
+        text: the prompt's tokens and the sentence's.
+        cut: where the picture's tokens are taken.
+        places: where they look.
+        references: the tokens of the reference pictures (M, n, C).
+        own, mean: the log-probabilities of the words (W,) with this picture, and their means over the references.
+    """
+
+    found: Words
+    text: Text
+    cut: Cut
+    places: Places
+    references: Float[Tensor, "m n c"]
+    own: Float[Tensor, " w"]
+    mean: Float[Tensor, " w"]
+
+    def predicting(self, word: int) -> list[int]:
+        """Return the positions of the text from which a word's tokens are predicted."""
+        return [self.text.places[token] - 1 for token in self.found[word].tokens]
+
+    def score(self, tokens: Float[Tensor, "m n c"], words: Sequence[int]) -> Float[Tensor, "m w"]:
+        """Return the log-probabilities of words for M versions of the picture's tokens."""
+        return scores(self.cut, self.text, [self.found[word] for word in words], tokens)
+
+
+def scores(
+    cut: Cut, text: Text, words: Sequence[Span], tokens: Float[Tensor, "m n c"], *, attend: bool = True
+) -> Float[Tensor, "m w"]:
+    """Return the log-probability of each word after those before it: that of its tokens, added.
+
+    Args:
+        cut: where the picture's tokens are replaced.
+        text: the text.
+        words: its words, one or more.
+        tokens: M versions of the picture's tokens.
+        attend: False hides the picture from the text.
+    """
+    logits = cut.logits(tokens, attend=attend, keep=len(text.ids) - text.places[0] + 1)
+    places = [text.places[token] for word in words for token in word.tokens]
+    earlier = len(text.ids) - logits.shape[1]
+    before = logits[:, [place - 1 - earlier for place in places]].float().log_softmax(-1)
+    each = before.gather(-1, text.ids[places].expand(len(logits), -1)[..., None])[..., 0]
+    return torch.stack([part.sum(1) for part in each.split([len(word.tokens) for word in words], dim=1)], 1)
 
 
 def expected_gradients(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n"]:
@@ -265,7 +317,6 @@ DEFAULT = "expected"
 """The method for words unless the caller names one."""
 
 _OF_ATTENTION = "Share of attention"
-_OF_LOGITS = "Logit at the picture's token, less what earlier words explain"
 
 WORD_METHODS = {
     method.name: method
@@ -273,7 +324,9 @@ WORD_METHODS = {
         WordMethod("expected", expected_gradients, METHODS["expected"].unit, compares=True),
         WordMethod("attention", attention_rows, _OF_ATTENTION),
         WordMethod("attention-expected", _attention_expected, f"{_OF_ATTENTION} times expected gradients"),
-        WordMethod("tam", activation_maps, _OF_LOGITS, smooth=True),
+        WordMethod(
+            "tam", activation_maps, "Logit at the picture's token, less what earlier words explain", smooth=True
+        ),
     )
 }
 """Every method for words by its name."""

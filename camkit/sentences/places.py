@@ -66,63 +66,50 @@ class Places:
         return (self.shares.to(heat.device, heat.dtype) @ heat).reshape(len(self.rows), len(self.columns))
 
 
-@dataclass(frozen=True, eq=False)
-class _Look:
-    """Where a token's values lie on an axis, as shares of the picture: the middle, and the width."""
-
-    middle: Float[Tensor, " n"]
-    width: Float[Tensor, " n"]
-
-
 def places_of(cut: Cut, inputs: Inputs, picture: Image.Image) -> Places | None:
     """Return where the tokens of a cut look, or None if most look at no place of their own."""
-    origin = _Origin.measured(inputs, picture.size)
-    owners = _owners(cut, {name: values.shape for name, values in origin.x.items()})
+    origin = _origin(inputs, picture.size)
+    owners = _owners(cut, {name: values.shape for name, (values, _, _) in origin.items()})
     if owners is None:
         return None
     count = len(cut.tokens)
     chosen, owner = owners
-    x, y, seen = (torch.cat([part[name].flatten()[numbers] for name, numbers in chosen.items()])
-                  for part in (origin.x, origin.y, origin.seen))  # fmt: skip
+    x, y, seen = (torch.cat([origin[name][part].flatten()[numbers] for name, numbers in chosen.items()])
+                  for part in range(3))  # fmt: skip
     reads = torch.bincount(owner, minlength=count)
     placed = torch.bincount(owner[seen], minlength=count) >= _FEWEST
     if 2 * int((reads >= _FEWEST).sum()) < count or not placed.any():
         return None
     owner, axes = owner[seen], [x[seen], y[seen]]
-    looks = [_look(owner, axis, count) for axis in axes]
-    if float((looks[0].width * looks[1].width)[placed].median()) > _LARGEST:
+    middles, widths = zip(*(_look(owner, axis, count) for axis in axes), strict=True)
+    if float((widths[0] * widths[1])[placed].median()) > _LARGEST:
         return None
-    places = _on_grid(owner, axes, looks, placed, picture.size, int((reads < _FEWEST).sum()))
+    places = _on_grid(owner, axes, middles, widths, placed, picture.size, int((reads < _FEWEST).sum()))
     return places if len(places.shares) > 1 else None
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """Where in the picture each value of the model's input comes from, as shares of its width and height."""
+def _origin(inputs: Inputs, size: tuple[int, int]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Return where each value of the model's input comes from.
 
-    x: dict[str, Tensor]
-    y: dict[str, Tensor]
-    seen: dict[str, Tensor]
-
-    @classmethod
-    def measured(cls, inputs: Inputs, size: tuple[int, int]) -> _Origin:
-        width, height = size
-        black, white = (inputs.of(_grey(np.full((height, width), level)), cast=False) for level in (0, 1))
-        columns = (np.arange(width) + 0.5) / width * np.ones((height, 1))
-        rows = ((np.arange(height) + 0.5) / height)[:, None] * np.ones((1, width))
-        right, down = (
-            [inputs.of(_grey((_PARTS * share - part).clip(0, 1)), cast=False) for part in range(_PARTS)]
-            for share in (columns, rows)
-        )
-        x, y, seen = {}, {}, {}
-        for name, low in black.items():
-            if not low.is_floating_point() or torch.equal(low, white[name]):
-                continue
+    For each tensor these are the shares of the picture's width and height, and whether the picture shows in the value.
+    """
+    width, height = size
+    black, white = (inputs.of(_grey(np.full((height, width), level)), cast=False) for level in (0, 1))
+    columns = (np.arange(width) + 0.5) / width * np.ones((height, 1))
+    rows = ((np.arange(height) + 0.5) / height)[:, None] * np.ones((1, width))
+    right, down = (
+        [inputs.of(_grey((_PARTS * share - part).clip(0, 1)), cast=False) for part in range(_PARTS)]
+        for share in (columns, rows)
+    )
+    origin = {}
+    for name, low in black.items():
+        if low.is_floating_point() and not torch.equal(low, white[name]):
             step = white[name] - low
-            seen[name] = step.abs() > 1e-3 * step.abs().max()
-            step = torch.where(seen[name], step, torch.ones_like(step))
-            x[name], y[name] = (sum((each[name] - low) / step for each in axis) / _PARTS for axis in (right, down))
-        return cls(x, y, seen)
+            seen = step.abs() > 1e-3 * step.abs().max()
+            step = torch.where(seen, step, torch.ones_like(step))
+            x, y = (sum((each[name] - low) / step for each in axis) / _PARTS for axis in (right, down))
+            origin[name] = x, y, seen
+    return origin
 
 
 def _grey(level: Any) -> Image.Image:
@@ -172,7 +159,9 @@ def _owners(cut: Cut, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, Tenso
     return {name: numbers.cpu() for name, numbers in chosen.items()}, owner
 
 
-def _look(owner: Int[Tensor, " p"], places: Float[Tensor, " p"], count: int) -> _Look:
+def _look(
+    owner: Int[Tensor, " p"], places: Float[Tensor, " p"], count: int
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return the middle of each token's values, and the width of an even spread with their deviation.
 
     A few values far away, which several tokens read, are left out.
@@ -184,13 +173,14 @@ def _look(owner: Int[Tensor, " p"], places: Float[Tensor, " p"], count: int) -> 
             low, centre, high = part.quantile(torch.tensor([0.1, 0.5, 0.9])).tolist()
             near = part[(part - centre).abs() <= high - low + 1e-6]
             middle[number], width[number] = near.mean(), math.sqrt(12) * near.std(correction=0)
-    return _Look(middle, width)
+    return middle, width
 
 
 def _on_grid(
     owner: Int[Tensor, " p"],
     axes: list[Tensor],
-    looks: list[_Look],
+    middles: tuple[Tensor, ...],
+    widths: tuple[Tensor, ...],
     placed: Bool[Tensor, " n"],
     size: tuple[int, int],
     without: int,
@@ -200,17 +190,17 @@ def _on_grid(
     Tokens are compared by their longer sides: those of a whole picture that was squeezed into a square are flat, and a
     token at a tile's edge is short on the side where the picture ends.
     """
-    longer = torch.maximum(*(look.width * side for look, side in zip(looks, size, strict=True)))
+    longer = torch.maximum(*(width * side for width, side in zip(widths, size, strict=True)))
     small = placed & (longer <= 1.4 * longer[placed].quantile(_SMALL))
-    sizes = [max(float(look.width[small].quantile(1 - _SMALL)), 1e-6) for look in looks]
+    sizes = [max(float(width[small].quantile(1 - _SMALL)), 1e-6) for width in widths]
     ends = [_ends(owner, axis) for axis in axes]
-    lines = [_lines(look.middle[small], width, end) for look, width, end in zip(looks, sizes, ends, strict=True)]
+    lines = [_lines(middle[small], width, end) for middle, width, end in zip(middles, sizes, ends, strict=True)]
     fits = small.clone()
-    for look, line, width in zip(looks, lines, sizes, strict=True):
-        fits &= (look.middle - line[_nearest(line, look.middle)]).abs() < 0.3 * width
+    for middle, line, width in zip(middles, lines, sizes, strict=True):
+        fits &= (middle - line[_nearest(line, middle)]).abs() < 0.3 * width
     columns, rows = (len(line) for line in lines)
     shares = torch.zeros(rows * columns, len(placed))
-    column, row = (_nearest(line, look.middle)[fits] for line, look in zip(lines, looks, strict=True))
+    column, row = (_nearest(line, middle)[fits] for line, middle in zip(lines, middles, strict=True))
     shares[row * columns + column, fits.nonzero()[:, 0]] = 1
     rest = (placed & ~fits)[owner]
     if rest.any():

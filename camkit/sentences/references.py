@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from camkit.drawing.pixels import size_within
 from camkit.errors import ImageError
@@ -28,8 +27,6 @@ def read(image: ImageLike, source: str) -> Image.Image:
     Raises:
         ImageError: it cannot be read, or is of another type, such as a tensor, which has passed the processor already.
     """
-    if isinstance(image, Tensor):
-        raise ImageError("words() gives the picture to the model's processor; pass a path, a PIL picture or an array")
     if isinstance(image, (str, Path)):
         return open_picture(image)
     if isinstance(image, Image.Image):
@@ -37,8 +34,6 @@ def read(image: ImageLike, source: str) -> Image.Image:
     if not isinstance(image, np.ndarray):
         kind = type(image).__name__
         raise ImageError(f"{source} is of the type {kind}; pass a path, a PIL picture or an array, or a list of these")
-    if np.issubdtype(image.dtype, np.floating) and not np.isfinite(image).all():
-        raise ImageError(f"{source} holds NaN or infinite values")
     try:
         return from_array(image)
     except ImageError as error:

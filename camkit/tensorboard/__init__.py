@@ -9,8 +9,8 @@
 It needs the extra ``camkit[tensorboard]``.
 """
 
+from camkit.tensorboard.events import write_check, write_diagnosis, write_explanation
 from camkit.tensorboard.lightning import lightning_watch
-from camkit.tensorboard.results import write_check, write_diagnosis, write_explanation
 from camkit.tensorboard.watch import TrainingWatch
 
 __all__ = ["TrainingWatch", "lightning_watch", "write_check", "write_diagnosis", "write_explanation"]

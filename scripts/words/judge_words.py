@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from camkit.sentences.cut import DecoderCut
 from camkit.sentences.explain import SentenceReader
-from camkit.sentences.heat import activation_maps, attention_rows, expected_gradients, filtered
-from camkit.sentences.reading import Reading
+from camkit.sentences.heat import Reading, activation_maps, attention_rows, expected_gradients, filtered
 from scripts.lab.lab_report import auroc
 from scripts.words.word_model import architecture_of, load
 from scripts.words.word_scenes import IN_PICTURE, SIDE, Scene, SceneWord, draw

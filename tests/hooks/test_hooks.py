@@ -1121,13 +1121,12 @@ def test_changes_refuse_senseless_numbers() -> None:
                 make(number)
 
 
-@pytest.mark.parametrize("change", [scale(0.5), clip_value(0.7), clip_norm(0.3)])
-def test_a_sparse_gradient_is_changed_as_if_it_were_dense(change: Callable) -> None:
+def test_a_sparse_gradient_is_scaled_as_if_it_were_dense() -> None:
     words = torch.tensor([1, 1, 3])  # the row of a word that appears twice is stored twice
     tables = [nn.Embedding(6, 4, sparse=sparse) for sparse in (True, False)]
     for table in tables:
         table.weight.data.copy_(torch.arange(24).reshape(6, 4) / 10)
-        with edit_gradients(table, {"weight": change}):
+        with edit_gradients(table, {"weight": scale(0.5)}):
             table(words).square().sum().backward()
     sparse, dense = (table.weight.grad for table in tables)
     assert sparse.is_sparse
@@ -1135,26 +1134,13 @@ def test_a_sparse_gradient_is_changed_as_if_it_were_dense(change: Callable) -> N
     assert dense.any()
 
 
-def test_noise_is_added_to_the_stored_values_of_a_sparse_gradient() -> None:
-    table = nn.Embedding(6, 4, sparse=True)
-    with edit_gradients(table, {"weight": noise(0.1)}):
-        table(torch.tensor([1, 1, 3])).sum().backward()
-    found = table.weight.grad.to_dense()
-    assert found[[0, 2, 4, 5]].count_nonzero() == 0
-    expected = torch.tensor([[2.0], [1.0]]).expand(2, 4)
-    assert not torch.equal(found[[1, 3]], expected)
-    torch.testing.assert_close(found[[1, 3]], expected, rtol=0, atol=0.6)
-
-
-def test_complex_gradients_are_clipped_by_norm_but_not_by_value() -> None:
+def test_complex_gradients_are_clipped_by_norm() -> None:
     weight = nn.Parameter(torch.tensor([3.0 + 4.0j, 0.0j]))
     net = nn.Module()
     net.weight = weight
     with edit_gradients(net, {"weight": clip_norm(1.0)}):
         (weight.abs().square().sum() / 2).backward()
     torch.testing.assert_close(weight.grad, torch.tensor([0.6 + 0.8j, 0.0j]))
-    with edit_gradients(net, {"weight": clip_value(1.0)}), pytest.raises(InputError, match="complex"):
-        weight.abs().sum().backward()
 
 
 def test_the_norm_of_half_precision_does_not_overflow() -> None:
