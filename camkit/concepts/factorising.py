@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -11,28 +11,17 @@ from torch import Tensor, nn
 
 from camkit.concepts.concepts import Concepts
 from camkit.concepts.nmf import factorise_cells
+from camkit.diagnosis.feature_maps import maps_of_one_layer
 from camkit.engine.capture import Pass
 from camkit.engine.head import Head, recording
-from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError, advice
-from camkit.explainer import Explainer
+from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError
 from camkit.images.prepare import prepare, unbatched
 from camkit.layers.names import Selector
-from camkit.methods import Method
-from camkit.methods.activations import KeptMaps
 from camkit.models import Labels, as_model, device_of, dtype_of, spatial_rank
 from camkit.models.loaded import Loadable
 from camkit.targets.outputs import logits_of
 from camkit.targets.probabilities import ScoreReading, probabilities
-from camkit.targets.scores import Scores, Target
 from camkit.types import Activation, ImageLike, Preprocess, TargetLayer
-
-
-class _NoTarget(Target):
-    """Scores nothing: feature maps belong to no class."""
-
-    def __call__(self, output: Any, batch: int) -> Scores:  # noqa: ARG002 - every target takes the output
-        """Return zeros."""
-        return Scores(values=torch.zeros(batch), description="all classes")
 
 
 def factorise(
@@ -79,24 +68,14 @@ def factorise(
     pictures = list(unbatched(cast("Sequence[ImageLike]", given), rank))
     if not pictures:
         raise ImageError("there is no picture to factorise; pass at least one")
-    kept = KeptMaps()
-    method = Method("concepts", "concepts", "", "", needs="activations", weights=kept)
-    explainer = Explainer(loaded, target_layer, method=method)
-    explained = explainer.batch(pictures, _NoTarget(), batch_size=batch_size)
-    if len(explainer.layers) > 1 or len({row.layer for row in explained}) > 1:
-        names = sorted({str(layer) for layer in explainer.layers} | {row.layer for row in explained})
-        raise LayerError(
-            f"the concepts of one layer are found, but these are several: {', '.join(names)}; name one with "
-            f"{advice('target_layer=', '--layer')}"
-        )
-    maps = kept.maps
+    explained, maps, layer = maps_of_one_layer(loaded, pictures, target_layer, batch_size)
     for place, of_picture in enumerate(maps):
         maps[place] = of_picture.float()
-    strengths, vectors = _factors(maps, concepts, str(explainer.layer))
+    strengths, vectors = _factors(maps, concepts, str(layer))
     image = prepare(pictures[0], loaded.preprocess, explained[0].source, rank).tensor[None].detach()
     image = image.to(device_of(loaded.module), dtype_of(loaded.module))
-    layer = TargetLayer(explainer.layer.name, explainer.layer.call, explainer.layer.layout)
-    chances = class_probabilities(loaded.module, layer, image, vectors, loaded.activation)
+    known = TargetLayer(layer.name, layer.call, layer.layout)
+    chances = class_probabilities(loaded.module, known, image, vectors, loaded.activation)
     if chances is not None and loaded.labels is not None and len(loaded.labels) != chances.shape[1]:
         raise InputError(f"{len(loaded.labels)} labels were given, but the model has {chances.shape[1]} classes")
     classes = None if chances is None else tuple(chances.argmax(1).tolist())
@@ -112,7 +91,7 @@ def factorise(
         probabilities=None if chances is None else tuple(chances.amax(1).tolist()),
         labels=None if classes is None or loaded.labels is None else tuple(loaded.labels[index] for index in classes),
         unexplained=left_out / total if total > 0 else 0.0,
-        layer=str(explainer.layer),
+        layer=str(layer),
         model=loaded.name,
         pictures=tuple(explained),
     )

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from camkit.drawing import overlay
 from camkit.drawing.encode import as_html
 from camkit.drawing.text import GREY
-from camkit.engine.capture import to_grid
-from camkit.engine.interrupts import interruptible
-from camkit.engine.nested import feature_tensor
-from camkit.engine.passes import quiet_pass
-from camkit.errors import InputError, LayerError, listing_layers
-from camkit.hooks import record
+from camkit.errors import InputError, LayerError, advice
+from camkit.explainer import Explainer
+from camkit.explanation import Explanation
 from camkit.images.files import file_name, write_picture
 from camkit.images.prepare import as_pixels, prepare
 from camkit.kit.tiles import Tile, contact_sheet
-from camkit.layers.choose import decide
-from camkit.layers.layouts import infer_layout
-from camkit.layers.names import Selector, find_layers
-from camkit.models import as_model, device_of, dtype_of, spatial_rank
-from camkit.models.loaded import Loadable
-from camkit.models.modules import explained_failures
-from camkit.types import ImageLike, LayerRef, Pixels, Preprocess, TargetLayer
+from camkit.layers.names import Selector
+from camkit.methods import Method
+from camkit.methods.activations import KeptMaps
+from camkit.models import as_model, spatial_rank
+from camkit.models.loaded import Loadable, LoadedModel
+from camkit.targets.scores import Scores, Target
+from camkit.types import ImageLike, Pixels, Preprocess, Spread, TargetLayer
 
 MapScale: TypeAlias = Literal["each", "together"]
 
@@ -39,7 +37,6 @@ _MOST_COLUMNS = 12
 _FEWEST_COLUMNS = 4
 _WIDE = 1.3  # columns per row of tiles, since captions make a tile higher than wide
 _MOST_IN_NOTEBOOK = 64  # maps on the sheet that a notebook shows
-_NAMED_IN_ERROR = 5  # layers that an error lists, so that it stays one line or two
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,21 +147,20 @@ def feature_maps(
     if top is not None and (not isinstance(top, (int, np.integer)) or isinstance(top, bool) or top < 1):
         raise InputError(f"top must be a whole number from 1, not {top!r}")
     loaded = as_model(model, preprocess=preprocess, device=device)
-    module = loaded.module
+    rank = spatial_rank(loaded.module)
     source = str(img) if isinstance(img, (str, Path)) else "the picture"
-    if isinstance(img, Tensor) and img.dim() == spatial_rank(module) + 2 and len(img) == 1:
+    if isinstance(img, Tensor) and img.dim() == rank + 2 and len(img) == 1:
         img = img[0]
-    prepared = prepare(img, loaded.preprocess, source, spatial_rank(module))
-    inputs = prepared.tensor[None].detach().to(device_of(module), dtype_of(module))
-    with explained_failures(module):
-        chosen = (
-            decide(module, inputs).chosen() if layer is None else _looked_at(module, inputs, _only_layer(module, layer))
+    tensor = prepare(img, loaded.preprocess, source, rank).tensor
+    _, (kept,), chosen = maps_of_one_layer(loaded, [tensor], layer, spread="even")
+    maps = kept.float().numpy()
+    if maps.ndim != 3:
+        raise LayerError(
+            f"the maps of layer {str(chosen)!r} have {maps.ndim - 1} axes; only maps with two can be drawn"
         )
-        maps = _maps(module, inputs, chosen)
     strengths = np.nan_to_num(np.abs(maps).mean(axis=(1, 2)), nan=-1.0, posinf=float(np.finfo(np.float32).max))
     order = np.argsort(-strengths, kind="stable")[:top]
-    drawable = inputs.dim() == 4 and bool(torch.isfinite(inputs).all())
-    pictures = as_pixels(inputs) if drawable else None
+    pictures = as_pixels(tensor[None]) if tensor.dim() == 3 and bool(torch.isfinite(tensor).all()) else None
     return FeatureMaps(
         maps[order],
         tuple(order.tolist()),
@@ -177,43 +173,37 @@ def feature_maps(
     )
 
 
-def _only_layer(model: nn.Module, selector: Selector) -> LayerRef:
-    layers = find_layers(model, selector)
-    if len(layers) > 1:
-        names = ", ".join(repr(str(ref)) for ref in layers[:_NAMED_IN_ERROR])
-        more = ", ..." if len(layers) > _NAMED_IN_ERROR else ""
-        raise LayerError(f"feature_maps shows one layer, and {len(layers)} match: {names}{more}; choose one of them")
-    return layers[0]
+class _NoTarget(Target):
+    """Scores nothing: feature maps belong to no class."""
+
+    def __call__(self, output: Any, batch: int) -> Scores:  # noqa: ARG002 - every target takes the output
+        """Return zeros."""
+        return Scores(values=torch.zeros(batch), description="all classes")
 
 
-def _looked_at(model: nn.Module, inputs: Float[Tensor, "1 c *size"], ref: LayerRef) -> TargetLayer:
-    """Return a layer that the caller named with what a look at the model tells of it."""
-    try:
-        decision = decide(model, inputs)
-    except Exception:  # noqa: BLE001 - a model may raise anything that was made for batches of another number
-        return TargetLayer(ref.name, ref.call)
-    return decision.named(ref, "as named")
+def maps_of_one_layer(
+    model: LoadedModel,
+    pictures: Sequence[ImageLike],
+    layer: Selector | None,
+    batch_size: int | None = None,
+    spread: Spread | None = None,
+) -> tuple[list[Explanation], list[Float[Tensor, "c *_"]], TargetLayer]:
+    """Return an Explanation of each picture without heat, its feature maps on the CPU, and the layer.
 
-
-def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], layer: TargetLayer) -> Float[np.ndarray, "k h w"]:
-    """Run the model once and return the layer's output as maps."""
-    ref = layer.ref
-    with quiet_pass(model, inputs.device, "fp32"), record(model, ref) as recording, interruptible():
-        model(inputs.clone())
-    path_and_tensor = feature_tensor(recording[str(ref)].output)
-    tensor = None if path_and_tensor is None else path_and_tensor[1]
-    shape = () if tensor is None else tuple(tensor.shape)
-    layout = layer.layout if layer.size else infer_layout(shape, 1, tuple(inputs.shape[2:]))
-    if tensor is None or layout is None:
-        what = "no tensor of feature maps" if tensor is None else f"shape {shape}"
+    Raises:
+        LayerError: there is no such layer, several layers match, or its output has no grid of cells.
+    """
+    kept = KeptMaps()
+    method = Method("maps", "feature maps", "", "", needs="activations", weights=kept)
+    explainer = Explainer(model, layer, method=method, spread=spread)
+    rows = explainer.batch(pictures, _NoTarget(), batch_size=batch_size)
+    names = sorted({str(each) for each in explainer.layers} | {row.layer for row in rows})
+    if len(names) > 1:
         raise LayerError(
-            f"layer {str(ref)!r} returned {what}, which has no grid of cells to draw; choose another layer "
-            f"({listing_layers()})"
+            f"feature maps are those of one layer, but these are several: {', '.join(names)}; name one with "
+            f"{advice('target_layer=', '--layer')}"
         )
-    grid = to_grid(tensor, layout)[0].float().cpu().numpy()
-    if grid.ndim != 3:
-        raise LayerError(f"the maps of layer {str(ref)!r} have {grid.ndim - 1} axes; only maps with two can be drawn")
-    return np.asarray(grid)
+    return rows, kept.maps, explainer.layer
 
 
 def _coloured(values: Float[np.ndarray, "h w"], limit: float, *, signed: bool) -> Pixels:

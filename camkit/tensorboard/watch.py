@@ -321,15 +321,13 @@ class TrainingWatch:
             if call.name not in modules:  # it was removed from the model
                 continue
             name = key or THE_MODEL
-            for kind, tensors, factor in (
-                ("activations", call.outputs, 1.0),
-                ("gradients", call.gradients, 1 / self._scale),
-            ):
-                for number, numbers in tensors.items():
-                    tag = f"{kind}/{name}/{number}" if len(call.outputs) > 1 else f"{kind}/{name}"
-                    self._write_distribution(tag, numbers.scaled(factor), step)
+            tags = {number: f"{name}/{number}" if len(call.outputs) > 1 else name for number in call.outputs}
+            for number, numbers in call.outputs.items():
+                self._write_distribution(f"activations/{tags[number]}", numbers, step)
             if call.dead is not None and call.channels and isinstance(call.module, RELUS):
                 self._writer.add_scalar(f"dead_share/{name}", len(call.dead) / call.channels, step)
+            for number, numbers in call.gradients.items():
+                self._write_distribution(f"gradients/{tags[number]}", numbers.scaled(1 / self._scale), step)
 
     def _write_parameters(self, step: int) -> None:
         squares: dict[str, float] = defaultdict(float)

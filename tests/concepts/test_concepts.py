@@ -246,7 +246,7 @@ def test_bad_input_is_one_sentence(options: dict, kind: type[Exception], words: 
 
 def test_several_layers_and_numbers_that_are_not_finite_are_refused() -> None:
     torch.manual_seed(0)
-    with pytest.raises(LayerError, match="the concepts of one layer are found, but these are several: layer, stem"):
+    with pytest.raises(LayerError, match="feature maps are those of one layer, but these are several: layer, stem"):
         camkit.factorise(Skip().eval(), torch.randn(1, 3, 16, 16), 2, "[sl][ta]*e[mr]")
     model = OneChannelEach()
     with torch.no_grad():

@@ -52,7 +52,7 @@ class TestFeatureMaps:
         found = camkit.feature_maps(network(), torch.randn(3, 32, 32), "2", top=5)
         assert repr(found) == "<FeatureMaps of layer '2' of Sequential for the picture: 5 of 12 maps, 16x16>"
         assert np.array_equal(shown_in(found._repr_html_()), found.sheet())
-        wide = camkit.feature_maps(nn.Conv2d(3, 70, 3), torch.randn(3, 8, 8), "")
+        wide = camkit.feature_maps(nn.Sequential(nn.Conv2d(3, 70, 3)), torch.randn(3, 8, 8), "0")
         assert shown_in(wide._repr_html_()).shape < wide.sheet().shape, "only the 64 strongest of 70"
 
     def test_a_sheet_scales_each_map_to_its_own_range_or_all_to_one(self) -> None:
@@ -79,7 +79,7 @@ class TestFeatureMaps:
 
     def test_wrong_calls(self) -> None:
         model, image = network(), torch.randn(3, 32, 32)
-        with pytest.raises(LayerError, match="no grid"):
+        with pytest.raises(LayerError, match="no spatial extent"):
             camkit.feature_maps(model, image, "5")
         with pytest.raises(LayerError, match="no layer '9'"):
             camkit.feature_maps(model, image, "9")
@@ -99,7 +99,7 @@ class TestFeatureMaps:
         [
             (["--model", "demo-fair"], "name a picture"),
             (["none.jpg", "--model", "demo-fair"], "no file none.jpg"),
-            ([str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--layer", "head"], "no grid"),
+            ([str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--layer", "head"], "no spatial extent"),
             (
                 [str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--layer", "featurs"],
                 "did you mean 'features'",
