@@ -74,8 +74,7 @@ def factorise(
     strengths, vectors = _factors(maps, concepts, str(layer))
     image = prepare(pictures[0], loaded.preprocess, explained[0].source, rank).tensor[None].detach()
     image = image.to(device_of(loaded.module), dtype_of(loaded.module))
-    known = TargetLayer(layer.name, layer.call, layer.layout)
-    chances = class_probabilities(loaded.module, known, image, vectors, loaded.activation)
+    chances = class_probabilities(loaded.module, layer, image, vectors, loaded.activation)
     if chances is not None and loaded.labels is not None and len(loaded.labels) != chances.shape[1]:
         raise InputError(f"{len(loaded.labels)} labels were given, but the model has {chances.shape[1]} classes")
     classes = None if chances is None else tuple(chances.argmax(1).tolist())

@@ -25,7 +25,7 @@ from camkit.kit.tiles import Tile, contact_sheet
 from camkit.layers.names import Selector
 from camkit.methods import Method
 from camkit.methods.activations import KeptMaps
-from camkit.models import as_model, spatial_rank
+from camkit.models import as_model, refuse_black_box, spatial_rank
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets.scores import Scores, Target
 from camkit.types import ImageLike, Pixels, Preprocess, Spread, TargetLayer
@@ -191,8 +191,9 @@ def maps_of_one_layer(
     """Return an Explanation of each picture without heat, its feature maps on the CPU, and the layer.
 
     Raises:
-        LayerError: there is no such layer, several layers match, or its output has no grid of cells.
+        LayerError: the model is a black box, there is no such layer, several layers match, or its output has no grid.
     """
+    refuse_black_box(model.module)
     kept = KeptMaps()
     method = Method("maps", "feature maps", "", "", needs="activations", weights=kept)
     explainer = Explainer(model, layer, method=method, spread=spread)

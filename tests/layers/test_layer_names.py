@@ -232,6 +232,8 @@ def test_feature_maps_use_the_grammar(layer: Any) -> None:
 
 
 def test_feature_maps_are_of_one_layer() -> None:
-    message = "shows one layer, and 4 match: 'layer1.conv1', 'layer1.conv2', 'layer2.conv1', 'layer2.conv2'; choose one"
+    message = (
+        "of one layer, but these are several: layer1.conv1, layer1.conv1.layer1.conv2.*, layer1.conv2, layer2.conv1"
+    )
     with pytest.raises(LayerError, match=message):
         camkit.feature_maps(Network(), IMAGES[0], "Conv2d")
