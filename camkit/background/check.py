@@ -9,22 +9,21 @@ import datetime as dt
 import functools
 import time
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import torch
 
+from camkit.background import hints, kinds
 from camkit.background.answers import NO_ANSWER
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
 from camkit.background.classes import ClassMap, match_classes, parse_class_map, question_order, read_class_map
 from camkit.background.data import Dataset, read_data
-from camkit.background.deep import DeepFinding, Material, hints, kinds
 from camkit.background.effects import OVERALL, Measures, measure_all
-from camkit.background.experiment import EDITS, Answers, EditsRow, Experiment
+from camkit.background.experiment import EDITS, Answers, Experiment
 from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable
 from camkit.background.journal import Journal, RowsOf
 from camkit.background.pictures import ImageRow, image_rows, named_without_object
@@ -51,11 +50,6 @@ CheckProgress: TypeAlias = Callable[[Stage, int, int], None]
 
 JOURNAL = "unfinished.jsonl"
 """The file that holds the finished rows while a check runs, so that an interrupted check can be resumed."""
-
-Analysis: TypeAlias = Callable[[Material], DeepFinding | None]
-
-ANALYSES: Mapping[str, Analysis] = MappingProxyType({"hints": hints.find, "kinds": kinds.find})
-"""The optional analyses. Each may warn, and none fails a model."""
 
 QUICK = {"per_class": 40, "pastes": 1}
 """The most pictures per class and backgrounds per picture of a quick check."""
@@ -316,34 +310,31 @@ def _run(
     progress("measures", 0, 1)
     answers = {name: row.answers for name, row in edited.items()}
     rows = image_rows(plan, heat, answers)
-    material = Material(plan, heat, answers, sanity.mirrored)
-    found = {name: analyse(material) for name, analyse in ANALYSES.items()}
-    findings = {name: finding for name, finding in found.items() if finding is not None}
-    measures, judged = _judge(plan, rows, sanity, findings.values())
+    by_kind = kinds.find(plan, answers)
+    of_heat = [] if plan.with_regions else hints.hints(plan.data.items, heat, sanity.mirrored, plan.settings.check.seed)
+    warned = {OVERALL: [Reason(hint, hint) for hint in of_heat], **(by_kind.warnings if by_kind else {})}
+    measures, judged = _judge(plan, rows, sanity, warned)
     first = next(iter(heat.values()))
+    bare = [item.name for item in plan.data.items if plan.with_regions and not item.objects]
     return CheckResult(
         classes={name: of_class for name, of_class in measures.items() if name != OVERALL},
         overall=measures[OVERALL],
         judged=judged,
         images=tuple(rows),
         failures={name: row.error for name, row in all_heat.items() if isinstance(row, Unusable)},
-        untested=_untested(plan, edited),
+        untested={
+            **dict.fromkeys(bare, "it has no region of its class"),
+            **{name: row.why for name, row in edited.items() if row.why},
+        },
         plan=plan,
         sanity=sanity,
         method=first.method,
         layer=first.layer,
         layer_reason=first.layer_reason,
         warnings=(*_warnings(plan, heat, answers, measures[OVERALL].room), *_still_named(plan, rows, measures)),
-        findings=findings,
+        kinds=by_kind,
         reports=Reports(rendered, REPORTS[BASELINE_FILE], events),
     )
-
-
-def _untested(plan: Plan, edited: Mapping[str, EditsRow]) -> dict[str, str]:
-    """Return the pictures that could not be tested, and why. Pictures that were not drawn are not among them."""
-    why = "it has no region of its class"
-    bare = {item.name: why for item in plan.data.items if plan.with_regions and not item.objects}
-    return {**bare, **{name: row.why for name, row in edited.items() if row.why}}
 
 
 def _usable(heat: Mapping[str, HeatRow | Unusable]) -> dict[str, HeatRow]:
@@ -363,7 +354,7 @@ def _usable(heat: Mapping[str, HeatRow | Unusable]) -> dict[str, HeatRow]:
 
 
 def _judge(
-    plan: Plan, rows: list[ImageRow], sanity: Sanity, findings: Iterable[DeepFinding]
+    plan: Plan, rows: list[ImageRow], sanity: Sanity, warnings: Mapping[str, Sequence[Reason]]
 ) -> tuple[dict[str, Measures], dict[str, Judgement]]:
     """Measure and judge every class and the model."""
     settings = plan.settings
@@ -372,10 +363,6 @@ def _judge(
     exempt = {name: "expect = any" for name in plan.data.classes if settings.expects_anything(name)}
     measures = measure_all(rows, settings.limits, settings.check.seed, {*waived, *exempt}, plan.data.classes)
     measures = {name: own.of_a(detector=plan.detects) for name, own in measures.items()}
-    warnings: dict[str, list[Reason]] = defaultdict(list)
-    for finding in findings:
-        for name, reasons in finding.warnings.items():
-            warnings[name] += reasons
     judged = judge(
         measures,
         settings.limits,

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from camkit.background.baseline import Change
-from camkit.background.deep import DeepFinding
-from camkit.background.deep.kinds import Kinds
 from camkit.background.effects import OVERALL, Measures, measure_all
+from camkit.background.kinds import Kinds
 from camkit.background.pictures import ImageRow
 from camkit.background.plan import Plan
 from camkit.background.rule import Judgement, worst_first
@@ -80,7 +79,7 @@ class CheckResult(Tabular):
         run: when and how the check was run.
         inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
             the JUnit XML.
-        findings: what the optional analyses found, by name.
+        kinds: the accuracy of each class on each place that the data names; None if it names none.
         reports: the functions that write the reports, ``save`` all of them and ``to_dict`` the JSON.
     """
 
@@ -102,7 +101,7 @@ class CheckResult(Tabular):
     change: Change | None = None
     fail_on_worse: bool = False
     inconclusive: Inconclusive = "fail"
-    findings: Mapping[str, DeepFinding] = field(default_factory=dict)
+    kinds: Kinds | None = None
     reports: Reports | None = None
 
     def __repr__(self) -> str:
@@ -149,12 +148,6 @@ class CheckResult(Tabular):
     def regressed(self) -> Sequence[str]:
         """What got worse than in the baseline, in words; empty unless the check was told to fail such a model."""
         return self.change.worse if self.fail_on_worse and self.change is not None else ()
-
-    @property
-    def kinds(self) -> Kinds | None:
-        """The accuracy of each class on each place that the data names; None if it names none."""
-        found = self.findings.get("kinds")
-        return found if isinstance(found, Kinds) else None
 
     def assert_ok(self, *, inconclusive: Inconclusive | None = None) -> None:
         """Do nothing if the model may ship, and raise otherwise; for tests.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections import Counter
@@ -28,7 +29,7 @@ from camkit.images.regions import Shades
 from camkit.targets import Scores, Target
 from camkit.targets.boxes import ranked_box
 from camkit.targets.outputs import detections_of
-from camkit.types import Failure, Pixels
+from camkit.types import Pixels
 
 THUMBNAILS = 12
 """Pictures shown with their outline: enough to notice that the regions are shifted."""
@@ -101,14 +102,8 @@ class Strip:
 
     @property
     def sentence(self) -> str:
-        """The answers in words."""
-        answers = [
-            f"{panel.title}: {panel.answer}"
-            + ("" if panel.probability is None else f" ({panel.probability:.0%} {self.row.label})")
-            for panel in self.panels
-            if panel.answer
-        ]
-        return "; ".join([self.title, *answers])
+        """What the triptych shows, for pages without pictures, such as GitHub's job summaries."""
+        return "; ".join([self.title, *(f"{panel.title}: {panel.comment[0]}" for panel in self.triptych)])
 
 
 class Showcase:
@@ -123,12 +118,15 @@ class Showcase:
         self._plan = result.plan
         self._experiment = Experiment(result.plan)
         self._items = {item.name: item for item in result.plan.data.items}
+        self._pasted = [row for row in result.images if row.same]
+        self._named = functools.cache(functools.partial(named_without_object, result.images))
 
     @functools.cached_property
     def strips(self) -> list[Strip]:
         """The worst offenders: the answers that changed most with the background, of every class in turn."""
-        drawn = [self._strip(row, self._items[row.name]) for row in self._offenders(OFFENDERS)]
-        return [strip for strip in drawn if strip is not None]
+        offenders = sorted((row for row in self._pasted if self._offence(row)[0] > 0), key=lambda row: row.name)
+        worst = _classes_in_turn(sorted(offenders, key=self._offence, reverse=True))[:OFFENDERS]
+        return list(filter(None, map(self._strip, worst)))
 
     @functools.cached_property
     def triptychs(self) -> list[Strip]:
@@ -138,7 +136,7 @@ class Showcase:
         """
         strips = self.strips if self._result.verdict in ("FAIL", "WARN") else []
         shown = {strip.row.name for strip in strips}
-        unseen = [row for row in self._result.images if row.same and row.name not in shown]
+        unseen = [row for row in self._pasted if row.name not in shown]
         accuracies = {label: measures.accuracy.value for label, measures in self._result.classes.items()}
         unseen.sort(
             key=lambda row: (
@@ -151,25 +149,15 @@ class Showcase:
             reverse=True,
         )
         missing = _classes_in_turn(unseen)[: max(0, TRIPTYCHS - len(strips))]
-        drawn = [*strips, *filter(None, (self._strip(row, self._items[row.name]) for row in missing))]
-        full = [strip for strip in drawn if len(strip.triptych) > 1]
-        if not strips:
-            return full[:TRIPTYCHS]
-        ranked = sorted(full, key=lambda strip: (strip.persuasion, self._is_typical(strip.row)), reverse=True)
-        turns = {row.name: turn for turn, row in enumerate(_classes_in_turn([strip.row for strip in ranked]))}
-        return sorted(ranked, key=lambda strip: (not strip.persuasion[0], turns[strip.row.name]))[:TRIPTYCHS]
-
-    @functools.cached_property
-    def _named(self) -> dict[str, tuple[int, int]]:
-        """For each class, on how many pictures the model names it without the object, and how many were tried."""
-        return {
-            label: named_without_object(self._result.images, label)
-            for label in {row.label for row in self._result.images}
-        }
+        full = [strip for strip in (*strips, *map(self._strip, missing)) if strip and len(strip.triptych) > 1]
+        if strips:
+            full.sort(key=lambda strip: (strip.persuasion, self._is_typical(strip.row)), reverse=True)
+            full = sorted(_classes_in_turn(full, attrgetter("row.label")), key=lambda strip: not strip.persuasion[0])
+        return full[:TRIPTYCHS]
 
     def _is_typical(self, row: ImageRow) -> bool:
         """Return whether the model names the class without the object, or not, as on most pictures of the class."""
-        named, pictures = self._named[row.label]
+        named, pictures = self._named(row.label)
         return (row.label in row.named.values()) == (2 * named > pictures)
 
     def thumbnails(self) -> list[Panel]:
@@ -194,12 +182,6 @@ class Showcase:
         )
         return list(itertools.islice(drawn, FLIPS))
 
-    def _offenders(self, most: int) -> list[ImageRow]:
-        """Return the worst offender of each class, the worst first; then the second of each class, and so on."""
-        offenders = [row for row in self._result.images if row.same and self._offence(row)[0] > 0]
-        offenders.sort(key=lambda row: row.name)
-        return _classes_in_turn(sorted(offenders, key=self._offence, reverse=True))[:most]
-
     def _offence(self, row: ImageRow) -> tuple[float, bool, float]:
         """Return how much a picture speaks against the model: its gap, then whether the third panel is typical.
 
@@ -208,8 +190,9 @@ class Showcase:
         gap = min(row.same[fill] - row.other[fill] for fill in row.same)
         return gap, self._is_typical(row), row.area or 0.0
 
-    def _strip(self, row: ImageRow, item: Item) -> Strip | None:
+    def _strip(self, row: ImageRow) -> Strip | None:
         """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
+        item = self._items[row.name]
         edits, picture = self._experiment.edits(item, wanted=1), self._experiment.load(item)
         if not edits or picture is None:
             return None
@@ -241,7 +224,7 @@ class Showcase:
         if edit.fill == BLUR:
             return ""
         if edit.arm == "removed":
-            named, pictures = self._named[row.label]
+            named, pictures = self._named(row.label)
             return f"{self._plan.removed} ({row.label} is named in {named} of {pictures} such pictures)"
         if edit.arm in ("same", "other"):
             on = "with a ring of class" if edit.fill == RING else "on a background of class"
@@ -251,24 +234,17 @@ class Showcase:
         return ""
 
     def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:
-        explanation = self._explained(item)
+        """Draw the heat of the picture's class; a detector's is that of its best box of this class."""
+        plan, explanation = self._plan, None
+        options = {"target": _BestBox(plan.matched.indices[item.label])} if plan.detects else {}
+        with contextlib.suppress(*[Exception] * plan.detects):  # it may have no layers, or code without gradients
+            explanation = next(plan.explain([item], **options)) if plan.explains else None
         if not isinstance(explanation, Explanation):
             return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
         drawn = overlay.render(in_levels(picture.shades, picture.tensor), explanation.heatmap, None)
-        of = f"heat of the best {item.label} box" if self._plan.detects else f"heat for {item.label}"
+        of = f"heat of the best {item.label} box" if plan.detects else f"heat for {item.label}"
         title = of + ("" if explanation.status == "ok" else ": no evidence")
         return Panel(title, self._with_wanted(item, drawn))
-
-    def _explained(self, item: Item) -> Explanation | Failure | None:
-        """Explain a picture's class, or a detector's best box of this class; None if the model cannot be explained."""
-        if not self._plan.explains:
-            return None
-        if not self._plan.detects:
-            return next(self._plan.explain([item]))
-        try:
-            return next(self._plan.explain([item], target=_BestBox(self._plan.matched.indices[item.label])))
-        except Exception:  # noqa: BLE001 - a detector may have no layers, or code that takes no gradients
-            return None
 
 
 @dataclass(frozen=True)
@@ -310,7 +286,9 @@ def in_levels(shades: Shades, tensor: Float[Tensor, "c h w"]) -> Pixels:
 
 def _with_outline(picture: PreparedPicture) -> Pixels:
     """Draw the region's outline onto the picture. A small picture is enlarged first."""
-    pixels, _ = _enlarged(picture)
+    pixels = in_levels(picture.shades, picture.tensor)
+    factor = max(1, round(_SIDE / max(pixels.shape[:2])))
+    pixels = np.asarray(cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST))
     if picture.region is None:
         return pixels
     region = cv2.resize(
@@ -319,10 +297,3 @@ def _with_outline(picture: PreparedPicture) -> Pixels:
     edges, _ = cv2.findContours(region, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
     cv2.drawContours(pixels, edges, -1, _LINE, 2)
     return pixels
-
-
-def _enlarged(picture: PreparedPicture) -> tuple[Pixels, int]:
-    """Return a picture as the model sees it, a small one enlarged, and the factor."""
-    pixels = in_levels(picture.shades, picture.tensor)
-    factor = max(1, round(_SIDE / max(pixels.shape[:2])))
-    return np.asarray(cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)), factor

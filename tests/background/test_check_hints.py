@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 import camkit
 from camkit.background.answers import Answer
 from camkit.background.data import Item
-from camkit.background.deep.hints import hints
+from camkit.background.hints import hints
 from camkit.background.heat import HeatInRing, HeatRow
 from camkit.background.sanity import MirrorTest, compare_mirrored
 from camkit.demo.scenes import write_scenes

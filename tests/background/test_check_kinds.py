@@ -13,7 +13,7 @@ from torch import nn
 
 import camkit
 from camkit.background.check import plan_check
-from camkit.background.deep.kinds import Kind, PastedAnswer, measure_kinds
+from camkit.background.kinds import Kind, PastedAnswer, measure_kinds
 
 SIDE, PER_KIND = 32, 12
 PATCH = (slice(0, 6), slice(0, 32))
@@ -118,7 +118,7 @@ def test_the_worst_pair_is_the_one_that_was_built_in(misled):
 
     assert (worst.label, worst.kind, worst.right) == ("a", "red", 0)
     assert worst.elsewhere == 1
-    assert misled.kinds.significant
+    assert misled.kinds.bad
     assert {pair.accuracy.value for pair in misled.kinds.pairs if pair != worst} == {1.0}
 
 
@@ -141,7 +141,7 @@ def test_there_are_no_kinds_if_the_data_names_no_place(folder):
 def test_a_model_that_does_not_use_backgrounds_gets_no_warning(folder):
     result = checked(folder, ReadsDisc(misled=False))
 
-    assert not result.kinds.significant
+    assert not result.kinds.bad
     assert result.kinds.warnings == {}
     assert {pair.accuracy.value for pair in result.kinds.pairs} == {1.0}
 
@@ -207,7 +207,7 @@ def test_a_pair_is_compared_with_the_same_class_on_the_other_kinds():
     found = measure_kinds(KINDS, answers_of({("b", "x"): 0.5}), 0.1, 0.05, 0)
 
     assert (found.worst.label, found.worst.kind) == ("b", "x")
-    assert found.significant
+    assert found.bad
     assert found.worst.loss.low > 0
     easy_class = found.pair("a", "x")
     assert easy_class.p > 0.05
@@ -226,19 +226,19 @@ def test_every_class_that_is_bad_on_a_place_warns():
 def test_a_class_that_is_hard_everywhere_is_not_significant():
     found = measure_kinds(KINDS, answers_of({("b", "x"): 0.5, ("b", "y"): 0.5}), 0.1, 0.05, 0)
 
-    assert not found.significant
+    assert not found.bad
 
 
 def test_a_small_loss_is_no_warning_however_sure():
     sure = answers_of({("b", "x"): 0.95, ("b", "y"): 1.0}, objects=3000)
 
-    assert not measure_kinds(KINDS, sure, 0.1, 0.05, 0, resamples=500).significant
+    assert not measure_kinds(KINDS, sure, 0.1, 0.05, 0, resamples=500).bad
 
 
 def test_classes_that_are_waived_and_kinds_with_few_objects_are_not_tested():
     bad = {("b", "x"): 0.2}
 
-    assert not measure_kinds(KINDS, answers_of(bad), 0.1, 0.05, 0, without=["b"]).significant
+    assert not measure_kinds(KINDS, answers_of(bad), 0.1, 0.05, 0, without=["b"]).bad
     few = measure_kinds(KINDS, answers_of(bad, objects=14), 0.1, 0.05, 0)
     assert few.worst is None
     assert few.pairs

@@ -100,10 +100,10 @@ def test_the_picture_for_a_comment_shows_the_triptychs(result, out):
     panels = [panel for strip in Showcase(result).triptychs for panel in strip.triptych]
 
     assert [panel.arm for panel in panels] == ["same", "other", "removed"] * 3
-    assert sheet.shape[1] == 800
+    assert sheet.shape[1] == 796
     assert sheet[0, 0].tolist() == [255, 255, 255]
     for panel in panels:
-        scaled = cv2.resize(panel.pixels[..., ::-1], (244, 244), interpolation=cv2.INTER_NEAREST)
+        scaled = cv2.resize(panel.pixels[..., ::-1], (260, 260), interpolation=cv2.INTER_NEAREST)
         assert cv2.matchTemplate(sheet, scaled, cv2.TM_SQDIFF_NORMED).min() < 1e-4
     assert "](evidence.png)" in (out / "summary.md").read_text()
 

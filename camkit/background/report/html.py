@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from camkit.background.answers import found_if
-from camkit.background.deep.kinds import KindPair, Kinds
 from camkit.background.effects import LEVELS, OVERALL, EffectName, Level, Measures
+from camkit.background.kinds import KindPair, Kinds
 from camkit.background.reasons import in_words, noun
 from camkit.background.report import words
 from camkit.background.result import CheckResult
 from camkit.background.rule import SHARES, VERDICTS, Judgement, worst_first
-from camkit.background.showcase import Panel, Showcase, Strip
+from camkit.background.showcase import Showcase
 from camkit.drawing.encode import as_address
 from camkit.kit import wording
 from camkit.kit.pages import templates
@@ -98,6 +98,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         showcase: its pictures; None draws them.
     """
     environment = templates("camkit.background.report")
+    environment.filters["address"] = functools.partial(as_address, kind="jpeg")
     script = environment.get_template("check.js").render()
     plan, showcase = result.plan, showcase or Showcase(result)
     removed, flips = plan.removed, showcase.flips()
@@ -113,14 +114,14 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         reliability=words.reliability(result.verdict),
         labs=words.LABS,
         labs_note=words.LABS_NOTE,
-        triptychs=[_triptych(strip) for strip in showcase.triptychs],
+        triptychs=showcase.triptychs,
         chart=_chart(result),
         chance="" if (known := result.overall.sufficiency.mean) is None else wording.share(known.accuracies[1]),
         found_if=found_if(plan.settings.check.threshold) if plan.detects else "",
         untested=words.untested(result),
         reasons=result.reasons,
         change=words.change_since_baseline(result),
-        flips=_panels(flips),
+        flips=flips,
         flips_left=0 if result.change is None else len(result.change.flips) - len(flips),
         outlined=plan.with_regions,
         reasons_by_class=[
@@ -128,7 +129,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
             for name, judgement in result.judged.items()
             if name != OVERALL and judgement.shown != "PASS"
         ][:_MOST_LISTED],
-        thumbnails=_panels(showcase.thumbnails()),
+        thumbnails=showcase.thumbnails(),
         facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *plan.data.left_out_in_words],
         warnings=[*result.warnings, *result.sanity.remarks],
         columns=[{"title": title or removed, "help": explanation} for title, explanation in _COLUMNS],
@@ -139,7 +140,7 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         verdicts=VERDICTS,
         limits=_limits(result),
         kinds=_kinds(result),
-        strips=[_strip(strip) for strip in showcase.strips],
+        strips=showcase.strips,
         references=words.REFERENCES,
         caveat=words.caveat(result),
         details=_details(result),
@@ -153,43 +154,6 @@ def _levels() -> list[tuple[Level, list[str]]]:
     """Return the rows of the table of levels: when each applies, by scope."""
     when = [{rule.level: rule.when for rule in rules} for rules in LEVELS.values()]
     return [(level, [of_scope.get(level, "never") for of_scope in when]) for level in when[0]]
-
-
-def _panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    return [
-        {"title": panel.title, "image": as_address(panel.pixels, "jpeg"), "answer": panel.answer} for panel in panels
-    ]
-
-
-def _strip(strip: Strip) -> dict[str, Any]:
-    panels = []
-    for panel in strip.panels:
-        answer = panel.answer or ""
-        if panel.probability is not None:
-            answer += f"; {strip.row.label} {panel.probability:.0%}"
-        alt = f"{panel.title} of {strip.row.name}" + (f": the model answers {answer}" if answer else "")
-        percent = 0 if panel.probability is None else round(100 * panel.probability)
-        panels.append(
-            {
-                "title": panel.title,
-                "image": as_address(panel.pixels, "jpeg"),
-                "answer": answer,
-                "alt": alt,
-                "percent": percent,
-            }
-        )
-    return {"title": strip.title, "name": strip.row.name, "panels": panels}
-
-
-def _triptych(strip: Strip) -> dict[str, Any]:
-    """Return the object on its own background, on another one, and the picture without it, with the answers."""
-    panels = []
-    for panel in strip.triptych:
-        answer, style = panel.comment
-        alt = f"{panel.title}: the model answers {panel.answer}, {'right' if panel.right else 'wrong'}"
-        shown = {"title": panel.title, "image": as_address(panel.pixels, "jpeg"), "answer": answer, "alt": alt}
-        panels.append(shown | {"style": style or "soft"})
-    return {"label": strip.row.label, "panels": panels}
 
 
 _LEAST_AXIS = (-0.2, 0.4)
@@ -266,7 +230,7 @@ def _kinds(result: CheckResult) -> dict[str, Any]:
     found = result.kinds or Kinds()
     return {
         "sentences": [] if result.kinds is None else found.sentences,
-        "on_top": found.significant and result.verdict != "PASS",
+        "on_top": bool(found.bad) and result.verdict != "PASS",
         "table": _pairs(found),
         "titles": [f"{kind.name}: {kind.pictures} pictures, {kind.origin}" for kind in found.kinds],
     }

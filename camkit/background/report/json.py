@@ -64,7 +64,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "sanity": {"agreement_with_hirescam": result.sanity.agreement, "like_random_weights": result.sanity.randomised},
         "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
-        "kinds": result.findings["kinds"].as_json() if "kinds" in result.findings else None,
+        "kinds": None if result.kinds is None else result.kinds.as_json(),
         "change": None if result.change is None else asdict(result.change),
         "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
         "caveat": words.caveat(result),

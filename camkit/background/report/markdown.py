@@ -6,7 +6,7 @@ from camkit.background.effects import OVERALL, Measures
 from camkit.background.report import words
 from camkit.background.result import CheckResult
 from camkit.background.rule import Judgement
-from camkit.background.showcase import Showcase, Strip
+from camkit.background.showcase import Showcase
 from camkit.errors import as_markdown, printable
 from camkit.kit.wording import number
 
@@ -26,13 +26,13 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
     lines += [f"- {as_markdown(reason)}" for reason in result.reasons[: words.MOST_REASONS]]
     if len(result.reasons) > words.MOST_REASONS:
         lines.append(f"- and {len(result.reasons) - words.MOST_REASONS} more, in {words.PAGE}")
-    lines += [f"- {as_markdown(text)}" for finding in result.findings.values() for text in finding.sentences]
+    lines += [f"- {as_markdown(text)}" for text in (result.kinds.sentences if result.kinds else ())]
     lines += [f"- {as_markdown(change)}"] if (change := words.change_since_baseline(result)) else []
     lines += [
         "",
         f"![The objects on their own and on other backgrounds, and without them: {words.PICTURE}]({words.PICTURE})",
         "",
-        *(f"- {as_markdown(_answers(strip))}" for strip in (showcase or Showcase(result)).triptychs),
+        *(f"- {as_markdown(strip.sentence)}" for strip in (showcase or Showcase(result)).triptychs),
         "",
         "| class | verdict | pictures | accuracy | background gap | attraction "
         f"| {result.plan.removed} | skill | excluded above | more pictures |",
@@ -50,11 +50,6 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _answers(strip: Strip) -> str:
-    """Return what a triptych shows, for pages without pictures, such as GitHub's job summaries."""
-    return "; ".join([strip.title, *(f"{panel.title}: {panel.comment[0]}" for panel in strip.triptych)])
 
 
 def _row(measures: Measures, judgement: Judgement) -> str:

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
+
+import numpy as np
 
 from camkit.background.report import words
 from camkit.background.result import CheckResult
-from camkit.background.showcase import Panel, Showcase, Strip
+from camkit.background.showcase import Panel, Showcase
 from camkit.drawing.encode import encode
-from camkit.drawing.figure import fitted
-from camkit.drawing.text import AMBER, GREY, INK, Canvas, Colour, wrapped
-from camkit.types import Pixels
+from camkit.drawing.text import GREY, Colour, wrapped
+from camkit.kit.tiles import Tile, contact_sheet
 
-_WIDTH = 800
-"""About as wide as a comment on GitHub, so that nothing is reduced there."""
+_COLUMNS, _SIDE, _SIZE = 3, 260, 14
+"""Three pictures are about as wide as a comment on GitHub, so that nothing is reduced there."""
 
-_MARGIN, _GAP = 20, 14
-_SIDE = (_WIDTH - 2 * _MARGIN - 2 * _GAP) // 3
-"""The longer side of each of the three pictures in a row."""
+_MOST_LINES = 5
 
-_LARGE, _SMALL = 20, 15
-"""Font sizes."""
-_LEADING = 1.4
-"""The distance of lines, in font sizes."""
-_HEAD_LINES, _TITLE_LINES = 5, 2
+_COLOURS: Mapping[str, Colour] = MappingProxyType({"FAIL": (179, 38, 30), "PASS": (27, 107, 58), "": GREY})
 
-_COLOURS: Mapping[str, Colour] = MappingProxyType(
-    {"FAIL": (179, 38, 30), "WARN": AMBER, "PASS": (27, 107, 58), "INCONCLUSIVE": (63, 85, 115), "": GREY}
-)
+_NOTHING = Tile(np.full((1, 1, 3), 255, np.uint8))
+"""Fills a row whose picture has fewer edits."""
 
 
 def render(result: CheckResult, showcase: Showcase | None = None) -> bytes:
@@ -39,64 +32,20 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> bytes:
         result: the check.
         showcase: its pictures; None draws them.
     """
-    triptychs = (showcase or Showcase(result)).triptychs
-    head = [
-        *_lines(f"{result.verdict}: {words.sentence(result)}", _LARGE, _COLOURS[result.verdict], _HEAD_LINES),
-        *_lines(words.why_undecided(result), _SMALL, INK, _HEAD_LINES),
-        *(line for change in result.regressed for line in _lines(change, _SMALL, AMBER, _TITLE_LINES)),
-        *_lines(f"camkit check of {result.plan.model.name} on {result.plan.data.root.name}", _SMALL, GREY, 1),
+    texts = [
+        f"{result.verdict}: {words.sentence(result)}",
+        words.why_undecided(result),
+        *result.regressed,
+        f"camkit check of {result.plan.model.name} on {result.plan.data.root.name}",
     ]
-    return encode(_stacked([_block(head), *map(_triptych, triptychs)]))
+    title = [line for text in texts for line in wrapped(text, _COLUMNS * _SIDE, _SIZE + 1, _MOST_LINES)]
+    tiles: list[Tile] = []
+    for strip in (showcase or Showcase(result)).triptychs:
+        tiles += [_tile(strip.row.label, panel) for panel in strip.triptych]
+        tiles += [_NOTHING] * (_COLUMNS - len(strip.triptych))
+    return encode(contact_sheet(tiles, _COLUMNS, "\n".join(title), side=_SIDE, size=_SIZE))
 
 
-_Line = tuple[str, int, Colour]
-"""A line of text with its font size and colour."""
-
-
-def _lines(text: str, size: int, colour: Colour, most: int, width: int = _WIDTH - 2 * _MARGIN) -> list[_Line]:
-    return [(line, size, colour) for line in wrapped(text, width, size, most)]
-
-
-def _triptych(strip: Strip) -> Pixels:
-    """Draw a picture's edits side by side, with the answer to each below it."""
-    shown = [(fitted(panel.pixels, _SIDE), _caption(panel)) for panel in strip.triptych]
-    top, height = _SMALL * _LEADING, max(pixels.shape[0] for pixels, _ in shown)
-    below = max(_height(caption) for _, caption in shown)
-    canvas = Canvas(_WIDTH, round(top + height + below) + _GAP)
-    _write(canvas, _MARGIN, 0, [(strip.row.label, _SMALL, INK)])
-    for left, (pixels, caption) in zip(itertools.count(_MARGIN, _SIDE + _GAP), shown, strict=False):
-        canvas.picture(left, round(top), pixels)
-        _write(canvas, left, top + height, caption)
-    return canvas.pixels()
-
-
-def _caption(panel: Panel) -> list[_Line]:
+def _tile(label: str, panel: Panel) -> Tile:
     answer, verdict = panel.comment
-    return [*_lines(answer, _SMALL, _COLOURS[verdict], 1, _SIDE), *_lines(panel.title, _SMALL, GREY, 3, _SIDE)]
-
-
-def _height(lines: Sequence[_Line]) -> float | int:
-    return sum(size * _LEADING for _, size, _ in lines)
-
-
-def _block(lines: Sequence[_Line]) -> Pixels:
-    canvas = Canvas(_WIDTH, round(_height(lines)))
-    _write(canvas, _MARGIN, 0, lines)
-    return canvas.pixels()
-
-
-def _write(canvas: Canvas, left: int, top: float | int, lines: Sequence[_Line]) -> None:
-    for line, size, colour in lines:
-        canvas.text(left, top + size * _LEADING / 2, line, size=size, colour=colour)
-        top += size * _LEADING
-
-
-def _stacked(blocks: Sequence[Pixels]) -> Pixels:
-    """Put pictures of the same width below one another, with a margin."""
-    tops: Iterator[int] = itertools.accumulate((block.shape[0] + _GAP for block in blocks), initial=_MARGIN)
-    placed = list(zip(tops, blocks, strict=False))
-    last, block = placed[-1]
-    canvas = Canvas(_WIDTH, last + block.shape[0] + _GAP)
-    for top, pixels in placed:
-        canvas.picture(0, top, pixels)
-    return canvas.pixels()
+    return Tile(panel.pixels, f"{label}: {panel.title.partition(' (')[0]}", answer, _COLOURS[verdict])

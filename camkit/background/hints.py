@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from camkit.background.data import Item
-from camkit.background.deep import DeepFinding, Material
-from camkit.background.effects import OVERALL
 from camkit.background.heat import HeatInRing, HeatRow
-from camkit.background.reasons import Reason
 from camkit.background.sanity import MirrorTest
 from camkit.kit.statistics import bootstrap_sums, group_numbers, interval
 
@@ -28,30 +24,6 @@ SAME_CELL = 0.5
 
 ALIKE = 0.05
 """Mean difference of brightness (0..1) from the mean patch up to which the pixels behind a cell count as the same."""
-
-
-@dataclass(frozen=True)
-class Hints(DeepFinding):
-    """The hints that the heat gives, as sentences."""
-
-    found: tuple[str, ...]
-
-    @property
-    def warnings(self) -> dict[str, list[Reason]]:
-        """Each hint, as a warning of all classes together."""
-        return {OVERALL: [Reason(hint, hint) for hint in self.found]}
-
-    def as_json(self) -> list[str]:
-        """Return the hints."""
-        return list(self.found)
-
-
-def find(material: Material) -> Hints | None:
-    """Find the hints that the heat gives; None if it is compared with regions."""
-    plan = material.plan
-    if plan.with_regions:
-        return None
-    return Hints(tuple(hints(plan.data.items, material.heat, material.mirrored, plan.settings.check.seed)))
 
 
 def hints(items: Sequence[Item], rows: Mapping[str, HeatRow], mirrored: MirrorTest | None, seed: int) -> list[str]:

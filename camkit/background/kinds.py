@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from camkit.background.data import Item
-from camkit.background.deep import DeepFinding, Material
 from camkit.background.experiment import Answers
 from camkit.background.plan import Plan
 from camkit.background.reasons import Reason
@@ -95,7 +94,7 @@ class KindPair:
 
 
 @dataclass(frozen=True)
-class Kinds(DeepFinding):
+class Kinds:
     """The answers to each class on each kind of background.
 
     Attributes:
@@ -110,15 +109,6 @@ class Kinds(DeepFinding):
     pairs: tuple[KindPair, ...] = ()
     worst: KindPair | None = None
     bad: tuple[KindPair, ...] = ()
-
-    @property
-    def significant(self) -> bool:
-        """Whether the worst pair is significantly bad."""
-        return bool(self.bad)
-
-    def of(self, name: str) -> Kind:
-        """Return a kind by its name."""
-        return next(kind for kind in self.kinds if kind.name == name)
 
     def pair(self, label: str, kind: str) -> KindPair | None:
         """Return a class on a kind; None if the class was not shown on it."""
@@ -140,17 +130,18 @@ class Kinds(DeepFinding):
             )
         if self.worst is None:
             return ("No class was shown often enough on one kind of background to test its accuracy there.",)
-        verdict = "significantly lower" if self.significant else "not significantly lower by more than the limit"
+        verdict = "significantly lower" if self.bad else "not significantly lower by more than the limit"
         return (
             f"Worst pair of class and kind: {self.in_words(self.worst)} ({verdict}).",
-            *((f"Collect pictures of {self.worst.label} on backgrounds of this kind.",) if self.significant else ()),
+            *((f"Collect pictures of {self.worst.label} on backgrounds of this kind.",) if self.bad else ()),
         )
 
     def in_words(self, pair: KindPair) -> str:
         """Return the accuracy of a pair that was tested, and that on the other kinds, in words."""
+        origin = next(kind.origin for kind in self.kinds if kind.name == pair.kind)
         return (
             f"the model recognises {pair.accuracy.value:.0%} of the {pair.label} objects on backgrounds from "
-            f"{pair.kind} ({self.of(pair.kind).origin}) and {pair.elsewhere:.0%} elsewhere"
+            f"{pair.kind} ({origin}) and {pair.elsewhere:.0%} elsewhere"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -176,14 +167,13 @@ class PastedAnswer(NamedTuple):
     right: bool
 
 
-def find(material: Material) -> Kinds | None:
+def find(plan: Plan, answers: Mapping[str, Answers]) -> Kinds | None:
     """Find the places of the backgrounds, and measure each class on each of them.
 
     Returns:
         None if the data has no regions or names no place, or if no object was pasted on a background.
     """
-    plan = material.plan
-    lenders = {edit.lender for answers in material.answers.values() for edit in answers}
+    lenders = {edit.lender for of_picture in answers.values() for edit in of_picture}
     backgrounds = [item for item in plan.backgrounds if item.name in lenders]
     if not plan.with_regions or not any(item.place for item in backgrounds):
         return None
@@ -197,9 +187,9 @@ def find(material: Material) -> Kinds | None:
         return Kinds()
     names = {kind.name for kind in kinds}
     kind_of = {item.name: item.place for item in backgrounds if item.place in names}
-    answers = list(_pasted_answers(plan, material.answers, kind_of))
+    pasted = list(_pasted_answers(plan, answers, kind_of))
     limits, waived = plan.settings.limits, plan.settings.waived(plan.today)
-    return measure_kinds(kinds, answers, limits.gap, limits.alpha, plan.settings.check.seed, waived)
+    return measure_kinds(kinds, pasted, limits.gap, limits.alpha, plan.settings.check.seed, waived)
 
 
 def _kind(name: str, items: Sequence[Item]) -> Kind:
