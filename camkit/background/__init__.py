@@ -9,6 +9,6 @@ How a labelled folder becomes a verdict, step by step:
 - ``edits``, ``cues``, ``experiment``: what is changed in the pictures of the sample, and what the model answers.
 - ``pictures``, ``effects``: a row of measures for each picture, and what follows for each class and for all together.
 - ``rule``, ``reasons``: the verdict, and why.
-- ``deep``: optional analyses that may warn, or explain a verdict. ``baseline`` compares with an earlier check.
+- ``kinds``: the accuracy of each class on each place that the data names. ``baseline`` compares with an earlier check.
 - ``result``, ``report``, ``showcase``: what leaves.
 """

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import torch
 
-from camkit.background import hints, kinds
+from camkit.background import kinds
 from camkit.background.answers import NO_ANSWER
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
 from camkit.background.classes import ClassMap, match_classes, parse_class_map, question_order, read_class_map
@@ -311,9 +311,7 @@ def _run(
     answers = {name: row.answers for name, row in edited.items()}
     rows = image_rows(plan, heat, answers)
     by_kind = kinds.find(plan, answers)
-    of_heat = [] if plan.with_regions else hints.hints(plan.data.items, heat, sanity.mirrored, plan.settings.check.seed)
-    warned = {OVERALL: [Reason(hint, hint) for hint in of_heat], **(by_kind.warnings if by_kind else {})}
-    measures, judged = _judge(plan, rows, sanity, warned)
+    measures, judged = _judge(plan, rows, sanity, {} if by_kind is None else by_kind.warnings)
     first = next(iter(heat.values()))
     bare = [item.name for item in plan.data.items if plan.with_regions and not item.objects]
     return CheckResult(

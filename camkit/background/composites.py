@@ -10,6 +10,7 @@ import cv2
 from jaxtyping import Float
 from torch import Tensor
 
+from camkit.background.data import Item
 from camkit.background.experiment import Experiment
 from camkit.background.plan import Plan
 from camkit.background.showcase import in_levels
@@ -31,16 +32,14 @@ class Composite:
     Attributes:
         tensor: the model's input (C, H, W).
         shades: what the preprocessing makes of black and white.
-        label: the object's class.
-        group: the object's group.
+        item: the object's picture.
         background: the class of the picture behind the object.
         fill: how the background's own object was filled in; ORIGINAL for an unedited picture.
     """
 
     tensor: Float[Tensor, "c h w"]
     shades: Shades
-    label: str
-    group: str
+    item: Item
     background: str
     fill: str
 
@@ -57,11 +56,10 @@ def composites(plan: Plan, progress: Callable[[int, int], None]) -> Iterator[Com
         picture = experiment.load(item)
         if picture is None:
             continue
-        own = (picture.shades, item.label, item.group)
-        yield Composite(picture.tensor, *own, item.label, ORIGINAL)
+        yield Composite(picture.tensor, picture.shades, item, item.label, ORIGINAL)
         for edit, make in experiment.edits(item, wanted).items():
             if edit.arm in ("same", "other"):
-                yield Composite(make(), *own, labels[edit.lender], edit.fill)
+                yield Composite(make(), picture.shades, item, labels[edit.lender], edit.fill)
 
 
 def export(plan: Plan, folder: Path, progress: Callable[[int, int], None]) -> int:
@@ -74,11 +72,11 @@ def export(plan: Plan, folder: Path, progress: Callable[[int, int], None]) -> in
     """
     lines = [csv_line(("path", "label", "group", "background", "fill"))]
     for number, made in enumerate(composites(plan, progress), start=1):
-        path = Path(made.label) / f"{number:06d}.png"
+        path = Path(made.item.label) / f"{number:06d}.png"
         pixels = in_levels(made.shades, made.tensor)
         # Without the mark of a drawing, by which camkit would leave these pictures out of a folder.
         write_file(folder / path, cv2.imencode(".png", pixels[..., ::-1])[1].tobytes())
-        cells = path, made.label, made.group, made.background, made.fill
+        cells = path, made.item.label, made.item.group, made.background, made.fill
         lines.append(csv_line(as_cell(text_of(cell)) for cell in cells))
     write_file(folder / "labels.csv", lines)
     return len(lines) - 1

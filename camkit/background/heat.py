@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
@@ -22,7 +21,6 @@ from torch import Tensor
 
 from camkit.background.answers import NO_ANSWER, Answer, answers_of
 from camkit.background.data import Item
-from camkit.background.edits import outer_ring
 from camkit.background.journal import PictureRow, RowKind
 from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region
@@ -38,7 +36,7 @@ from camkit.kit.store import packed, unpacked
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.probabilities import ScoreReading
 from camkit.targets.scores import OfPictures, Scores, Target
-from camkit.types import EVEN, Activation, Box, Failure, Placement
+from camkit.types import EVEN, Activation, Failure, Placement
 
 
 @dataclass(frozen=True)
@@ -204,23 +202,6 @@ class MapInRegion:
 
 
 @dataclass(frozen=True, eq=False)
-class HeatInRing:
-    """Where the heat of a picture without regions lies.
-
-    Attributes:
-        share: how much of the heat lies in the outer ring.
-        area: the ring's share of the picture.
-        hottest: row and column of the map's hottest cell.
-        patch: the picture's brightness (0..1) behind that cell.
-    """
-
-    share: float
-    area: float
-    hottest: tuple[int, int]
-    patch: _Floats
-
-
-@dataclass(frozen=True, eq=False)
 class HeatRow(PictureRow):
     """What the model answers to a picture, and where its heat lies.
 
@@ -229,7 +210,6 @@ class HeatRow(PictureRow):
         status, method, layer, layer_reason: as in the picture's ``Explanation``.
         cropped: whether the objects lie outside the part of the picture that the model sees.
         in_region: the map and its region; None if there is no map or no region.
-        in_ring: where the heat lies; None if there is no map, or if the data has regions.
     """
 
     answer: Answer
@@ -239,7 +219,6 @@ class HeatRow(PictureRow):
     layer_reason: str
     cropped: bool = False
     in_region: MapInRegion | None = None
-    in_ring: HeatInRing | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,9 +231,6 @@ class Unusable(PictureRow):
 
 HEAT: RowKind[HeatRow | Unusable] = RowKind("heat", TypeAdapter(HeatRow | Unusable))
 """The rows of the heat pass."""
-
-_PATCH = 8
-"""Rows and columns to which the pixels behind a cell are resized before they are compared."""
 
 
 class CheckHeat:
@@ -313,11 +289,7 @@ class CheckHeat:
                 return _broken(item)
             about = (explanation.status, explanation.method, explanation.layer, explanation.layer_reason)
             row = HeatRow(item.name, answer, *about)
-            if item.objects:
-                return self._compared(row, item, explanation)
-            if self.plan.with_regions:
-                return row
-            return replace(row, in_ring=_in_ring(explanation, self.plan.settings.check.ring))
+            return self._compared(row, item, explanation) if item.objects else row
         except CamkitError as error:
             return _unusable(item, error)
 
@@ -360,43 +332,6 @@ def _broken(item: Item) -> Unusable:
 def _unusable(item: Item, error: CamkitError) -> Unusable:
     text = str(error).replace(str(item.path), item.name)  # the report must not depend on where the data lies
     return Unusable(item.name, text if item.name in text else f"{item.name}: {text}")
-
-
-def _in_ring(explanation: Explanation, share: float) -> HeatInRing | None:
-    """Return where the heat of a picture without regions lies; None if there is no map.
-
-    ``share`` is the width of the ring as a share of each side.
-    """
-    if explanation.status != "ok" or explanation.heatmap.ndim != 2 or explanation.picture is None:
-        return None
-    heatmap = explanation.heatmap
-    outer = outer_ring((heatmap.shape[0], heatmap.shape[1]), share).numpy()
-    row, column = map(int, np.unravel_index(int(explanation.raw.argmax()), explanation.raw.shape))
-    return HeatInRing(
-        share=float(heatmap[outer].sum() / heatmap.sum()),
-        area=float(outer.mean()),
-        hottest=(row, column),
-        patch=_patch_behind(explanation, row, column).astype(np.float32),
-    )
-
-
-def _patch_behind(explanation: Explanation, row: int, column: int) -> Float[np.ndarray, " pixels"]:
-    """Return the picture's brightness (0..1) behind a cell of the map, resized to _PATCH x _PATCH."""
-    picture = explanation.picture
-    assert picture is not None
-    box = explanation.box or Box(0, 0, picture.shape[1], picture.shape[0])
-    sides = ((box.top, box.bottom), (box.left, box.right))
-    slices = []
-    for axis, cell in enumerate((row, column)):
-        (first, last), length, side = sides[axis], picture.shape[axis], explanation.maps.size[axis]
-        places = explanation.positions[axis]
-        step = (places[-1] - places[0]) / (len(places) - 1) if len(places) > 1 else side
-        edges = (places[cell] + 0.5 - step / 2, places[cell] + 0.5 + step / 2)
-        low, high = (first + (last - first) * edge / side for edge in edges)
-        begin = min(max(0, round(low)), length - 1)
-        slices.append(slice(begin, min(length, max(begin + 1, round(high)))))
-    patch = picture[slices[0], slices[1]].astype(np.float32) / 255
-    return np.asarray(cv2.resize(patch, (_PATCH, _PATCH), interpolation=cv2.INTER_AREA)).ravel()
 
 
 class _RecordingTarget(OfPictures):

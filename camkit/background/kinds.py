@@ -110,10 +110,6 @@ class Kinds:
     worst: KindPair | None = None
     bad: tuple[KindPair, ...] = ()
 
-    def pair(self, label: str, kind: str) -> KindPair | None:
-        """Return a class on a kind; None if the class was not shown on it."""
-        return next((pair for pair in self.pairs if (pair.label, pair.kind) == (label, kind)), None)
-
     @property
     def warnings(self) -> dict[str, list[Reason]]:
         """Each class's worst pair that is significantly bad."""

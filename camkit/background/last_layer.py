@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,35 +50,8 @@ _SAME = 1e-4
 """How far a layer's output may differ from the model's, as a share of the largest."""
 
 
-@dataclass(frozen=True, eq=False)
-class LastLinear:
-    """The linear layer whose output is the model's.
-
-    Attributes:
-        name: its name.
-        trained: the outputs that the data has classes for. Their weights are trained; the others stay.
-    """
-
-    name: str
-    trained: tuple[int, ...]
-
-    def of(self, module: nn.Module) -> nn.Linear:
-        """Return the layer of a model, or of a copy of it."""
-        layer = module.get_submodule(self.name)
-        assert isinstance(layer, nn.Linear)
-        return layer
-
-    def write(self, module: nn.Module, tensors: tuple[Tensor, Tensor]) -> None:
-        """Replace the trained rows of the layer's weights (k, d) and biases (k,)."""
-        layer, rows = self.of(module), list(self.trained)
-        with torch.no_grad():
-            layer.weight[rows] = tensors[0].to(layer.weight)
-            if layer.bias is not None:
-                layer.bias[rows] = tensors[1].to(layer.bias)
-
-
-def find_last_linear(plan: Plan) -> LastLinear:
-    """Run the model on one picture, and return the linear layer whose output is the model's.
+def find_last_linear(plan: Plan) -> str:
+    """Run the model on one picture, and return the name of the linear layer whose output is the model's.
 
     Raises:
         InputError: there is none.
@@ -97,17 +70,18 @@ def find_last_linear(plan: Plan) -> LastLinear:
     with quiet_pass(module, device, "fp32"), interruptible(), forward_hooks(dict.fromkeys(names, note)):
         logits = logits_of(module(picture), 1)
     for name, outputs in calls.items():
-        if len(outputs) == 1 and outputs[0].shape == logits.shape and _alike(outputs[0], logits):
-            rows = sorted({output for indices in plan.matched.indices.values() for output in indices})
-            return LastLinear(name, tuple(rows))
+        alike = len(outputs) == 1 and outputs[0].shape == logits.shape
+        if alike and bool((outputs[0] - logits).abs().max() <= _SAME * logits.abs().max()):
+            return name
     raise InputError(
         "the output of this model is not that of a linear layer, so it cannot be mended; write the pasted pictures "
         "with --export, and train the model on them"
     )
 
 
-def _alike(output: Tensor, logits: Tensor) -> bool:
-    return bool((output - logits).abs().max() <= _SAME * logits.abs().max())
+def trained_rows(plan: Plan) -> list[int]:
+    """Return the outputs that the data has classes for. Their weights are trained; the others stay."""
+    return sorted({output for indices in plan.matched.indices.values() for output in indices})
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,22 +110,6 @@ class Examples:
     folds: Int[Tensor, " n"]
     before: tuple[Float[Tensor, "k d"], Float[Tensor, " k"]]
 
-    def part(self, chosen: Bool[Tensor, " n"]) -> Examples:
-        """Return some of the examples."""
-        rows = chosen.nonzero()[:, 0].tolist()
-        weights = self.weights[chosen]
-        return replace(
-            self,
-            features=self.features[chosen],
-            own=self.own[chosen],
-            rest=self.rest[chosen],
-            highest=self.highest[chosen],
-            weights=weights / weights.sum(),
-            pairs=[self.pairs[row] for row in rows],
-            original=self.original[chosen],
-            folds=self.folds[chosen],
-        )
-
     def right(self, tensors: tuple[Tensor, Tensor]) -> Bool[Tensor, " n"]:
         """Return which examples a layer with these trained rows classifies rightly."""
         logits = self.features @ tensors[0].T + tensors[1]
@@ -160,36 +118,33 @@ class Examples:
         return best > torch.maximum(others, self.highest)
 
 
-def inputs_of(plan: Plan, linear: LastLinear, pasted: Iterable[Composite]) -> Examples:
-    """Run the model once on each picture, and return the inputs of its last linear layer."""
+def inputs_of(plan: Plan, name: str, pasted: Iterable[Composite]) -> Examples:
+    """Run the model once on each picture, and return the inputs of its last linear layer, which has this name."""
     module, device = plan.model.module, device_of(plan.model.module)
-    layer, found = linear.of(module), list[Tensor]()
-    pairs: list[tuple[str, str]] = []
-    groups: list[str] = []
-    original: list[bool] = []
+    layer, found = module.get_submodule(name), list[Tensor]()
+    assert isinstance(layer, nn.Linear)
+    shown: list[tuple[tuple[str, str], str, bool]] = []
 
     def note(_: nn.Module, inputs: Any, __: Any) -> None:
         found.append(inputs[0].detach())
 
     with forward_hooks({layer: note}):
         for batch in batches_of_one_shape(pasted, plan.batch_size):
-            pairs += [(made.label, made.background) for made in batch]
-            groups += [made.group for made in batch]
-            original += [made.fill == ORIGINAL for made in batch]
+            shown += [((made.item.label, made.background), made.item.group, made.fill == ORIGINAL) for made in batch]
             inputs = torch.stack([made.tensor for made in batch])
             with quiet_pass(module, device, "fp32"), interruptible():
                 module(inputs.to(device, dtype_of(module)))
-    features = torch.cat(found).double().cpu()
+    pairs, groups, original = zip(*shown, strict=True)
+    features, rows = torch.cat(found).double().cpu(), trained_rows(plan)
     weight = layer.weight.detach().double().cpu()
     bias = torch.zeros(len(weight)).double() if layer.bias is None else layer.bias.detach().double().cpu()
-    fixed = [row for row in range(len(weight)) if row not in linear.trained]
+    fixed = [row for row in range(len(weight)) if row not in rows]
     others = features @ weight[fixed].T + bias[fixed]
     nothing = torch.full((len(features),), float("-inf"), dtype=torch.float64)
     indices = plan.matched.indices
-    own = torch.tensor([[row in indices[label] for row in linear.trained] for label, _ in pairs])
+    own = torch.tensor([[row in indices[label] for row in rows] for label, _ in pairs])
     seed = plan.settings.check.seed
     folds = [zlib.crc32(f"{seed} {group}".encode(errors="surrogateescape")) % _FOLDS for group in groups]
-    rows = list(linear.trained)
     return Examples(
         features,
         own,
@@ -207,20 +162,21 @@ def _weights(pairs: Sequence[tuple[str, str]], original: Sequence[bool]) -> Floa
     """Return the weights of pictures (n,), which sum to 1; the unedited ones have a fixed share together."""
     weights, kept = torch.zeros(len(pairs), dtype=torch.float64), torch.tensor(original)
     for chosen, share in ((kept, _SHARE_OF_ORIGINALS), (~kept, 1 - _SHARE_OF_ORIGINALS)):
-        weights[chosen] = share * _balanced([pairs[row] for row in chosen.nonzero()[:, 0].tolist()])
+        some = [pairs[row] for row in chosen.nonzero()[:, 0].tolist()]
+        count = Counter(some)  # each class has the same weight, and in it each background
+        backgrounds = Counter(label for label, _ in count)
+        balanced = torch.tensor([1 / (count[pair] * backgrounds[pair[0]]) for pair in some], dtype=torch.float64)
+        weights[chosen] = share * (balanced / balanced.sum())
     return weights / weights.sum()
 
 
-def _balanced(pairs: Sequence[tuple[str, str]]) -> Float[Tensor, " n"]:
-    """Give each class the same weight, and in it each background."""
-    count = Counter(pairs)
-    backgrounds = Counter(label for label, _ in count)
-    weights = torch.tensor([1 / (count[pair] * backgrounds[pair[0]]) for pair in pairs], dtype=torch.float64)
-    return weights / weights.sum()
-
-
-def fit(examples: Examples, strength: float, start: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-    """Train the rows of a layer anew by cross-entropy, and return their weights (k, d) and biases (k,).
+def fit(
+    examples: Examples,
+    strength: float,
+    start: tuple[Tensor, Tensor] | None = None,
+    used: Bool[Tensor, " n"] | slice = slice(None),
+) -> tuple[Tensor, Tensor]:
+    """Train the rows of a layer anew by cross-entropy on the ``used`` examples; return their weights and biases.
 
     The loss is the weighted mean of -log p(own class), plus ``strength`` times the mean squared change of the logits
     that the change of each weight alone makes, summed over the weights of an output. The loss has one minimum;
@@ -228,20 +184,22 @@ def fit(examples: Examples, strength: float, start: tuple[Tensor, Tensor] | None
     """
     old_weight, old_bias = examples.before
     weight, bias = start or examples.before
-    scale = examples.features.square().mean(0).sqrt()
+    features, own, rest = examples.features[used], examples.own[used], examples.rest[used]
+    weights = examples.weights[used] / examples.weights[used].sum()
+    scale = features.square().mean(0).sqrt()
     change, shift = ((weight - old_weight) * scale).requires_grad_(), (bias - old_bias).requires_grad_()
     # In units of the features' own scale, the pull is the same for all weights, and L-BFGS needs fewer steps.
-    scaled = examples.features / scale.clamp_min(1e-12) * (scale > 0)
-    before = examples.features @ old_weight.T + old_bias
+    scaled = features / scale.clamp_min(1e-12) * (scale > 0)
+    before = features @ old_weight.T + old_bias
     optimiser = torch.optim.LBFGS([change, shift], max_iter=_STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimiser.zero_grad()
         logits = before + scaled @ change.T + shift
-        own = logits.masked_fill(~examples.own, float("-inf")).logsumexp(1)
-        everything = torch.logaddexp(logits.logsumexp(1), examples.rest)
+        of_class = logits.masked_fill(~own, float("-inf")).logsumexp(1)
+        everything = torch.logaddexp(logits.logsumexp(1), rest)
         pull = strength * (change.square().sum() + shift.square().sum()) / len(change)
-        value: Tensor = ((everything - own) * examples.weights).sum() + pull
+        value: Tensor = ((everything - of_class) * weights).sum() + pull
         value.backward()
         return value
 
@@ -259,23 +217,19 @@ def choose_strength(examples: Examples) -> float:
     unchanged = examples.right(examples.before)
     predicted = {strength: torch.zeros(len(examples.pairs), dtype=torch.bool) for strength in _STRENGTHS}
     for fold in examples.folds.unique().tolist():
-        held_out = examples.folds == fold
-        training, unseen, layer = examples.part(~held_out), examples.part(held_out), None
+        held_out, layer = examples.folds == fold, None
         for strength, right in predicted.items():
-            layer = fit(training, strength, layer)
-            right[held_out] = unseen.right(layer)
+            layer = fit(examples, strength, layer, used=~held_out)
+            right[held_out] = examples.right(layer)[held_out]
     found: list[tuple[bool, float, float]] = []
     for strength, right in predicted.items():
-        keeps = _share(right[examples.original]) >= _share(unchanged[examples.original]) - MOST_LOST
+        kept, before = (answers[examples.original].double().mean() for answers in (right, unchanged))
+        keeps = not bool(kept < before - MOST_LOST)  # also if there are no unedited pictures
         worst = worst_pair(examples.pairs, right.tolist())
         found.append((keeps, 0.0 if worst is None else worst.accuracy, strength))
     keeping = [entry for entry in found if entry[0]] or found
     best = max(worst for _, worst, _ in keeping)
     return max(strength for _, worst, strength in keeping if worst >= best - _ABOUT_EQUAL)
-
-
-def _share(right: Bool[Tensor, " n"]) -> float:
-    return float(right.double().mean()) if len(right) else 1.0
 
 
 class Pair(NamedTuple):

@@ -26,7 +26,16 @@ from camkit.background.baseline import gap_change
 from camkit.background.check import PlanOptions, finish_check, plan_check
 from camkit.background.composites import composites, export
 from camkit.background.data import Item
-from camkit.background.last_layer import MOST_LOST, Pair, choose_strength, find_last_linear, fit, inputs_of, worst_pair
+from camkit.background.last_layer import (
+    MOST_LOST,
+    Pair,
+    choose_strength,
+    find_last_linear,
+    fit,
+    inputs_of,
+    trained_rows,
+    worst_pair,
+)
 from camkit.background.plan import Plan, make_plan
 from camkit.background.result import CheckResult
 from camkit.errors import InputError, refuse_unknown_options, refusing_exit
@@ -180,17 +189,23 @@ def mended(plan: Plan, progress: MendProgress, before: CheckResult | None = None
     """Mend the model of a planned check; ``check_before`` returns ``before``. The errors are those of ``mend``."""
     before = before or check_before(plan, progress)
     to_mend, to_prove = halves(plan)
-    linear = find_last_linear(plan)
+    name = find_last_linear(plan)
     pasted = composites(to_mend, lambda done, of: progress("pasting", done, of))
-    examples = inputs_of(to_mend, linear, pasted)
+    examples = inputs_of(to_mend, name, pasted)
     progress("training", 0, 1)
     strength = choose_strength(examples)
-    module = copy.deepcopy(plan.model.module)
-    linear.write(module, fit(examples, strength))
+    module, rows = copy.deepcopy(plan.model.module), trained_rows(plan)
+    layer = module.get_submodule(name)
+    assert isinstance(layer, torch.nn.Linear)
+    weight, bias = fit(examples, strength)
+    with torch.no_grad():
+        layer.weight[rows] = weight.to(layer.weight)
+        if layer.bias is not None:
+            layer.bias[rows] = bias.to(layer.bias)
     progress("training", 1, 1)
     of_mended = replace(to_prove, model=replace(plan.model, module=module))
     after = finish_check(of_mended, progress=_named("after", progress))
-    return MendResult(module, linear.name, before, after, tuple(item.name for item in to_mend.data.items), strength)
+    return MendResult(module, name, before, after, tuple(item.name for item in to_mend.data.items), strength)
 
 
 def export_composites(plan: Plan, folder: Path, progress: MendProgress) -> int:

@@ -51,7 +51,7 @@ class Findings:
         others: the levels of the other effects.
         untested: whether something kept a class, or all classes together, from being tested.
         warned: whether the heat or an optional analysis warns: over all classes together, a smaller share of the heat
-            lies on the objects than in maps that ignore the picture; without regions, the heat gives a hint; or a class
+            lies on the objects than in maps that ignore the picture; or a class
             is significantly less accurate on one of the places that the data names.
     """
 
@@ -98,7 +98,7 @@ VERDICTS = (
         "WARN",
         "an effect is at level warn; or a class is significantly less accurate on one of the places that the data "
         "names, by more than the limit of the gap; or, over all classes together, a smaller share of the heat lies on "
-        "the objects than in maps that ignore the picture; or, without regions, the heat gives a hint",
+        "the objects than in maps that ignore the picture",
         lambda findings: findings.has("warn") or findings.warned,
     ),
     VerdictRule(

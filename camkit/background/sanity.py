@@ -28,24 +28,6 @@ MAX_RANDOM_CORRELATION = 0.95
 """Median correlation with the maps of random weights above which the maps do not depend on the weights."""
 
 
-_SYMMETRICAL = 0.8
-"""A map that correlates more than this with its own mirror image cannot show whether it followed the picture."""
-
-_MIN_MIRRORED = 5
-"""Maps that the comparison with mirrored pictures needs."""
-
-
-@dataclass(frozen=True)
-class MirrorTest:
-    """What happens to the maps when the pictures are mirrored left to right, as median correlations.
-
-    ``followed`` compares the new map with the mirrored first map, ``stayed`` with the first map as it was.
-    """
-
-    followed: float
-    stayed: float
-
-
 @dataclass(frozen=True)
 class Sanity:
     """How far the heat can be trusted.
@@ -55,21 +37,16 @@ class Sanity:
         randomised: median correlation of the maps with the maps of random weights; None if there were none.
         problems: why the heat cannot be trusted.
         remarks: what the reader should know, without consequence for the verdict.
-        mirrored: whether the maps follow mirrored pictures; None if that is not known.
     """
 
     agreement: float | None
     randomised: float | None
     problems: tuple[str, ...]
     remarks: tuple[str, ...] = ()
-    mirrored: MirrorTest | None = None
 
 
 def check_sanity(plan: Plan, items: Sequence[Item]) -> Sanity:
-    """Explain a few pictures by another method, and with random weights (Adebayo et al. 2018, arXiv:1810.03292).
-
-    Without regions, they are also explained mirrored left to right.
-    """
+    """Explain a few pictures by another method, and with random weights (Adebayo et al. 2018, arXiv:1810.03292)."""
     check = plan.settings.check
     if plan.detects:
         return Sanity(None, None, (), ("a detector's heat is not measured; camkit explain draws the heat of each box",))
@@ -100,17 +77,7 @@ def check_sanity(plan: Plan, items: Sequence[Item]) -> Sanity:
             f"with random weights the maps are nearly the same (correlation {randomised:.2f}), so the heat says little "
             "about what the model learned"
         )
-    mirrored = None
-    if not plan.with_regions:
-        mirrored = compare_mirrored(maps, _maps(plan.explain(chosen, model=_mirroring(plan.model))))
-    return Sanity(agreement, randomised, tuple(problems), tuple(remarks), mirrored)
-
-
-def _mirroring(model: LoadedModel) -> LoadedModel:
-    """Return the model with its pictures mirrored left to right."""
-    preprocess = model.preprocess
-    assert preprocess is not None
-    return replace(model, preprocess=lambda picture: preprocess(picture).flip(-1))
+    return Sanity(agreement, randomised, tuple(problems), tuple(remarks))
 
 
 def _maps(explanations: Iterable[Explanation | Failure]) -> list[np.ndarray | None]:
@@ -139,25 +106,6 @@ def _with_random_weights(model: LoadedModel, seed: int) -> LoadedModel:
     module = copy.deepcopy(model.module)
     shuffle_weights(module.modules(), torch.Generator().manual_seed(seed))
     return replace(model, module=module, note=None, weights=None)
-
-
-def compare_mirrored(before: Sequence[np.ndarray | None], after: Sequence[np.ndarray | None]) -> MirrorTest | None:
-    """Compare maps with the maps of the same pictures mirrored left to right; None if too few maps can tell.
-
-    A map that is nearly its own mirror image cannot tell.
-    """
-    followed, stayed = [], []
-    for first, second in zip(before, after, strict=True):
-        if first is None or second is None or first.ndim != 2 or first.shape != second.shape:
-            continue
-        flipped = first[:, ::-1]
-        if min(first.std(), second.std()) == 0 or correlation(first, flipped) > _SYMMETRICAL:
-            continue
-        followed.append(correlation(second, flipped))
-        stayed.append(correlation(second, first))
-    if len(followed) < _MIN_MIRRORED:
-        return None
-    return MirrorTest(float(np.median(followed)), float(np.median(stayed)))
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float:

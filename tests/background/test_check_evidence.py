@@ -19,7 +19,6 @@ from camkit.background.edits import BLUR
 from camkit.background.experiment import MOST_CANDIDATES, Experiment, draw_partners
 from camkit.background.heat import (
     HEAT,
-    HeatInRing,
     HeatMeasures,
     HeatRow,
     MapInRegion,
@@ -107,11 +106,10 @@ def test_rows_of_the_heat_are_read_as_they_were_written():
     values = np.random.default_rng(0).random(4).astype(np.float32)
     places = Placement(((0.0, 0.8), (0.0, 1.0)), ((1.5, 3.25), (1.0, 5.0)))
     own = MapInRegion(HeatMeasures(0.5, 1.0, 0.25, 0.1), (2, 2), (5, 6), places, values, values[::-1])
-    ring = HeatInRing(0.1, 0.5, (1, 0), values)
     answer = Answer(3, 0.1 + 0.2, -1e-9)
     for row in (
         HeatRow("a", answer, "ok", "gradcam", "features", "the last", in_region=own),
-        HeatRow("b", answer, "ok", "gradcam", "features", "the last", cropped=True, in_ring=ring),
+        HeatRow("b", answer, "ok", "gradcam", "features", "the last", cropped=True),
         Unusable("c", "the file is damaged", broken=True),
     ):
         written = json.loads(json.dumps(HEAT.records.dump_python(row, mode="json")))

@@ -6,31 +6,25 @@ import base64
 import functools
 import hashlib
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from camkit.background.answers import found_if
-from camkit.background.effects import LEVELS, OVERALL, EffectName, Level, Measures
-from camkit.background.kinds import KindPair, Kinds
+from camkit.background.effects import LEVELS, OVERALL
 from camkit.background.reasons import in_words, noun
 from camkit.background.report import words
 from camkit.background.result import CheckResult
-from camkit.background.rule import SHARES, VERDICTS, Judgement, worst_first
+from camkit.background.rule import SHARES, VERDICTS, worst_first
 from camkit.background.showcase import Showcase
 from camkit.drawing.encode import as_address
 from camkit.kit import wording
 from camkit.kit.pages import templates
-from camkit.kit.statistics import Estimate
 
 _MOST_LISTED = 100
 """Classes whose reasons are listed, and unusable pictures, to keep the page readable."""
 
 _VERDICT_ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, "WARN": 2, "not decided": 3, "PASS": 4}
-
-_SORTS_FIRST = -9.0
-"""The sort key of a missing number: below every share and difference of shares."""
 
 _COLUMNS = (
     (
@@ -80,16 +74,6 @@ _INTERVALS = (
 )
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """A cell of the table: its text, its sort key, the lines of small print below, and the CSS class of a verdict."""
-
-    text: str
-    sort: float | int | str | None = None
-    small_print: tuple[str, ...] = ()
-    verdict: str = ""
-
-
 def render(result: CheckResult, showcase: Showcase | None = None) -> str:
     """Return the page. The model runs once more on the pictures that the page shows with their edits.
 
@@ -98,10 +82,10 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         showcase: its pictures; None draws them.
     """
     environment = templates("camkit.background.report")
-    environment.filters["address"] = functools.partial(as_address, kind="jpeg")
+    environment.filters |= {"address": functools.partial(as_address, kind="jpeg"), "share": wording.share}
     script = environment.get_template("check.js").render()
     plan, showcase = result.plan, showcase or Showcase(result)
-    removed, flips = plan.removed, showcase.flips()
+    flips, (heat, edits) = showcase.flips(), plan.forwards
     page: str = environment.get_template("check.html").render(
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -132,28 +116,35 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> str:
         thumbnails=showcase.thumbnails(),
         facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *plan.data.left_out_in_words],
         warnings=[*result.warnings, *result.sanity.remarks],
-        columns=[{"title": title or removed, "help": explanation} for title, explanation in _COLUMNS],
-        rows=[_row(measures, result.judged[name]) for name, measures in result.classes.items()],
-        total=_row(result.overall, result.judged[OVERALL]),
+        columns=[{"title": title or plan.removed, "help": explanation} for title, explanation in _COLUMNS],
+        classes=result.classes,
+        overall=result.overall,
+        judged=result.judged,
+        verdict_order=_VERDICT_ORDER,
+        number=wording.number,
+        share=wording.share,
         intervals=_INTERVALS,
-        levels=_levels(),
+        levels=LEVELS,
         verdicts=VERDICTS,
-        limits=_limits(result),
-        kinds=_kinds(result),
+        settings=plan.settings,
+        shares=SHARES,
+        kinds=result.kinds,
         strips=showcase.strips,
         references=words.REFERENCES,
         caveat=words.caveat(result),
-        details=_details(result),
+        details=[
+            *words.provenance(result),
+            ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
+            ("method", result.method),
+            ("pictures shown to the model", f"{heat} as they are, up to {edits} for the experiment"),
+            ("correlation with HiResCAM's maps", wording.number(result.sanity.agreement)),
+            ("correlation with random weights' maps", wording.number(result.sanity.randomised)),
+            ("seed", str(plan.settings.check.seed)),
+        ],
         failures=list(result.failures.items())[:_MOST_LISTED],
         failures_left=max(0, len(result.failures) - _MOST_LISTED),
     )
     return page
-
-
-def _levels() -> list[tuple[Level, list[str]]]:
-    """Return the rows of the table of levels: when each applies, by scope."""
-    when = [{rule.level: rule.when for rule in rules} for rules in LEVELS.values()]
-    return [(level, [of_scope.get(level, "never") for of_scope in when]) for level in when[0]]
 
 
 _LEAST_AXIS = (-0.2, 0.4)
@@ -164,19 +155,19 @@ def _chart(result: CheckResult) -> dict[str, Any]:
     """Return the effects of all classes and of each class with their places on an axis, in percent of its length."""
     names = [OVERALL, *worst_first({name: result.judged[name] for name in result.classes})][: _MOST_LISTED + 1]
     effects = [
-        (name, effect, effect.mean)
+        (name, effect)
         for name in names
         for effect in result.judged[name].effects.values()
         if effect.mean is not None and (name != OVERALL or effect.name != "attraction")
     ]
-    ends = [end for _, effect, _ in effects for end in (effect.value, effect.low, effect.high) if math.isfinite(end)]
+    ends = [end for _, effect in effects for end in (effect.value, effect.low, effect.high) if math.isfinite(end)]
     left, right = min([*ends, _LEAST_AXIS[0]]), max([*ends, _LEAST_AXIS[1]])
 
     def place(value: float) -> float:
         return round(100 * (value - left) / (right - left), 2)
 
     rows: dict[str, list[dict[str, Any]]] = {}
-    for name, effect, mean in effects:
+    for name, effect in effects:
         low, high = (place(end) if math.isfinite(end) else place(effect.value) for end in (effect.low, effect.high))
         title = noun(effect) if name == OVERALL else f"{name}: {result.judged[name].shown}"
         mark = {
@@ -187,121 +178,8 @@ def _chart(result: CheckResult) -> dict[str, Any]:
             "width": round(high - low, 2),
             "limit": place(effect.limit),
             "words": in_words(effect),
-            "figures": wording.number(effect.value) + "".join(f" ({text})" for text in _interval(mean.effect)),
+            "figures": wording.number(effect.value),
+            "interval": (effect.low, effect.high),
         }
         rows.setdefault(f"all classes: {title}" if name == OVERALL else title, []).append(mark)
     return {"rows": list(rows.items()), "zero": place(0.0)}
-
-
-def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
-    gap = measures.gap.mean
-    verdict = judgement.shown
-    accuracies = wording.NONE if gap is None else " / ".join(wording.share(share) for share in gap.accuracies)
-    skill, energy = measures.skill, measures.energy
-    waived = (f"waived: {judgement.waived}",) if judgement.waived else ()
-    return [
-        _Cell(measures.name or "all classes"),
-        _Cell(verdict, _VERDICT_ORDER[verdict], waived, verdict),
-        _Cell(str(measures.pictures), measures.pictures, (f"{measures.tested} tested",)),
-        _Cell(
-            wording.share(measures.accuracy.value),
-            _sort_key(measures.accuracy.value),
-            _interval(measures.accuracy, percent=True),
-        ),
-        _effect("gap", measures, judgement),
-        _Cell(accuracies, _SORTS_FIRST if gap is None else gap.accuracies[1]),
-        _effect("attraction", measures, judgement),
-        _effect("sufficiency", measures, judgement),
-        _Cell(wording.NONE, _SORTS_FIRST)
-        if skill is None
-        else _Cell(wording.number(skill.value), _sort_key(skill.value), _interval(skill)),
-        _Cell(wording.NONE, _SORTS_FIRST)
-        if energy is None
-        else _Cell(
-            wording.number(energy),
-            energy,
-            (f"{wording.number(measures.shuffled)} to {wording.number(measures.ceiling)}",),
-        ),
-    ]
-
-
-def _kinds(result: CheckResult) -> dict[str, Any]:
-    """Return the accuracy of each class on each kind of background."""
-    found = result.kinds or Kinds()
-    return {
-        "sentences": [] if result.kinds is None else found.sentences,
-        "on_top": bool(found.bad) and result.verdict != "PASS",
-        "table": _pairs(found),
-        "titles": [f"{kind.name}: {kind.pictures} pictures, {kind.origin}" for kind in found.kinds],
-    }
-
-
-def _pairs(found: Kinds) -> list[list[_Cell]]:
-    """Return a row for each class: its accuracy on each kind."""
-    return [
-        [_Cell(label), *(_pair(found.pair(label, kind.name), found) for kind in found.kinds)]
-        for label in sorted({pair.label for pair in found.pairs})
-    ]
-
-
-def _pair(pair: KindPair | None, found: Kinds) -> _Cell:
-    """Return the accuracy of a class on a kind, with the counts, the interval and a mark for the worst pair."""
-    if pair is None:
-        return _Cell(wording.NONE)
-    is_worst = pair == found.worst
-    lines = (f"{pair.right} of {pair.shown}", *_interval(pair.accuracy), *(("worst pair",) if is_worst else ()))
-    return _Cell(wording.number(pair.accuracy.value), None, lines, "WARN" if pair in found.bad else "")
-
-
-def _effect(name: EffectName, measures: Measures, judgement: Judgement) -> _Cell:
-    """Return an effect with its interval and, if it counts for the verdict, its level."""
-    effect = measures.effects.get(name)
-    if effect is None or effect.mean is None:
-        return _Cell(wording.NONE, _SORTS_FIRST)
-    level = (judgement.effects[name].level,) if name in judgement.effects else ()
-    fills = " / ".join(wording.number(of_fill.effect.value) for of_fill in effect.by_fill.values())
-    several = (fills,) if len(effect.by_fill) > 1 else ()
-    lines = (*several, *_interval(effect.mean.effect), *level)
-    return _Cell(wording.number(effect.value), _sort_key(effect.value), lines)
-
-
-def _sort_key(value: float) -> float:
-    """Return a value to sort by; NaN and infinity come first."""
-    return value if math.isfinite(value) else _SORTS_FIRST
-
-
-def _interval(estimate: Estimate, *, percent: bool = False) -> tuple[str, ...]:
-    """Return the interval as a line of small print; nothing if there is none."""
-    show = wording.share if percent else wording.number
-    low, high = show(estimate.low), show(estimate.high)
-    return () if wording.NONE in (low, high) else (f"{low} to {high}",)
-
-
-def _limits(result: CheckResult) -> str:
-    """Return the limits and the significance level as a paragraph."""
-    settings, with_regions = result.plan.settings, result.plan.with_regions
-    limits = settings.limits
-    strict = "this check was strict" if limits.strict else "this check was not strict"
-    text = (
-        f"The limits: gap {limits.gap:g}, attraction {limits.attraction:g}, sufficiency {limits.sufficiency:g}. "
-        f"The significance level is {limits.alpha:.0%}: {SHARES['gap']:.0%} of it for the gap of all classes, "
-        f"{SHARES['cues']:.0%} for the cues and {SHARES['classes']:.0%} for the effects of the classes, the last two "
-        f"with Holm's correction. The heat alone never fails a model; {strict}."
-    )
-    if with_regions or settings.check.ring_is_background:
-        return text
-    return f"{text} Because this data has no regions, an effect only warns, unless ring_is_background is set."
-
-
-def _details(result: CheckResult) -> list[tuple[str, str]]:
-    check, sanity = result.plan.settings.check, result.sanity
-    heat, edits = result.plan.forwards
-    return [
-        *words.provenance(result),
-        ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
-        ("method", result.method),
-        ("pictures shown to the model", f"{heat} as they are, up to {edits} for the experiment"),
-        ("correlation with HiResCAM's maps", wording.number(sanity.agreement)),
-        ("correlation with random weights' maps", wording.number(sanity.randomised)),
-        ("seed", str(check.seed)),
-    ]
