@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -48,6 +47,12 @@ class PairChange:
     change: Estimate
     p: float
 
+    @property
+    def in_words(self) -> str:
+        """By how much it fell."""
+        fell = f"fell by {-self.change.value:.2f} to {self.now:.2f} since the baseline"
+        return f"the accuracy of {self.label} on backgrounds of {self.background} {fell}"
+
 
 @dataclass(frozen=True)
 class Change:
@@ -76,10 +81,11 @@ class Change:
     @property
     def worse(self) -> list[str]:
         """What got worse by more than the limit and by more than chance, in words; the accuracy comes first."""
+        gap, pair = self.gap, self.pair
         sentences = (
             self._worse("the accuracy on unedited pictures fell", self.accuracy),
-            self._worse("the background gap grew", None if self.gap is None else _turned(self.gap)),
-            self._worse_pair(),
+            self._worse("the background gap grew", gap and Estimate(-gap.value, -gap.high, -gap.low, gap.groups)),
+            pair.in_words if pair is not None and pair.p <= _ALPHA else "",
             self._worse("the skill of the heat fell", self.skill),
         )
         return [sentence for sentence in sentences if sentence]
@@ -89,20 +95,9 @@ class Change:
             return ""
         return f"{what} by {-change.value:.2f} (at least {-change.high:.2f}) since the baseline"
 
-    def _worse_pair(self) -> str:
-        pair = self.pair
-        if pair is None or pair.p > _ALPHA:
-            return ""
-        fell = f"fell by {-pair.change.value:.2f} to {pair.now:.2f} since the baseline"
-        return f"the accuracy of {pair.label} on backgrounds of {pair.background} {fell}"
-
 
 _ALPHA = 0.05
 """The significance level of the fall of a pair."""
-
-
-def _turned(estimate: Estimate) -> Estimate:
-    return Estimate(-estimate.value, -estimate.high, -estimate.low, estimate.groups)
 
 
 def read_baseline(file: Path) -> dict[str, Any]:
@@ -146,18 +141,15 @@ def check_comparable(
             f"{source} was made with other pictures or regions and cannot be compared; make a new baseline"
         )
     if baseline["hashes"].get("settings") != hashes["settings"]:
-        what = _other_setting(baseline.get("settings"), settings)
+        before = baseline["settings"]
+        differ = [
+            f"{table}.{name} = {json.dumps(before[table].get(name))} and not {json.dumps(value)}"
+            for table, values in settings.items()
+            for name, value in values.items()
+            if name != WORSE and before[table].get(name) != value
+        ]
+        what = differ[0] if differ else "another class map, preprocessing or table of classes"
         raise InputError(f"{source} was made with {what} and cannot be compared; make a new baseline")
-
-
-def _other_setting(before: Any, now: Mapping[str, Mapping[str, Any]]) -> str:
-    """Name the first setting that differs, with both values."""
-    for table, values in now.items():
-        earlier = before.get(table) if isinstance(before, dict) else None
-        for name, value in values.items():
-            if name != WORSE and isinstance(earlier, dict) and earlier.get(name) != value:
-                return f"{table}.{name} = {json.dumps(earlier.get(name))} and not {json.dumps(value)}"
-    return "another class map, preprocessing or table of classes"
 
 
 def check_heat(baseline: Mapping[str, Any], layer: str, grids: Sequence[str]) -> None:
@@ -196,7 +188,9 @@ def compare(
         len(pairs),
         gap_change(pairs, seed),
         _skill_change(pairs, seed),
-        _accuracy_change(pairs, seed),
+        _mean_change([float(row.right) - float(old.right) for row, old in pairs], pairs, [seed, 3])[0]
+        if pairs
+        else None,
         _pair_change(pairs, seed, limit),
         tuple(Flip(row.name, old.answer, row.answer) for row, old in pairs if old.right and not row.right),
         sum(row.right and not old.right for row, old in pairs),
@@ -212,19 +206,14 @@ def gap_change(pairs: _Pairs, seed: int) -> Estimate | None:
     """Return the mean change of the gap over fills and pictures; None if no picture was pasted in both runs."""
     both = [(row, old) for row, old in pairs if row.same and old.same]
     changes = [_mean_gap(row) - _mean_gap(old) for row, old in both]
-    return _mean_change(changes, [row.group for row, _ in both], [seed, 1])[0] if changes else None
-
-
-def _accuracy_change(pairs: _Pairs, seed: int) -> Estimate | None:
-    changes = [float(row.right) - float(old.right) for row, old in pairs]
-    return _mean_change(changes, [row.group for row, _ in pairs], [seed, 3])[0] if changes else None
+    return _mean_change(changes, both, [seed, 1])[0] if changes else None
 
 
 def _mean_change(
-    changes: Sequence[float], groups: Sequence[str], seed: Sequence[int]
+    changes: Sequence[float], pairs: _Pairs, seed: Sequence[int]
 ) -> tuple[Estimate, Float[np.ndarray, " b"]]:
     """Return the mean of some changes with its interval, and its bootstrap draws."""
-    numbers = group_numbers(groups)
+    numbers = group_numbers([row.group for row, _ in pairs])
     sums = bootstrap_sums(np.array([(change, 1.0) for change in changes]), numbers, seed)
     draws = sums[:, 0] / sums[:, 1]
     return interval(draws, float(np.mean(changes)), int(numbers.max()) + 1), draws
@@ -232,32 +221,22 @@ def _mean_change(
 
 def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
     """Return the class and background whose accuracy fell most; None if no pair has enough groups."""
-    found: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
+    found: dict[tuple[str, str], list[tuple[ImageRow, ImageRow]]] = defaultdict(list)
     for row, old in pairs:
-        now, before = _by_background(row), _by_background(old)
-        for background in now.keys() & before.keys():
-            found[row.label, background].append((now[background], before[background], row.group))
-    enough = {pair: of for pair, of in sorted(found.items()) if len({group for *_, group in of}) >= MIN_GROUPS}
+        for background in row.by_background.keys() & old.by_background.keys():
+            found[row.label, background].append((row, old))
+    enough = {pair: of for pair, of in sorted(found.items()) if len({row.group for row, _ in of}) >= MIN_GROUPS}
     if not enough:
         return None
     changes: list[PairChange] = []
     for number, ((label, background), of) in enumerate(enough.items()):
-        change, draws = _mean_change(
-            [now - before for now, before, _ in of], [group for *_, group in of], [seed, 4, number]
-        )
+        shares = np.array([[np.mean(row.by_background[background]) for row in pair] for pair in of])
+        change, draws = _mean_change((shares[:, 0] - shares[:, 1]).tolist(), of, [seed, 4, number])
         p = p_above(-draws, limit, change.groups)
-        changes.append(PairChange(label, background, float(np.mean([now for now, *_ in of])), change, p))
+        changes.append(PairChange(label, background, float(shares[:, 0].mean()), change, p))
     adjusted = holm([change.p for change in changes])
     changes = [replace(change, p=p) for change, p in zip(changes, adjusted, strict=True)]
     return min(changes, key=lambda change: (change.p, change.change.value))
-
-
-def _by_background(row: ImageRow) -> dict[str, float]:
-    """Return the share of right answers on the backgrounds of each class."""
-    right: dict[str, list[bool]] = defaultdict(list)
-    for pasted in itertools.chain.from_iterable(row.pasted.values()):
-        right[pasted.background].append(pasted.named == row.label)
-    return {background: float(np.mean(of)) for background, of in right.items()}
 
 
 def _mean_gap(row: ImageRow) -> float:

@@ -20,8 +20,8 @@ import torch
 from camkit.background import kinds
 from camkit.background.answers import NO_ANSWER
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
-from camkit.background.classes import ClassMap, match_classes, parse_class_map, question_order, read_class_map
-from camkit.background.data import Dataset, read_data
+from camkit.background.classes import match_classes, question_order, read_class_map
+from camkit.background.data import read_data
 from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.experiment import EDITS, Answers, Experiment
 from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable
@@ -175,7 +175,9 @@ def plan_check(
         raise InputError(
             "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
         )
-    table = _class_map(options.get("class_map"), settings)
+    given = options.get("class_map")
+    given = settings.data.class_map if given is None else given
+    table = None if given is None else read_class_map(given if isinstance(given, Mapping) else Path(given))
     dataset = read_data(
         settings.data.path,
         regions=settings.data.regions,
@@ -184,7 +186,10 @@ def plan_check(
         class_map=table,
         also={name: settings.also_allowed(name) for name in settings.classes},
     )
-    _refuse_unknown_classes(settings, dataset)
+    configured = (*settings.classes, *(waiver.name for waiver in settings.waivers))
+    unknown = next((name for name in configured if name not in dataset.classes), None)
+    if unknown is not None:
+        raise InputError(f"the config names class {unknown!r}, but the data has no pictures of it")
     outputs, detects = count_outputs(loaded, dataset.items)
     counts = Counter(item.label for item in dataset.items)
     matched = match_classes(dataset.classes, loaded.labels, outputs, table, counts)
@@ -208,21 +213,6 @@ def _feasible(settings: Settings, device: torch.device) -> Check:
     return replace(check, per_class=min(check.per_class, most), pastes=min(check.pastes, QUICK["pastes"]))
 
 
-def _refuse_unknown_classes(settings: Settings, data: Dataset) -> None:
-    """Refuse a config that names a class without pictures in the data."""
-    configured = (*settings.classes, *(waiver.name for waiver in settings.waivers))
-    unknown = next((name for name in configured if name not in data.classes), None)
-    if unknown is not None:
-        raise InputError(f"the config names class {unknown!r}, but the data has no pictures of it")
-
-
-def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings) -> ClassMap | None:
-    if isinstance(given, Mapping):
-        return parse_class_map(given, "class_map")
-    file = settings.data.class_map if given is None else Path(given)
-    return None if file is None else read_class_map(file)
-
-
 def finish_check(
     plan: Plan,
     *,
@@ -243,8 +233,14 @@ def finish_check(
     hashes, heat, experiment = plan.fingerprint(), CheckHeat(plan), Experiment(plan)
     earlier = None
     if baseline is not None:
-        earlier = read_baseline(_baseline_of_resumed(baseline, out) if settings.resume else baseline)
-        _refuse_other_run(heat, earlier, hashes, baseline)
+        renamed = baseline.with_name(f"before-{baseline.name}")  # by this check, before it was interrupted
+        own = out is not None and baseline.resolve() == (out / BASELINE_FILE).resolve()
+        earlier = read_baseline(renamed if settings.resume and own and not baseline.exists() else baseline)
+        check_comparable(earlier, hashes, plan.reported_settings, baseline)
+        first = next(heat.rows(plan.data.items[:1]))
+        if isinstance(first, HeatRow):
+            grids = [] if first.in_region is None else ["x".join(map(str, first.in_region.grid))]
+            check_heat(earlier, first.layer, grids)
     journal = None if out is None else out / JOURNAL
     made_with = {"version of camkit": wording.VERSION, **hashes}
     with Journal(journal, made_with, resume=settings.resume) as rows:
@@ -268,26 +264,6 @@ def finish_check(
             result.save(out)
             journal.unlink(missing_ok=True)
     return result
-
-
-def _refuse_other_run(heat: CheckHeat, earlier: Mapping[str, Any], hashes: Mapping[str, str], baseline: Path) -> None:
-    """Refuse a baseline with other data, settings, layer or grid. This explains one picture.
-
-    Raises:
-        InputError: the two runs cannot be compared.
-    """
-    check_comparable(earlier, hashes, heat.plan.reported_settings, baseline)
-    first = next(heat.rows(heat.plan.data.items[:1]))
-    if isinstance(first, HeatRow):
-        grids = [] if first.in_region is None else ["x".join(map(str, first.in_region.grid))]
-        check_heat(earlier, first.layer, grids)
-
-
-def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
-    """Return where a baseline is now: the interrupted check may have renamed it before it began."""
-    if out is not None and baseline.resolve() == (out / BASELINE_FILE).resolve() and not baseline.exists():
-        return baseline.with_name(f"before-{baseline.name}")
-    return baseline
 
 
 def _run(

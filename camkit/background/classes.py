@@ -208,38 +208,23 @@ def _in_words(answer: str | int, outputs: Mapping[str, Sequence[int]], names: Se
     return f"class {output}{label}"
 
 
-def read_class_map(path: Path) -> dict[str, list[int | str] | None]:
-    """Read a JSON table from class to indices or labels; keys that begin with "_" are comments.
+def read_class_map(source: Mapping[str, Any] | Path) -> dict[str, list[int | str] | None]:
+    """Read a table, or a JSON file of it, from class to an index, a label or a list of them.
+
+    None leaves the pictures of a class out. Keys that begin with "_" are comments.
 
     Raises:
-        InputError: the file cannot be read, or does not contain such a table.
+        InputError: the file cannot be read, or a value is something else.
     """
-    refuse_pipe(path)
-    try:
-        table = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_with_keys_once)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"the class map {path} cannot be read: {error}") from error
-    if not isinstance(table, dict):
-        raise InputError(f"the class map {path} must be a JSON object from class to indices or labels")
-    return parse_class_map(table, str(path))
-
-
-def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    counts = Counter(name for name, _ in pairs if not name.startswith("_"))
-    twice = next((name for name, count in counts.items() if count > 1), None)
-    if twice is not None:
-        raise ValueError(f"the key {twice!r} occurs twice")
-    return dict(pairs)
-
-
-def parse_class_map(table: Mapping[str, Any], source: str) -> dict[str, list[int | str] | None]:
-    """Validate a table from class to an index, a label or a list of them; keys that begin with "_" are comments.
-
-    None leaves the pictures of a class out.
-
-    Raises:
-        InputError: a value is something else.
-    """
+    table: Any = source
+    if isinstance(source, Path):
+        refuse_pipe(source)
+        try:
+            table = json.loads(source.read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"the class map {source} cannot be read: {error}") from error
+        if not isinstance(table, dict):
+            raise InputError(f"the class map {source} must be a JSON object from class to indices or labels")
     class_map: dict[str, list[int | str] | None] = {}
     for name, value in table.items():
         if str(name).startswith("_"):
@@ -252,7 +237,7 @@ def parse_class_map(table: Mapping[str, Any], source: str) -> dict[str, list[int
             isinstance(entry, (Integral, str)) and not isinstance(entry, bool) for entry in entries
         ):
             raise InputError(
-                f"{source}: {name!r} must have indices or labels of the model, or null to leave it out, not {value!r}"
+                f"{source if isinstance(source, Path) else 'class_map'}: {name!r} must have indices or labels of the model, or null to leave it out, not {value!r}"
             )
         class_map[str(name)] = [entry if isinstance(entry, str) else int(entry) for entry in entries]
     return class_map

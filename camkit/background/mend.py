@@ -259,10 +259,6 @@ def _gap_of(result: CheckResult) -> float | None:
 
 
 def _worst_pair_of(result: CheckResult) -> Pair | None:
-    shown = [
-        ((row.label, pasted.background), pasted.named == row.label)
-        for row in result.images
-        for of_fill in row.pasted.values()
-        for pasted in of_fill
-    ]
-    return worst_pair([pair for pair, _ in shown], [right for _, right in shown])
+    shown = [(row.label, background, right) for row in result.images for background, right in row.by_background.items()]
+    pairs = [(label, background) for label, background, right in shown for _ in right]
+    return worst_pair(pairs, [each for *_, right in shown for each in right])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -68,6 +70,14 @@ class ImageRow:
     named: Mapping[str, str] = field(default_factory=dict)
     same_cue: Mapping[str, bool] = field(default_factory=dict)
     other_cue: Mapping[str, bool] = field(default_factory=dict)
+
+    @functools.cached_property
+    def by_background(self) -> dict[str, list[bool]]:
+        """Whether the answers on the backgrounds of each class are right, with all fills."""
+        right: dict[str, list[bool]] = defaultdict(list)
+        for pasted in itertools.chain.from_iterable(self.pasted.values()):
+            right[pasted.background].append(pasted.named == self.label)
+        return right
 
     @property
     def skill(self) -> tuple[float, float] | None:

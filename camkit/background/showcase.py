@@ -236,7 +236,7 @@ class Showcase:
     def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:
         """Draw the heat of the picture's class; a detector's is that of its best box of this class."""
         plan, explanation = self._plan, None
-        options = {"target": _BestBox(plan.matched.indices[item.label])} if plan.detects else {}
+        options: dict[str, Any] = {"target": _BestBox(plan.matched.indices[item.label])} if plan.detects else {}
         with contextlib.suppress(*[Exception] * plan.detects):  # it may have no layers, or code without gradients
             explanation = next(plan.explain([item], **options)) if plan.explains else None
         if not isinstance(explanation, Explanation):
