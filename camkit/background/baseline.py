@@ -141,12 +141,12 @@ def check_comparable(
             f"{source} was made with other pictures or regions and cannot be compared; make a new baseline"
         )
     if baseline["hashes"].get("settings") != hashes["settings"]:
-        before = baseline["settings"]
+        before = baseline.get("settings") or settings
         differ = [
-            f"{table}.{name} = {json.dumps(before[table].get(name))} and not {json.dumps(value)}"
+            f"{table}.{name} = {json.dumps(before.get(table, values).get(name))} and not {json.dumps(value)}"
             for table, values in settings.items()
             for name, value in values.items()
-            if name != WORSE and before[table].get(name) != value
+            if name != WORSE and before.get(table, values).get(name) != value
         ]
         what = differ[0] if differ else "another class map, preprocessing or table of classes"
         raise InputError(f"{source} was made with {what} and cannot be compared; make a new baseline")

@@ -336,13 +336,13 @@ def _judge(
     waived = {name: f"{waiver.reason} (until {waiver.expires})" for name, waiver in waivers.items()}
     exempt = {name: "expect = any" for name in plan.data.classes if settings.expects_anything(name)}
     measures = measure_all(rows, settings.limits, settings.check.seed, {*waived, *exempt}, plan.data.classes)
-    measures = {name: own.of_a(detector=plan.detects) for name, own in measures.items()}
     judged = judge(
         measures,
         settings.limits,
         exempt=exempt,
         waived=waived,
         heat_problems=sanity.problems if plan.with_regions else (),
+        of_detector=plan.detects,
         may_fail=plan.with_regions or settings.check.ring_is_background,
         with_regions=plan.with_regions,
         warnings=warnings,

@@ -217,6 +217,7 @@ def read_class_map(source: Mapping[str, Any] | Path) -> dict[str, list[int | str
         InputError: the file cannot be read, or a value is something else.
     """
     table: Any = source
+    named = source if isinstance(source, Path) else "class_map"
     if isinstance(source, Path):
         refuse_pipe(source)
         try:
@@ -237,7 +238,7 @@ def read_class_map(source: Mapping[str, Any] | Path) -> dict[str, list[int | str
             isinstance(entry, (Integral, str)) and not isinstance(entry, bool) for entry in entries
         ):
             raise InputError(
-                f"{source if isinstance(source, Path) else 'class_map'}: {name!r} must have indices or labels of the model, or null to leave it out, not {value!r}"
+                f"{named}: {name!r} must have indices or labels of the model, or null to leave it out, not {value!r}"
             )
         class_map[str(name)] = [entry if isinstance(entry, str) else int(entry) for entry in entries]
     return class_map

@@ -107,16 +107,6 @@ RING = "ring"
 """Stands in place of a fill's name if the data has no regions, so that the outer ring is exchanged."""
 
 
-def paste(
-    picture: Float[Tensor, "c h w"], region: Float[Tensor, "h w"], background: Float[Tensor, "c h w"]
-) -> Float[Tensor, "c h w"]:
-    """Paste a region of a picture onto another background, at the same place.
-
-    ``region`` is the share of each pixel, 0..1, that belongs to the region.
-    """
-    return picture * region + background * (1 - region)
-
-
 def outer_ring(size: tuple[int, int], share: float) -> Bool[Tensor, "h w"]:
     """Return the outer ring of a picture of ``size`` (height, width). Its width is ``share`` of each side."""
     height, width = size
@@ -168,10 +158,10 @@ class PreparedPicture:
         pixels = self.shades.pixels(self.tensor).permute(1, 2, 0).numpy()
         return np.ascontiguousarray(pixels), cues.beside(hole.numpy(), self.shades.view.numpy())
 
-    def with_value(self, cue: str, value: Float[np.ndarray, " k"]) -> Float[Tensor, "c h w"]:
-        """Return the picture with another value of a statistic."""
+    def with_value(self, cue: str, lender: PreparedPicture) -> Float[Tensor, "c h w"]:
+        """Return the picture with another picture's value of a statistic."""
         pixels, where = self._pixels
-        imposed = torch.from_numpy(np.ascontiguousarray(cues.CUES[cue].impose(pixels, where, value)))
+        imposed = torch.from_numpy(np.ascontiguousarray(cues.CUES[cue].impose(pixels, where, lender.value_of(cue))))
         tensor = self.shades.black + imposed.permute(2, 0, 1) * self.shades.contrast
         return torch.where(self.shades.view, tensor, self.tensor)
 
@@ -179,6 +169,11 @@ class PreparedPicture:
         """Return the picture with its objects' boxes filled. If there is no texture to copy, the fill is smooth."""
         assert self.hole is not None
         return self._with_fill(fill, self.hole)
+
+    def pasted_on(self, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
+        """Return the object on the background of another picture, at the same place."""
+        assert self.region is not None
+        return self.tensor * self.region + _behind(self, background, fill) * (1 - self.region)
 
     def as_background(self, fill: str) -> Float[Tensor, "c h w"]:
         """Return the picture with only its objects' silhouettes filled, to paste another object onto.
@@ -220,11 +215,10 @@ Backgrounds: TypeAlias = Mapping[str, PreparedPicture]
 
 def region_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds) -> Edits:
     """List the edits of a picture whose object's region is known."""
-    assert picture.region is not None
     listed: Edits = {}
     for fill in FILLS:
         for edit, background in _lent(fill, ("same", same), ("other", other)):
-            listed[edit] = functools.partial(_paste_on, picture, background, fill)
+            listed[edit] = functools.partial(picture.pasted_on, background, fill)
         if picture.can_lose_boxes:
             listed[Edit("removed", fill)] = functools.partial(picture.without, fill)
     return listed
@@ -236,7 +230,7 @@ def cue_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds, n
         return {}
     first_same, first_other = (dict([next(iter(backgrounds.items()))]) for backgrounds in (same, other))
     return {
-        edit: functools.partial(_exchange_cue, picture, lender, cue)
+        edit: functools.partial(picture.with_value, cue, lender)
         for cue in names
         for edit, lender in _lent(cue, ("same-cue", first_same), ("other-cue", first_other))
     }
@@ -246,10 +240,11 @@ def ring_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds, 
     """List the edits of a picture without regions: its middle in the rings of other pictures, and its ring alone."""
     outer = outer_ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
     listed: Edits = {
-        edit: functools.partial(_exchange_ring, picture, background, outer)
+        edit: functools.partial(picture.tensor.where, ~outer, background.tensor)
         for edit, background in _lent(RING, ("same", same), ("other", other))
     }
-    listed[Edit("removed", RING)] = functools.partial(_make_middle_grey, picture, outer)
+    grey = (picture.shades.black + picture.shades.white) / 2
+    listed[Edit("removed", RING)] = functools.partial(picture.tensor.where, outer, grey)
     return listed
 
 
@@ -258,15 +253,6 @@ def _lent(fill: str, *arms: tuple[Arm, Backgrounds]) -> Iterator[tuple[Edit, Pre
     for arm, backgrounds in arms:
         for lender, background in backgrounds.items():
             yield Edit(arm, fill, lender), background
-
-
-def _exchange_cue(picture: PreparedPicture, lender: PreparedPicture, cue: str) -> Float[Tensor, "c h w"]:
-    return picture.with_value(cue, lender.value_of(cue))
-
-
-def _paste_on(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
-    assert picture.region is not None
-    return paste(picture.tensor, picture.region, _behind(picture, background, fill))
 
 
 def _behind(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
@@ -283,14 +269,3 @@ def _behind(picture: PreparedPicture, background: PreparedPicture, fill: str) ->
     covered = picture.tensor.clone()
     covered[:, first:last, start:end] = resized[:, down : down + height, across : across + width]
     return covered
-
-
-def _exchange_ring(
-    picture: PreparedPicture, background: PreparedPicture, outer: Bool[Tensor, "h w"]
-) -> Float[Tensor, "c h w"]:
-    return torch.where(outer, background.tensor, picture.tensor)
-
-
-def _make_middle_grey(picture: PreparedPicture, outer: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
-    grey = (picture.shades.black + picture.shades.white) / 2
-    return torch.where(outer, picture.tensor, grey)

@@ -152,6 +152,11 @@ class Effect:
         return 0 if self.mean is None else self.mean.effect.groups
 
     @property
+    def pictures(self) -> int:
+        """The pictures behind it."""
+        return 0 if self.mean is None else self.mean.pictures
+
+    @property
     def lacks_groups(self) -> bool:
         """Whether the effect has too few groups to be tested.
 
@@ -314,11 +319,6 @@ class Measures:
         measured = {name: self.effects[name].mean for name in sorted(CUE_NAMES) if name in self.effects}
         return {name: effect for name, effect in measured.items() if effect is not None}
 
-    def of_a(self, *, detector: bool) -> Measures:
-        """Return the measures with the words for a classifier or for a detector."""
-        effects = {name: replace(effect, of_detector=detector) for name, effect in self.effects.items()}
-        return replace(self, effects=effects)
-
     @property
     def counting(self) -> list[Effect]:
         """The effects that count for the verdict.
@@ -372,10 +372,12 @@ def measure_all(
         own = _measure(name, class_rows, limits, seed, chances, resamples)
         attraction = _effect("attraction", attractions.get(name, {}), name, limits)
         measures[name] = replace(own, effects={**own.effects, "attraction": attraction})
+    # If the answers were shuffled among the pictures, an answer would be right as often as the class that it names
+    # occurs among them. The sampling error of this chance level is neglected too.
     chances = {}
     for fill in fills:
-        shares = _class_shares(counted, fill)
-        chances[fill] = [shares.get(row.named.get(fill, ""), 0.0) for row in counted]
+        tested = Counter(row.label for row in counted if fill in row.removed)
+        chances[fill] = [tested[row.named.get(fill, "")] / max(1, tested.total()) for row in counted]
     measures[OVERALL] = _measure(OVERALL, counted, limits, seed, chances, resamples)
     return measures
 
@@ -413,16 +415,6 @@ def _false_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
     right = Counter(row.label for row in tested if row.named[fill] == row.label)
     others = {name: len(tested) - count for name, count in labels.items()}
     return {name: (named[name] - right[name]) / count for name, count in others.items() if count}
-
-
-def _class_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
-    """Return each class's share of the pictures tested with a fill.
-
-    This is the chance level of all classes together: if the answers were shuffled among the pictures, an answer
-    would be right as often as the class that it names occurs among the pictures. Its sampling error is neglected too.
-    """
-    tested = [row for row in rows if fill in row.removed]
-    return {name: count / len(tested) for name, count in Counter(row.label for row in tested).items()}
 
 
 def _attractions(
@@ -599,8 +591,10 @@ def _effects(
     for number, ((effect, fill), columns) in enumerate(terms.items()):
         sums = all_sums[:, 3 * number : 3 * number + 3]
         groups = [row.group for row, (_, second, count) in zip(rows, columns, strict=True) if count or second]
-        if effect == "skill":
-            skill = _skill(sums, columns, groups)
+        if effect == "skill":  # sum(E - S) / sum(C - S); NaN if the denominator is not positive
+            (gained, possible, _), (own, most, _) = sums.T, columns.sum(0)
+            draws = gained / np.where(possible > 0, possible, np.nan)
+            skill = interval(draws, float(own / most) if most > 0 else math.nan, len(set(groups)))
         else:
             shown = _shown(rows, sets[fill]) if effect == "gap" else None
             measured = _measured_effect(sums, columns, groups, limit_of(effect, limits), shown)
@@ -640,14 +634,6 @@ def _mean_of(of_fills: Sequence[_Terms]) -> _Terms:
         return _NOTHING
     first, second, _ = (sum(column) / len(counted) for column in zip(*counted, strict=True))
     return first, second, 1.0
-
-
-def _skill(sums: Float[np.ndarray, "b 3"], terms: Float[np.ndarray, "n 3"], groups: Sequence[str]) -> Estimate:
-    """Return sum(E - S) / sum(C - S) with its interval; NaN if the denominator is not positive."""
-    gained, possible, _ = sums.T
-    total = terms.sum(0)
-    value = float(total[0] / total[1]) if total[1] > 0 else float("nan")
-    return interval(gained / np.where(possible > 0, possible, np.nan), value, len(set(groups)))
 
 
 def _measured_effect(

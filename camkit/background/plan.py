@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import json
-import stat
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -27,6 +27,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.errors import CamkitError, InputError, advice
 from camkit.explanation import Explanation
+from camkit.images.files import is_regular
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
 from camkit.images.read import jpeg_quality, open_picture
@@ -49,24 +50,15 @@ WORSE = "worse"
 """The limit that a comparison with a baseline uses. It changes no measure, so runs may differ in it."""
 
 
-class FileHashes:
-    """Hashes the contents of files. An unchanged file is read only once."""
-
-    def __init__(self) -> None:
-        self._hashes: dict[tuple[Path, int, int], str] = {}
+class FileHashes(dict[Path, str]):
+    """The SHA-256 of files, "unreadable" for those that cannot be read; each file is read once."""
 
     def of(self, path: Path) -> str:
-        """Return the SHA-256 of a file, "unreadable" if it cannot be read."""
-        try:
-            state = path.stat()
-            if not stat.S_ISREG(state.st_mode):
-                return _UNREADABLE
-            key = (path, state.st_size, state.st_mtime_ns)
-            if key not in self._hashes:
-                self._hashes[key] = digest(path.read_bytes())
-        except OSError:
-            return _UNREADABLE
-        return self._hashes[key]
+        """Return the hash of a file."""
+        if path not in self:
+            with contextlib.suppress(OSError):
+                self[path] = digest(path.read_bytes()) if is_regular(path) else _UNREADABLE
+        return self.get(path, _UNREADABLE)
 
 
 @dataclass(frozen=True)
@@ -259,17 +251,12 @@ class Plan:
 
 def _describe_regions(item: Item, files: FileHashes) -> str:
     """Return a text that changes if any annotation of a picture changes, or the file or meaning of a mask."""
-    return ";".join(
-        f"{annotation.category}{annotation.box}{annotation.shares}{annotation.crowd}{annotation.size}"
-        f"{_describe_outline(annotation.outline, files)}"
-        for annotation in (*item.objects, *item.others)
-    )
-
-
-def _describe_outline(outline: Any, files: FileHashes) -> str:
-    if isinstance(outline, MaskFile):
-        return f"{files.of(outline.path)}{outline.reading}"
-    return repr(outline)
+    parts = []
+    for own in (*item.objects, *item.others):
+        drawn = own.outline
+        outline = f"{files.of(drawn.path)}{drawn.reading}" if isinstance(drawn, MaskFile) else repr(drawn)
+        parts.append(f"{own.category}{own.box}{own.shares}{own.crowd}{own.size}{outline}")
+    return ";".join(parts)
 
 
 def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:
@@ -305,19 +292,6 @@ def _boxes_in(output: Any, batch: int) -> list[Detections]:
     return boxes
 
 
-def _labels_of_detector(model: LoadedModel, output: Any) -> Sequence[str]:
-    """Return the labels of a detector.
-
-    Raises:
-        InputError: they are unknown, or its boxes have none.
-    """
-    _boxes_in(output, 1)
-    if model.labels is None:
-        labels = advice("labels=[...]", "--labels FILE")
-        raise InputError(f"the labels of this detector are not known; pass them in the order of its classes ({labels})")
-    return model.labels
-
-
 def count_outputs(model: LoadedModel, items: Sequence[Item]) -> tuple[int, bool]:
     """Return how many outputs a model has and whether it is a detector, by running it on the first readable picture.
 
@@ -337,7 +311,10 @@ def count_outputs(model: LoadedModel, items: Sequence[Item]) -> tuple[int, bool]
         with quiet_pass(module, device, "fp32"), interruptible():
             output = module(tensor[None].to(device, dtype_of(module)))
         detects = detections_of(output, 1) is not None
-        count = len(_labels_of_detector(model, output)) if detects else logits_of(output, 1).shape[1]
+        if detects and _boxes_in(output, 1) and model.labels is None:
+            labels = f"in the order of its classes ({advice('labels=[...]', '--labels FILE')})"
+            raise InputError(f"the labels of this detector are not known; pass them {labels}")
+        count = len(model.labels or ()) if detects else logits_of(output, 1).shape[1]
         if count < 2:
             needed = "detector with two or more classes" if detects else "classifier with two or more outputs"
             raise InputError(f"the check needs a {needed}; this model has one")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from camkit.background.edits import RING
-from camkit.background.effects import CUE_NAMES, OVERALL, Effect, EffectName, MeasuredEffect
+from camkit.background.effects import CUE_NAMES, OVERALL, Effect, EffectName
 from camkit.kit.statistics import MIN_GROUPS
 from camkit.kit.wording import counted
 
@@ -46,30 +46,50 @@ WITH_ARTICLE: Mapping[EffectName, str] = {
 
 def reason_of(effect: Effect) -> Reason:
     """Say what is known about an effect."""
+    name, limit = WITH_ARTICLE[effect.name], f"{effect.limit:.2f}"
     if effect.mean is None:
         text = f"the {noun(effect)} could not be measured"
         return Reason(text, text, step="add pictures of other groups and classes, with regions")
+    value, low, high = (_figure(number, effect.limit) for number in (effect.value, effect.low, effect.high))
+    bounded, few = not math.isnan(effect.low + effect.high), f"there is no interval for fewer than {MIN_GROUPS} groups"
+    is_cue = effect.name in CUE_NAMES
+    reads = f"reads {f'the {effect.name} of the whole picture' if is_cue else 'the background'}: {name}"
+    measured = f"measured: {value}{_fills(effect)}, limit {limit}"
     match effect.level:
         case "fail":
-            kind = f"reads {_reads(effect)}: {WITH_ARTICLE[effect.name]} above the limit"
-            return Reason(kind, _significant(effect, effect.mean), fails=True)
+            interval = f"95% interval {low} to {high}, " if bounded else ""
+            text = f"{_answers(effect)} of {value}{_fills(effect)} ({interval}limit {limit}, p {effect.p:.2g})"
+            return Reason(f"{reads} above the limit", text, fails=True)
         case "warn":
-            kind = f"possibly reads {_reads(effect)}: {WITH_ARTICLE[effect.name]} that may be above the limit"
-            return Reason(kind, _probable(effect, effect.mean))
+            between = f"the {noun(effect)} is probably between {low} and {high}" if bounded else few
+            text = f"{_answers(effect)} of {value}{_fills(effect)}; {between}; the limit is {limit}"
+            return Reason(f"possibly {reads} that may be above the limit", text)
         case "excluded":
-            return Reason(f"{WITH_ARTICLE[effect.name]} above the limit is excluded", _excluded(effect, effect.mean))
+            above = high if effect.high > 0 else "0.00"
+            text = f"{name} above {above} is excluded at 95% ({measured})"
+            return Reason(f"{name} above the limit is excluded", text)
         case "open":
-            kind = f"{WITH_ARTICLE[effect.name]} above the limit cannot be excluded"
-            counts = effect.more_pictures if effect.groups >= effect.least_groups else None
-            more = (effect.label, counts[1]) if counts else None
-            return Reason(kind, _open(effect, effect.mean), step=_step(effect), more=more)
+            enough, more = effect.groups >= effect.least_groups, effect.more_pictures
+            text = f"{name} up to {high} cannot be excluded ({measured}); {_outlook(effect)}"
+            if not bounded:
+                text = f"{name} above the limit of {limit} cannot be excluded (measured: {value}): {few}"
+            asked = (effect.label, more[1]) if enough and more else None
+            return Reason(f"{name} above the limit cannot be excluded", text, step=_step(effect), more=asked)
+
+
+def _outlook(effect: Effect) -> str:
+    if effect.groups < effect.least_groups:
+        return f"{_from_groups(effect)}; the check needs {effect.least_groups}"
+    if (more := effect.more_pictures) is None:
+        return "the estimate is too near the limit for any number of pictures to settle it"
+    return f"about {more[0]} to {more[1]} more pictures in the experiment would settle it"
 
 
 def reason_of_few_groups(effect: Effect) -> Reason:
     """Say that an effect has too few groups to be significant, and how many it needs."""
     kind = f"the pictures come from too few groups for {WITH_ARTICLE[effect.name]} to be significant"
     text = f"{_from_groups(effect)}, too few for {WITH_ARTICLE[effect.name]} to be significant"
-    return Reason(kind, f"{text}; the check needs {effect.least_groups}", step=_more_groups(effect))
+    return Reason(kind, f"{text}; the check needs {effect.least_groups}", step=_step(effect))
 
 
 def reason_of_doubt(effect: Effect) -> Reason:
@@ -90,73 +110,20 @@ def _from_groups(effect: Effect) -> str:
     return f"the pictures come from {effect.groups} groups (uneven groups count as fewer)"
 
 
-def _more_groups(effect: Effect) -> str:
-    missing = effect.least_groups - effect.groups
-    of = "" if effect.label == OVERALL else f" of {effect.label}"
-    return f"add pictures{of} from at least {counted(missing, 'more group')}, such as patients or videos"
-
-
 def _step(effect: Effect) -> str:
-    """Say what would settle an effect that is open."""
-    if effect.groups < effect.least_groups:
-        return _more_groups(effect)
+    """Say what would settle an effect that is open, or has too few groups."""
     of = "" if effect.label == OVERALL else f" of {effect.label}"
+    if (missing := effect.least_groups - effect.groups) > 0:
+        return f"add pictures{of} from at least {counted(missing, 'more group')}, such as patients or videos"
     if (more := effect.more_pictures) is not None:
         return f"add about {more[0]} to {more[1]} pictures{of} with regions, of new groups if the data has groups"
     name = effect.name if effect.name in ("attraction", "sufficiency") else "gap"
     return f"choose a limit further from {effect.value:.2f} (--{name}), or add far more pictures{of}"
 
 
-def _significant(effect: Effect, measured: MeasuredEffect) -> str:
-    value, low, high = _figures(measured, effect.limit)
-    interval = "" if low is None else f"95% interval {low} to {high}, "
-    figures = f"{interval}limit {effect.limit:.2f}, p {effect.p:.2g}"
-    return f"{_answers(effect)} of {value}{_fills(effect)} ({figures})"
-
-
-def _probable(effect: Effect, measured: MeasuredEffect) -> str:
-    value, low, high = _figures(measured, effect.limit)
-    text = f"{_answers(effect)} of {value}{_fills(effect)}; "
-    if low is None:
-        text += f"there is no interval for fewer than {MIN_GROUPS} groups"
-    else:
-        text += f"the {noun(effect)} is probably between {low} and {high}"
-    return f"{text}; the limit is {effect.limit:.2f}"
-
-
-def _excluded(effect: Effect, measured: MeasuredEffect) -> str:
-    value, _, high = _figures(measured, effect.limit)
-    above = high if measured.effect.high > 0 else "0.00"
-    name = WITH_ARTICLE[effect.name]
-    return f"{name} above {above} is excluded at 95% (measured: {value}{_fills(effect)}, limit {effect.limit:.2f})"
-
-
-def _open(effect: Effect, measured: MeasuredEffect) -> str:
-    value, low, high = _figures(measured, effect.limit)
-    name = WITH_ARTICLE[effect.name]
-    if low is None:
-        return (
-            f"{name} above the limit of {effect.limit:.2f} cannot be excluded (measured: {value}): there is no "
-            f"interval for fewer than {MIN_GROUPS} groups"
-        )
-    if effect.groups < effect.least_groups:
-        outlook = f"{_from_groups(effect)}; the check needs {effect.least_groups}"
-    elif (more := effect.more_pictures) is None:
-        outlook = "the estimate is too near the limit for any number of pictures to settle it"
-    else:
-        outlook = f"about {more[0]} to {more[1]} more pictures in the experiment would settle it"
-    measured_as = f"measured: {value}{_fills(effect)}, limit {effect.limit:.2f}"
-    return f"{name} up to {high} cannot be excluded ({measured_as}); {outlook}"
-
-
 def noun(effect: Effect) -> str:
     """Return an effect's name without its article."""
     return WITH_ARTICLE[effect.name].partition(" ")[2]
-
-
-def _reads(effect: Effect) -> str:
-    """Return what a model with this effect reads."""
-    return f"the {effect.name} of the whole picture" if effect.name in CUE_NAMES else "the background"
 
 
 def _fills(effect: Effect) -> str:
@@ -200,17 +167,6 @@ def in_words(effect: Effect) -> str:
             whose = "the objects in " * effect.of_detector
             own = f"{whose}{first} of the pictures with the {cue} of their own class"
             return f"{model} {recognises} {own} and {second} with that of other classes"
-
-
-def _figures(measured: MeasuredEffect, limit: float) -> tuple[str, str | None, str | None]:
-    """Return the estimate and its interval in figures that show on which side of the limit they lie.
-
-    The interval is None if there are too few groups for one.
-    """
-    estimate = measured.effect
-    if math.isnan(estimate.low) or math.isnan(estimate.high):
-        return _figure(estimate.value, limit), None, None
-    return _figure(estimate.value, limit), _figure(estimate.low, limit), _figure(estimate.high, limit)
 
 
 def _figure(value: float, limit: float) -> str:

@@ -21,7 +21,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -164,6 +163,7 @@ def judge(
     heat_problems: Sequence[str] = (),
     may_fail: bool = True,
     with_regions: bool = True,
+    of_detector: bool = False,
     warnings: Mapping[str, Sequence[Reason]] = MappingProxyType({}),
 ) -> dict[str, Judgement]:
     """Judge each class and, under OVERALL, the model.
@@ -176,11 +176,17 @@ def judge(
         heat_problems: why the heat cannot be trusted, if it cannot.
         may_fail: whether the experiment edits what is surely background. If not, it only warns.
         with_regions: whether the heat was compared with regions.
+        of_detector: whether the model finds objects, which the words then say.
         warnings: by class, what optional analyses warn of; by OVERALL, of all classes together.
     """
     tested = {name: class_measures for name, class_measures in measures.items() if name not in exempt}
     effects = _tested_effects(
-        {name: class_measures.counting for name, class_measures in tested.items()}, limits, may_fail=may_fail
+        {
+            name: [replace(effect, of_detector=of_detector) for effect in class_measures.counting]
+            for name, class_measures in tested.items()
+        },
+        limits,
+        may_fail=may_fail,
     )
     chance = 1 / max(2, len(measures) - 1)
     judged: dict[str, Judgement] = {}
@@ -207,7 +213,7 @@ def _tested_effects(
 ) -> dict[str, list[Effect]]:
     """Return the effects with their corrected p-values. An effect that rests on too few pictures is not tested."""
     tested = {
-        name: [replace(effect, enough=_pictures(effect) >= _min_pictures(effect.name, limits)) for effect in own]
+        name: [replace(effect, enough=effect.pictures >= _min_pictures(effect.name, limits)) for effect in own]
         for name, own in effects.items()
     }
     families: dict[str, list[tuple[str, int]]] = {family: [] for family in SHARES}
@@ -221,7 +227,9 @@ def _tested_effects(
         corrected = _corrected([mean.p for mean in means], family)
         floors = _corrected([smallest_p(mean.effect.groups) for mean in means], family)
         present = holm([mean.p_zero for mean in means])
-        least = _least_groups(len(members), family, limits.alpha) if members and may_fail else MIN_GROUPS
+        least = MIN_GROUPS  # the fewest groups with which every effect of the family could be significant
+        while members and may_fail and _corrected([smallest_p(least)] * len(members), family)[0] > limits.alpha:
+            least += 1
         for (name, number), p, floor, p_zero in zip(members, corrected, floors, present, strict=True):
             tested[name][number] = replace(
                 tested[name][number],
@@ -240,17 +248,6 @@ def _tested_effects(
 def _corrected(p_values: Sequence[float], family: str) -> list[float]:
     """Return the p-values of a family, corrected for its number of tests and for its part of the level."""
     return [min(1.0, p / SHARES[family]) for p in holm(p_values)]
-
-
-def _least_groups(tests: int, family: str, alpha: float) -> int:
-    """Return the fewest groups with which every effect of a family of this many tests could be significant."""
-    return next(
-        groups for groups in itertools.count(MIN_GROUPS) if _corrected([smallest_p(groups)] * tests, family)[0] <= alpha
-    )
-
-
-def _pictures(effect: Effect) -> int:
-    return 0 if effect.mean is None else effect.mean.pictures
 
 
 def _min_pictures(effect: EffectName, limits: Limits) -> int:
@@ -281,8 +278,10 @@ def _judge_alone(
         untested=bool(obstacles),
         warned=bool(other_warnings),
     )
+    # A sufficiency that does not warn decides nothing.
+    decisive = [effect for effect in effects if effect.name != "sufficiency" or effect.level != "open"]
     of_level = {
-        level: [reason_of(effect) for effect in effects if effect.level == level and not _only_reported(effect)]
+        level: [reason_of(effect) for effect in decisive if effect.level == level]
         for level in ("fail", "excluded", "warn", "open")
     }
     known = [reason_of_knowledge(effect) for effect in effects if not effect.counts and effect.low > effect.limit]
@@ -301,11 +300,6 @@ def _judge_alone(
     return Judgement(findings.verdict, tuple(reasons), by_name, findings, waived)
 
 
-def _only_reported(effect: Effect) -> bool:
-    """Return whether an effect decides nothing: a sufficiency that does not warn."""
-    return effect.name == "sufficiency" and effect.level == "open"
-
-
 def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) -> Judgement:
     """Return the verdict on the model, from all classes together and the classes that are neither waived nor exempt."""
     overall = judged[OVERALL]
@@ -322,7 +316,8 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     if verdict == "WARN":
         named |= {name for name, own in counted.items() if own.findings.untested}
     deciding = {name: own for name, own in counted.items() if name in named - {OVERALL}}
-    of_classes = _summarised(worst_first(deciding), classes=len(judged) - 1)
+    pairs = [(name, reason) for name, own in worst_first(deciding).items() for reason in own.reasons]
+    of_classes = _listed(pairs, classes=len(judged) - 1)
     if OVERALL in named:  # first, because reports show only the first reasons at the top
         reasons = [*of_all, *of_classes]
     else:  # a finding for all classes together is reported in any case
@@ -369,11 +364,6 @@ def _outlook(judgements: Sequence[Judgement]) -> str:
 def worst_first(judged: Mapping[str, Judgement]) -> dict[str, Judgement]:
     """Return the classes in the order of their largest effects."""
     return dict(sorted(judged.items(), key=lambda of_class: -of_class[1].largest_effect))
-
-
-def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]:
-    """Return the reasons of the classes that decide, kind by kind; a kind of many classes becomes one count."""
-    return _listed([(name, reason) for name, own in deciding.items() for reason in own.reasons], classes)
 
 
 def _listed(reasons: Sequence[tuple[str, Reason]], classes: int) -> list[Reason]:
@@ -425,7 +415,7 @@ def _obstacles(
         lacks = limits.least_pictures - measures.tested
         reasons.append(Reason(kind, text, step=f"add at least {lacks} pictures{of}, with regions", lacks=lacks))
     needed_objects = _min_pictures("attraction", limits)
-    shown = _pictures(measures.attraction)
+    shown = measures.attraction.pictures
     if measures.attraction.by_fill and measures.tested >= limits.least_pictures and shown < needed_objects:
         kind = "too few objects of other classes were shown on its backgrounds"
         step = f"add pictures{of} and of the other classes, with regions"

@@ -32,6 +32,7 @@ from camkit.background.heat import (
 from camkit.background.regions.annotations import ObjectAnnotation
 from camkit.background.render import widened_boxes
 from camkit.engine.heatmap import to_heatmap, upsample
+from camkit.images.regions import Shades
 from camkit.types import Box, Placement
 
 
@@ -228,8 +229,10 @@ def test_pasting_keeps_the_region_and_replaces_the_rest():
     picture, background = torch.rand(3, 8, 8), torch.rand(3, 8, 8)
     region = torch.zeros(8, 8)
     region[2:4], region[4] = 1, 0.5
+    shades, nothing = Shades(torch.zeros(3, 8, 8), torch.ones(3, 8, 8)), torch.zeros(8, 8, dtype=torch.bool)
+    lender = edits.PreparedPicture(background, shades, silhouettes=nothing)
 
-    found = edits.paste(picture, region, background)
+    found = edits.PreparedPicture(picture, shades, region).pasted_on(lender, edits.BLUR)
 
     assert torch.equal(found[:, 2:4], picture[:, 2:4])
     assert torch.equal(found[:, 5:], background[:, 5:])
