@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torchvision.ops import box_iou
 
@@ -23,12 +23,10 @@ class Answer(NamedTuple):
             NO_ANSWER for values with NaN or infinity, and NOTHING_FOUND if there is no such box.
         share: the probability of the picture's own class, or the mean score of the boxes of its objects; None if the
             model has no probabilities.
-        margin: the best logit of that class minus the best logit of all others; for a detector, the same with scores.
     """
 
     output: int
     share: float | None
-    margin: float
 
 
 NO_ANSWER = -1
@@ -60,16 +58,12 @@ def answers_of(scores: ScoreReading, classes: Sequence[tuple[int, ...]], activat
     finite = logits.isfinite().all(1)
     named = logits.argmax(1).where(finite, NO_ANSWER)
     by_class = probabilities(scores, activation)
-    shares = [None] * len(logits) if by_class is None else _of_class(by_class, own).where(finite, 0.0).tolist()
-    best_own, best_other = (logits.masked_fill(~of, float("-inf")).amax(1) for of in (own, ~own))
-    margins = (best_own - best_other).where(finite, 0.0)
-    return [Answer(*values) for values in zip(named.tolist(), shares, margins.tolist(), strict=True)]
-
-
-def _of_class(by_output: Float[Tensor, "n outputs"], own: Bool[Tensor, "n outputs"]) -> Float[Tensor, " n"]:
-    """Return the probability of each row's own outputs: the sum if outputs exclude each other, else the largest."""
-    of_class = by_output * own
-    return of_class.sum(1).where(rows_that_sum_to(1, by_output), of_class.amax(1))
+    shares: Sequence[float | None] = [None] * len(logits)
+    if by_class is not None:  # the sum if the outputs exclude each other, else the largest
+        of_class = by_class * own
+        share = of_class.sum(1).where(rows_that_sum_to(1, by_class), of_class.amax(1))
+        shares = share.where(finite, 0.0).tolist()
+    return [Answer(*values) for values in zip(named.tolist(), shares, strict=True)]
 
 
 def found_if(threshold: float | int) -> str:
@@ -98,13 +92,13 @@ def answer_of_boxes(
     boxes, scores, labels = (found[name].detach().cpu() for name in ("boxes", "scores", "labels"))
     scores = scores.float()
     if not bool(boxes.isfinite().all() and scores.isfinite().all()):
-        return Answer(NO_ANSWER, 0.0, 0.0)
+        return Answer(NO_ANSWER, 0.0)
     if not len(wanted) or not len(boxes):
-        return Answer(NOTHING_FOUND, 0.0, 0.0)
+        return Answer(NOTHING_FOUND, 0.0)
     there = box_iou(boxes.float(), wanted) >= OVERLAP
     is_own = torch.isin(labels, torch.tensor(own))
-    best_own, best_other = ((scores[:, None] * (there & of[:, None])).amax(0) for of in (is_own, ~is_own))
+    best_own = (scores[:, None] * (there & is_own[:, None])).amax(0)
     is_right = bool((best_own > threshold).float().mean() >= ENOUGH)
     named = there.any(1) & (scores > threshold) & (is_own == is_right)
     output = int(labels[(scores * named).argmax()]) if bool(named.any()) else NOTHING_FOUND
-    return Answer(output, float(best_own.mean()), float((best_own - best_other).mean()))
+    return Answer(output, float(best_own.mean()))

@@ -5,12 +5,13 @@ data -> heat of every picture -> sanity -> experiment on a sample -> a row a pic
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import functools
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
@@ -21,11 +22,11 @@ from camkit.background import kinds
 from camkit.background.answers import NO_ANSWER
 from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
 from camkit.background.classes import match_classes, question_order, read_class_map
-from camkit.background.data import read_data
+from camkit.background.data import Item, read_data
 from camkit.background.effects import OVERALL, Measures, measure_all
 from camkit.background.experiment import EDITS, Answers, Experiment
 from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable
-from camkit.background.journal import Journal, RowsOf
+from camkit.background.journal import Journal, PictureRow, RowsOf
 from camkit.background.pictures import ImageRow, image_rows, named_without_object
 from camkit.background.plan import SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.reasons import Reason
@@ -40,7 +41,7 @@ from camkit.errors import InputError, RunError, advice, refuse_unknown_options, 
 from camkit.images.files import set_aside
 from camkit.kit import wording
 from camkit.models import Labels, as_model, device_of
-from camkit.models.loaded import Loadable
+from camkit.models.loaded import Loadable, LoadedModel
 from camkit.options import Check
 from camkit.types import Preprocess
 
@@ -407,3 +408,40 @@ def _warnings(
             "carries a little of its own background along, so the measured gap is smaller than the true one"
         )
     return tuple(warnings)
+
+
+SpreadPieces: TypeAlias = Callable[[Callable[[LoadedModel], Any], Sequence[str], int], Iterator[list[Any]]]
+"""Lets other processes compute the rows of pieces.
+
+It gets what makes, from such a process's model, the function from names to rows; the names of the pictures; and how
+many of them fill a pass. It yields the rows of each piece when they are finished.
+"""
+
+
+def spread(plan: Plan, spread_pieces: SpreadPieces) -> Mapping[str, RowsOf[Any]]:
+    """Return, for each kind of rows, a function that lets other processes compute them."""
+    parts = {part.name: getattr(plan, part.name) for part in dataclasses.fields(plan) if part.name != "model"}
+    with_model = functools.partial(Plan, **parts)
+
+    def rows(kind: str, items: Sequence[Item]) -> Iterator[Any]:
+        per_pass = plan.batch_size if kind == HEAT.name else max(1, plan.batch_size // plan.most_edits)
+        names = [item.name for item in items]
+        for of_piece in spread_pieces(functools.partial(_Worker, kind, with_model), names, per_pass):
+            yield from of_piece
+
+    return {kind: functools.partial(rows, kind) for kind in (HEAT.name, EDITS.name)}
+
+
+class _Worker:
+    """Computes rows with a model of its own, and keeps loaded pictures from one piece to the next."""
+
+    def __init__(self, kind: str, with_model: Callable[[LoadedModel], Plan], model: LoadedModel) -> None:
+        plan = with_model(model)
+        self._items = {item.name: item for item in plan.data.items}
+        heat = CheckHeat(plan)
+        list(heat.rows(plan.data.items[:1]))  # all of them choose the layer by the same picture
+        self._rows_of = heat.rows if kind == HEAT.name else Experiment(plan).rows
+
+    def __call__(self, names: Sequence[str]) -> list[PictureRow]:
+        """Return the rows of pictures, in their order."""
+        return list(self._rows_of([self._items[name] for name in names]))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Annotated, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ from camkit.kit.statistics import MIN_GROUPS
 Answers: TypeAlias = dict[Edit, Answer]
 
 
-def _as_lists(answers: Answers) -> list[tuple[str, str, str, int, float | None, float]]:
+def _as_lists(answers: Answers) -> list[tuple[str, str, str, int, float | None]]:
     return [(*edit, *answer) for edit, answer in answers.items()]
 
 
@@ -99,19 +100,19 @@ def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: i
     groups = {label: len({item.group for item in items}) for label, items in by_class.items()}
     enough = [label for label, count in groups.items() if count >= MIN_GROUPS]
     counts = {label: min(MOST_CANDIDATES, max(1, count // _GROUPS_PER_CANDIDATE)) for label, count in groups.items()}
-    rotation, spares = _Rotation(by_class, seed), _Rotation(by_class, seed, " to spare")
+    rotations: dict[tuple[str, str], Iterator[Item]] = {}
     turns = Counter[str]()
     drawn: dict[Item, Partners] = {}
     for item in sample:
         others = sorted(set(enough) - {item.label}) or sorted(by_class.keys() - {item.label})
         start, turns[item.label] = turns[item.label], turns[item.label] + wanted
-        rng, turn = own_generator(item.name, seed), [rotation] * wanted + [spares] * _SPARES
+        rng, turn = own_generator(item.name, seed), [""] * wanted + [" to spare"] * _SPARES
         in_turn = [others[(start + entry) % len(others)] for entry in range(len(turn))] if others else []
         own, foreign = (
             tuple(
-                _candidates(item, by_class[label], rotating.next(item, label), counts[label], rng)
-                for rotating, label in zip(turn, labels, strict=False)
-                if label in by_class
+                _candidates(item, of_class, _next_background(rotations, item, of_class, seed, kind), counts[label], rng)
+                for kind, label in zip(turn, labels, strict=False)
+                if (of_class := by_class.get(label))
             )
             for labels in ([item.label] * len(turn), in_turn)
         )
@@ -120,33 +121,22 @@ def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: i
     return drawn
 
 
-class _Rotation:
-    """Hands out the backgrounds of a class to the pictures of a class, in a random order that then repeats.
+def _next_background(
+    rotations: dict[tuple[str, str], Iterator[Item]], item: Item, of_class: Sequence[Item], seed: int, kind: str
+) -> Item | None:
+    """Return the next background of a class for a picture; None if all are of the picture's own group.
 
-    ``kind`` changes the order. Spare backgrounds have a rotation of their own: with a common one, each picture would
-    skip the spares of the picture before, and in a class of 12 pictures only 3 might ever serve.
+    The pictures of a class get the backgrounds of a class in a random order that repeats. Spare backgrounds have a
+    rotation of their own ``kind``: with a common one, each picture would skip the spares of the picture before, and in
+    a class of 12 pictures only 3 might ever serve.
     """
-
-    def __init__(self, by_class: Mapping[str, Sequence[Item]], seed: int, kind: str = "") -> None:
-        self._by_class = by_class
-        self._seed, self._kind = seed, kind
-        self._shuffled: dict[tuple[str, str], list[Item]] = {}
-        self._handed_out = Counter[tuple[str, str]]()
-
-    def next(self, item: Item, label: str) -> Item | None:
-        """Return the next background of a class for a picture; None if all are of the picture's own group."""
-        pair = (item.label, label)
-        if pair not in self._shuffled:
-            random = own_generator(f"{item.label}\0{label}{self._kind}", self._seed)
-            order = random.permutation(len(self._by_class[label])).tolist()
-            self._shuffled[pair] = [self._by_class[label][number] for number in order]
-        backgrounds = self._shuffled[pair]
-        for _ in backgrounds:
-            self._handed_out[pair] += 1
-            background = backgrounds[self._handed_out[pair] % len(backgrounds)]
-            if background.group != item.group:
-                return background
-        return None
+    pair = (item.label, of_class[0].label + kind)
+    if pair not in rotations:
+        random = own_generator("\0".join(pair), seed)
+        first, *others = random.permutation(len(of_class)).tolist()
+        rotations[pair] = itertools.cycle([of_class[number] for number in (*others, first)])
+    tried = itertools.islice(rotations[pair], len(of_class))
+    return next((background for background in tried if background.group != item.group), None)
 
 
 def _candidates(
@@ -246,7 +236,7 @@ class Experiment:
         There are none if the picture cannot be read, or has regions but no object or no background beside it.
         """
         picture, plan = self.load(item), self.plan
-        if picture is None or (plan.with_regions and not _has_object_and_background(picture)):
+        if picture is None or (plan.with_regions and not (_shows_object(picture) and picture.has_background)):
             return {}
         partners = self.partners[item]
         same = self._with_most_room(picture, partners.same, wanted)
@@ -318,10 +308,10 @@ class Experiment:
         made = in_order(tasks, workers=WORKERS, ahead=WORKERS + 1)
         expected: dict[Item, int] = {}
 
-        def shown() -> Iterator[_EditToShow]:
+        def shown() -> Iterator[tuple[tuple[Item, Edit], Float[Tensor, "c h w"]]]:
             for item, of_picture in zip(items, made, strict=True):
                 expected[item] = len(of_picture)
-                yield from (_EditToShow(item, edit, tensor) for edit, tensor in of_picture.items())
+                yield from (((item, edit), tensor) for edit, tensor in of_picture.items())
 
         at_once = passes_at_once(self.plan.memory.record)
         passes = (
@@ -331,10 +321,10 @@ class Experiment:
         cores = torch.get_num_threads() // at_once
         answers: dict[Item, Answers] = defaultdict(dict)
         for batch in in_order(passes, workers=at_once, ahead=at_once, cores=cores):
-            for edited, answer in batch:
-                answers[edited.item][edited.edit] = answer
-                if len(answers[edited.item]) == expected[edited.item]:
-                    yield self._row(edited.item, answers.pop(edited.item))
+            for (item, edit), answer in batch:
+                answers[item][edit] = answer
+                if len(answers[item]) == expected[item]:
+                    yield self._row(item, answers.pop(item))
         yield from (self._row(item, {}) for item, count in expected.items() if not count)
 
     def _row(self, item: Item, answers: Answers) -> EditsRow:
@@ -343,51 +333,36 @@ class Experiment:
     def _make(self, item: Item) -> dict[Edit, Float[Tensor, "c h w"]]:
         return {edit: make() for edit, make in self.edits(item, self.plan.settings.check.pastes).items()}
 
-    def _answered(self, batch: list[_EditToShow]) -> list[tuple[_EditToShow, Answer]]:
-        tensors = torch.stack([edited.tensor for edited in batch])
-        answers = self.plan.answer(tensors, [edited.item for edited in batch])
-        return list(zip(batch, answers, strict=True))
+    def _answered(
+        self, batch: list[tuple[tuple[Item, Edit], Float[Tensor, "c h w"]]]
+    ) -> list[tuple[tuple[Item, Edit], Answer]]:
+        edited, tensors = zip(*batch, strict=True)
+        return list(zip(edited, self.plan.answer(torch.stack(tensors), [item for item, _ in edited]), strict=True))
 
 
-@runtime_checkable
-class HasTensor(Protocol):
-    """Something with a model's input (C, H, W)."""
-
-    @property
-    def tensor(self) -> Float[Tensor, "c h w"]:
-        """The input."""
+_About = TypeVar("_About")
 
 
-_Input = TypeVar("_Input", bound=HasTensor)
+def batches_of_one_shape(
+    inputs: Iterable[tuple[_About, Float[Tensor, "c h w"]]], size: int
+) -> Iterator[list[tuple[_About, Float[Tensor, "c h w"]]]]:
+    """Join inputs (C, H, W) that follow each other into batches of at most ``size``, each of one shape.
 
-
-def batches_of_one_shape(inputs: Iterable[_Input], size: int) -> Iterator[list[_Input]]:
-    """Join inputs that follow each other into batches of at most ``size``, each of one shape."""
-    batch: list[_Input] = []
-    for shown in inputs:
-        if len(batch) == size or (batch and batch[0].tensor.shape != shown.tensor.shape):
+    With each input goes what it is about.
+    """
+    batch: list[tuple[_About, Float[Tensor, "c h w"]]] = []
+    for about, tensor in inputs:
+        if len(batch) == size or (batch and batch[0][1].shape != tensor.shape):
             yield batch
             batch = []
-        batch.append(shown)
+        batch.append((about, tensor))
     if batch:
         yield batch
-
-
-class _EditToShow(NamedTuple):
-    """An edit that is to be shown to the model."""
-
-    item: Item
-    edit: Edit
-    tensor: Float[Tensor, "c h w"]
 
 
 def coarse(region: Shaped[Tensor, "h w"]) -> Float[Tensor, "r c"]:
     """Return the share of each cell of a coarse grid that a region covers."""
     return functional.adaptive_avg_pool2d(region[None].float(), _ROOM_CELLS)[0]
-
-
-def _has_object_and_background(picture: PreparedPicture) -> bool:
-    return _shows_object(picture) and picture.has_background
 
 
 def _shows_object(picture: PreparedPicture) -> bool:

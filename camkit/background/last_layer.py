@@ -1,26 +1,31 @@
-"""The last linear layer: find it, compute its inputs once, and train it anew, pulled towards its old weights."""
+"""The last linear layer: the pictures that mend it, its inputs, and its training, pulled towards its old weights."""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from camkit.background.composites import ORIGINAL, Composite
-from camkit.background.experiment import batches_of_one_shape
+from camkit.background.data import Item
+from camkit.background.experiment import Experiment, batches_of_one_shape
 from camkit.background.plan import Plan
+from camkit.background.showcase import in_levels
 from camkit.engine.attach import forward_hooks
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
-from camkit.errors import InputError
+from camkit.errors import InputError, as_cell, text_of
+from camkit.images.files import csv_line, write_file
 from camkit.images.prepare import prepare
+from camkit.images.regions import Shades
 from camkit.models import device_of, dtype_of
 from camkit.targets import logits_of
 
@@ -48,6 +53,70 @@ _STEPS = 200
 
 _SAME = 1e-4
 """How far a layer's output may differ from the model's, as a share of the largest."""
+
+
+ORIGINAL = "original"
+"""Stands in place of a fill's name for a picture that is not edited."""
+
+_MOST_BACKGROUNDS = 6
+"""The most backgrounds of other classes on which an object is pasted, and the most of its own class."""
+
+
+@dataclass(frozen=True, eq=False)
+class Composite:
+    """A picture for mending.
+
+    Attributes:
+        tensor: the model's input (C, H, W).
+        shades: what the preprocessing makes of black and white.
+        item: the object's picture.
+        background: the class of the picture behind the object.
+        fill: how the background's own object was filled in; ORIGINAL for an unedited picture.
+    """
+
+    tensor: Float[Tensor, "c h w"]
+    shades: Shades
+    item: Item
+    background: str
+    fill: str
+
+
+def composites(plan: Plan, progress: Callable[[int, int], None]) -> Iterator[Composite]:
+    """Yield each picture of a plan's sample, and its object on backgrounds of its own class and of other classes."""
+    others = max(1, len(plan.data.classes) - 1)
+    wanted = min(_MOST_BACKGROUNDS, max(others, plan.settings.check.pastes))
+    check = replace(plan.settings.check, pastes=wanted)
+    experiment = Experiment(replace(plan, settings=plan.settings.model_copy(update={"check": check})))
+    labels = {item.name: item.label for item in plan.data.items}
+    for number, item in enumerate(plan.sample):
+        progress(number, len(plan.sample))
+        picture = experiment.load(item)
+        if picture is None:
+            continue
+        yield Composite(picture.tensor, picture.shades, item, item.label, ORIGINAL)
+        for edit, make in experiment.edits(item, wanted).items():
+            if edit.arm in ("same", "other"):
+                yield Composite(make(), picture.shades, item, labels[edit.lender], edit.fill)
+
+
+def export(plan: Plan, folder: Path, progress: Callable[[int, int], None]) -> int:
+    """Write the composites of a plan as PNG files, with a table of their classes; return how many there are.
+
+    ``labels.csv`` has the columns path, label, group, background and fill.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    lines = [csv_line(("path", "label", "group", "background", "fill"))]
+    for number, made in enumerate(composites(plan, progress), start=1):
+        path = Path(made.item.label) / f"{number:06d}.png"
+        pixels = in_levels(made.shades, made.tensor)
+        # Without the mark of a drawing, by which camkit would leave these pictures out of a folder.
+        write_file(folder / path, cv2.imencode(".png", pixels[..., ::-1])[1].tobytes())
+        cells = path, made.item.label, made.item.group, made.background, made.fill
+        lines.append(csv_line(as_cell(text_of(cell)) for cell in cells))
+    write_file(folder / "labels.csv", lines)
+    return len(lines) - 1
 
 
 def find_last_linear(plan: Plan) -> str:
@@ -129,9 +198,9 @@ def inputs_of(plan: Plan, name: str, pasted: Iterable[Composite]) -> Examples:
         found.append(inputs[0].detach())
 
     with forward_hooks({layer: note}):
-        for batch in batches_of_one_shape(pasted, plan.batch_size):
-            shown += [((made.item.label, made.background), made.item.group, made.fill == ORIGINAL) for made in batch]
-            inputs = torch.stack([made.tensor for made in batch])
+        for batch in batches_of_one_shape(((made, made.tensor) for made in pasted), plan.batch_size):
+            shown += [((made.item.label, made.background), made.item.group, made.fill == ORIGINAL) for made, _ in batch]
+            inputs = torch.stack([tensor for _, tensor in batch])
             with quiet_pass(module, device, "fp32"), interruptible():
                 module(inputs.to(device, dtype_of(module)))
     pairs, groups, original = zip(*shown, strict=True)

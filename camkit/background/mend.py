@@ -24,12 +24,13 @@ from torch import nn
 
 from camkit.background.baseline import gap_change
 from camkit.background.check import PlanOptions, finish_check, plan_check
-from camkit.background.composites import composites, export
 from camkit.background.data import Item
 from camkit.background.last_layer import (
     MOST_LOST,
     Pair,
     choose_strength,
+    composites,
+    export,
     find_last_linear,
     fit,
     inputs_of,

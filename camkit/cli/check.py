@@ -59,12 +59,11 @@ def check(
         data: A folder with one folder per class, a CSV with the columns path and label, a folder of pictures whose
             regions name classes, or the data.yaml of a YOLO data set.
     """
-    from camkit.background.check import JOURNAL, finish_check, plan_check
+    from camkit.background.check import JOURNAL, finish_check, plan_check, spread
     from camkit.background.forecast import estimate_seconds
     from camkit.background.journal import count_finished
     from camkit.background.report import REPORTS, markdown
     from camkit.background.report import console as check_console
-    from camkit.background.spread import spread
     from camkit.cli.bars import stages
     from camkit.cli.text import wide
     from camkit.images.files import check_folder, refuse_address, refuse_input

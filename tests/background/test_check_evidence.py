@@ -107,7 +107,7 @@ def test_rows_of_the_heat_are_read_as_they_were_written():
     values = np.random.default_rng(0).random(4).astype(np.float32)
     places = Placement(((0.0, 0.8), (0.0, 1.0)), ((1.5, 3.25), (1.0, 5.0)))
     own = MapInRegion(HeatMeasures(0.5, 1.0, 0.25, 0.1), (2, 2), (5, 6), places, values, values[::-1])
-    answer = Answer(3, 0.1 + 0.2, -1e-9)
+    answer = Answer(3, 0.1 + 0.2)
     for row in (
         HeatRow("a", answer, "ok", "gradcam", "features", "the last", in_region=own),
         HeatRow("b", answer, "ok", "gradcam", "features", "the last", cropped=True),

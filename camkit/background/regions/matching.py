@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from camkit.background.regions.annotations import Annotations, ObjectAnnotation
@@ -31,14 +31,8 @@ class RegionIndex:
         } - {""}
         self._objects: dict[str, tuple[ObjectAnnotation, ...]] = {}
         several: set[str] = set()
-        for of_annotation, of_picture in (
-            (_as_path, _as_path),
-            (_without_extension, _without_extension),
-            (_without_extension, _below_first_folder),
-            (_as_name, _as_name),
-            (_as_stem, _as_stem),
-        ):
-            annotated_names, picture_names = _group_by(of_annotation, source.objects), _group_by(of_picture, pictures)
+        keys = zip(_keys_of(source.objects), _keys_of(pictures, below_folder=True), strict=True)
+        for annotated_names, picture_names in keys:
             for shared in annotated_names.keys() & picture_names.keys():
                 if len(annotated_names[shared]) == len(picture_names[shared]) == 1:
                     objects = source.objects[annotated_names[shared].pop()]
@@ -86,29 +80,13 @@ def listed(names: Iterable[str]) -> str:
     return first_of(sorted(map(repr, names)), _MOST_LISTED)
 
 
-def _group_by(key: Callable[[str], str], names: Iterable[str]) -> dict[str, set[str]]:
-    groups: dict[str, set[str]] = defaultdict(set)
+def _keys_of(names: Iterable[str], *, below_folder: bool = False) -> list[dict[str, set[str]]]:
+    """Return the names by each key: as ``RegionIndex`` says, in its order."""
+    by_key: list[dict[str, set[str]]] = [defaultdict(set) for _ in range(5)]
     for name in names:
-        groups[key(name)].add(name)
-    return groups
-
-
-def _as_path(name: str) -> str:
-    return PurePosixPath(name.replace("\\", "/")).as_posix()
-
-
-def _without_extension(name: str) -> str:
-    path = PurePosixPath(_as_path(name))
-    return path.with_suffix("").as_posix() if has_picture_suffix(path.name) else path.as_posix()
-
-
-def _below_first_folder(name: str) -> str:
-    return _without_extension(name).partition("/")[2]
-
-
-def _as_name(name: str) -> str:
-    return PurePosixPath(_as_path(name)).name
-
-
-def _as_stem(name: str) -> str:
-    return PurePosixPath(_without_extension(name)).name
+        path = PurePosixPath(name.replace("\\", "/"))
+        bare = path.with_suffix("") if has_picture_suffix(path.name) else path
+        inner = bare.as_posix().partition("/")[2] if below_folder else bare.as_posix()
+        for groups, key in zip(by_key, (path.as_posix(), bare.as_posix(), inner, path.name, bare.name), strict=True):
+            groups[key].add(name)
+    return by_key

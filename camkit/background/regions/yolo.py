@@ -62,13 +62,12 @@ def _looks_like_yolo(file: Path) -> bool:
 def _read_rows(file: Path) -> list[_Row]:
     """Return the lines of a file; none if it only lists pictures, as the train.txt of CVAT and Darknet does."""
     lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    return [] if all(map(has_picture_suffix, lines)) else [_parse_line(line.split()) for line in lines]
-
-
-def _parse_line(words: list[str]) -> _Row:
-    count = next((place for place, word in enumerate(words) if _is_number(word)), len(words))
-    count = max(1, count)  # a class is a number, or a name of one or more words
-    return " ".join(words[:count]), [float(word) for word in words[count:]]
+    rows: list[_Row] = []
+    for words in [] if all(map(has_picture_suffix, lines)) else map(str.split, lines):
+        count = next((place for place, word in enumerate(words) if _is_number(word)), len(words))
+        count = max(1, count)  # a class is a number, or a name of one or more words
+        rows.append((" ".join(words[:count]), [float(word) for word in words[count:]]))
+    return rows
 
 
 def _is_number(word: str) -> bool:
