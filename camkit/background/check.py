@@ -122,23 +122,12 @@ def check(
         >>> camkit.check("resnet50", "validation/").assert_ok()  # doctest: +SKIP
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
-    _check_paths(out=out, baseline=baseline, **options)
+    for name, path in {"out": out, "baseline": baseline, **options}.items():
+        if path == "":  # from an unset variable; it would mean the current folder
+            raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
     run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
     options["config"] = as_settings(options.get("config")).with_options(named=_argument, run={**run, "resume": resume})
     return finish_check(plan_check(model, data, **options), progress=progress or _silent)
-
-
-def _check_paths(**paths: Any) -> None:
-    """Refuse null characters, and empty text: it comes from an unset variable and would mean the current folder.
-
-    Raises:
-        InputError: one of them is not a valid path.
-    """
-    for name, path in paths.items():
-        if path == "":
-            raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
-        if isinstance(path, (str, Path)) and "\0" in str(path):
-            raise InputError(f"{name} is {str(path)!r}, but a path cannot contain a null character")
 
 
 def _argument(setting: str) -> str:

@@ -141,7 +141,10 @@ def _read_data(
     root = data if data.is_dir() else data.parent
     without = [name for name, entries in (class_map or {}).items() if entries is None]
     only = None if class_map is None else class_map.keys() - without
-    of_classes = _class_folders(root, only or ())
+    # A folder may hold pictures of a class although its name is usual for folders of regions: "mask" may be a class of
+    # people who wear masks. It does if the class map names it or its pictures are photographs.
+    usual = [folder for folder in root.iterdir() if names_masks(folder.name) and folder.is_dir()]
+    of_classes = {folder.name for folder in usual if folder.name in (only or ()) or holds_photographs(folder)}
     sources = find_regions(root, of_classes, table) if regions is None else read_regions(regions, table)
     if not sources:
         yolo.refuse_empty(root)
@@ -231,7 +234,7 @@ def _label_pictures(
         folder
         for folder in sorted(data.iterdir())
         if folder.is_dir() and folder.name[0] != "."
-        if not any(_is_same(folder, other) for other in (skip, regions) if other is not None)
+        if os.path.realpath(folder) not in [os.path.realpath(other) for other in (skip, regions) if other is not None]
     ]
     by_class = {
         folder.name: _pictures_in(folder)
@@ -283,22 +286,8 @@ def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
         )
 
 
-def _class_folders(data: Path, classes: Collection[str]) -> set[str]:
-    """Return the folders that hold pictures of a class, although their names are usual for folders of regions.
-
-    A folder counts if the class map names it or its pictures are photographs: "mask" may be a class of people who wear
-    masks.
-    """
-    folders = [folder for folder in data.iterdir() if names_masks(folder.name) and folder.is_dir()]
-    return {folder.name for folder in folders if folder.name in classes or holds_photographs(folder)}
-
-
 def _without_empty(left_out: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     return {reason: names for reason, names in left_out.items() if names}
-
-
-def _is_same(folder: Path, other: Path) -> bool:
-    return os.path.realpath(folder) == os.path.realpath(other)
 
 
 def _pictures_in(folder: Path, skip: Path | None = None) -> list[Path]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from camkit.background.answers import NO_ANSWER, Answer, answers_of
 from camkit.background.data import Item
+from camkit.background.experiment import batches_of_one_shape
 from camkit.background.journal import PictureRow, RowKind
 from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region
@@ -75,22 +76,16 @@ def measure(
         grid: rows and columns of the map before upsampling.
         placement: where its cells lie on the input.
     """
-    near = dilated(region, POINTING_TOLERANCE)
+    near, pixels = dilated(region, POINTING_TOLERANCE), int(region.sum())
+    coldest = torch.topk(heat.flatten(), pixels).values[-1]  # of the hottest pixels, as many as the region has
+    hotter, tied = heat > coldest, heat == coldest
+    places = pixels - int(hotter.sum())
     return HeatMeasures(
         ceiling=ceiling(region, grid, placement),
         hit=float(near[heat == heat.max()].double().mean()),
-        rank=_rank_accuracy(heat, region),
-        area=int(region.sum()) / max(1, int(view.sum())),
+        rank=(int(region[hotter].sum()) + places * float(region[tied].double().mean())) / pixels,
+        area=pixels / max(1, int(view.sum())),
     )
-
-
-def _rank_accuracy(heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]) -> float:
-    """Return the share of the n hottest pixels that lies in a region of n pixels, averaged over the order of ties."""
-    pixels = int(region.sum())
-    coldest = torch.topk(heat.flatten(), pixels).values[-1]
-    hotter, tied = heat > coldest, heat == coldest
-    places = pixels - int(hotter.sum())
-    return (int(region[hotter].sum()) + places * float(region[tied].double().mean())) / pixels
 
 
 def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int], placement: Placement = EVEN) -> float:
@@ -259,27 +254,26 @@ class CheckHeat:
             yield self._row(item, explanation, target.answers.get(number))
 
     def _rows_without_heat(self, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
-        """Ask the model about pictures, and yield a row for each, in order."""
-        why = f"no heat: the model is a {'detector' if self.plan.detects else 'black box'}"
-        for start in range(0, len(items), self.plan.batch_size):
-            rows: dict[Item, HeatRow | Unusable] = {}
-            cropped: set[Item] = set()
-            by_shape: dict[tuple[int, ...], dict[Item, Tensor]] = defaultdict(dict)
-            part = items[start : start + self.plan.batch_size]
-            for item in part:
+        """Ask the model about pictures, and yield a row for each; those that cannot be used come last."""
+        plan, unusable = self.plan, list[Unusable]()
+        why = f"no heat: the model is a {'detector' if plan.detects else 'black box'}"
+
+        def readable() -> Iterator[tuple[Item, Tensor]]:
+            for item in items:
                 try:
-                    tensor = prepare(item.path, self.plan.preprocess, item.name).tensor
-                    if self.plan.detects and not len(self.plan.wanted(item)):
-                        cropped.add(item)
-                    by_shape[tuple(tensor.shape)][item] = tensor
+                    if plan.detects:
+                        plan.wanted(item)
+                    yield item, prepare(item.path, plan.preprocess, item.name).tensor
                 except CamkitError as error:
-                    rows[item] = _unusable(item, error)
-            for inputs in by_shape.values():
-                answers = self.plan.answer(torch.stack(list(inputs.values())), list(inputs))
-                for item, answer in zip(inputs, answers, strict=True):
-                    row = HeatRow(item.name, answer, NO_HEAT, "none", "no layer", why, item in cropped)
-                    rows[item] = _broken(item) if answer.output == NO_ANSWER else row
-            yield from (rows[item] for item in part)
+                    unusable.append(_unusable(item, error))
+
+        for batch in batches_of_one_shape(readable(), plan.batch_size):
+            shown, inputs = zip(*batch, strict=True)
+            for item, answer in zip(shown, plan.answer(torch.stack(inputs), shown), strict=True):
+                cropped = plan.detects and not len(plan.wanted(item))
+                row = HeatRow(item.name, answer, NO_HEAT, "none", "no layer", why, cropped)
+                yield _broken(item) if answer.output == NO_ANSWER else row
+        yield from unusable
 
     def _row(self, item: Item, explanation: Explanation | Failure, answer: Answer | None) -> HeatRow | Unusable:
         try:

@@ -291,17 +291,11 @@ def _pairs(
             yield pair
             continue
         residuals = np.where(on_kind, (accuracy.value - right.sum(1)) / count, (right.sum(1) - elsewhere) / others)
-        draws = _losses(sums, number, len(names))
+        right_of, shown_of = sums[:, : len(names)], sums[:, len(names) :]
+        with np.errstate(invalid="ignore", divide="ignore"):  # a resample may lack a kind; it then counts as no loss
+            draws = (right_of.sum(1) - right_of[:, number]) / (shown_of.sum(1) - shown_of[:, number])
+            draws = draws - right_of[:, number] / shown_of[:, number]
         deviation = added_variance(residuals, objects, backgrounds) ** 0.5
         draws = draws + deviation * np.random.default_rng([*seed, number]).standard_normal(len(draws))
         loss = widened(interval(draws, float(elsewhere - accuracy.value), groups))
         yield replace(pair, loss=loss, p=p_above(draws, 0.0, groups))
-
-
-def _losses(sums: np.ndarray, number: int, kinds: int) -> np.ndarray:
-    """Return for each resample the accuracy on all kinds but one, minus the accuracy on that one."""
-    right, shown = sums[:, :kinds], sums[:, kinds:]
-    right_here, shown_here = right[:, number], shown[:, number]
-    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may lack a kind; it then counts as no loss
-        losses: np.ndarray = (right.sum(1) - right_here) / (shown.sum(1) - shown_here) - right_here / shown_here
-    return losses

@@ -14,7 +14,6 @@ from camkit.background.plan import Plan, stratified
 from camkit.errors import advice
 from camkit.explanation import Explanation
 from camkit.models import black_box_in
-from camkit.models.loaded import LoadedModel
 from camkit.models.modules import shuffle_weights
 from camkit.types import Failure
 
@@ -61,8 +60,11 @@ def check_sanity(plan: Plan, items: Sequence[Item]) -> Sanity:
     maps = _maps(plan.explain(chosen))
     hirescam_maps = _maps(plan.explain(chosen, method="hirescam"))
     remarks: list[str] = []
-    try:
-        random_maps = _maps(plan.explain(chosen, model=_with_random_weights(plan.model, check.seed)))
+    try:  # the entries of each weight tensor are shuffled: the same sizes as before, but no meaning
+        module = copy.deepcopy(plan.model.module)
+        shuffle_weights(module.modules(), torch.Generator().manual_seed(check.seed))
+        shuffled = replace(plan.model, module=module, note=None, weights=None)
+        random_maps = _maps(plan.explain(chosen, model=shuffled))
     except Exception as error:  # noqa: BLE001 - some modules cannot be copied
         random_maps = [None] * len(chosen)
         remarks.append(
@@ -90,7 +92,7 @@ def _maps(explanations: Iterable[Explanation | Failure]) -> list[np.ndarray | No
 
 def _median_correlation(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
     correlations = [
-        correlation(map_1, map_2)
+        float(np.corrcoef(map_1.ravel(), map_2.ravel())[0, 1])
         for map_1, map_2 in zip(first, second, strict=True)
         if map_1 is not None
         and map_2 is not None
@@ -99,15 +101,3 @@ def _median_correlation(first: Sequence[np.ndarray | None], second: Sequence[np.
         and map_2.std() > 0
     ]
     return float(np.median(correlations)) if correlations else None
-
-
-def _with_random_weights(model: LoadedModel, seed: int) -> LoadedModel:
-    """Return a copy with the entries of each weight tensor shuffled: the same sizes as before, but no meaning."""
-    module = copy.deepcopy(model.module)
-    shuffle_weights(module.modules(), torch.Generator().manual_seed(seed))
-    return replace(model, module=module, note=None, weights=None)
-
-
-def correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the correlation of two maps of one size, value by value."""
-    return float(np.corrcoef(first.ravel(), second.ravel())[0, 1])

@@ -657,10 +657,9 @@ def test_init_takes_every_option_of_the_check_and_writes_it(project: Path, capsy
 
 
 @pytest.mark.parametrize("name", ["out", "baseline", "regions", "class_map", "config"])
-@pytest.mark.parametrize(("path", "sentence"), [("", "empty; name a file or a folder"), ("a\0b", "null character")])
-def test_a_path_that_cannot_be_one_is_refused(name: str, path: str, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"^{name} is .*{sentence}"):
-        camkit.check("demo-fair", tmp_path, **{name: path})
+def test_an_empty_path_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"^{name} is empty; name a file or a folder"):
+        camkit.check("demo-fair", tmp_path, **{name: ""})
 
 
 def test_there_are_at_most_a_thousand_backgrounds_for_each_picture(tmp_path: Path) -> None:

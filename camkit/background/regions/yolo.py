@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +26,13 @@ _Row: TypeAlias = tuple[str, list[float]]
 
 def find(folder: Path) -> list[Path]:
     """Return the folder that holds the text files: ``labels`` in or beside the pictures' folder, or that folder."""
-    return [place for place in _places(folder) if any(map(_looks_like_yolo, _text_files(place)))][:1]
+    for place in _places(folder):
+        for file in _text_files(place):
+            with contextlib.suppress(OSError, ValueError):
+                rows = _read_rows(file)
+                if rows and all(len(numbers) >= 4 and not has_picture_suffix(name) for name, numbers in rows):
+                    return [place]
+    return []
 
 
 def refuse_empty(folder: Path) -> None:
@@ -49,14 +56,6 @@ def _text_files(folder: Path) -> list[Path]:
     """List the text files that may be annotations; data sets also hold README.dataset.txt and the like."""
     files = ((file, file.name.lower()) for file in files_in(folder, [".txt"]))
     return [file for file, name in files if name not in _OTHER_FILES and not name.startswith("readme")]
-
-
-def _looks_like_yolo(file: Path) -> bool:
-    try:
-        rows = _read_rows(file)
-    except (OSError, ValueError):
-        return False
-    return bool(rows) and all(len(numbers) >= 4 and not has_picture_suffix(name) for name, numbers in rows)
 
 
 def _read_rows(file: Path) -> list[_Row]:

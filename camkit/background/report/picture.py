@@ -9,7 +9,7 @@ import numpy as np
 
 from camkit.background.report import words
 from camkit.background.result import CheckResult
-from camkit.background.showcase import Panel, Showcase
+from camkit.background.showcase import Showcase
 from camkit.drawing.encode import encode
 from camkit.drawing.text import GREY, Colour, wrapped
 from camkit.kit.tiles import Tile, contact_sheet
@@ -41,11 +41,9 @@ def render(result: CheckResult, showcase: Showcase | None = None) -> bytes:
     title = [line for text in texts for line in wrapped(text, _COLUMNS * _SIDE, _SIZE + 1, _MOST_LINES)]
     tiles: list[Tile] = []
     for strip in (showcase or Showcase(result)).triptychs:
-        tiles += [_tile(strip.row.label, panel) for panel in strip.triptych]
+        for panel in strip.triptych:
+            answer, verdict = panel.comment
+            line = f"{strip.row.label}: {panel.title.partition(' (')[0]}"
+            tiles.append(Tile(panel.pixels, line, answer, _COLOURS[verdict]))
         tiles += [_NOTHING] * (_COLUMNS - len(strip.triptych))
     return encode(contact_sheet(tiles, _COLUMNS, "\n".join(title), side=_SIDE, size=_SIZE))
-
-
-def _tile(label: str, panel: Panel) -> Tile:
-    answer, verdict = panel.comment
-    return Tile(panel.pixels, f"{label}: {panel.title.partition(' (')[0]}", answer, _COLOURS[verdict])
