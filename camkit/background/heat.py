@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -40,34 +40,16 @@ from camkit.targets.scores import OfPictures, Scores, Target
 from camkit.types import EVEN, Activation, Failure, Placement
 
 
-@dataclass(frozen=True)
-class HeatMeasures:
-    """How one map fits one region, without regard to the other maps.
-
-    Attributes:
-        ceiling: the energy that a perfect map would have: the region averaged to the map's cells and upsampled again.
-        hit: the share of the hottest pixels that lie within POINTING_TOLERANCE pixels of the region: 1 or 0 unless
-            several tie.
-        rank: for a region of n pixels, the share of the n hottest pixels that lies in the region (relevance rank
-            accuracy; Arras et al. 2022, arXiv:2003.07258). If pixels of equal heat compete for the last
-            places among the n, it is the mean over all choices.
-        area: the region's share of the pixels that the model saw.
-    """
-
-    ceiling: float
-    hit: float
-    rank: float
-    area: float
-
-
 def measure(
     heat: Float[Tensor, "h w"],
     region: Bool[Tensor, "h w"],
     view: Bool[Tensor, "h w"],
     grid: tuple[int, int],
     placement: Placement = EVEN,
-) -> HeatMeasures:
-    """Measure one map against one region. The map must have some heat and the region some pixels.
+) -> dict[str, float]:
+    """Measure how one map fits one region, without regard to the other maps, by the names in ``ImageRow``.
+
+    The map must have some heat and the region some pixels.
 
     Args:
         heat: the map at the size of the model's input.
@@ -75,17 +57,25 @@ def measure(
         view: the pixels that show the picture and not padding.
         grid: rows and columns of the map before upsampling.
         placement: where its cells lie on the input.
+
+    Returns:
+        ``ceiling``: the energy that a perfect map would have: the region averaged to the map's cells and upsampled
+        again. ``hit``: the share of the hottest pixels that lie within POINTING_TOLERANCE pixels of the region: 1 or 0
+        unless several tie. ``rank``: for a region of n pixels, the share of the n hottest pixels that lies in the
+        region (relevance rank accuracy; Arras et al. 2022, arXiv:2003.07258); if pixels of equal heat compete for the
+        last places among the n, it is the mean over all choices. ``area``: the region's share of the pixels that the
+        model saw.
     """
     near, pixels = dilated(region, POINTING_TOLERANCE), int(region.sum())
     coldest = torch.topk(heat.flatten(), pixels).values[-1]  # of the hottest pixels, as many as the region has
     hotter, tied = heat > coldest, heat == coldest
     places = pixels - int(hotter.sum())
-    return HeatMeasures(
-        ceiling=ceiling(region, grid, placement),
-        hit=float(near[heat == heat.max()].double().mean()),
-        rank=(int(region[hotter].sum()) + places * float(region[tied].double().mean())) / pixels,
-        area=pixels / max(1, int(view.sum())),
-    )
+    return {
+        "ceiling": ceiling(region, grid, placement),
+        "hit": float(near[heat == heat.max()].double().mean()),
+        "rank": (int(region[hotter].sum()) + places * float(region[tied].double().mean())) / pixels,
+        "area": pixels / max(1, int(view.sum())),
+    }
 
 
 def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int], placement: Placement = EVEN) -> float:
@@ -180,7 +170,7 @@ class MapInRegion:
     """A map and the region of its picture's objects.
 
     Attributes:
-        measures: how the map fits the region.
+        measures: how the map fits the region, as ``measure`` returns it.
         grid: rows and columns of the map.
         size: rows and columns of the model's input.
         placement: where the cells lie on the input.
@@ -188,7 +178,7 @@ class MapInRegion:
         within: the weights of the region that ``heat_in_cells`` returns.
     """
 
-    measures: HeatMeasures
+    measures: dict[str, Any]
     grid: tuple[int, int]
     size: tuple[int, int]
     placement: Placement
@@ -364,26 +354,22 @@ class _RecordingPart(Target):
         return self.own_class.of_pictures(self.numbers)(output, batch)
 
 
-class Energy(NamedTuple):
-    """A map's energy in its own region, the mean energy of the other maps there, and the headroom between the two."""
+def compare_maps(items: Sequence[Item], heat: Mapping[str, HeatRow]) -> dict[str, dict[str, float]]:
+    """Compare each map with the regions of all pictures whose map has the same grid, size and placement.
 
-    own: float
-    shuffled: float
-    headroom: float
-
-
-def compare_maps(items: Sequence[Item], heat: Mapping[str, HeatRow]) -> dict[str, Energy]:
-    """Compare each map with the regions of all pictures whose map has the same grid, size and placement."""
+    The values have their names in ``ImageRow``; a map that is alone has nothing to be compared with.
+    """
     by_geometry: dict[tuple[tuple[int, int], tuple[int, int], Placement], dict[str, MapInRegion]] = defaultdict(dict)
     for item in items:
         if item.name in heat and (own := heat[item.name].in_region):
             by_geometry[own.grid, own.size, own.placement][item.name] = own
-    compared: dict[str, Energy] = {}
+    compared: dict[str, dict[str, float]] = {}
     for (grid, size, placement), of_pictures in by_geometry.items():
         maps = np.stack([own.cells for own in of_pictures.values()]).astype(float)
         within = np.stack([own.within for own in of_pictures.values()]).astype(float)
         everywhere = heat_in_cells(torch.ones(size, dtype=torch.bool), grid, placement)
-        energy, shuffled = energies(maps, within, everywhere)
-        columns = zip(energy.tolist(), shuffled.tolist(), headroom(within, everywhere).tolist(), strict=True)
-        compared |= {name: Energy(*values) for name, values in zip(of_pictures, columns, strict=True)}
+        columns = (*energies(maps, within, everywhere), headroom(within, everywhere))
+        names = ("energy", "shuffled", "room") if len(maps) > 1 else ("energy",)
+        for name, *values in zip(of_pictures, *(column.tolist() for column in columns), strict=True):
+            compared[name] = dict(zip(names, values, strict=False))
     return compared

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -16,7 +15,7 @@ from pydantic import TypeAdapter
 from camkit.background.data import Item
 from camkit.background.edits import Arm, Edit
 from camkit.background.experiment import Answers
-from camkit.background.heat import Energy, HeatRow, compare_maps
+from camkit.background.heat import HeatRow, compare_maps
 from camkit.background.plan import Plan
 
 
@@ -39,7 +38,7 @@ class ImageRow:
         status: whether the map has evidence.
         energy, shuffled, ceiling: E, S and C of the map.
         room: the headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
-        hit, rank, area: as in ``heat.HeatMeasures``.
+        hit, rank, area: as ``heat.measure`` returns them.
         grid: rows and columns of the map.
         same, other: by fill, the share of right answers on backgrounds of its own class, and of other classes.
         pasted: by fill, the answers to the object on each background that it was shown on.
@@ -111,14 +110,19 @@ def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, An
     energies = compare_maps(plan.data.items, heat)
     items = {item.name: item for item in plan.data.items}
     return [
-        _image_row(plan, items, item, heat[name], energies.get(name), answers.get(name, {}))
+        _image_row(plan, items, item, heat[name], energies.get(name, {}), answers.get(name, {}))
         for name, item in items.items()
         if name in heat
     ]
 
 
 def _image_row(
-    plan: Plan, items: Mapping[str, Item], item: Item, heat: HeatRow, energy: Energy | None, answers: Answers
+    plan: Plan,
+    items: Mapping[str, Item],
+    item: Item,
+    heat: HeatRow,
+    energies: Mapping[str, Any],
+    answers: Answers,
 ) -> ImageRow:
     outputs = plan.matched.indices[item.label]
     right = {edit: answer.output in outputs for edit, answer in answers.items()}
@@ -129,8 +133,6 @@ def _image_row(
     fills = sorted(same.keys() & other.keys())
     answered = {edit: Pasted(behind.label, behind.group, named[edit]) for edit, behind in counted.items()}
     pasted = {fill: tuple(answer for edit, answer in answered.items() if edit.fill == fill) for fill in fills}
-    comparable = energy is not None and math.isfinite(energy.shuffled)
-
     return ImageRow(
         name=item.name,
         label=item.label,
@@ -139,10 +141,9 @@ def _image_row(
         answer=plan.name_of(heat.answer.output),
         probability=heat.answer.share,
         status=heat.status,
-        energy=energy.own if energy else None,
-        shuffled=energy.shuffled if energy and comparable else None,
-        room=energy.headroom if energy and comparable else None,
-        **({} if heat.in_region is None else {"grid": heat.in_region.grid, **vars(heat.in_region.measures)}),
+        grid=None if heat.in_region is None else heat.in_region.grid,
+        **energies,
+        **({} if heat.in_region is None else heat.in_region.measures),
         same={fill: same[fill] for fill in fills},
         other={fill: other[fill] for fill in fills},
         pasted=pasted,
