@@ -29,7 +29,7 @@ from camkit.images.regions import Shades
 from camkit.targets import Scores, Target
 from camkit.targets.boxes import ranked_box
 from camkit.targets.outputs import detections_of
-from camkit.types import Pixels
+from camkit.types import Failure, Pixels
 
 THUMBNAILS = 12
 """Pictures shown with their outline: enough to notice that the regions are shifted."""
@@ -233,16 +233,20 @@ class Showcase:
             return f"{on} {self._items[edit.lender].label} (such pictures: {right:.0%} right)"
         return ""
 
-    def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:
-        """Draw the heat of the picture's class; a detector's is that of its best box of this class."""
-        plan, explanation = self._plan, None
+    def explained(self, item: Item) -> Explanation | Failure | None:
+        """Explain a picture's class, or a detector's best box of this class; None if the model cannot be explained."""
+        plan = self._plan
         options: dict[str, Any] = {"target": _BestBox(plan.matched.indices[item.label])} if plan.detects else {}
         with contextlib.suppress(*[Exception] * plan.detects):  # it may have no layers, or code without gradients
-            explanation = next(plan.explain([item], **options)) if plan.explains else None
+            return next(plan.explain([item], **options)) if plan.explains else None
+        return None
+
+    def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:
+        explanation = self.explained(item)
         if not isinstance(explanation, Explanation):
             return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
         drawn = overlay.render(in_levels(picture.shades, picture.tensor), explanation.heatmap, None)
-        of = f"heat of the best {item.label} box" if plan.detects else f"heat for {item.label}"
+        of = f"heat of the best {item.label} box" if self._plan.detects else f"heat for {item.label}"
         title = of + ("" if explanation.status == "ok" else ": no evidence")
         return Panel(title, self._with_wanted(item, drawn))
 

@@ -304,7 +304,7 @@ def test_the_page_shows_the_heat_of_the_best_box(explained, rectangles) -> None:
     for strip in showcase.strips[:2]:
         assert strip.panels[1].title == f"heat of the best {strip.row.label} box"
         item = next(item for item in explained.plan.data.items if item.name == strip.row.name)
-        heat = showcase._explained(item).heatmap
+        heat = showcase.explained(item).heatmap
         inside = np.zeros(heat.shape, bool)
         for left, top, right, bottom in rectangles[item.name]:
             inside[top:bottom, left:right] = True
