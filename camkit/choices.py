@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -16,52 +15,19 @@ from camkit.errors import InputError, LayerError, MethodError, advice
 from camkit.images.references import References
 from camkit.layers.names import Layers
 from camkit.methods import AUTO, METHODS, Method, find_method
-from camkit.methods.registry import MethodLike
-from camkit.models import Labels, black_box_in, load_model, read_labels
+from camkit.models import black_box_in, load_model, read_labels
 from camkit.models.inputs import adapted
 from camkit.models.loaded import Loadable, LoadedModel
-from camkit.options import Activation, Fusion, Model, Precision, Smoothing, Spread
-from camkit.targets import Target, TargetLike
+from camkit.options import USUAL, Config, ExplainerOptions, Fusion, Model, Precision, Smoothing, Spread
+from camkit.targets import Target
 from camkit.targets.fixed import fixed_target
 from camkit.targets.scores import Scores
-from camkit.types import Preprocess, Progress, ReferencesLike
 
 if TYPE_CHECKING:
     from camkit.config.settings import Settings
 
 
-Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
-Config: TypeAlias = "Settings | Mapping[str, Any] | str | Path"
-"""What ``config`` takes: a file, or its tables as a mapping."""
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-class ExplainerOptions(TypedDict, total=False):
-    """The options of an ``Explainer``, which explains each; None stands for the usual."""
-
-    method: MethodLike | None
-    preprocess: Preprocess | None
-    labels: Labels | None
-    device: str | torch.device | None
-    precision: Precision | None
-    fuse: Fusion | None
-    smooth: Smoothing | None
-    spread: Spread | None
-    config: Config | None
-    progress: Progress | None
-    references: ReferencesLike | None
-    inputs: Mapping[str, Any] | None
-    picture: str | None
-    output: str | int | None
-    activation: Activation | None
-
-
-class Options(ExplainerOptions, total=False):
-    """The options of ``explain`` and ``explain_many``."""
-
-    target: Targets
-    batch_size: int | None
 
 
 def showing(options: type[ExplainerOptions]) -> Callable[[_Function], _Function]:
@@ -128,54 +94,48 @@ def with_inputs(loaded: LoadedModel, options: ExplainerOptions) -> LoadedModel:
 class Choices:
     """How pictures are explained: what the caller gave, else what the config says, else what is usual.
 
+    Attributes:
+        method: the method.
+        target_layer: the layers that are named; None lets camkit choose.
+        options: the other options, by name.
+
     Raises:
         InputError: a choice is unknown, or the method cannot use it.
     """
 
-    method: Method = AUTO
-    target_layer: Layers | None = None
-    precision: Precision = "fp32"
-    fuse: Fusion | None = None
-    smooth: Smoothing | None = None
-    spread: Spread = "measured"
-    progress: Progress | None = None
-    references: References | ReferencesLike | None = None
-    batch_size: int | None = None
+    method: Method
+    target_layer: Layers | None
+    options: Mapping[str, Any]
 
     @classmethod
     def of(cls, target_layer: Layers | None, given: Mapping[str, Any], settings: Settings | None) -> Choices:
         """Merge the options of a call with a config; those that are None were not given."""
-        asked = {**given, "target_layer": target_layer}
-        usual = {} if settings is None else {**vars(settings.explain), "target_layer": settings.explain.layer}
-        names = [field.name for field in fields(cls)]
-        merged = {name: each[name] for each in (usual, asked) for name in names if each.get(name) is not None}
+        asked = {**given, "layer": target_layer}
+        usual = {} if settings is None else vars(settings.explain)
+        names = ("method", "layer", *USUAL)
+        merged = {name: each[name] for each in (USUAL, usual, asked) for name in names if each.get(name) is not None}
         method = find_method(merged.pop("method", AUTO))
         if asked.get("references") is None and not method.compares:
             merged.pop("references", None)
+        layer = merged.pop("layer", None)
         if asked.get("method") is not None and target_layer is None and not method.layer:
-            merged.pop("target_layer", None)  # the config's
-        return cls(method, **merged)
+            layer = None  # the config's
+        return cls(method, layer, USUAL | merged)
 
-    @property
-    def averages(self) -> bool:
-        """Whether maps are averaged over changed versions of the picture."""
-        return self.smooth is not None and "augment" in self.smooth
-
-    @property
-    def takes_component(self) -> bool:
-        """Whether a map is the first principal component of the weighted feature maps."""
-        return self.smooth is not None and "eigen" in self.smooth
+    def but(self, **options: Any) -> Choices:
+        """Return the same with other options."""
+        return replace(self, options={**self.options, **options})
 
     def __post_init__(self) -> None:
         for name, kind in (("fuse", Fusion), ("precision", Precision), ("smooth", Smoothing), ("spread", Spread)):
-            value = getattr(self, name)
-            if value not in get_args(kind) and (name, value) not in (("smooth", None), ("fuse", None)):
+            value = self.options[name]
+            if value is not None and value not in get_args(kind):
                 raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
         if self.target_layer is not None and not self.method.layer:
             rest = advice("pass no target_layer", "leave out --layer")
             raise MethodError(f"method {self.method.name!r} reads the whole model and no layer; {rest}")
-        given = self.references is not None and not isinstance(self.references, References)
-        if given and not self.method.compares:
+        references = self.options["references"]
+        if references is not None and not isinstance(references, References) and not self.method.compares:
             rest = advice("leave out references", "leave out --references")
             raise MethodError(f"method {self.method.name!r} uses no reference pictures; use 'expected', or {rest}")
 

@@ -21,16 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.choices import (
-    Choices,
-    ExplainerOptions,
-    Targets,
-    config_settings,
-    configured_model,
-    for_model,
-    showing,
-    with_inputs,
-)
+from camkit.choices import Choices, config_settings, configured_model, for_model, showing, with_inputs
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import (
     autocasting,
@@ -83,7 +74,7 @@ from camkit.models import (
 )
 from camkit.models.inputs import HeldInputs
 from camkit.models.loaded import Loadable, LoadedModel
-from camkit.options import Fusion, Precision
+from camkit.options import ExplainerOptions, Fusion, Precision, Targets
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.fixed import of_changed_picture
 from camkit.targets.scores import Expands, OfPictures, OnPicture, Scores, Target
@@ -104,21 +95,6 @@ class _Request:
     """Those that share the pass; none stands for the Explainer's own."""
     draft: bool = False
     on_pass: Callable[[], None] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class _Passed:
-    """A pass for a batch of pictures: the targets that were asked for, and what it left."""
-
-    targets: tuple[Target, ...]
-    batch: list[Prepared]
-    inputs: Tensor
-    ran: Ran
-
-    def with_targets(self) -> list[tuple[Target, Scores]]:
-        """Return the scores, each with its target; a target that stands for several is alone in its pass."""
-        targets, scores = _of_pictures(self.targets, self.batch), self.ran.captured.scores
-        return list(zip(targets * len(scores) if len(targets) == 1 else targets, scores, strict=True))
 
 
 class _UnfitError(Exception):
@@ -217,26 +193,19 @@ class Explainer:
         self._rank = spatial_rank(loaded.module)
         outer = (loaded.module, getattr(loaded.module, "model", None))
         self._has_inputs = any(isinstance(part, HeldInputs) and part.others for part in outer)
-        precision, note = usable_precision(choices.precision, device_of(loaded.module))
+        precision, note = usable_precision(choices.options["precision"], device_of(loaded.module))
         if note:
             warnings.warn(note, stacklevel=3)
-        references = choices.references
+        references = choices.options["references"]
         if not isinstance(references, References):  # else those of the Explainer that this one shares them with
             references = References(references, loaded.preprocess, self._rank)
         method = for_model(choices, loaded.module)
-        self._choices = choices = replace(choices, method=method, precision=precision, references=references)
-        self._without_layer = replace(choices, target_layer=None, progress=None)
-        self._averages, self._takes_component = choices.averages, choices.takes_component
-        self._run = Runner(
-            memory,
-            selectors_of(choices.target_layer),
-            method,
-            precision,
-            choices.spread,
-            choices.progress,
-            references,
-            self._takes_component,
-        )
+        choices = choices.but(precision=precision, references=references)
+        self._choices = choices = replace(choices, method=method)
+        self._without_layer = replace(choices.but(progress=None), target_layer=None)
+        smooth = choices.options["smooth"] or ""
+        self._averages, self._takes_component = "augment" in smooth, "eigen" in smooth
+        self._run = Runner(memory, selectors_of(choices.target_layer), method, choices.options)
         if self._run.selectors is not None:
             memory.selected(self._run.selectors)  # refuses layers that the model does not have
         self._used: tuple[TargetLayer, ...] = ()
@@ -394,7 +363,8 @@ class Explainer:
         own = self._choices
         chosen = own.method if method is None else find_method(method)
         layers = own.target_layer if target_layer is None and chosen.layer else target_layer
-        return self.choosing(replace(own, method=chosen, target_layer=layers, fuse=fuse or own.fuse), model)
+        fused = own.but(fuse=fuse or own.options["fuse"])
+        return self.choosing(replace(fused, method=chosen, target_layer=layers), model)
 
     def choosing(self, choices: Choices, model: nn.Module | None = None) -> Explainer:
         """Return an Explainer that explains in another way, and shares what this one has found out about the model.
@@ -447,7 +417,7 @@ class Explainer:
         at_once = request.batch_size
         at_once = at_once if memory.keeps_pictures_apart(picture[None], at_once) else 1
         try:
-            activation, precision = self._loaded.activation, self._choices.precision
+            activation, precision = self._loaded.activation, self._choices.options["precision"]
             return PictureScores(self.model, picture, fixed, activation, precision, at_once, current)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             sentence = None if is_out_of_memory(error) else _in_a_sentence(self.model, picture[None], error)
@@ -534,7 +504,7 @@ class Explainer:
 
     def _request(self, target: Targets, batch_size: int | None) -> _Request:
         if batch_size is None:
-            batch_size = self._choices.batch_size
+            batch_size = self._choices.options["batch_size"]
         if batch_size is None:
             batch_size = usual_batch_size(device_of(self.model))
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
@@ -651,18 +621,19 @@ class Explainer:
         while parts:
             targets = parts.pop(0)
             try:
-                passed = _Passed(targets, batch, inputs, self._ran(targets, batch, inputs))
+                ran = self._ran(targets, batch, inputs)
             except OneTargetError:
                 parts = [*((target,) for target in targets), *parts]
                 continue
             except _UnfitError as error:
                 return [Failure(item.source, error.of_picture()) for item in batch]
-            self._used = passed.ran.layers
-            for number, method in enumerate(request.methods or (passed.ran.method,)):
-                for of_picture, rows in zip(found, self._explained(passed, method, shown), strict=True):
+            self._used = ran.layers
+            for number, method in enumerate(request.methods or (ran.method,)):
+                explained = self._explained(ran, targets, batch, inputs, method, shown)
+                for of_picture, rows in zip(found, explained, strict=True):
                     of_picture[number].extend(rows)
-            scores += passed.ran.captured.scores
-            del passed  # frees the gradients before the next pass
+            scores += ran.captured.scores
+            del ran  # frees the gradients before the next pass
         by_method = itertools.chain.from_iterable(found)
         return [row for rows in by_method for row in sharing_scale(existing(rows, scores))]
 
@@ -692,33 +663,39 @@ class Explainer:
             raise (_UnfitError(str(sentence)) if isinstance(sentence, ImageError) else sentence) from error
 
     def _explained(
-        self, passed: _Passed, method: Method, shown: Sequence[Image.Image | Tensor | None]
+        self,
+        ran: Ran,
+        targets: tuple[Target, ...],
+        batch: list[Prepared],
+        inputs: Tensor,
+        method: Method,
+        shown: Sequence[Image.Image | Tensor | None],
     ) -> list[list[Explanation | Failure]]:
         """Return a row for each target of each picture, from one pass and for one method."""
-        ran = passed.ran
         maps = signed_maps(ran.captured, method, ran.for_boxes, component=self._takes_component)
         if self._averages:
-            maps = self._averaged(passed, method, maps)
-        fuse = self._choices.fuse or method.fuse
+            maps = self._averaged(ran, targets, batch, inputs, method, maps)
+        fuse = self._choices.options["fuse"] or method.fuse
         labels, choices = self._loaded.labels, self._without_layer
-        targets = passed.targets * (len(maps) // len(passed.targets))  # one may stand for several
-        rows = explanations(maps, ran.captured, passed.batch, shown, ran.layers, fuse, choices, targets, labels)
-        return self._with_plain_scores(passed, rows) if self._has_inputs else rows
+        each = targets * (len(maps) // len(targets))  # one may stand for several
+        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, choices, each, labels)
+        if not self._has_inputs:
+            return rows
+        return self._with_plain_scores(_with_scores(targets, batch, ran), inputs, rows)
 
     def _with_plain_scores(
-        self, passed: _Passed, rows: list[list[Explanation | Failure]]
+        self, pairs: list[tuple[Target, Scores]], inputs: Tensor, rows: list[list[Explanation | Failure]]
     ) -> list[list[Explanation | Failure]]:
         """Add to each explanation what the other inputs give with a picture of one colour, the picture's mean."""
-        inputs = passed.inputs
         plain = inputs.mean(tuple(range(2, inputs.dim())), keepdim=True).expand_as(inputs).contiguous()
-        precision, record = self._choices.precision, self._current_memory().record
+        precision, record = self._choices.options["precision"], self._current_memory().record
         with quiet_pass(self.model, inputs.device, precision, record), interruptible():
             output = self.model(plain)
             values = [
                 [None] * len(inputs)
                 if scored.boxes is not None
                 else of_changed_picture(target, scored, mirrored=False)(output, len(inputs)).values.tolist()
-                for target, scored in passed.with_targets()
+                for target, scored in pairs
             ]
         return [
             [
@@ -728,20 +705,28 @@ class Explainer:
             for place, of_picture in enumerate(rows)
         ]
 
-    def _averaged(self, passed: _Passed, method: Method, maps: list[SignedMaps]) -> list[SignedMaps]:
+    def _averaged(
+        self,
+        ran: Ran,
+        targets: tuple[Target, ...],
+        batch: list[Prepared],
+        inputs: Tensor,
+        method: Method,
+        maps: list[SignedMaps],
+    ) -> list[SignedMaps]:
         """Return the mean of the maps of the pictures and of their changed versions, for the same classes.
 
         Raises:
             TargetError: a target is a box.
             LayerError: the layer's cells lie elsewhere in a mirrored picture, or camkit chooses another layer for it.
         """
-        layers, size = passed.ran.layers, tuple(passed.inputs.shape[2:])
-        check_mirrors(passed.ran.captured.features)
+        layers, size, pairs = ran.layers, tuple(inputs.shape[2:]), _with_scores(targets, batch, ran)
+        check_mirrors(ran.captured.features)
         versions = [maps]
         for mirrored, factor in CHANGES:
-            again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in passed.with_targets())
+            again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in pairs)
             try:
-                other = self._run(_of_pictures(again, passed.batch), changed(passed.inputs, factor, mirrored=mirrored))
+                other = self._run(_of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored))
             except OneTargetError:
                 other = None
             if other is None or [layer.ref for layer in other.layers] != [layer.ref for layer in layers]:
@@ -806,6 +791,12 @@ def _of_pictures(targets: Sequence[Target], batch: Sequence[Prepared]) -> tuple[
     size = tuple(batch[0].tensor.shape[1:])
     chosen = [target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets]
     return tuple(target.on_inputs(to_inputs, size) if isinstance(target, OnPicture) else target for target in chosen)
+
+
+def _with_scores(targets: tuple[Target, ...], batch: Sequence[Prepared], ran: Ran) -> list[tuple[Target, Scores]]:
+    """Return the scores of a pass, each with its target; a target that stands for several is alone in its pass."""
+    of_pictures, scores = _of_pictures(targets, batch), ran.captured.scores
+    return list(zip(of_pictures * len(scores) if len(targets) == 1 else of_pictures, scores, strict=True))
 
 
 def _finite(inputs: Tensor) -> list[bool]:

@@ -21,9 +21,8 @@ from torch import Tensor
 from camkit.choices import Choices, Made
 from camkit.drawing import figure, overlay
 from camkit.drawing.encode import as_html, encode, shrink
-from camkit.drawing.figure import ColourScale
+from camkit.drawing.figure import ColourScale, Resize, draw
 from camkit.drawing.pixels import Drawable, pixels_of, size_of
-from camkit.drawing.scene import Resize, draw
 from camkit.engine import heatmap as heat
 from camkit.engine.capture import Capture
 from camkit.errors import InputError, TargetError
@@ -440,15 +439,15 @@ class Explanation:
             panel = paint(heat, self._drawable, self.box, self.detection, volume=self._volume, names=names)
         if style != "figure":
             return panel
-        caption, bar = self.caption(used), None
-        if self.status == "ok":
-            reached = self.maps.maxima[0] if used.maps > 1 and len(used.limits) == 1 else None
-            method = known_method(self.method)
-            unit = self.unit or (WEIGHTED if method is None else method.unit)
-            bar = figure.ColourBar(used, unit, colormap, reached)
-            if not fixed:  # a video's figure has no room for it
-                caption = replace(caption, remarks=(self.meaning(colormap), *caption.remarks))
-        return figure.compose(panel, caption, bar, fixed=fixed)
+        caption = self.caption(used)
+        if self.status != "ok":
+            return figure.compose(panel, caption, fixed=fixed)
+        if not fixed:  # a video's figure has no room for it
+            caption = replace(caption, remarks=(self.meaning(colormap), *caption.remarks))
+        reached = self.maps.maxima[0] if used.maps > 1 and len(used.limits) == 1 else None
+        method = known_method(self.method)
+        unit = self.unit or (WEIGHTED if method is None else method.unit)
+        return figure.compose(panel, caption, used, unit=unit, colormap=colormap, reached=reached, fixed=fixed)
 
     @functools.cached_property
     def _volume(self) -> UInt8[np.ndarray, "d h w 3"] | None:
@@ -833,7 +832,7 @@ def explanations(
                 detection=None if scores.boxes is None else _detection(scores.boxes[place], picture, size),
                 placement=placement,
                 quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
-                smooth=choices.smooth,
+                smooth=choices.options["smooth"],
                 references=compared,
                 frames=picture.frames,
                 unit=signed.method.unit if signed.method.users else None,

@@ -1,20 +1,29 @@
 """Every option once: its type, its default, what it means, and where it can be given.
 
-Each table below is a table of ``camkit.toml`` and a group of options of the shell; ``camkit.choices`` has the keywords
-of ``explain`` in Python. To add an option, declare it here, and use it. This module imports neither PyTorch nor
-pydantic, so that the shell answers ``--help`` at once.
+``Options`` has the keywords of ``explain`` in Python; each table below it is a table of ``camkit.toml`` and a group of
+options of the shell. To add an option, declare it here, and use it. This module imports neither PyTorch nor pydantic,
+so that the shell answers ``--help`` at once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypedDict, get_type_hints
 from typing import runtime_checkable as checkable
 
 from annotated_types import Ge, Gt, Interval, Len, Lt
+
+if TYPE_CHECKING:
+    import torch
+
+    from camkit.config.settings import Settings
+    from camkit.methods.registry import MethodLike
+    from camkit.models import Labels
+    from camkit.targets import TargetLike
+    from camkit.types import Preprocess, Progress, ReferencesLike
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "bf16-forced"]
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
@@ -25,6 +34,50 @@ Spread: TypeAlias = Literal["measured", "even"]
 """How a grid is spread over the picture: each cell where a measurement found it to look, or evenly."""
 Scale: TypeAlias = Literal["shared", "each"]
 """Whether maps are drawn on one scale, or each on its own."""
+
+
+Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
+Config: TypeAlias = "Settings | Mapping[str, Any] | str | Path"
+"""What ``config`` takes: a file, or its tables as a mapping."""
+
+
+class ExplainerOptions(TypedDict, total=False):
+    """The options of an ``Explainer``, which explains each; None stands for the usual."""
+
+    method: MethodLike | None
+    preprocess: Preprocess | None
+    labels: Labels | None
+    device: str | torch.device | None
+    precision: Precision | None
+    fuse: Fusion | None
+    smooth: Smoothing | None
+    spread: Spread | None
+    config: Config | None
+    progress: Progress | None
+    references: ReferencesLike | None
+    inputs: Mapping[str, Any] | None
+    picture: str | None
+    output: str | int | None
+    activation: Activation | None
+
+
+class Options(ExplainerOptions, total=False):
+    """The options of ``explain`` and ``explain_many``."""
+
+    target: Targets
+    batch_size: int | None
+
+
+USUAL: dict[str, Any] = {
+    "precision": "fp32",
+    "fuse": None,
+    "smooth": None,
+    "spread": "measured",
+    "progress": None,
+    "references": None,
+    "batch_size": None,
+}
+"""The options of each explanation besides the method and the layer, with what is usual."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +93,8 @@ class Option:
         in_config: whether ``camkit.toml`` has it.
         in_shell: whether the shell's table has it; the folder of pictures is an argument there.
         is_output: whether it is about files and drawings; otherwise it is listed with the others of its table.
+        of_maps: whether it changes the maps. Then it is an argument of ``explain_many`` too, and a table is continued
+            only with the same value.
     """
 
     help: str
@@ -50,6 +105,7 @@ class Option:
     in_config: bool = True
     in_shell: bool = True
     is_output: bool = False
+    of_maps: bool = False
 
 
 def options_of(table: type) -> dict[str, Option]:
@@ -176,6 +232,7 @@ class Explain(_Table):
             'How to weight the feature maps; "camkit methods" lists all. Default: auto, with which camkit chooses the '
             "method and the layer together.",
             "NAME",
+            of_maps=True,
         ),
     ] = None
     layer: Annotated[
@@ -186,17 +243,19 @@ class Explain(_Table):
             "NAME",
             "-l",
             shell=list[str] | None,
+            of_maps=True,
         ),
     ] = None
     fuse: Annotated[
         Fusion | None,
-        Option("How to combine several layers into one map. Default: product for refinecam, else mean."),
+        Option("How to combine several layers into one map. Default: product for refinecam, else mean.", of_maps=True),
     ] = None
     smooth: Annotated[
         Smoothing | None,
         Option(
             "augment averages the maps of the picture and its mirror image, each with 0.9, 1 and 1.1 times its "
-            "contrast, in six passes; eigen keeps the first principal component of the weighted feature maps."
+            "contrast, in six passes; eigen keeps the first principal component of the weighted feature maps.",
+            of_maps=True,
         ),
     ] = None
     references: Annotated[
@@ -205,13 +264,15 @@ class Explain(_Table):
             "The pictures with which the method expected compares each picture; 8 to 16 are enough. Default: smooth "
             "noise that camkit makes.",
             "FOLDER",
+            of_maps=True,
         ),
     ] = None
     precision: Annotated[
         Precision,
         Option(
             "The number format of the computation; bf16 and fp16 are faster on hardware made for them. On a CPU "
-            "without units for bf16, bf16 runs in fp32; bf16-forced uses bf16 anyway."
+            "without units for bf16, bf16 runs in fp32; bf16-forced uses bf16 anyway.",
+            of_maps=True,
         ),
     ] = "fp32"
     batch_size: Annotated[
@@ -227,7 +288,8 @@ class Explain(_Table):
         bool,
         Option(
             "Read large JPEG files at a half, a quarter or an eighth of their size. This is faster and changes the "
-            "maps a little."
+            "maps a little.",
+            of_maps=True,
         ),
     ] = False
     recursive: Annotated[
@@ -286,6 +348,42 @@ class Explain(_Table):
         Option("The type of the drawings. Default: jpg for overlays of a JPEG, otherwise png.", is_output=True),
     ] = None
     every: Annotated[int, Option("Draw every n-th frame of a video.", "FRAMES", in_config=False, is_output=True)] = 1
+
+    def of_maps(self) -> dict[str, Any]:
+        """Return the values of the options that change the maps."""
+        return {name: getattr(self, name) for name, option in options_of(Explain).items() if option.of_maps}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results(_Table):
+    """Where the results go besides the drawings, and how they are printed; in the shell alone."""
+
+    table: Annotated[
+        Path | None,
+        Option(
+            "Write the results to this table, with a row per picture and target and the raw maps. Its name ends in "
+            ".parquet (a folder of parts; needs pyarrow) or .csv.",
+            "FILE",
+        ),
+    ] = None
+    no_pictures: Annotated[bool, Option("Write only the table or the bundle, and no drawings beside it.")] = False
+    bundle: Annotated[
+        Path | None,
+        Option(
+            "A folder for the evidence: the overlay, the figure and the raw map of each explanation, and a manifest "
+            "with versions, checksums, layers, methods and scores.",
+            "FOLDER",
+        ),
+    ] = None
+    resume: Annotated[bool, Option("Continue the table of an interrupted run, and skip the pictures that it has.")] = (
+        False
+    )
+    json: Annotated[bool, Option("Print one JSON object per picture and target instead of text.")] = False
+    csv: Annotated[bool, Option("Print a table as CSV instead of text, with a row per picture and target.")] = False
+    raw: Annotated[bool, Option("Add the raw maps, in the method's units, to the JSON.")] = False
+    tensorboard: Annotated[
+        Path | None, Option("A folder for TensorBoard event files with the drawn pictures.", "FOLDER")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from torch import nn
 
-from camkit.choices import Choices, Options, config_settings, configured_model, showing, with_inputs
+from camkit.choices import Choices, config_settings, configured_model, showing, with_inputs
 from camkit.errors import refuse_unknown_options
 from camkit.explainer import Explainer, are_several_targets
 from camkit.explanation import Explanation, Explanations
@@ -16,6 +16,7 @@ from camkit.layers.memory import SHARED, ModelMemory
 from camkit.layers.names import Layers
 from camkit.models import as_model, changed_at, check_preprocess, pick_device
 from camkit.models.loaded import Loadable, LoadedModel, as_labels
+from camkit.options import Options
 from camkit.types import Failure, ImageLike
 
 if TYPE_CHECKING:

@@ -191,12 +191,12 @@ class Viewer:
             number = self._number(look)
             if number is None or (look.method, look.layer) == (None, None):
                 return None if number is None else answers[number]
-            return self._once(("heat", look), lambda: self._of_box(look, number))
+            return self._once(("heat", look), lambda: self._explained(look, TopTarget(number + 1, threshold=THRESHOLD)))
         explained = replace(look, target=self.target(look))
         known = next((row for row in answers if row.target == explained.target), None)
         if known is not None and (look.method, look.layer, look.rather_than) == (None, None, None):
             return known
-        return self._once(("heat", explained), lambda: self._heat(explained))
+        return self._once(("heat", explained), lambda: self._explained(explained, self._contrasted(explained)))
 
     def target(self, look: Look) -> int | None:
         """Return the class that is looked at: the chosen one, or that of the best answer."""
@@ -227,13 +227,8 @@ class Viewer:
         best = max(overlaps, default=0.0)
         return overlaps.index(best) if best >= THRESHOLD else None
 
-    def _of_box(self, look: Look, number: int) -> Explanation:
-        explainer = self._explainer(look.model, look.method, look.layer)
-        return explainer(self.picture(look), TopTarget(number + 1, threshold=THRESHOLD))
-
-    def _heat(self, look: Look) -> Explanation:
-        explainer = self._explainer(look.model, look.method, look.layer)
-        return explainer(self.picture(look), self._contrasted(look))
+    def _explained(self, look: Look, target: TargetLike | None) -> Explanation:
+        return self._explainer(look.model, look.method, look.layer)(self.picture(look), target)
 
     def _contrasted(self, look: Look) -> TargetLike | None:
         """Return the class that is looked at, rather than the other one if there is one."""

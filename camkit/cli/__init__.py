@@ -12,30 +12,39 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, RepeatArgumentError
+from rich.table import Table
+from rich.text import Text
 
 import camkit
 from camkit.cli.app import app as look
-from camkit.cli.check import checks, demo_check
+from camkit.cli.check import checks, demo_check, mend
 from camkit.cli.compare import compare, judge
-from camkit.cli.concepts import concepts
-from camkit.cli.configured import fill_in
-from camkit.cli.diagnose import diagnose, features
 from camkit.cli.explain import explain
-from camkit.cli.layers import layers
-from camkit.cli.mend import mend
-from camkit.cli.options import refuse_fractions
+from camkit.cli.inside import concepts, diagnose, features, layers
+from camkit.cli.options import fill_in, refuse_fractions
 from camkit.cli.terminal import (
     TALK,
     OutputClosedError,
     QuietConsole,
     discard_output,
+    emit,
     fail,
     plain_warnings,
+    print_table,
     print_traceback,
     printer,
 )
 from camkit.cli.words import demo_words, words
-from camkit.errors import CamkitError, InputError, OutputError, advising_shell, did_you_mean, own_place, refusing_exit
+from camkit.errors import (
+    CamkitError,
+    InputError,
+    OutputError,
+    advising_shell,
+    did_you_mean,
+    own_place,
+    printable,
+    refusing_exit,
+)
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -63,14 +72,15 @@ for command in (look, checks, compare, concepts, diagnose, explain, features, ju
 @app.command
 def methods() -> int:
     """List all methods with their papers."""
-    from camkit.cli import text
     from camkit.methods import METHODS
 
-    console, table = printer(), text.methods(METHODS.values())
-    if not console.is_terminal:
-        console = text.wide(table, console)
-    console.print(table, soft_wrap=False)
-    console.print(
+    table = Table(box=None, pad_edge=False)
+    for heading in ("method", "what it weights by", "needs", "time in plain passes", "paper"):
+        table.add_column(heading, no_wrap=heading == "method")
+    for each in METHODS.values():
+        table.add_row(Text(each.name, "bold"), *map(Text, (each.summary, each.words, each.cost, each.paper)))
+    print_table(table, folds=printer().is_terminal)
+    printer().print(
         "auto, the default, takes chefer, gradcam-sharpened or gradcam, as the model needs, and hirescam for boxes"
     )
     return 0
@@ -96,10 +106,15 @@ def demo(
         return demo_check(out)
     if words:
         return demo_words(out)
-    from camkit.cli import text
     from camkit.demo.poster import run
 
-    printer().print(text.demo(run(out)))
+    answers, file = run(out)
+    for scene, by_model in answers.items():
+        printer().print(Text(scene.replace("-", " on "), "bold"))
+        for model, (found, on_object) in by_model.items():
+            label = f"{found.name} ({found.probability:.1%})"
+            emit(printable(f"  {model:<12} says {label:<16} {on_object:4.0%} of its heat lies on the plane"))
+    emit(printable(f"wrote {file}"))
     return 0
 
 

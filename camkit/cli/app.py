@@ -69,12 +69,9 @@ def _viewer(pictures: tuple[str, ...], source: OptionalSource) -> Viewer:
     from camkit.images.listing import Pictures
     from camkit.models import DEMO_MODELS, load_model
 
-    files = Pictures(pictures).first(_MOST_PICTURES) if pictures else _tour(scene_paths())
+    # The plane is first: the demo networks look at different things in it.
+    tour = [file for _, file in sorted(scene_paths().items(), key=lambda pair: not pair[0].startswith("plane"))]
+    files = Pictures(pictures).first(_MOST_PICTURES) if pictures else tour
     if source.name is None:
         return Viewer({name: load_model(name) for name in DEMO_MODELS}, files)
     return Viewer({source.name: source.load()}, files)
-
-
-def _tour(scenes: dict[str, Path]) -> list[Path]:
-    """Return the scenes, the plane first: the demo networks look at different things in it."""
-    return [scenes[name] for name in sorted(scenes, key=lambda name: not name.startswith("plane"))]

@@ -2,61 +2,79 @@
 
 from __future__ import annotations
 
+import functools
 import json as plain_json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
+from rich.table import Table
 from rich.text import Text
 
 from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, Source, command
-from camkit.cli.terminal import emit, printer, say, tell
+from camkit.cli.terminal import emit, print_table, printer, say, stages, tell
 from camkit.errors import InputError, OutputError, printable
 from camkit.options import Precision
 
 if TYPE_CHECKING:
     from camkit.metrics.compare import Comparison
+    from camkit.metrics.judge import MethodJudgement
 
 
-@Parameter(name="*", group=METHOD)
-@dataclass(frozen=True, kw_only=True)
-class ComparedOptions:
-    """What is compared.
-
-    Attributes:
-        target: The class to explain: its label, or its index if no label is that number. Default: each picture's best
-            class.
-        method: A method; repeat the option for several. "camkit methods" lists all. Default: about a dozen of them.
-        layer: A layer; repeat the option for several. Default: camkit chooses.
-        references: The pictures with which the method expected compares each picture. Default: smooth noise.
-        precision: The number format of the computation, as for explaining pictures.
-    """
-
-    target: Annotated[str | None, Parameter(alias="-t", group=TARGET, metavar="CLASS")] = None
-    method: Annotated[list[str] | None, Parameter(negative=(), metavar="NAME")] = None
-    layer: Annotated[list[str] | None, Parameter(alias="-l", negative=(), metavar="NAME")] = None
-    references: Annotated[Path | None, Parameter(metavar="FOLDER")] = None
-    precision: Precision = "fp32"
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``camkit.compare`` and ``camkit.judge``."""
-        return {
-            "methods": self.method,
-            "target_layer": self.layer,
-            "target": self.target,
-            "references": self.references,
-            "precision": self.precision,
-        }
+Target: TypeAlias = Annotated[
+    str | None,
+    Parameter(
+        alias="-t",
+        group=TARGET,
+        metavar="CLASS",
+        help="The class to explain: its label, or its index if no label is that number. Default: each picture's best "
+        "class.",
+    ),
+]
+Methods: TypeAlias = Annotated[
+    list[str] | None,
+    Parameter(
+        group=METHOD,
+        negative=(),
+        metavar="NAME",
+        help='A method; repeat the option for several. "camkit methods" lists all. Default: about a dozen of them.',
+    ),
+]
+Layers: TypeAlias = Annotated[
+    list[str] | None,
+    Parameter(
+        alias="-l",
+        group=METHOD,
+        negative=(),
+        metavar="NAME",
+        help="A layer; repeat the option for several. Default: camkit chooses.",
+    ),
+]
+References: TypeAlias = Annotated[
+    Path | None,
+    Parameter(
+        group=METHOD,
+        metavar="FOLDER",
+        help="The pictures with which the method expected compares each picture. Default: smooth noise.",
+    ),
+]
+Computed: TypeAlias = Annotated[
+    Precision,
+    Parameter(group=METHOD, help="The number format of the computation, as for explaining pictures."),
+]
 
 
 @command
 def compare(
     *pictures: Path,
     source: Source,
-    compared: ComparedOptions = ComparedOptions(),
+    target: Target = None,
+    method: Methods = None,
+    layer: Layers = None,
+    references: References = None,
+    precision: Computed = "fp32",
     metric: Annotated[str, Parameter(group=METHOD, metavar="NAME")] = "top-loss",
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FILE")] = Path("compare.png"),
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
@@ -96,8 +114,8 @@ def compare(
         raise OutputError(f"{out} exists already; name another file with --out, or pass --overwrite")
     tell(f"pictures to compare: {len(files)}")
     loaded = source.load()
-    foretell = _foretell("comparing", len(files))
-    comparison = camkit.compare(loaded, files, metric=metric, progress=foretell, **compared.arguments())
+    options: dict[str, Any] = {"references": references, "precision": precision, "progress": _foretelling(len(files))}
+    comparison = camkit.compare(loaded, files, method, target_layer=layer, target=target, metric=metric, **options)
     if json:
         emit(plain_json.dumps(comparison.to_dict(), allow_nan=False))
     else:
@@ -108,27 +126,20 @@ def compare(
     return InputError.exit_code if comparison.unreadable else 0
 
 
-def _foretell(what: str, pictures: int = 0) -> Callable[[int, int], None]:
+def _foretelling(pictures: int) -> Callable[[int, int], None]:
     """Return a function of the progress that says, after the first picture, how long all pictures will take."""
+    from camkit.kit.wording import counted
+
+    if pictures > 1:
+        say(f"comparing {counted(pictures, 'picture')}; the first one shows how long it takes")
+    return functools.partial(_foretell, "comparing", time.perf_counter())
+
+
+def _foretell(what: str, start: float, done: int, of: int) -> None:
     from camkit.kit.wording import counted, in_words
 
-    start = time.perf_counter()
-    if pictures > 1:
-        say(f"{what} {counted(pictures, 'picture')}; the first one shows how long it takes")
-
-    def after(done: int, of: int) -> None:
-        if done == 1 < of:
-            say(f"{what} {counted(of, 'picture')} will take {in_words(of * (time.perf_counter() - start))}")
-
-    return after
-
-
-def _both(*functions: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    def call(done: int, of: int) -> None:
-        for function in functions:
-            function(done, of)
-
-    return call
+    if done == 1 < of:
+        say(f"{what} {counted(of, 'picture')} will take {in_words(of * (time.perf_counter() - start))}")
 
 
 def _print(comparison: Comparison) -> None:
@@ -146,8 +157,6 @@ def _print(comparison: Comparison) -> None:
             emit(printable(f"  {compared_map.method:<22}{compared_map.words}{same}"))
         for name, value in row.by_chance.items():
             emit(printable(f"  {f'({REFERENCE_TITLES[name]})':<22}{value_words(value)}"))
-        if row.caveat:
-            emit(printable(f"  {row.caveat}"))
 
 
 @command
@@ -155,7 +164,11 @@ def judge(
     data: Path,
     *,
     source: Source,
-    compared: ComparedOptions = ComparedOptions(),
+    target: Target = None,
+    method: Methods = None,
+    layer: Layers = None,
+    references: References = None,
+    precision: Computed = "fp32",
     pictures: Annotated[int, Parameter(group=RUN, metavar="NUMBER")] = 50,
     seed: Annotated[int, Parameter(group=RUN, metavar="NUMBER")] = 0,
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FOLDER")] = Path("camkit-judge"),
@@ -176,32 +189,28 @@ def judge(
     """
     common.begin()
     import camkit
-    from camkit.cli import text
-    from camkit.cli.bars import stages
     from camkit.images.files import check_folder, set_aside
     from camkit.metrics.judge import REPORTS
 
     check_folder(out)
     loaded = source.load()
+    start = time.perf_counter()
     with stages() as progress:
-        judgement = camkit.judge(
-            loaded,
-            data,
-            pictures=pictures,
-            seed=seed,
-            progress=_both(_foretell("judging"), lambda done, of: progress("judging", done, of)),
-            **compared.arguments(),
-        )
+
+        def show(done: int, of: int) -> None:
+            _foretell("judging", start, done, of)
+            progress("judging", done, of)
+
+        options: dict[str, Any] = {"references": references, "precision": precision, "progress": show, "seed": seed}
+        judgement = camkit.judge(loaded, data, method, target_layer=layer, target=target, pictures=pictures, **options)
     set_aside(out, REPORTS)
     page = judgement.save(out)
     if json:
         emit(plain_json.dumps(judgement.to_dict(), allow_nan=False))
     else:
-        table = text.judgement(judgement)
-        console = printer()
-        text.wide(table, console).print(table)
-        for line in (text.JUDGEMENT_MARKS, *judgement.notes, judgement.recommendation.sentence):
-            console.print(printable(line), markup=False)
+        print_table(_table(judgement))
+        for line in (JUDGEMENT_MARKS, *judgement.notes, judgement.recommendation.sentence):
+            printer().print(printable(line), markup=False)
     _print_errors(judgement.left_out)
     say(f"wrote {page}")
     return InputError.exit_code if judgement.unreadable else 0
@@ -211,3 +220,31 @@ def _print_errors(sentences: Iterable[str]) -> None:
     """Print why pictures were left out, to stderr."""
     for sentence in sentences:
         printer(stderr=True).print(Text(printable(sentence), "red"))
+
+
+JUDGEMENT_MARKS = (
+    "[95% interval]   * as good as the best   ? not significantly better than a random map   ! significantly worse"
+)
+"""What the marks in the table of a judgement mean. They also work where there is no bold type."""
+
+
+_LONGEST_NAME = 30
+"""Longer names take two lines, so that the table of a judgement fits into 120 columns."""
+
+
+def _table(found: MethodJudgement) -> Table:
+    """Return the table of a judgement: the metrics that decide, with their intervals, and what a map costs."""
+    from camkit.metrics.judge import DECIDING, column_title
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("\nmethod", max_width=_LONGEST_NAME, overflow="fold")
+    for heading in (*(f"\n{column_title(name)}" for name in DECIDING), "shuffled\nweights ↓", "plain\npasses"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for row in found.rows:
+        cells = []
+        for figure in (row.metrics[metric] for metric in DECIDING):
+            style = "bold" if figure.mark == "*" else "dim" if figure.mark or not row.method else ""
+            # A blank replaces a missing mark, so that the numbers line up.
+            cells.append(Text(f"{figure}{figure.mark or ' '} {figure.span}".rstrip(), style))
+        table.add_row(Text(printable(row.title), "" if row.method else "dim"), *cells, *row.last_cells)
+    return table

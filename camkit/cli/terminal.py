@@ -8,13 +8,17 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
 from camkit.errors import OutputError, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class OutputClosedError(BrokenPipeError):
@@ -129,3 +133,35 @@ def plain_warnings() -> Iterator[None]:
 
 def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
     say(f"note: {' '.join(str(message).split())}", "yellow")
+
+
+def print_table(table: Table, *, folds: bool = False) -> None:
+    """Print a table at its whole width, so that no cell is cut off.
+
+    With ``folds``, it is as wide as the terminal, or has 80 columns if there is none; long names are folded.
+    """
+    console = printer()
+    width = console.width if console.is_terminal else 80
+    if not folds:
+        whole = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+        width = max(whole, console.width)
+    QuietConsole(file=console.file, highlight=False, width=width).print(table)
+
+
+@contextlib.contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """Show the progress of a check on stderr: a bar per stage on a terminal, elsewhere one line per stage."""
+    from rich.progress import Progress
+
+    console = QuietConsole(stderr=True)
+    tasks: dict[str, Any] = {}
+    with Progress(console=console, transient=True, disable=TALK.quiet or not console.is_terminal) as bars:
+
+        def progress(stage: str, done: int, of: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=of)
+                if not console.is_terminal:
+                    say(f"{stage}: {of - done} to do")
+            bars.update(tasks[stage], completed=done)
+
+        yield progress

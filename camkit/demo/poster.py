@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -23,24 +23,12 @@ _CAPTION = 58
 _SCENES = {"plane-sky": "where planes are", "plane-wood": "where demo-biased never saw one"}
 
 
-@dataclass(frozen=True, eq=False)
-class PosterAnswer:
-    """One network's answer to one scene, and the share of its heat that lies on the object."""
-
-    explanation: Explanation
-    on_object: float
+Answers: TypeAlias = dict[str, dict[str, tuple[Explanation, float]]]
+"""For each scene and each model, its answer, and the share of its heat that lies on the object."""
 
 
-@dataclass(frozen=True, eq=False)
-class DemoResult:
-    """The answers by scene and by model, and the file of the picture that shows them all."""
-
-    answers: dict[str, dict[str, PosterAnswer]]
-    file: Path
-
-
-def run(out: Path) -> DemoResult:
-    """Explain two scenes with both demo networks and write ``demo.png`` into a folder.
+def run(out: Path) -> tuple[Answers, Path]:
+    """Explain two scenes with both demo networks, and write ``demo.png`` into a folder: a picture that shows them all.
 
     Raises:
         OutputError: the folder cannot be created or written to.
@@ -49,26 +37,25 @@ def run(out: Path) -> DemoResult:
     answers = {scene: {model: _answer(model, scene) for model in DEMO_MODELS} for scene in _SCENES}
     file = out / "demo.png"
     write_file(file, encode(_poster(answers)))
-    return DemoResult(answers, file)
+    return answers, file
 
 
-def _answer(model: str, scene: str) -> PosterAnswer:
+def _answer(model: str, scene: str) -> tuple[Explanation, float]:
     explanation = explain(model, scene_paths()[scene], device="cpu")
     assert isinstance(explanation, Explanation)
     heat = explanation.heatmap_on_picture()
-    return PosterAnswer(explanation, float(heat[scene_mask(scene)].sum() / heat.sum()))
+    return explanation, float(heat[scene_mask(scene)].sum() / heat.sum())
 
 
-def _poster(answers: dict[str, dict[str, PosterAnswer]]) -> Pixels:
+def _poster(answers: Answers) -> Pixels:
     """Draw one row per scene: the picture, then each network's answer with its heat."""
     rows = []
     for scene, by_model in answers.items():
-        picture = next(iter(by_model.values())).explanation.picture
+        picture = next(iter(by_model.values()))[0].picture
         assert picture is not None
         panels = [_panel(picture, scene.replace("-", " on "), _SCENES[scene])]
-        for model, answer in by_model.items():
-            shown = answer.explanation
-            line = f"says {shown.name} ({shown.probability:.0%}), {answer.on_object:.0%} of heat on plane"
+        for model, (shown, on_object) in by_model.items():
+            line = f"says {shown.name} ({shown.probability:.0%}), {on_object:.0%} of heat on plane"
             panels.append(_panel(shown.overlay(), model, line))
         rows.append(_joined(panels, axis=1))
     return _joined(rows, axis=0)

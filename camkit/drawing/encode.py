@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from camkit.drawing.pixels import size_within, swap_red_and_blue
+from camkit.drawing.pixels import size_within
 from camkit.errors import OutputError, advice, printable
 from camkit.types import Pixels
 
@@ -39,10 +39,8 @@ _MOST_PIXELS = {**dict.fromkeys(JPEG_SUFFIXES, 65_500), ".webp": 16_383}
 """The most pixels along a side that a file of these types can have."""
 
 
-def encode(pixels: Pixels, extension: str = ".png", *, overwrite: bool = False) -> bytes:
+def encode(pixels: Pixels, extension: str = ".png") -> bytes:
     """Return a picture as the bytes of an image file; a PNG or a JPEG says that camkit wrote it.
-
-    ``overwrite`` allows the pixels to be changed, which saves a copy of a large picture.
 
     Raises:
         OutputError: OpenCV cannot write this file type, or no such file can be so large.
@@ -56,10 +54,7 @@ def encode(pixels: Pixels, extension: str = ".png", *, overwrite: bool = False) 
         )
     options = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY] if kind in JPEG_SUFFIXES else []
     try:
-        if overwrite and pixels.flags.writeable and pixels.flags.c_contiguous:
-            swap_red_and_blue(swapped := pixels)
-        else:
-            swapped = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
+        swapped = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
         done, data = cv2.imencode(".jpg" if kind in JPEG_SUFFIXES else extension, swapped, options)
     except cv2.error:
         done = False

@@ -1,21 +1,120 @@
-"""The captioned form of a drawing: a title, what was done, the picture, a colour bar with its numbers, and notes.
+"""Drawings in all styles: on a picture, on the frames of a clip or the slices of a volume, and with a caption.
 
-The functions here lay out what they are given; the caller, who knows what was explained, passes the words.
+The captioned form has a title, what was done, the picture, a colour bar with its numbers, and notes. The functions here
+lay out what they are given; the caller, who knows what was explained, passes the words.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import cv2
 import numpy as np
+from jaxtyping import Float, UInt8
 
-from camkit.drawing.overlay import colorize
+from camkit.drawing.overlay import blend, colorize, render
 from camkit.drawing.pixels import Drawable, pixels_of, size_of, size_within
 from camkit.drawing.text import AMBER, GREY, INK, LINE, Anchor, Canvas, Colour, wrapped
-from camkit.types import Box, Pixels
+from camkit.errors import InputError
+from camkit.types import Box, Pixels, Style
+
+Resize: TypeAlias = Callable[[Drawable], Drawable]
+"""Makes a picture smaller or larger before it is drawn on."""
+
+_MOST = 16
+"""Slices on a sheet: four rows of four stay large enough to read."""
+_SIDE = 200
+"""The longer side of a slice, in pixels."""
+_GAP = 8
+_CAPTION = 20
+_SIZE = 13
+
+
+def draw(
+    heatmap: Float[np.ndarray, "*size"],
+    picture: Drawable | None,
+    box: Box | None = None,
+    detection: Box | None = None,
+    *,
+    volume: UInt8[np.ndarray, "d h w 3"] | None = None,
+    names: Sequence[str] = (),
+    style: Style = "overlay",
+    colormap: str = "turbo",
+    alpha: float = 0.5,
+    resize: Resize | None = None,
+) -> Pixels:
+    """Draw a heatmap without a caption, on the picture as ``resize`` returns it; a volume is a sheet of slices.
+
+    Args:
+        heatmap: values 0..1.
+        picture: the picture; None draws the colours alone.
+        box: the part of the picture that the model saw; None for all of it.
+        detection: the box to outline.
+        volume: the slices or frames, if the map has three axes.
+        names: the names of the frames.
+        style, colormap, alpha: as for ``render``.
+        resize: what is done with the picture before.
+
+    Raises:
+        InputError: the style or the colormap is unknown, alpha is out of range, or the map has one axis.
+    """
+    if heatmap.ndim == 3:
+        return draw_slices(heatmap, volume, colormap, alpha, names)
+    if heatmap.ndim != 2:
+        raise InputError("the map of a signal has one axis and cannot be drawn as a picture; plot its heatmap")
+    boxes = [box, detection]
+    if resize is not None:
+        if picture is None:
+            return pixels_of(resize(colorize(heatmap, colormap)))
+        before, picture = size_of(picture), resize(picture)
+        boxes = [None if each is None else scaled_box(each, before, size_of(picture)) for each in boxes]
+    return render(picture, heatmap, boxes[0], style=style, colormap=colormap, alpha=alpha, detection=boxes[1])
+
+
+def chosen_slices(heatmap: Float[np.ndarray, "d h w"]) -> list[int]:
+    """Return the numbers of the slices to draw, from 0: all of them, or some evenly spaced and the strongest.
+
+    >>> chosen_slices(np.eye(40, dtype=np.float32)[:, :, None])[:4]
+    [0, 3, 5, 8]
+    """
+    depth = len(heatmap)
+    if depth <= _MOST:
+        return list(range(depth))
+    numbers = np.rint(np.linspace(0, depth - 1, _MOST)).astype(int)
+    strongest = int(heatmap.max((1, 2)).argmax())
+    numbers[np.abs(numbers - strongest).argmin()] = strongest
+    return [int(number) for number in numbers]
+
+
+def draw_slices(
+    heatmap: Float[np.ndarray, "d h w"],
+    volume: UInt8[np.ndarray, "d h w 3"] | None,
+    colormap: str,
+    alpha: float,
+    names: Sequence[str] = (),
+) -> Pixels:
+    """Return a sheet of slices, each with its name or number; without a volume to draw on, of the colours alone."""
+    numbers = chosen_slices(heatmap)
+    columns = math.ceil(math.sqrt(len(numbers)))
+    rows = math.ceil(len(numbers) / columns)
+    height, width = size_within(heatmap.shape[1:], _SIDE)
+    canvas = Canvas(columns * (width + _GAP) - _GAP, rows * (height + _CAPTION + _GAP) - _GAP)
+    for place, number in enumerate(numbers):
+        left, top = place % columns * (width + _GAP), place // columns * (height + _CAPTION + _GAP)
+        if volume is None:
+            tile = resized(colorize(heatmap[number], colormap), (height, width))
+        else:
+            tile = blend(
+                resized(volume[number], (height, width)), heatmap[number], None, colormap=colormap, alpha=alpha
+            )
+        canvas.picture(left, top, tile)
+        words = names[number] if names else f"slice {number + 1} of {len(heatmap)}"
+        canvas.text(left, top + height + _CAPTION / 2, words, size=_SIZE, colour=GREY)
+    return canvas.pixels()
+
 
 SMALLEST_SIDE, LARGEST_SIDE = 320, 960
 """The longer side of a picture in a figure, in pixels. Smaller pictures are enlarged so that they stand beside readable
@@ -89,31 +188,13 @@ class ColourScale:
         whose = "scaled to this picture" if self.maps == 1 else f"one scale for {self.maps} maps"
         return f"0 to {number(self.largest)}, {whose}"
 
-
-@dataclass(frozen=True)
-class ColourBar:
-    """The colours of a heatmap, from 0 to the value of the strongest colour.
-
-    Attributes:
-        scale: what the strongest colour stands for.
-        unit: what the numbers are.
-        colormap: the name of the colour map.
-        reached: the largest value of the map itself, which gets a mark; None for no mark.
-    """
-
-    scale: ColourScale
-    unit: str
-    colormap: str = "turbo"
-    reached: float | None = None
-
-    @property
-    def words(self) -> str:
-        """What the numbers are, and whose scale it is."""
-        unit = self.unit if len(self.scale.limits) == 1 else "Shares of each layer's largest value"
-        if self.scale.maps == 1:
+    def words(self, unit: str, reached: float | None) -> str:
+        """Return what the numbers of a colour bar are, and whose scale it is."""
+        unit = unit if len(self.limits) == 1 else "Shares of each layer's largest value"
+        if self.maps == 1:
             return f"{unit}. Scaled to this picture."
-        reached = "" if self.reached is None else f"; this one reaches {number(self.reached)}"
-        return f"{unit}. One scale for {self.scale.maps} maps{reached}."
+        own = "" if reached is None else f"; this one reaches {number(reached)}"
+        return f"{unit}. One scale for {self.maps} maps{own}."
 
 
 class _Column:
@@ -187,13 +268,25 @@ def scaled_box(box: Box, before: tuple[int, int], after: tuple[int, int]) -> Box
     return Box(box.left * across, box.top * down, box.right * across, box.bottom * down)
 
 
-def compose(panel: Pixels, caption: Caption, bar: ColourBar | None, *, fixed: bool = False) -> Pixels:
+def compose(
+    panel: Pixels,
+    caption: Caption,
+    scale: ColourScale | None = None,
+    *,
+    unit: str = "",
+    colormap: str = "turbo",
+    reached: float | None = None,
+    fixed: bool = False,
+) -> Pixels:
     """Lay out a drawn picture with its caption.
 
     Args:
         panel: the drawn picture, at the size at which it is shown.
         caption: the words around it.
-        bar: the colours and their numbers; None if nothing is coloured.
+        scale: what the strongest colour stands for; None if nothing is coloured.
+        unit: what the numbers of the colour bar are.
+        colormap: the name of the colour map.
+        reached: the largest value of the map itself, which gets a mark on the bar; None for no mark.
         fixed: make the size depend on nothing but the panel and the number of lines, as the frames of a video must:
             there is room for one line of each text above the picture, for the bar, and for two lines of each text
             below.
@@ -210,9 +303,9 @@ def compose(panel: Pixels, caption: Caption, bar: ColourBar | None, *, fixed: bo
     panel_top = column.space(panel.shape[0])
     column.space(gap)
     bar_top = 0
-    if bar is not None or fixed:
+    if scale is not None or fixed:
         bar_top = column.space(column.grown(_BAR) + column.grown(_TICK) + small * _LEADING + gap / 4)
-        column.text("" if bar is None else bar.words, small, GREY, _DETAIL_LINES)
+        column.text("" if scale is None else scale.words(unit, reached), small, GREY, _DETAIL_LINES)
     notes = [(words, AMBER) for words in caption.warnings] + [(words, GREY) for words in caption.remarks]
     if fixed:
         notes = [(" ".join(words for words, _ in notes), notes[0][1] if notes else GREY)]
@@ -220,25 +313,25 @@ def compose(panel: Pixels, caption: Caption, bar: ColourBar | None, *, fixed: bo
         column.text(words, small, colour, _FIXED_NOTE_LINES if fixed else _NOTE_LINES)
     canvas = column.canvas()
     canvas.picture(column.margin + (column.width - panel.shape[1]) // 2, panel_top, panel)
-    if bar is not None:
-        _draw_bar(canvas, bar, column, bar_top)
+    if scale is not None:
+        _draw_bar(canvas, scale.largest, colormap, reached, column, bar_top)
     return canvas.pixels()
 
 
-def _draw_bar(canvas: Canvas, bar: ColourBar, column: _Column, top: int) -> None:
+def _draw_bar(canvas: Canvas, largest: float, colormap: str, reached: float | None, column: _Column, top: int) -> None:
     """Draw the colours from 0 to the largest value, with numbers at both ends and in the middle, and the map's mark."""
     high, tick, size = column.grown(_BAR), column.grown(_TICK), column.grown(_SMALL)
     left, width = column.margin, column.width
     ramp = np.tile(np.linspace(0, 1, width, dtype=np.float32), (high, 1))
-    canvas.picture(left, top, colorize(ramp, bar.colormap))
+    canvas.picture(left, top, colorize(ramp, colormap))
     middle = round(top + high + tick + size * _LEADING / 2)
     ends: tuple[tuple[float, Anchor], ...] = ((0.0, "left"), (0.5, "middle"), (1.0, "right"))
     for share, anchor in ends:
         x = round(left + share * (width - 1))
         canvas.line((x, top + high), (x, top + high + tick), INK)
-        canvas.text(x, middle, number(share * bar.scale.largest), size=size, colour=INK, anchor=anchor)
-    if bar.reached is not None and bar.scale.largest > 0:
-        x = round(left + min(bar.reached / bar.scale.largest, 1) * (width - 1))
+        canvas.text(x, middle, number(share * largest), size=size, colour=INK, anchor=anchor)
+    if reached is not None and largest > 0:
+        x = round(left + min(reached / largest, 1) * (width - 1))
         canvas.box(x - 1, top - tick, x + 2, top + high + tick, INK)
 
 

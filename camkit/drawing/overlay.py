@@ -170,7 +170,9 @@ def _levels_in(
         levels = _levels(heatmap)
         count = max(1, height // _alike_rows(levels, height / len(levels)))
         return np.asarray(cv2.resize(levels, (width, count), interpolation=cv2.INTER_LINEAR))
-    return _levels(_warped(heatmap, _moved(box, -columns.start, -rows.start), (height, width)))
+    left, top = columns.start, rows.start
+    moved = Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
+    return _levels(_warped(heatmap, moved, (height, width)))
 
 
 _UNSEEN_STEP = 2
@@ -184,10 +186,6 @@ def _alike_rows(levels: UInt8[np.ndarray, "h w"], enlarged: float) -> int:
     """Return how many rows of a picture may have the same colours, if a row of the heatmap covers ``enlarged`` rows."""
     steepest = int(cv2.absdiff(levels[1:], levels[:-1]).max(initial=0)) if len(levels) > 1 else 0
     return _MOST_ALIKE if not steepest else min(_MOST_ALIKE, max(1, int(_UNSEEN_STEP * enlarged / steepest)))
-
-
-def _moved(box: Box, across: int, down: int) -> Box:
-    return Box(box.left + across, box.top + down, box.right + across, box.bottom + down)
 
 
 def render(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from camkit.engine.capture import Capture, NotRunError, Pass, ReadLayout
 from camkit.engine.cut import RepeatedError
 from camkit.engine.passes import is_overwriting, keeping_overwritten
-from camkit.engine.references import ReferencesFor
 from camkit.errors import LayerError, MethodError
 from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import infer_layout, plain_layout
@@ -27,7 +26,7 @@ from camkit.methods.on_one_picture import at_once
 from camkit.methods.registry import FINE, Way, sharpening
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
-from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, Spread, TargetLayer
+from camkit.types import WHOLE_MODEL, LayerRef, Layout, TargetLayer
 
 _AS_NAMED = "as named"
 
@@ -83,21 +82,13 @@ class Runner:
         memory: what is known about the model.
         selectors: the layers that the caller named; None if camkit chooses the layer.
         method: the method that is asked for.
-        precision: of the passes.
-        spread: how the cells are spread over the picture.
-        progress: called while a method runs the model on many pictures.
-        references: returns the reference pictures for an input, for methods that need them.
-        weights_maps: True if the method must weight feature maps of one layer.
+        options: the other options of ``explain``. "references" returns the reference pictures for an input.
     """
 
     memory: ModelMemory
     selectors: tuple[Any, ...] | None
     method: Method
-    precision: Precision
-    spread: Spread
-    progress: Progress | None = None
-    references: ReferencesFor | None = None
-    weights_maps: bool = False
+    options: Mapping[str, Any]
 
     def __call__(self, targets: tuple[Target, ...], inputs: Float[Tensor, "n c *size"]) -> Ran:
         """Run the model on a batch.
@@ -110,8 +101,8 @@ class Runner:
             Exception: whatever the model or a target raises.
         """
         method = self.method
-        if method == AUTO and self.weights_maps and self.selectors is None:
-            method = METHODS["gradcam"]
+        if method == AUTO and self.selectors is None and "eigen" in (self.options["smooth"] or ""):
+            method = METHODS["gradcam"]  # the component is that of one layer's weighted maps
         if method.finer:
             targets = tuple(map(EachFiner, targets))
         if method.layer:
@@ -170,7 +161,7 @@ class Runner:
         for layer, layout in zip(unknown, captured.layouts, strict=True):
             memory.remember(replace(layer, layout=layout, size=size), inputs)
         used, layers = self._at_named(method, inputs)
-        placed = memory.placed(layers, inputs[:1], self.spread)
+        placed = memory.placed(layers, inputs[:1], self.options["spread"])
         if any(placed.get(layer.ref) is not layer.layout for layer in layers):
             captured = self._run(used, targets, inputs, layers)
         return captured, layers, used
@@ -317,16 +308,16 @@ class Runner:
             inputs,
             targets,
             modules,
-            memory.placed([layer for layer in layers if layer.size], inputs[:1], self.spread),
+            memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"]),
             read_layout,
-            precision=self.precision,
+            precision=self.options["precision"],
             answers_alike=memory.answers_alike,
             record=memory.record,
             may_resize=memory.may_resize,
             users_code=not all(target.for_threads for target in targets),
-            progress=self.progress,
+            progress=self.options["progress"],
             apart=apart,
-            references=self.references,
+            references=self.options["references"],
             kept_references=memory.kept_references,
             afresh=isinstance(layers, Levels),
         )

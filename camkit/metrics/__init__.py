@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from camkit.errors import InputError
 from camkit.explanation import Explanation
-from camkit.metrics import faithfulness, features, whole_map  # noqa: F401 - they register the metrics, in this order
-from camkit.metrics.evaluator import DEFAULTS, Evaluator
-from camkit.metrics.fills import FILLS
+from camkit.metrics import faithfulness, whole_map  # noqa: F401 - they register the metrics, in this order
+from camkit.metrics.evaluator import DEFAULTS, FILLS, Evaluator
 from camkit.metrics.heat import Heat
 from camkit.metrics.registry import METRICS, Metric, UndefinedError, Value, Values, ValueTable, register_metric
 from camkit.targets.maps import names_cells

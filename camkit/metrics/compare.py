@@ -132,8 +132,6 @@ class ComparedPicture:
 
     Attributes:
         source: the picture's file, or its number in the call.
-        label: the class that is explained.
-        probability: the model's probability of it; None if it has none.
         layer: the layer that the caller named; empty if each method chooses its own.
         maps: one map for each method.
         by_chance: the metric's values for maps that know nothing about the model: "random", a random map; "centre", a
@@ -141,17 +139,28 @@ class ComparedPicture:
             if the caller named the methods, since finding the colour takes 16 passes of the model.
         answer: the model's own best class and its probability (None if it has none). The answer is None if this
             class is the one that is explained.
-        caveat: a sentence if no method does better than a map that knows nothing about the model; else empty.
     """
 
     source: str
-    label: str
-    probability: float | None
     layer: str
     maps: tuple[ComparedMap, ...]
     by_chance: Mapping[str, Value]
     answer: tuple[str, float | None] | None = None
-    caveat: str = ""
+
+    @property
+    def first(self) -> Explanation:
+        """The first explanation; all are of one class."""
+        return next(compared.explanation for compared in self.maps if compared.explanation is not None)
+
+    @property
+    def label(self) -> str:
+        """The class that is explained."""
+        return self.first.name
+
+    @property
+    def probability(self) -> float | None:
+        """The model's probability of it; None if it has none."""
+        return self.first.probability
 
     @property
     def answers(self) -> str:
@@ -168,14 +177,13 @@ class ComparedPicture:
             "answer": label,
             "answer_probability": finite_or_none(probability),
             "layer": self.layer,
-            "caveat": self.caveat,
             "references": {name: value.number for name, value in self.by_chance.items()},
             "maps": [compared.to_dict() for compared in self.maps],
         }
 
     @property
     def about(self) -> str:
-        """What the model says of the picture, the numbers of the reference maps and the caveat, as sentences."""
+        """What the model says of the picture, and the numbers of the reference maps, as a sentence."""
         parts = [f"{Path(self.source).name}: {_with_percent(self.label, self.probability)}"]
         parts += [f"model's answer: {self.answers}"] * (self.answer is not None)
         parts += [f"layer {self.layer}"] * bool(self.layer)
@@ -184,12 +192,11 @@ class ComparedPicture:
             for name, value in self.by_chance.items()
             if value.number is not None
         ]
-        return f"{'; '.join(parts)}. {self.caveat}"
+        return f"{'; '.join(parts)}."
 
     def tiles(self, colormap: str, alpha: float) -> list[Tile]:
         """Return the picture and its maps as a sheet shows them."""
-        first = next(compared.explanation for compared in self.maps if compared.explanation is not None)
-        tiles = [Tile(first.overlay(style="overlay", alpha=0.0, scale="each"), "the picture")]
+        tiles = [Tile(self.first.overlay(style="overlay", alpha=0.0, scale="each"), "the picture")]
         for compared in self.maps:
             words = f"the same as {compared.same_as}" if compared.same_as else compared.words
             if compared.same_as or compared.explanation is None:
@@ -235,13 +242,12 @@ class Comparison(Tabular):
         first = self.rows[0]
         headings = ["picture", "layer", *(compared.method for compared in first.maps)]
         headings += [f"({REFERENCE_TITLES[name]})" for name in first.by_chance]
-        rows, caveats = [], []
+        rows = []
         for row in self.rows:
             name = Path(row.source).name
             words = [compared.words for compared in row.maps] + list(map(value_words, row.by_chance.values()))
             rows.append([cell.replace("|", "\\|") for cell in (f"{name}: {row.label}", row.layer, *words)])
-            caveats += [f"{name}: {row.caveat}"] * bool(row.caveat)
-        return "\n".join([markdown_table(headings, rows), *[""] * bool(caveats), *caveats])
+        return markdown_table(headings, rows)
 
     def sheet(self, *, colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
         """Draw all maps on one sheet, each on its own scale, since the methods' units differ.
@@ -364,14 +370,13 @@ def compare(
         heats = evaluator.references(colour=methods is not None)
         by_chance = {name: evaluator(heat, metric)[metric] for name, heat in heats.items()}
         for layer in layers:
-            maps = _judged(_explained(explainer, evaluator, opened, chosen, layer), evaluator, metric)
+            maps = _maps(explainer, evaluator, opened, chosen, layer, metric)
             first = next((one.explanation for one in maps if one.explanation is not None), None)
             if first is None:
                 raise MethodError(f"no method works on this picture: {maps[0].reason}")
             answer = _other_answer(evaluator, first, explainer.labels)
-            said = (first.name, first.probability, "" if layer is None else str(layer))
-            caution = caveat(maps, by_chance, judged_by)
-            rows.append(ComparedPicture(source, *said, tuple(maps), by_chance, answer, caution))
+            named = "" if layer is None else str(layer)
+            rows.append(ComparedPicture(source, named, tuple(maps), by_chance, answer))
         if progress is not None:
             progress(number, len(pictures))
     if not rows:
@@ -447,58 +452,43 @@ def check_sheet_file(path: str | Path) -> None:
     check_folder(file.parent)
 
 
-def _explained(
-    explainer: Explainer, evaluator: Evaluator, picture: Any, methods: Sequence[Method], layer: Layers | None
-) -> dict[str, Explanation | str]:
-    """Explain one picture with all methods, in one pass where they can share it; one that fails gives the reason."""
+def _maps(
+    explainer: Explainer,
+    evaluator: Evaluator,
+    picture: Any,
+    methods: Sequence[Method],
+    layer: Layers | None,
+    metric: str,
+) -> list[ComparedMap]:
+    """Explain one picture with all methods, in one pass where they can share it, and judge the maps.
+
+    Equal maps are found, and judged once if the metric only reads the map. On a network that ends in a mean and one
+    linear layer, Grad-CAM, HiResCAM and ShapleyCAM are the same.
+    """
     failures = (MethodError, LayerError, TargetError)
-    found: dict[str, Explanation | str] = {}
+    shared: dict[str, Explanation] = {}
     sharing = [method for method in methods if method.shares_pass]
     with suppress(*failures):
         if sharing:
-            shared = explainer.using(sharing[0], layer).by_methods(picture, sharing, evaluator.target)
-            found = {method.name: each for method, each in zip(sharing, shared, strict=True)}
-    for method in methods:
-        if method.name not in found:
-            try:
-                using = explainer.using(method, layer if method.layer else None)
-                found[method.name] = using(picture, evaluator.target)
-            except failures as error:
-                found[method.name] = str(error)
-    return {method.name: found[method.name] for method in methods}
-
-
-def _judged(found: Mapping[str, Explanation | str], evaluator: Evaluator, metric: str) -> list[ComparedMap]:
-    """Judge the maps of one picture, and find equal maps; if the metric only reads the map, these are judged once.
-
-    On a network that ends in a mean and one linear layer, Grad-CAM, HiResCAM and ShapleyCAM are the same.
-    """
+            together = explainer.using(sharing[0], layer).by_methods(picture, sharing, evaluator.target)
+            shared = {method.name: each for method, each in zip(sharing, together, strict=True)}
     maps: list[ComparedMap] = []
     known: list[tuple[torch.Tensor, ComparedMap]] = []
-    for name, explanation in found.items():
-        if isinstance(explanation, str):
-            maps.append(ComparedMap(name, None, reason=explanation))
+    for method in methods:
+        try:
+            using = explainer.using(method, layer if method.layer else None)
+            found = shared.get(method.name) or using(picture, evaluator.target)
+        except failures as error:
+            maps.append(ComparedMap(method.name, None, reason=str(error)))
             continue
-        heat = evaluator.heat(explanation)
+        heat = evaluator.heat(found)
         equal = (other for values, other in known if torch.allclose(values, heat.values, rtol=0, atol=_EQUAL))
         same = next(equal, None)
         value = same.value if same is not None and metric == QUICK else evaluator(heat, metric)[metric]
-        maps.append(ComparedMap(name, explanation, value, same_as="" if same is None else same.title))
-        if same is None and explanation.status == "ok":
+        maps.append(ComparedMap(method.name, found, value, same_as="" if same is None else same.title))
+        if same is None and found.status == "ok":
             known.append((heat.values, maps[-1]))
     return maps
-
-
-def caveat(maps: Sequence[ComparedMap], by_chance: Mapping[str, Value], metric: Metric) -> str:
-    """Return a sentence if no method does better than a map that knows nothing about the model; else nothing."""
-    sign = 1 if metric.better == "higher" else -1
-    numbers = [one.value.number for one in maps if one.value is not None and one.value.number is not None]
-    chance = {name: sign * value.number for name, value in by_chance.items() if value.number is not None}
-    name = max(chance, key=lambda name: chance[name], default="")
-    if not numbers or not name or chance[name] < max(sign * number for number in numbers):
-        return ""
-    what = f"a {REFERENCE_TITLES[name]} does as well as the best method"
-    return f"On this picture, the number says nothing about the methods: {what}."
 
 
 def _other_answer(

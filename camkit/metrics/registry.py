@@ -55,11 +55,6 @@ class Metric:
     needs_region: bool
     measure: Measure
 
-    @property
-    def users(self) -> bool:
-        """True if the function is not camkit's own."""
-        return not str(getattr(self.measure, "__module__", "")).startswith("camkit.")
-
 
 METRICS: dict[str, Metric] = {}
 """Every metric by its name, the user's own included."""

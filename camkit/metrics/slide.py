@@ -13,8 +13,7 @@ import torch
 
 from camkit.drawing.encode import as_html, as_pdf, encode
 from camkit.drawing.figure import percent
-from camkit.drawing.svg import SvgCanvas
-from camkit.drawing.text import GREY, INK, Canvas, wrapped
+from camkit.drawing.text import GREY, INK, Canvas, SvgCanvas, wrapped
 from camkit.errors import ImageError, InputError, advice
 from camkit.explanation import Explanation
 from camkit.images.files import write_file
@@ -22,8 +21,8 @@ from camkit.images.prepare import as_pixels
 from camkit.images.read import open_picture
 from camkit.kit.wording import listed
 from camkit.metrics.compare import prepared
-from camkit.metrics.curves import hot_sets
 from camkit.metrics.evaluator import Evaluator
+from camkit.metrics.heat import hot_sets
 from camkit.targets import contrast
 from camkit.types import ImageLike, Pixels
 

@@ -26,7 +26,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from camkit.choices import Options
 from camkit.errors import CamkitError, ImageError, InputError, ModelError, RunError, as_error, brief
 from camkit.explanation import Explanation
 from camkit.images.read import open_picture
@@ -34,6 +33,7 @@ from camkit.kit.fingerprint import Fingerprint, differences, digest, fingerprint
 from camkit.layers.names import Layers
 from camkit.models import as_model, black_box_in, device_of, load_model, usual_batch_size
 from camkit.models.loaded import Loadable, LoadedModel
+from camkit.options import Options
 from camkit.scale.table import arrow_schema, arrow_table, row_of, row_of_failure
 from camkit.session import explain_many
 from camkit.types import Failure, Progress
@@ -119,7 +119,7 @@ def explain_dataset(
     settings: dict[str, Any] = {**options, "target_layer": target_layer, "draft": draft}
     explain_many(loaded, [], **settings)  # checks the arguments
     pool = Pool.of_cluster(actors, cpus, gpus, spare=True)
-    settings["batch_size"] = options.get("batch_size") or pool.usual_batch_size
+    settings["batch_size"] = options.get("batch_size") or usual_batch_size(pool.device)
     size = settings["batch_size"] * (_PASSES_ON_GPU if pool.gpus else 1)
     cluster = Cluster(pool, make, fingerprint(loaded), named["device"])
     return cluster.mapped(dataset, functools.partial(_on_batches, settings), batch_size=size, batch_format="numpy")
@@ -188,11 +188,6 @@ class Pool:
     def device(self) -> torch.device:
         """Where the actors compute."""
         return torch.device("cuda" if self.gpus else "cpu")
-
-    @property
-    def usual_batch_size(self) -> int:
-        """The number of pictures per pass if the caller names none."""
-        return usual_batch_size(self.device)
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,233 @@
-"""Explains picture files and writes the drawings and a table, as a stream: memory does not grow with their number.
+"""Explains files and writes the drawings and a table, as a stream: memory does not grow with their number.
 
-A row passes three functions: ``_explained`` computes its map, ``_written`` draws it into a file, ``_tabled`` adds it to
-the table.
+A row of a picture passes three functions: ``_tasks`` computes its map, ``_written`` draws it into a file, ``_tabled``
+adds it to the table. Videos and animated pictures are explained frame by frame, and drawn as MP4 files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from types import TracebackType
+from typing import Any, TypeAlias
 
+import cv2
+import numpy as np
 from PIL import Image
 
-from camkit.drawing.pixels import bytes_of
+from camkit.drawing.encode import mark_video
+from camkit.drawing.figure import Caption, compose, fitted, side_within
+from camkit.drawing.overlay import limited, render
+from camkit.drawing.pixels import bytes_of, size_of
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, RunError
+from camkit.errors import CamkitError, ImageError, InputError, OutputError, RunError, TargetError, advice
 from camkit.explanation import Explanation
+from camkit.images.files import names_file, write_picture
 from camkit.images.listing import FoundPicture, Pictures
-from camkit.images.video import is_video
-from camkit.kit.store import Row
+from camkit.images.video import Frame, is_video, opened_video, quiet_decoders
 from camkit.models import device_of, usual_batch_size
 from camkit.models.clips import ClipPreprocess
 from camkit.models.loaded import LoadedModel
-from camkit.scale.bundle import Bundle
-from camkit.scale.job import Drawing, Job, Scales, write_drawing
-from camkit.scale.table import Table, row_of, row_of_failure
-from camkit.scale.video import FRAMES_PER_PASS, WrittenVideo, draw
+from camkit.scale.job import Job, Scales, Written
+from camkit.scale.table import Bundle, Table, row_of, row_of_failure
 from camkit.session import explain_many
-from camkit.types import Failure
+from camkit.types import Failure, Pixels
+
+FRAMES_PER_PASS = 8
+"""The most frames in one pass. A frame stays in memory until it is drawn, and a 4K frame takes 25 MB."""
+
+_CODEC = "mp4v"
+"""MPEG-4 Part 2: every build of OpenCV can write it, and every player plays it, though few browsers do. Builds with
+H.264 are rare because of its licence."""
+
+_CLIP_RATE = 4.0
+"""Frames per second of a drawn clip of one frame."""
+
+Explained: TypeAlias = Callable[[Iterable[Image.Image | Path]], Iterator[Explanation | Failure]]
+"""Explains pictures as a stream, one row for each, with a Failure for a picture without the target."""
+
+
+def _frames_of(video: Path, every: int) -> Iterator[Image.Image]:
+    """Yield every ``every``-th frame of a video, up to where it breaks off."""
+    with opened_video(video, every) as opened, contextlib.suppress(ImageError):
+        yield from _noted(video, opened.frames, deque(maxlen=0))
+
+
+def draw(found: FoundPicture, job: Job, explained: Explained, *, is_clip: bool = False) -> Written | Failure:
+    """Explain a video and draw it; of a model of clips, the frames that the model saw. An error becomes a Failure."""
+    video = str(found.path)
+    if job.has_several_targets:
+        return Failure(video, InputError(f"{video} is a video, and a video shows one target"))
+    try:
+        return (_draw_clip if is_clip else _draw_video)(found, job, explained)
+    except CamkitError as error:
+        return Failure(video, error)
+
+
+def _draw_video(found: FoundPicture, job: Job, explained: Explained) -> Written:
+    """Explain every ``job.every``-th frame of a video, and write the drawn frames as an MP4 file of the same speed.
+
+    A frame without the target, for example without a box of that class, is written without heat. If the video breaks
+    off, what was read is written, and the row says so.
+    """
+    video, every = found.path, job.how.every
+    scales = Scales(explained(_frames_of(video, every)) if job.how.scale == "shared" else ())
+    labels: Counter[str] = Counter()
+    statuses: set[str] = set()
+    first: Explanation | None = None
+    absent: Failure | None = None
+    problem = ""
+    with opened_video(video, every) as opened, _VideoFile(job.folder, opened.rate / every) as file:
+        waiting: deque[Pixels] = deque()
+        try:
+            for row in explained(_noted(video, opened.frames, waiting)):
+                pixels = waiting.popleft()
+                if isinstance(row, Explanation):
+                    first = first or row
+                    labels[row.name] += 1
+                    statuses.add(row.status)
+                    file.write(_frame(row, job.drawing(scales.of(row.layer, row.method))))
+                elif isinstance(row.error, TargetError):
+                    absent = row
+                    file.write(_without_target(pixels, str(row.error), job.drawing()))
+                else:
+                    raise row.error
+        except ImageError as error:
+            if first is None:
+                raise
+            problem = str(error)
+        if first is None:
+            assert absent is not None
+            raise absent.error
+        written = job.file_for(first, found, 1, ".mp4")
+        file.finish(written)
+    status = "ok" if "ok" in statuses else first.status
+    drawn = {"source": str(video), "frames": file.frames, "every": every, "rate": file.rate, "status": status}
+    drawn["labels"] = dict(labels.most_common())
+    scale = scales.of(first.layer, first.method) if status == "ok" else None
+    return Written(first, written, scale, video=drawn | ({"error": problem} if problem else {}))
+
+
+def _draw_clip(found: FoundPicture, job: Job, explained: Explained) -> Written:
+    """Explain a video with a model of clips, and draw the frames that the model saw, as an MP4 file and as a sheet."""
+    if job.how.every > 1:
+        rest = advice("leave out every", "leave out --every")
+        raise InputError(f"a model of clips chooses the frames itself; {rest}")
+    (row,) = explained([found.path])
+    if isinstance(row, Failure):
+        raise row.error
+    options = job.drawing()
+    del options["max_side"]  # the frames have the size of the model's input
+    first, last = row.frames[0].time or 0.0, row.frames[-1].time or 0.0
+    rate = (len(row.frames) - 1) / (last - first) if last > first else _CLIP_RATE
+    with _VideoFile(job.folder, rate) as file:
+        for frame in row.drawn_frames(**options):
+            file.write(frame)
+        written = job.file_for(row, found, 1, ".mp4")
+        file.finish(written)
+    drawn = {"source": str(found.path), "frames": file.frames, "every": 1, "rate": rate, "status": row.status}
+    drawn["labels"] = {row.name: file.frames}
+    if job.out is not None and not names_file(job.out):
+        sheet = job.file_for(row, found, 1, ".png")
+        write_picture(sheet, row.overlay(**job.drawing()))
+        drawn["sheet"] = str(sheet)
+    return Written(row, written, row.colour_scale("each") if row.status == "ok" else None, video=drawn)
+
+
+def _frame(row: Explanation, drawing: dict[str, Any]) -> Pixels:
+    """Draw a frame; all frames of a video get the same size."""
+    if drawing["style"] != "figure":
+        return row.overlay(**drawing)
+    figure = {name: drawing[name] for name in ("colormap", "alpha", "scale")}
+    return row.captioned(side=side_within(drawing["max_side"]), fixed=True, **figure)
+
+
+def _noted(video: Path, frames: Iterable[Frame], waiting: deque[Pixels]) -> Iterator[Image.Image]:
+    """Yield frames as pictures, and note the pixels of those whose rows have not come back.
+
+    The file name of a picture becomes the source of its explanation.
+    """
+    for frame in frames:
+        waiting.append(frame.pixels)
+        picture = Image.fromarray(frame.pixels)
+        picture.filename = f"{video.name}, frame {frame.number} at {frame.time:.2f} s"  # type: ignore[attr-defined]
+        yield picture
+
+
+def _without_target(pixels: Pixels, reason: str, drawing: dict[str, Any]) -> Pixels:
+    """Draw a frame in which the target does not exist, as the other frames are drawn."""
+    style, most = drawing["style"], drawing["max_side"]
+    if style == "figure":
+        caption = Caption("no such target in this frame", ("", reason))
+        return compose(fitted(pixels, side_within(most)), caption, fixed=True)
+    picture = pixels if most is None else limited(pixels, most)
+    return render(picture, np.zeros(size_of(picture), np.float32), None, style=style, colormap=drawing["colormap"])
+
+
+class _VideoFile:
+    """An MP4 file that is written under another name until it is finished, and removed if it never is."""
+
+    def __init__(self, folder: Path, rate: float) -> None:
+        self.rate = rate
+        self.frames = 0
+        self._size: tuple[int, int] | None = None
+        self._unfinished = folder / f".camkit-{secrets.token_hex(8)}.mp4"
+        self._writer: Any = None
+
+    def __enter__(self) -> _VideoFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.release()
+        self._unfinished.unlink(missing_ok=True)
+
+    def write(self, pixels: Pixels) -> None:
+        """Add a frame. All have the size of the first: one without heat may be drawn larger than one with it.
+
+        Raises:
+            OutputError: this OpenCV cannot write MP4 files.
+        """
+        height, width = pixels.shape[:2]
+        if height % 2 or width % 2:  # the codec halves the resolution of colours: the last row or column is repeated
+            pixels = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        if self._writer is None:
+            self._size = size = pixels.shape[1], pixels.shape[0]
+            self._unfinished.parent.mkdir(parents=True, exist_ok=True)
+            with quiet_decoders():
+                self._writer = cv2.VideoWriter(str(self._unfinished), cv2.VideoWriter.fourcc(*_CODEC), self.rate, size)
+            if not self._writer.isOpened():
+                raise OutputError(f"cannot write MP4 files into {self._unfinished.parent}: this OpenCV has no encoder")
+        if pixels.shape[1::-1] != self._size:  # the encoder would leave the frame out
+            pixels = cv2.resize(pixels, self._size, interpolation=cv2.INTER_AREA)
+        self._writer.write(cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
+        self.frames += 1
+
+    def finish(self, file: Path) -> None:
+        """Close the file, mark it as camkit's, and give it its name.
+
+        Raises:
+            OutputError: the file is empty, as on a full disk, or cannot be renamed.
+        """
+        self._writer.release()
+        if not self._unfinished.is_file() or not self._unfinished.stat().st_size:
+            raise OutputError(f"cannot write {file}: nothing was written; perhaps the disk is full")
+        try:
+            mark_video(self._unfinished)
+            self._unfinished.replace(file)
+        except OSError as error:
+            raise OutputError(f"cannot write {file}: {error.strerror or error}") from error
+
 
 _WRITERS = max(2, min(4, os.cpu_count() or 1))
 """Threads that draw and write."""
@@ -48,40 +241,7 @@ Stream: TypeAlias = Callable[..., Iterator[Any]]
 rows of each pass."""
 
 
-@dataclass(frozen=True, eq=False)
-class Written:
-    """An explanation, and what was written of it.
-
-    Attributes:
-        explanation: the explanation.
-        file: the file with its drawing; None if nothing was drawn.
-        name: its place below the folder of all drawings; if nothing was drawn, where its drawing would be.
-        drawing: how it was drawn.
-        row: its row in the table; None if there is no table.
-        is_reduced: whether the drawing is smaller than the picture because of ``max_side``.
-    """
-
-    explanation: Explanation
-    file: Path | None
-    name: Path
-    drawing: Drawing
-    row: Row | None = None
-    is_reduced: bool = False
-
-    @property
-    def source(self) -> str:
-        """The picture."""
-        return self.explanation.source
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain JSON values; "scale" has the value of the strongest colour for each layer."""
-        is_coloured = self.file is not None and self.explanation.status == "ok"
-        scale = list(self.explanation.colour_scale(self.drawing.scale).limits) if is_coloured else None
-        file = None if self.file is None else str(self.file)
-        return {**self.explanation.to_dict(), "scale": scale, "file": file}
-
-
-Result: TypeAlias = Written | WrittenVideo | Failure
+Result: TypeAlias = Written | Failure
 """What becomes of a picture and target, or of a video."""
 
 
@@ -110,53 +270,47 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
             nothing has been computed.
         OutputError: while it runs: the table cannot be written.
     """
-    given = job.how.get("batch_size")
-    size = usual_batch_size(device_of(model.module)) if given is None else given
-    options = {**job.how, "batch_size": size, "progress": job.progress}
+    options, given = job.arguments(), job.how.batch_size
+    size = options["batch_size"] = usual_batch_size(device_of(model.module)) if given is None else given
     here = functools.partial(explain_many, model, on_error="yield", **options)
     here([])  # checks the arguments
-    table = None
-    if job.table is not None:
-        table = Table(job.table, job.fingerprint(model), resume=job.resume, overwrite=job.overwrite and not job.resume)
-    bundle = None
-    if job.bundle is not None:
-        bundle = Bundle(job.bundle, job.fingerprint(model), overwrite=job.overwrite)
+    results, overwrite, table, bundle = job.results, job.how.overwrite, None, None
+    if results.table is not None:
+        overwritten = overwrite and not results.resume
+        table = Table(results.table, job.fingerprint(model), resume=results.resume, overwrite=overwritten)
+    if results.bundle is not None:
+        bundle = Bundle(results.bundle, job.fingerprint(model), overwrite=overwrite)
     stills = Stills(job.pictures, table)
     stream = functools.partial(elsewhere or functools.partial(explain_many, model, on_error="yield"), **options)
 
     def find_scales() -> Scales:
         measured: Stream = here if elsewhere is None else stream  # its rows are needed, so no photo comes later
-        return Scales(measured(stills.all()) if job.drawing.one_scale and job.out is not None else ())
+        return Scales(measured(stills.all()) if job.how.scale == "shared" and job.out is not None else ())
 
-    explained = _explained(stream, stills, find_scales)
-    written = _written(explained, job, ahead=max(_MOST_UNWRITTEN, 2 * size))
+    tasks, ahead = _tasks(stream, stills, find_scales, job), max(_MOST_UNWRITTEN, 2 * size)
+    most, cores = _MOST_UNWRITTEN_BYTES, cores_of_a_pass()
+    written = in_order(tasks, workers=_WRITERS, ahead=ahead, prompt=True, most=most, cores=cores)
     rows = (row for row, _ in written) if table is None else _tabled(written, table)
     of_frames = functools.partial(here, batch_size=min(size, FRAMES_PER_PASS))
     is_clip = isinstance(model.preprocess, ClipPreprocess)
     videos = (draw(found, job, of_frames, is_clip=is_clip) for found in stills.videos if job.out is not None)
-    everything = _one_after_the_other(rows, videos)
-    return Run(everything if bundle is None else _bundled(everything, bundle), stills)
+    return Run(_everything([rows, videos], bundle), stills)
 
 
-def _one_after_the_other(*parts: Iterator[Result]) -> Generator[Result, None, None]:
-    """Chain iterators; closing the result closes the one that runs."""
-    for rows in parts:
-        yield from rows
-
-
-def _bundled(rows: Generator[Result, None, None], bundle: Bundle) -> Generator[Result, None, None]:
-    """Pass rows on, and write each explanation into the bundle too; its manifest lists what was finished."""
+def _everything(parts: Sequence[Generator[Result, None, None]], bundle: Bundle | None) -> Generator[Result, None, None]:
+    """Pass rows on, part by part; each explanation goes into the bundle too, whose manifest lists what was finished."""
     try:
-        for row in rows:
-            if isinstance(row, Written):
-                options = row.drawing.options()
-                bundle.add(row.explanation, {name: options[name] for name in options if name != "style"})
-            elif isinstance(row, Failure):
+        for row in itertools.chain.from_iterable(parts):
+            if bundle is not None and isinstance(row, Failure):
                 bundle.fail(row)
+            elif bundle is not None and row.video is None:
+                bundle.add(row.explanation, row.drawing)
             yield row
     finally:
-        rows.close()
-        bundle.close()
+        for rows in parts:
+            rows.close()
+        if bundle is not None:
+            bundle.close()
 
 
 class Run(Iterator[Result], AbstractContextManager["Run"]):
@@ -220,26 +374,13 @@ class Stills:
         return self._pending[0]
 
 
-class _Explained(NamedTuple):
-    """An explanation, or why there is none.
+def _tasks(
+    stream: Stream, stills: Stills, find_scales: Callable[[], Scales], job: Job
+) -> Iterator[Task[tuple[Written | Failure, int]]]:
+    """Explain the pictures that are not finished, and yield the work of drawing each row, with the number of its pass.
 
-    Attributes:
-        row: the explanation or the failure.
-        found: its picture.
-        rank: its place among the rows of its picture, from 1.
-        number: the number of its pass.
-        scales: the scales that all pictures share; empty if each has its own.
+    ``rank`` is the place of a row among those of its picture, from 1.
     """
-
-    row: Explanation | Failure
-    found: FoundPicture
-    rank: int
-    number: int
-    scales: Scales
-
-
-def _explained(stream: Stream, stills: Stills, find_scales: Callable[[], Scales]) -> Iterator[_Explained]:
-    """Explain the pictures that are not finished."""
     scales = find_scales()
     rank, source, number = 0, "", 0
 
@@ -249,46 +390,39 @@ def _explained(stream: Stream, stills: Stills, find_scales: Callable[[], Scales]
 
     for row in stream(stills.paths(), on_pass=on_pass):
         rank, source = 1 if row.source != source else rank + 1, row.source
-        yield _Explained(row, stills.of(source), rank, number, scales)
+        shown = row.shown if isinstance(row, Explanation) and rank == 1 else None
+        size = bytes_of(shown) if isinstance(shown, Image.Image) else 0
+        task = functools.partial(_written, row, stills.of(source), rank, scales, job)
+        yield Task(functools.partial(_with_number, task, number), in_thread=True, size=size)
 
 
-def _written(explained: Iterator[_Explained], job: Job, *, ahead: int) -> Iterator[tuple[Written | Failure, int]]:
-    """Draw explanations into files, in other threads, and yield each row with the number of its pass."""
-
-    def tasks() -> Iterator[Task[tuple[Written | Failure, int]]]:
-        for item in explained:
-            shown = item.row.shown if isinstance(item.row, Explanation) and item.rank == 1 else None
-            size = bytes_of(shown) if isinstance(shown, Image.Image) else 0
-            yield Task(functools.partial(_drawn, item, job), in_thread=True, size=size)
-
-    most, cores = _MOST_UNWRITTEN_BYTES, cores_of_a_pass()
-    yield from in_order(tasks(), workers=_WRITERS, ahead=ahead, prompt=True, most=most, cores=cores)
+def _with_number(task: Callable[[], Written | Failure], number: int) -> tuple[Written | Failure, int]:
+    return task(), number
 
 
-def _drawn(item: _Explained, job: Job) -> tuple[Written | Failure, int]:
-    """Draw a row, and return what was written, with the number of the pass."""
-    written = item.row if isinstance(item.row, Failure) else _written_of(item.row, item, job)
-    return written, item.number
-
-
-def _written_of(explanation: Explanation, item: _Explained, job: Job) -> Written | Failure:
-    scale, file = item.scales.of(explanation.layer, explanation.method), None
-    drawing = job.drawing if scale is None else replace(job.drawing, scale=scale)
+def _written(
+    explanation: Explanation | Failure, found: FoundPicture, rank: int, scales: Scales, job: Job
+) -> Written | Failure:
+    """Draw an explanation into a file."""
+    if isinstance(explanation, Failure):
+        return explanation
+    drawing, file, scale = job.drawing(scales.of(explanation.layer, explanation.method)), None, None
     try:
-        name = job.file_for(explanation, item.found, item.rank, drawing.suffix_for(explanation.source))
+        name = job.file_for(explanation, found, rank, job.suffix_for(explanation.source))
         if job.out is not None:
             file, name = name, name.relative_to(job.folder)
-            write_drawing(file, explanation.overlay(**drawing.options()))
-        row = None if job.table is None else row_of(explanation, file)
+            write_picture(file, explanation.overlay(**drawing))
+            scale = explanation.colour_scale(drawing["scale"]) if explanation.status == "ok" else None
+        row = None if job.results.table is None else row_of(explanation, file)
     except CamkitError as error:
         return _Undrawn(explanation.source, error)
     except Exception as error:
         return _Undrawn(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
-    is_reduced = file is not None and drawing.reduces(explanation)
-    return Written(explanation.released(item.found.path), file, name, drawing, row, is_reduced)
+    is_reduced = file is not None and job.reduces(explanation)
+    return Written(explanation.released(found.path), file, scale, name, drawing, row, is_reduced)
 
 
-def _tabled(written: Iterator[tuple[Written | Failure, int]], table: Table) -> Iterator[Written | Failure]:
+def _tabled(written: Iterator[tuple[Written | Failure, int]], table: Table) -> Generator[Written | Failure, None, None]:
     """Pass rows on, and add the rows of each pass to the table when it is complete.
 
     A picture that lacks a drawing is not finished, so none of its rows is added.

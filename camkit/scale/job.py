@@ -8,80 +8,31 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from camkit.drawing import overlay
-from camkit.drawing.encode import JPEG_SUFFIXES, encode
+from camkit.drawing.encode import JPEG_SUFFIXES
 from camkit.drawing.figure import ColourScale
 from camkit.errors import InputError, OutputError, advice
 from camkit.explanation import Explanation
-from camkit.images.files import check_folder, is_drawing, names_file, refuse_input, refuse_other_file, write_file
+from camkit.images.files import check_folder, is_drawing, names_file, refuse_input, refuse_other_file
 from camkit.images.listing import FoundPicture, Pictures
 from camkit.images.references import chosen
 from camkit.images.video import is_video
 from camkit.kit.fingerprint import Fingerprint, digest, fingerprint
 from camkit.kit.picture_names import drawing_names, picture_name
+from camkit.kit.store import Row
 from camkit.methods import AUTO, find_method
 from camkit.models.loaded import LoadedModel
+from camkit.options import Explain, Results
 from camkit.targets.scores import Expands
-from camkit.types import Failure, Pixels, Progress, Scale, Style
-
-Format: TypeAlias = Literal["jpg", "png"]
+from camkit.types import Failure, Progress
 
 _LONGEST_SLUG = 30
 """The most characters of a layer's or a target's name in the name of a drawing."""
 
 _PHOTOGRAPHIC = ("overlay", "side-by-side")
 """The styles whose drawings are mainly the picture itself, at its own size."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """How to draw the heat.
-
-    Attributes:
-        style, colormap, alpha, scale, max_side: as for ``Explanation.overlay``.
-        format: "jpg" or "png"; None writes overlays of a JPEG as JPEG, and everything else as PNG, which keeps the
-            edges of text and colours sharp.
-        one_scale: draw all pictures on one scale, and all frames of a video on one. Each is explained twice then: the
-            first time to find the largest value.
-
-    Raises:
-        InputError: the style, the colormap or the format is unknown, or alpha or max_side is out of range.
-    """
-
-    style: Style = "overlay"
-    colormap: str = "turbo"
-    alpha: float = 0.5
-    scale: Scale | ColourScale = "shared"
-    max_side: int | None = None
-    format: Format | None = None
-    one_scale: bool = False
-
-    def __post_init__(self) -> None:
-        overlay.check(self.style, self.colormap, self.alpha, self.max_side)
-        if self.format is not None and self.format not in get_args(Format):
-            raise InputError(f"format must be {' or '.join(get_args(Format))}, not {self.format!r}")
-
-    def options(self, scale: Scale | ColourScale | None = None) -> dict[str, Any]:
-        """Return the arguments for ``Explanation.overlay``, with another scale if one is given."""
-        names = ("style", "colormap", "alpha", "scale", "max_side")
-        return {name: getattr(self, name) for name in names} | ({} if scale is None else {"scale": scale})
-
-    def settings(self) -> dict[str, Any]:
-        """Return what decides the drawings, for a fingerprint."""
-        return {**self.options(), "format": self.format, "one scale": self.one_scale}
-
-    def suffix_for(self, picture: str) -> str:
-        """Return the suffix of the drawing of a picture."""
-        is_jpeg = os.path.splitext(picture)[1].lower() in JPEG_SUFFIXES  # noqa: PTH122 - a source may be no path
-        return f".{self.format or ('jpg' if is_jpeg and self.style in _PHOTOGRAPHIC else 'png')}"
-
-    def reduces(self, explanation: Explanation) -> bool:
-        """Tell whether the drawing of an explanation is smaller than its picture."""
-        size = explanation.picture_size
-        is_larger = self.max_side is not None and size is not None and max(size) > self.max_side
-        return is_larger and self.style in _PHOTOGRAPHIC
 
 
 class Scales:
@@ -99,22 +50,79 @@ class Scales:
         return self._scales.get((layer, method))
 
 
+def check_drawing(how: Explain) -> None:
+    """Check the options for drawing.
+
+    Raises:
+        InputError: one is unknown or out of range.
+    """
+    if how.max_side < 0:
+        raise InputError(
+            f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {how.max_side}"
+        )
+    overlay.check(how.style, how.colormap, how.alpha)
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What was written of a picture and target, or of a video.
+
+    Attributes:
+        explanation: the explanation; of a video, that of its first frame with the target.
+        file: the file with the drawing; None if nothing was drawn.
+        scale: what the strongest colour stands for; None if nothing is coloured, or if each frame of a video
+            has its own scale.
+        name: its place below the folder of all drawings; if nothing was drawn, where its drawing would be.
+        drawing: how it was drawn, as the arguments of ``Explanation.overlay``.
+        row: its row in the table; None if there is no table.
+        is_reduced: whether the drawing is smaller than the picture because of ``max_side``.
+        video: of a video, what JSON has of it: its file as "source", "frames", "every", "rate", "labels" and "status",
+            and "sheet" and "error" if there are any.
+    """
+
+    explanation: Explanation
+    file: Path | None
+    scale: ColourScale | None
+    name: Path = Path()
+    drawing: Mapping[str, Any] = field(default_factory=dict)
+    row: Row | None = None
+    is_reduced: bool = False
+    video: Mapping[str, Any] | None = None
+
+    @property
+    def source(self) -> str:
+        """The picture or the video."""
+        return self.explanation.source if self.video is None else self.video["source"]
+
+    @property
+    def status(self) -> str:
+        """The status of the map; of a video, "ok" if any frame has evidence."""
+        return self.explanation.status if self.video is None else self.video["status"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain JSON values; "scale" has the value of the strongest colour for each layer."""
+        drawn = {
+            "scale": None if self.scale is None else list(self.scale.limits),
+            "file": None if self.file is None else str(self.file),
+        }
+        if self.video is None:
+            return {**self.explanation.to_dict(), **drawn}
+        of_layer = {name: getattr(self.explanation, name) for name in ("layer", "layer_reason", "method")}
+        return {**self.video, **of_layer, **drawn, "status": "error" if "error" in self.video else self.status}
+
+
 @dataclass(frozen=True)
 class Job:
     """Pictures to explain, and where the results go.
 
     Attributes:
         pictures: the files.
-        out: the folder for the drawings, which is created if it does not exist; or a file such as "heat.png" for one
-            picture with one target; or None to draw nothing.
-        how: how the pictures are explained: the arguments of ``camkit.explain_many``, in which targets are a list.
-        drawing: how they are drawn.
-        overwrite: replace files that camkit did not draw, and the table.
-        every: draw one of this many frames of a video.
-        table: a file ending in .parquet or .csv for the results; see ``camkit.scale.table``. A drawing that cannot be
-            written leaves no row, so that a resumed run draws it again.
-        bundle: a folder for the evidence; see ``camkit.scale.bundle``.
-        resume: continue the table if it exists: pictures that have their rows in it are left out.
+        how: how they are explained and drawn. ``out`` is a folder, which is created if it does not exist, or a file
+            such as "heat.png" for one picture with one target. With ``scale`` "shared", all pictures, and all frames of
+            a video, share a scale; each is explained twice then: the first time to find the largest value.
+        results: where the results go besides. A drawing that cannot be written leaves no row in the table, so that a
+            resumed run draws it again.
+        target: what is explained, as a list; None for each picture's best class.
         progress: as for ``camkit.explain``.
 
     Raises:
@@ -123,19 +131,15 @@ class Job:
     """
 
     pictures: Pictures
-    out: Path | None = None
-    how: Mapping[str, Any] = field(default_factory=dict)
-    drawing: Drawing = Drawing()
-    overwrite: bool = False
-    every: int = 1
-    table: Path | None = None
-    bundle: Path | None = None
-    resume: bool = False
+    how: Explain
+    results: Results
+    target: Sequence[Any] | None = None
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise InputError(f"every must be a number of frames, at least 1, not {self.every}")
+        check_drawing(self.how)
+        if self.how.every < 1:
+            raise InputError(f"every must be a number of frames, at least 1, not {self.how.every}")
         if self._video is not None and self.has_several_targets:
             raise InputError(f"{self._video} is a video, and a video shows one target; explain the targets one by one")
         if self.out is not None:
@@ -144,15 +148,46 @@ class Job:
                 self._check_one_file(self.out)
             check_folder(self.folder)
 
+    @property
+    def out(self) -> Path | None:
+        """The folder or the file for the drawings; None to draw nothing."""
+        return None if self.results.no_pictures else self.how.out
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``camkit.explain_many``."""
+        values = self.how.of_maps()
+        layer = values.pop("layer")
+        others = {"target": self.target, "batch_size": self.how.batch_size, "progress": self.progress}
+        return {**values, "target_layer": layer, **others}
+
+    def drawing(self, scale: ColourScale | None = None) -> dict[str, Any]:
+        """Return the arguments of ``Explanation.overlay``, with another scale if one is given."""
+        how = self.how
+        chosen = {"scale": scale or how.scale or "shared", "max_side": how.max_side or None}
+        return {"style": how.style, "colormap": how.colormap, "alpha": how.alpha, **chosen}
+
+    def suffix_for(self, picture: str) -> str:
+        """Return the suffix of the drawing of a picture: overlays of a JPEG are written as JPEG.
+
+        Everything else becomes PNG, which keeps the edges of text and colours sharp.
+        """
+        is_jpeg = os.path.splitext(picture)[1].lower() in JPEG_SUFFIXES  # noqa: PTH122 - a source may be no path
+        return f".{self.how.format or ('jpg' if is_jpeg and self.how.style in _PHOTOGRAPHIC else 'png')}"
+
+    def reduces(self, explanation: Explanation) -> bool:
+        """Tell whether the drawing of an explanation is smaller than its picture."""
+        size, most = explanation.picture_size, self.how.max_side
+        return bool(most) and size is not None and max(size) > most and self.how.style in _PHOTOGRAPHIC
+
     @functools.cached_property
     def _video(self) -> Path | None:
         """The first video that was named; with a table, videos are not explained."""
-        named = () if self.table else self.pictures.named()
+        named = () if self.results.table else self.pictures.named()
         return next((found.path for found in named if is_video(found.path)), None)
 
     def _check_one_file(self, out: Path) -> None:
         """Refuse a file for the drawings unless there is one drawing, of another file, and the file has its type."""
-        chosen, is_video = self.drawing.format, self._video is not None
+        chosen, is_video = self.how.format, self._video is not None
         if self.has_several_targets or len(self.pictures.first(2)) != 1:
             what = "several targets" if self.has_several_targets else f"{self.pictures.count()} pictures"
             slide = "; or draw one slide with --style slide" if self.has_several_targets else ""
@@ -189,15 +224,15 @@ class Job:
             OutputError: as ``free_file``, or the file is one of the pictures to explain.
         """
         words = [re.sub(r"[^\w+.-]", "", row.method)]  # a function may be called "<lambda>"
-        if self.how.get("target_layer"):
+        if self.how.layer:
             words.append(slug(row.layer))
-        if self.how.get("target"):
+        if self.target:
             words.append(f"{rank}-{slug(row.name)}" if self.has_several_targets else slug(row.name))
         name = self._names.get(found.path) or found.place.with_name(picture_name(found.place))
         name = name.with_suffix("") if name.suffix == suffix == ".mp4" else name
         if self.out is None:
             return free_file(Path(), name, words, suffix, overwrite=True)
-        file = free_file(self.out, name, words, suffix, overwrite=self.overwrite)
+        file = free_file(self.out, name, words, suffix, overwrite=self.how.overwrite)
         if os.path.lexists(file) and file in self.pictures:
             raise OutputError(f"{file} is itself a picture or video to explain; choose another folder")
         return file
@@ -205,25 +240,20 @@ class Job:
     @property
     def has_several_targets(self) -> bool:
         """Whether a picture may have several explanations."""
-        targets = self.how.get("target") or ()
+        targets = self.target or ()
         return len(targets) > 1 or any(isinstance(target, Expands) for target in targets)
 
     def fingerprint(self, model: LoadedModel) -> Fingerprint:
         """Return what decides the rows of the table; the size of the batches changes only the last digits."""
-        how = {name: value for name, value in self.how.items() if value is not None}
-        settings = {
-            "method": how.get("method", AUTO.name),
-            "layers": how.get("target_layer"),
-            "targets": how.get("target"),
-            "precision": how.get("precision", "fp32"),
-            "fuse": how.get("fuse") or find_method(how.get("method", AUTO)).fuse,
-            "smooth": how.get("smooth"),
-            "draft": how.get("draft", False),
-        }
-        if "references" in how:
-            files = [Path(str(file)) for file in chosen(how["references"])[0]]
+        settings = self.how.of_maps()
+        method, references = settings["method"] or AUTO.name, settings.pop("references")
+        settings |= {"method": method, "layers": settings.pop("layer"), "targets": self.target}
+        settings["fuse"] = self.how.fuse or find_method(method).fuse
+        if references is not None:
+            files = [Path(str(file)) for file in chosen(references)[0]]
             settings["references"] = digest(file.read_bytes() for file in files if file.is_file())
-        return fingerprint(model, **settings, drawings=None if self.out is None else self.drawing.settings())
+        others = {"format": self.how.format, "one scale": self.how.scale == "shared"}
+        return fingerprint(model, **settings, drawings=None if self.out is None else {**self.drawing(), **others})
 
 
 def free_file(out: Path, name: Path, words: Sequence[str], suffix: str = ".png", *, overwrite: bool) -> Path:
@@ -246,15 +276,6 @@ def free_file(out: Path, name: Path, words: Sequence[str], suffix: str = ".png",
             + advice("overwrite=True", "--overwrite")
         )
     return file
-
-
-def write_drawing(file: Path, pixels: Pixels) -> None:
-    """Write a drawing, whose pixels may be changed.
-
-    Raises:
-        OutputError: the file cannot be written, or its type is unknown.
-    """
-    write_file(file, encode(pixels, file.suffix, overwrite=True))
 
 
 def slug(text: str) -> str:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.choices import Options
 from camkit.diagnosis.feature_maps import feature_maps
 from camkit.diagnosis.layer_statistics import RELUS, LayerPass
 from camkit.diagnosis.tensor_statistics import TensorStatistics, statistics
@@ -37,6 +36,7 @@ from camkit.methods import SHARPENED, MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.loaded import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
+from camkit.options import Options
 from camkit.session import explain
 from camkit.targets import TargetLike, as_targets
 from camkit.tensorboard.events import add_histogram, add_picture, naming_the_folder, opened

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,8 +35,9 @@ from torch import Tensor
 
 from camkit.images.listing import Pictures
 from camkit.models.loaded import LoadedModel
+from camkit.options import Explain, Results
 from camkit.scale.folder import explain_files
-from camkit.scale.job import Drawing, Job
+from camkit.scale.job import Job
 from camkit.types import Preprocess
 from scripts.bench.timing import processor, reset_peak, resident
 
@@ -143,17 +145,10 @@ def save(picture: Image.Image, out: Path | None, file: Path, side: int | None) -
     picture.save(out / file.name, quality=QUALITY)
 
 
-def camkit_run(
-    network: Network,
-    folder: Path,
-    out: Path | None,
-    drawing: Drawing,
-    *,
-    table: Path | None = None,
-    draft: bool = False,
-) -> None:
+def camkit_run(network: Network, folder: Path, out: Path | None, how: Explain, table: Path | None = None) -> None:
     """Explain a folder."""
-    job = Job(Pictures([folder], skip=out), out, {"draft": draft}, drawing, table=table)
+    how = replace(how, out=out or how.out)
+    job = Job(Pictures([folder], skip=out), how, Results(table=table, no_pictures=out is None))
     for row in explain_files(network.loaded, job):
         assert not hasattr(row, "error"), row
 
@@ -162,13 +157,14 @@ def variants(task: str, folder: Path, out: Path) -> dict[str, Callable[[Network]
     """Return each variant for large or for small pictures, with the plain ones first."""
     files = sorted(folder.glob("*.jpg"))
     table = out / "results.parquet"
-    full, reduced, figure = Drawing(), Drawing(max_side=2048), Drawing(style="figure")
+    full, reduced = (Explain(style="overlay", max_side=side) for side in (0, 2048))
+    figure, draft = Explain(max_side=0), replace(reduced, draft=True)
     if task == "small":
         return {
             "plain, a thread for each picture": lambda network: plain_each(network, files, None),
             "plain, batches of 32": lambda network: plain_batches(network, files, None, batch=32),
-            "camkit, table alone": lambda network: camkit_run(network, folder, None, full, table=table),
-            "camkit, overlay and table": lambda network: camkit_run(network, folder, out, full, table=table),
+            "camkit, table alone": lambda network: camkit_run(network, folder, None, full, table),
+            "camkit, overlay and table": lambda network: camkit_run(network, folder, out, full, table),
             "camkit, figure": lambda network: camkit_run(network, folder, out, figure),
         }
     return {
@@ -177,10 +173,10 @@ def variants(task: str, folder: Path, out: Path) -> dict[str, Callable[[Network]
         "camkit, overlay": lambda network: camkit_run(network, folder, out, full),
         "plain, JPEG of 2048": lambda network: plain_each(network, files, out, 2048),
         "camkit, overlay, max side 2048": lambda network: camkit_run(network, folder, out, reduced),
-        "camkit, overlay, max side 2048, draft": lambda network: camkit_run(network, folder, out, reduced, draft=True),
+        "camkit, overlay, max side 2048, draft": lambda network: camkit_run(network, folder, out, draft),
         "camkit, figure": lambda network: camkit_run(network, folder, out, figure),
-        "camkit, table alone": lambda network: camkit_run(network, folder, None, full, table=table),
-        "camkit, table alone, draft": lambda network: camkit_run(network, folder, None, full, table=table, draft=True),
+        "camkit, table alone": lambda network: camkit_run(network, folder, None, full, table),
+        "camkit, table alone, draft": lambda network: camkit_run(network, folder, None, draft, table),
     }
 
 

@@ -29,7 +29,7 @@ import camkit
 from camkit.cli import app, main
 from camkit.demo.scenes import labelled_scenes, scene_paths
 from camkit.errors import InputError
-from camkit.scale.folder import Written
+from camkit.scale.job import Written
 
 QUITS = """
 import sys, threading

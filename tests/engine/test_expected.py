@@ -318,7 +318,7 @@ def test_noise_fills_the_range_of_the_inputs_and_is_the_same_in_every_run() -> N
     np.testing.assert_array_equal(one.raw, two.raw)
     assert one.references.pictures == "16 pictures of smooth noise, made by camkit"
     explainer = camkit.Explainer("demo-fair", method="expected")
-    inputs = explainer._choices.references(torch.zeros(1, 3, 128, 128)).inputs
+    inputs = explainer.choices.options["references"](torch.zeros(1, 3, 128, 128)).inputs
     low, high = (camkit.scenes.preprocess(Image.new("RGB", (128, 128), name)) for name in ("black", "white"))
     assert inputs.amin((0, 2, 3)).tolist() == pytest.approx(low.amin((1, 2)).tolist(), abs=1e-5)
     assert inputs.amax((0, 2, 3)).tolist() == pytest.approx(high.amax((1, 2)).tolist(), abs=1e-5)

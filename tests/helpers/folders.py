@@ -9,15 +9,15 @@ from typing import Any
 
 from camkit.images.listing import Pictures
 from camkit.models.loaded import LoadedModel
+from camkit.options import Explain, Results
 from camkit.scale.folder import Run, explain_files
-from camkit.scale.job import Drawing, Job
+from camkit.scale.job import Job
 
 
-def run_folder(
-    model: LoadedModel, pictures: Iterable[Path], out: Path | None, drawing: Drawing | None = None, **options: Any
-) -> Run:
-    """Explain pictures; each option belongs to ``Job`` or to ``camkit.explain_many``."""
-    names = {field.name for field in dataclasses.fields(Job)}
-    how = {name: options.pop(name) for name in options.keys() - names}
-    files = Pictures(pictures, skip=out)
-    return explain_files(model, Job(files, out, how, drawing or Drawing(), **options))
+def run_folder(model: LoadedModel, pictures: Iterable[Path], out: Path | None, **options: Any) -> Run:
+    """Explain pictures, and draw overlays of their size; each option is one of the command, or ``target``."""
+    files, target = Pictures(pictures, skip=out), options.pop("target", None)
+    names = {field.name for field in dataclasses.fields(Results)}
+    results = {name: options.pop(name) for name in options.keys() & names}
+    how = {"style": "overlay", "max_side": 0, **({} if out is None else {"out": out}), **options}
+    return explain_files(model, Job(files, Explain(**how), Results(no_pictures=out is None, **results), target))

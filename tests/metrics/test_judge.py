@@ -18,8 +18,7 @@ import camkit
 from camkit.cli import main
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, MethodError
-from camkit.metrics.judge import MethodJudgement
-from camkit.metrics.rule import Figure, Recommendation, advantages, figures_of, recommend
+from camkit.metrics.judge import Figure, MethodJudgement, Recommendation, advantages, figures_of, recommend
 
 SCENES = list(scene_paths().values())
 

@@ -16,8 +16,7 @@ import camkit
 import camkit.metrics.judge
 from camkit.cli import main
 from camkit.metrics import METRICS
-from camkit.metrics.judge import DECIDING, REPORTS, JudgedRow, MethodJudgement
-from camkit.metrics.rule import Recommendation, figures_of
+from camkit.metrics.judge import DECIDING, REPORTS, JudgedRow, MethodJudgement, Recommendation, figures_of
 
 PICTURES = 12
 METHODS = {"best": 0.5, "fair": 0.3, "blind": 0.1, "wrong": -0.3}

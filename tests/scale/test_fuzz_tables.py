@@ -34,7 +34,7 @@ def tabulate(folder: Path, table: Path, *, resume: bool = False) -> None:
     trunk = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU())
     module = nn.Sequential(trunk, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
     model = LoadedModel(module.eval(), "tiny", prepare, ("a", "b", "c", "d"))
-    options: dict[str, Any] = {"target_layer": ["0"], "batch_size": 2, "target": [0, 2]}
+    options: dict[str, Any] = {"layer": ["0"], "batch_size": 2, "target": [0, 2]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scale_table, "_ROWS", 4)
         list(run_folder(model, [folder], None, table=table, resume=resume, **options))

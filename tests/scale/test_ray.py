@@ -212,7 +212,7 @@ def test_pictures_come_as_paths_bytes_or_pixels(nodes, tmp_path, model, kind):
         items = [dict(zip(["path", *data], row, strict=True)) for row in zip(paths, *data.values(), strict=True)]
         dataset = ray.data.from_items(items)
     rows = explained(dataset, model, tmp_path / "out", target=[0, 3])
-    list(run_folder(load_model(model), files, None, target_layer=["0"], target=[0, 3], table=tmp_path / "one.parquet"))
+    list(run_folder(load_model(model), files, None, layer=["0"], target=[0, 3], table=tmp_path / "one.parquet"))
     assert_same(rows, rows_of(tmp_path / "one.parquet"))
 
 

@@ -41,10 +41,8 @@ from camkit.kit.fingerprint import describe, differences, fingerprint
 from camkit.methods import register_method
 from camkit.models.loaded import LoadedModel
 from camkit.scale import read
-from camkit.scale.bundle import Bundle
-from camkit.scale.folder import Written
-from camkit.scale.job import Drawing
-from camkit.scale.table import Table, row_of
+from camkit.scale.job import Written
+from camkit.scale.table import Bundle, Table, row_of
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -79,6 +77,7 @@ RUN = (
 if __name__ == "__main__":
     from camkit.models.loaded import LoadedModel
     from camkit.images.listing import Pictures
+    from camkit.options import Explain, Results
     from camkit.scale import table as tables
     from camkit.scale.folder import explain_files
     from camkit.scale.job import Job
@@ -87,8 +86,9 @@ if __name__ == "__main__":
     model = LoadedModel(module.eval(), "tiny", preprocess, ("a", "b", "c", "d"))
     folder, table = map(Path, sys.argv[1:3])
     tables._ROWS = 8
-    how = {"target_layer": ["0"], "batch_size": 4, "target": [0, 2]}
-    for row in explain_files(model, Job(Pictures([folder]), how=how, table=table, resume=True)):
+    results = Results(table=table, no_pictures=True, resume=True)
+    job = Job(Pictures([folder]), Explain(layer=["0"], batch_size=4), results, [0, 2])
+    for row in explain_files(model, job):
         print(getattr(row, "error", "row"), flush=True)
 """
 )
@@ -112,7 +112,7 @@ def write_pictures(folder: Path, count: int, side: int = 24, suffix: str = "png"
 
 
 def tabulate(model: LoadedModel, folder: Path, table: Path, **options: Any) -> list[Any]:
-    settings: dict[str, Any] = {"target_layer": ["0"], "batch_size": 4, **options}
+    settings: dict[str, Any] = {"layer": ["0"], "batch_size": 4, **options}
     return list(run_folder(model, [folder], None, table=table, **settings))
 
 
@@ -171,7 +171,7 @@ def test_a_table_keeps_where_the_cells_are_drawn(tmp_path, tiny, name):
     even = camkit.explain(model, files[0], "0", spread="even")
     assert np.abs(even.heatmap - written.heatmap).max() > 0.05
     out = {"bundle": tmp_path / name} if name == "bundle" else {"table": tmp_path / name}
-    list(run_folder(model, [tmp_path / "in"], None, target_layer=["0"], **out))
+    list(run_folder(model, [tmp_path / "in"], None, layer=["0"], **out))
     (found,) = camkit.scale.read(tmp_path / name)
     assert found.placement == written.placement
     assert np.abs(found.heatmap - written.heatmap).max() < 2e-3
@@ -270,10 +270,10 @@ def test_a_map_of_all_pixels_fits_into_a_csv(tmp_path, tiny):
     write_pictures(tmp_path / "in", 2)
     enlarge = transforms.Compose([transforms.Resize((200, 200)), transforms.ToTensor()])
     model = LoadedModel(tiny.module, "tiny", enlarge, None)
-    tabulate(model, tmp_path / "in", tmp_path / "t.csv", target_layer=None, method="fullgrad")
+    tabulate(model, tmp_path / "in", tmp_path / "t.csv", layer=None, method="fullgrad")
     assert max(map(len, (tmp_path / "t.csv").read_text().splitlines())) > 131_072  # Python's limit for a cell
     assert [row.raw.shape for row in read(tmp_path / "t.csv")] == [(200, 200)] * 2
-    assert tabulate(model, tmp_path / "in", tmp_path / "t.csv", target_layer=None, method="fullgrad", resume=True) == []
+    assert tabulate(model, tmp_path / "in", tmp_path / "t.csv", layer=None, method="fullgrad", resume=True) == []
 
 
 def test_names_that_are_no_text_stay_different(tmp_path, tiny):
@@ -325,9 +325,7 @@ def test_a_resumed_run_explains_what_is_missing_and_nothing_twice(tmp_path, tiny
 @pytest.mark.parametrize("name", TABLES)
 def test_a_run_that_ends_early_keeps_whole_pictures(tmp_path, tiny, name):
     write_pictures(tmp_path / "in", 30)
-    run = run_folder(
-        tiny, [tmp_path / "in"], None, table=tmp_path / name, target_layer=["0"], target=[0, 2], batch_size=4
-    )
+    run = run_folder(tiny, [tmp_path / "in"], None, table=tmp_path / name, layer=["0"], target=[0, 2], batch_size=4)
     with run:
         for _ in range(21):  # the first target of the eleventh picture, which belongs to the third pass
             next(run)
@@ -387,7 +385,7 @@ def test_a_run_with_other_settings_does_not_continue_a_table(tmp_path, tiny, nam
     elif change == "method":
         options = {"method": "layercam"}
     elif change == "layers":
-        options = {"target_layer": ["0.1"]}
+        options = {"layer": ["0.1"]}
     elif change == "targets":
         options = {"target": [1]}
     elif change == "smooth":
@@ -448,7 +446,7 @@ def test_a_csv_has_the_same_maps_as_a_parquet_table(tmp_path, tiny):
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_read_while_it_is_made_and_written_however_the_run_ends(tmp_path, tiny, name):
     files = write_pictures(tmp_path / "in", 12)
-    options: dict[str, Any] = {"table": tmp_path / name, "target_layer": ["0"], "batch_size": 4}
+    options: dict[str, Any] = {"table": tmp_path / name, "layer": ["0"], "batch_size": 4}
     with run_folder(tiny, [tmp_path / "in"], None, **options) as run:
         for _ in range(10):
             next(run)
@@ -483,7 +481,7 @@ def test_a_table_whose_fingerprint_is_damaged_is_one_sentence(tmp_path, tiny, da
 @pytest.mark.parametrize("name", TABLES)
 def test_two_runs_cannot_write_one_table(tmp_path, tiny, name):
     write_pictures(tmp_path / "in", 10)
-    with run_folder(tiny, [tmp_path / "in"], None, table=tmp_path / name, target_layer=["0"]) as run:
+    with run_folder(tiny, [tmp_path / "in"], None, table=tmp_path / name, layer=["0"]) as run:
         next(run)
         with pytest.raises(OutputError, match="another run is writing"):
             tabulate(tiny, tmp_path / "in", tmp_path / name, resume=True)
@@ -778,7 +776,7 @@ def test_a_drawing_that_cannot_be_written_leaves_no_row(tmp_path, tiny):
     out = tmp_path / "out" / files[1].parent.name
     out.mkdir(parents=True)
     (out / "00001.png.gradcam.0.png").write_bytes(b"of somebody else")
-    options: dict[str, Any] = {"table": tmp_path / "t.csv", "target_layer": ["0"]}
+    options: dict[str, Any] = {"table": tmp_path / "t.csv", "layer": ["0"]}
     rows = list(run_folder(tiny, [tmp_path / "in"], tmp_path / "out", **options))
     assert [isinstance(row, Written) for row in rows] == [True, False, True]
     assert len(read(tmp_path / "t.csv")) == 2
@@ -819,8 +817,8 @@ def test_names_that_differ_in_jpg_have_drawings_of_their_own(tmp_path, tiny):
         picture.parent.mkdir(exist_ok=True)
         write_pictures(tmp_path, 1, suffix=picture.suffix[1:])[0].rename(picture)
     for style in ("figure", "overlay"):
-        drawing = Drawing(style=style, format="jpg")
-        rows = list(run_folder(tiny, [tmp_path / "in"], tmp_path / style, drawing, overwrite=True))
+        options: dict[str, Any] = {"style": style, "format": "jpg", "overwrite": True}
+        rows = list(run_folder(tiny, [tmp_path / "in"], tmp_path / style, **options))
         assert len({row.file for row in rows}) == len(list((tmp_path / style).iterdir())) == 16
 
 
@@ -987,12 +985,10 @@ def test_large_photos_are_explained_and_drawn_as_others_are(tmp_path, tiny):
     files = write_photos(tmp_path / "in")
     options: dict[str, Any] = {"target": [0, 2], "batch_size": 1}
     expected = list(camkit.explain_many(tiny, files, "0", on_error="yield", **options))
-    drawing = Drawing(format="png", max_side=100, scale="each")
+    drawing: dict[str, Any] = {"format": "png", "max_side": 100, "scale": "each"}
 
     with using_cores(2):
-        run = run_folder(
-            tiny, [tmp_path / "in"], tmp_path / "out", drawing, target_layer=["0"], target=[0, 2], batch_size=1
-        )
+        run = run_folder(tiny, [tmp_path / "in"], tmp_path / "out", **drawing, layer=["0"], target=[0, 2], batch_size=1)
         rows = list(run)
 
     assert len(rows) == len(expected) == 15
@@ -1018,7 +1014,7 @@ def test_a_resumed_run_over_large_photos_gives_the_same_table(tmp_path, tiny, na
             [tmp_path / "in"],
             None,
             table=tmp_path / f"cut-{name}",
-            target_layer=["0"],
+            layer=["0"],
             target=[0, 2],
             batch_size=4,
         ) as run:
