@@ -301,10 +301,11 @@ def _everything(parts: Sequence[Generator[Result, None, None]], bundle: Bundle |
     """Pass rows on, part by part; each explanation goes into the bundle too, whose manifest lists what was finished."""
     try:
         for row in itertools.chain.from_iterable(parts):
-            if bundle is not None and isinstance(row, Failure):
-                bundle.fail(row)
-            elif bundle is not None and row.video is None:
-                bundle.add(row.explanation, row.drawing)
+            if bundle is not None:
+                if isinstance(row, Failure):
+                    bundle.fail(row)
+                elif row.video is None:
+                    bundle.add(row.explanation, row.drawing)
             yield row
     finally:
         for rows in parts:
