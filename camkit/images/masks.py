@@ -134,10 +134,10 @@ def understand_masks(files: Sequence[Path]) -> MaskReading:
         raise InputError(str(refused)) from refused
     borders = {value for value in beside if 0 < beside[value] >= _ENCLOSED * (beside[value] + exposed[value])}
     reading = _convention(pixels, sloped, borders)
-    if reading is None or pixels.keys() == {0}:
+    if reading is None or len(pixels) == 1:
         raise InputError(
-            f"the masks, such as {brief(files[0])}, hold {_listed(pixels)}, and it is not clear which of these are the "
-            "object; save them with 0 for the background and 255 for the object"
+            f"the masks, such as {brief(files[0])}, hold {_listed(pixels)}{' everywhere' * (len(pixels) == 1)}, and it is "
+            "not clear what is the object; save them with 0 for the background and 255 for the object"
         )
     return reading
 

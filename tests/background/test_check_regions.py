@@ -828,7 +828,7 @@ def test_a_soft_edge_is_cut_at_half_brightness(tmp_path: Path) -> None:
 
 def test_a_colour_mask_of_16_bits_is_refused_and_not_read_as_black(tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "a.png"), np.repeat(BOTH[..., None], 3, 2).astype(np.uint16))
-    with pytest.raises(InputError, match="hold 0, and it is not clear"):
+    with pytest.raises(InputError, match="hold 0 everywhere"):
         masks.read(tmp_path)
 
 
@@ -959,8 +959,9 @@ def test_a_border_touches_what_it_encloses(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "no background": ([levels(two_objects(1, 1) + 1)], "hold 1, 2, and it is not clear which of these are the object"),
-    "empty": ([levels(BOTH * 0)], "hold 0, and it is not clear"),
+    "no background": ([levels(two_objects(1, 1) + 1)], "hold 1, 2, and it is not clear what is the object"),
+    "empty": ([levels(BOTH * 0)], "hold 0 everywhere"),
+    "white": ([levels(BOTH * 0 + 255)] * 2, "hold 255 everywhere"),
     "no black": (
         [palette(two_objects(1, 2), [200, 200, 9, 200, 0, 0, 0, 200, 0]).convert("RGB")],
         "hold #00c800, #c80000, #c8c809, and it is not clear",
