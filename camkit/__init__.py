@@ -18,20 +18,19 @@ if TYPE_CHECKING:
     from camkit.background.check import check
     from camkit.background.mend import MendResult, mend
     from camkit.background.result import CheckResult
-    from camkit.concepts import Concepts, factorise
     from camkit.demo import scenes
-    from camkit.diagnosis import Diagnosis, diagnose
-    from camkit.diagnosis.feature_maps import feature_maps
     from camkit.errors import CamkitError
-    from camkit.explainer import Explainer
-    from camkit.explanation import Explanation
+    from camkit.explaining.explainer import Explainer
+    from camkit.explaining.explanation import Explanation
+    from camkit.explaining.session import explain, explain_many
+    from camkit.inspect import Concepts, Diagnosis, diagnose, factorise
+    from camkit.inspect.feature_maps import feature_maps
     from camkit.methods import METHODS, register_method
     from camkit.metrics.compare import Comparison, compare
     from camkit.metrics.judge import MethodJudgement, judge
     from camkit.metrics.slide import slide
     from camkit.models import black_box, load_model
     from camkit.sentences import Word, Words, words
-    from camkit.session import explain, explain_many
     from camkit.types import Failure, TargetLayer
 
 __version__ = "0.1.0"
@@ -81,10 +80,10 @@ _HOMES = {
     "CamkitError": "errors",
     "CheckResult": "background.result",
     "Comparison": "metrics.compare",
-    "Concepts": "concepts",
-    "Diagnosis": "diagnosis",
-    "Explainer": "explainer",
-    "Explanation": "explanation",
+    "Concepts": "inspect",
+    "Diagnosis": "inspect",
+    "Explainer": "explaining.explainer",
+    "Explanation": "explaining.explanation",
     "Failure": "types",
     "MendResult": "background.mend",
     "MethodJudgement": "metrics.judge",
@@ -94,11 +93,11 @@ _HOMES = {
     "black_box": "models",
     "check": "background.check",
     "compare": "metrics.compare",
-    "diagnose": "diagnosis",
-    "explain": "session",
-    "explain_many": "session",
-    "factorise": "concepts",
-    "feature_maps": "diagnosis.feature_maps",
+    "diagnose": "inspect",
+    "explain": "explaining.session",
+    "explain_many": "explaining.session",
+    "factorise": "inspect",
+    "feature_maps": "inspect.feature_maps",
     "judge": "metrics.judge",
     "load_model": "models",
     "mend": "background.mend",

@@ -20,7 +20,7 @@ from camkit.drawing.figure import percent
 from camkit.drawing.overlay import outlined
 from camkit.drawing.text import width_of, write
 from camkit.errors import CamkitError, InputError, as_markdown, brief, own_place, printable
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
 from camkit.types import Pixels
 
 STYLE = ".gradio-container {max-width: 1500px !important} footer {display: none !important}"

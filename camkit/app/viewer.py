@@ -17,8 +17,8 @@ from PIL import Image
 import camkit
 from camkit.drawing.encode import shrink
 from camkit.errors import ImageError, InputError, TargetError
-from camkit.explainer import Explainer
-from camkit.explanation import Explanation
+from camkit.explaining.explainer import Explainer
+from camkit.explaining.explanation import Explanation
 from camkit.images.read import open_picture
 from camkit.layers.names import modules_by_name
 from camkit.methods import METHODS

@@ -34,15 +34,15 @@ from camkit.background.report import REPORTS, events, rendered, words
 from camkit.background.result import CheckResult, CheckRun, Inconclusive, Reports
 from camkit.background.rule import Judgement, judge
 from camkit.background.sanity import Sanity, check_sanity
-from camkit.choices import configured_model
-from camkit.config.settings import Settings, as_settings
 from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, RunError, advice, refuse_unknown_options, refusing_exit
+from camkit.explaining.choices import configured_model
 from camkit.images.files import set_aside
 from camkit.kit import wording
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.options import Check
+from camkit.options.settings import Settings, as_settings
 from camkit.types import Preprocess
 
 Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]

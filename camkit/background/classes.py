@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from camkit.config.settings import normalize_name
 from camkit.errors import InputError, advice, refuse_pipe
 from camkit.kit.statistics import wilson
 from camkit.kit.wording import first_of, listed
+from camkit.options.settings import normalize_name
 
 _WORDNET = re.compile(r"n\d{8}")
 

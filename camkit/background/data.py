@@ -17,12 +17,12 @@ from camkit.background.regions.annotations import Annotations, ObjectAnnotation
 from camkit.background.regions.boxes import find_columns, header_of
 from camkit.background.regions.masks import holds_photographs
 from camkit.background.regions.matching import RegionIndex, unmatched
-from camkit.config.settings import normalize_name
 from camkit.errors import InputError, did_you_mean, refuse_pipe
 from camkit.images.files import files_in, has_picture_suffix, is_regular
 from camkit.images.listing import find_pictures
 from camkit.images.masks import MASK_SUFFIXES, has_few_values, names_masks
 from camkit.kit.wording import first_of
+from camkit.options.settings import normalize_name
 from camkit.types import Box
 
 _COLUMNS = {

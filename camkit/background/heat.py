@@ -27,7 +27,7 @@ from camkit.background.plan import Plan
 from camkit.background.render import in_pixels, object_region
 from camkit.engine.heatmap import enlarge
 from camkit.errors import CamkitError
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
 from camkit.images.crop import CropBoxes, check_crop
 from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.images.prepare import prepare

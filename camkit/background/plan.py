@@ -22,11 +22,11 @@ from camkit.background.classes import ClassMatch
 from camkit.background.cues import COMPRESSION, CUES
 from camkit.background.data import SEVERAL_CLASSES, Dataset, Item
 from camkit.background.render import boxes_on_input, in_pixels
-from camkit.config.settings import Settings
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.errors import CamkitError, InputError, advice
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
+from camkit.explaining.session import explain_many
 from camkit.images.files import is_regular
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
@@ -37,7 +37,7 @@ from camkit.layers.memory import ModelMemory
 from camkit.methods import Method, MethodLike, find_method
 from camkit.models import black_box_in, device_of, dtype_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
-from camkit.session import explain_many
+from camkit.options.settings import Settings
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.boxes import Detections
 from camkit.targets.outputs import detections_of

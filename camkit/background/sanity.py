@@ -12,7 +12,7 @@ import torch
 from camkit.background.data import Item
 from camkit.background.plan import Plan, stratified
 from camkit.errors import advice
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
 from camkit.models import black_box_in
 from camkit.models.modules import shuffle_weights
 from camkit.types import Failure

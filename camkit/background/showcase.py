@@ -24,7 +24,7 @@ from camkit.background.pictures import ImageRow, named_without_object
 from camkit.background.plan import stratified
 from camkit.background.result import CheckResult
 from camkit.drawing import overlay
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
 from camkit.images.regions import Shades
 from camkit.targets import Scores, Target
 from camkit.targets.boxes import ranked_box

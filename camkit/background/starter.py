@@ -10,9 +10,9 @@ from typing import Any
 from markupsafe import Markup
 
 from camkit.background.data import Dataset
-from camkit.config.settings import Settings
 from camkit.kit.pages import templates
 from camkit.options import given_in
+from camkit.options.settings import Settings
 
 
 def starter_config(data: Dataset, settings: Settings) -> str:

@@ -28,7 +28,7 @@ from camkit.options import Check, Data, Limits, Run
 
 if TYPE_CHECKING:
     from camkit.background.mend import MendResult, Pair
-    from camkit.config.settings import Settings
+    from camkit.options.settings import Settings
 
 
 checks = App(
@@ -111,7 +111,7 @@ def settings_of(config: Path | None, data: Path | None, pictures: Data, **tables
     Raises:
         InputError: the config or an option is wrong.
     """
-    from camkit.config.settings import as_settings
+    from camkit.options.settings import as_settings
 
     given = {name: table if isinstance(table, dict) else vars(table) for name, table in tables.items()}
     given["data"] = {**vars(pictures), "path": data}
@@ -144,8 +144,8 @@ def init(
     from camkit.background.classes import read_class_map
     from camkit.background.data import read_data
     from camkit.background.starter import starter_config
-    from camkit.config.files import PROJECT_FILE
     from camkit.images.files import refuse_input, write_file
+    from camkit.options.toml import PROJECT_FILE
 
     common.begin()
     if file.suffix != ".toml" or file.name == PROJECT_FILE:

@@ -50,10 +50,10 @@ def diagnose(
     common.begin()
     if not pictures:
         raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
-    from camkit.diagnosis import console as report
-    from camkit.diagnosis.diagnosis import REPORTS, as_json, diagnose_files
     from camkit.images.files import refuse_input
     from camkit.images.listing import find_pictures
+    from camkit.inspect import console as report
+    from camkit.inspect.diagnosis import REPORTS, as_json, diagnose_files
 
     out = how.out
     files = find_pictures(pictures, skip=out, recursive=recursive)
@@ -106,8 +106,8 @@ def features(
     common.begin()
     if picture is None:
         raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
-    from camkit.diagnosis.feature_maps import feature_maps
     from camkit.images.files import refuse_address, write_picture
+    from camkit.inspect.feature_maps import feature_maps
     from camkit.kit.picture_names import picture_name
     from camkit.scale.job import free_file, slug
 
@@ -166,9 +166,9 @@ def concepts(
     common.begin()
     if not pictures:
         raise InputError("name at least one picture: camkit concepts image.jpg --model resnet50")
-    from camkit.concepts import factorise
     from camkit.images.files import write_picture
     from camkit.images.listing import find_pictures
+    from camkit.inspect import factorise
     from camkit.kit.picture_names import picture_name
     from camkit.scale.job import free_file, slug
 
@@ -219,7 +219,7 @@ def layers(*, source: Source, common: Common = Common()) -> int:
 
 def _used(model: LoadedModel, decision: Decision) -> tuple[TargetLayer, ...]:
     """Return the layers that ``explain`` uses for the scene; if it fails, those of the decision."""
-    from camkit.explainer import Explainer
+    from camkit.explaining.explainer import Explainer
 
     explainer = Explainer(model)
     try:

@@ -57,7 +57,7 @@ class Source(options.Model):
 
     def load(self, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
         """Load the model, and say what the user should know about it."""
-        from camkit.choices import loading
+        from camkit.explaining.choices import loading
         from camkit.models import device_of, load_model
 
         given = {**loading(self), "pretrained": pretrained, "trainable": trainable}
@@ -70,7 +70,7 @@ class Source(options.Model):
 
     def on_cluster(self, pool: Pool, loaded: LoadedModel) -> Cluster:
         """Return actors that load the model; ``loaded`` is the same model in this process."""
-        from camkit.choices import loading
+        from camkit.explaining.choices import loading
         from camkit.kit.fingerprint import fingerprint
         from camkit.models import load_model
         from camkit.scale.cluster import Cluster
@@ -287,14 +287,14 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     def typed(option: str) -> list[str]:
         return [token.value for token in options[option].tokens] if option in options else []
 
-    from camkit.config.files import find_config
+    from camkit.options.toml import find_config
 
     # A config that lies in the folder already says nothing about the one that ``camkit check init`` is to write.
     named = [Path(name) for name in typed("--config")]
     file = named[-1] if named else find_config(Path()) if commands != ("check", "init") else None
     if file is None:
         return
-    from camkit.config.settings import read_config
+    from camkit.options.settings import read_config
 
     settings, models = read_config(file), typed("--model")
     if not named and not models:

@@ -141,7 +141,7 @@ def report(rows: Run, job: Job, form: Form, progress: Progress, *, with_raw: boo
         progress: shows how far it is.
         with_raw: whether JSON has the raw maps.
     """
-    from camkit.explanation import FIELDS
+    from camkit.explaining.explanation import FIELDS
     from camkit.types import Failure
 
     tally, stills, table, start = _Tally(), rows.stills, job.results.table, time.perf_counter()

@@ -11,10 +11,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from camkit.demo.scenes import scene_mask, scene_paths
 from camkit.drawing.encode import encode
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
+from camkit.explaining.session import explain
 from camkit.images.files import check_folder, write_file
 from camkit.models import DEMO_MODELS
-from camkit.session import explain
 from camkit.types import Pixels
 
 _SIDE = 360

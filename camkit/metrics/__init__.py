@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from camkit.errors import InputError
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
 from camkit.metrics import faithfulness, whole_map  # noqa: F401 - they register the metrics, in this order
 from camkit.metrics.evaluator import DEFAULTS, FILLS, Evaluator
 from camkit.metrics.heat import Heat

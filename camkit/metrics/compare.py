@@ -17,8 +17,8 @@ from camkit.drawing.figure import percent
 from camkit.drawing.figure import sheet as stacked
 from camkit.drawing.text import AMBER, GREY, Canvas, wrapped
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
-from camkit.explainer import Explainer
-from camkit.explanation import Explanation, finite_or_none
+from camkit.explaining.explainer import Explainer
+from camkit.explaining.explanation import Explanation, finite_or_none
 from camkit.images.files import check_folder, write_file
 from camkit.images.read import open_picture
 from camkit.kit.tiles import Tile, contact_sheet

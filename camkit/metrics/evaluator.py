@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from camkit.errors import InputError, refusing_other_arguments
-from camkit.explainer import Explainer
-from camkit.explanation import Explanation
+from camkit.explaining.explainer import Explainer
+from camkit.explaining.explanation import Explanation
 from camkit.images.filling import fill_linearly, fill_smoothly
 from camkit.layers.names import find_layers
 from camkit.metrics.heat import (

@@ -28,7 +28,7 @@ from camkit.metrics.heat import Curve, Heat, curve_sets, even_shares, pooled, sh
 from camkit.metrics.registry import UndefinedError, register_metric
 
 if TYPE_CHECKING:
-    from camkit.explainer import Explainer
+    from camkit.explaining.explainer import Explainer
     from camkit.types import ScoresOfMaps
 
 

@@ -16,11 +16,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from camkit.choices import Choices
 from camkit.engine.heatmap import enlarge
 from camkit.errors import InputError, LayerError
-from camkit.explainer import Explainer
-from camkit.explanation import Explanation
+from camkit.explaining.choices import Choices
+from camkit.explaining.explainer import Explainer
+from camkit.explaining.explanation import Explanation
 from camkit.methods import known_method
 from camkit.metrics.registry import UndefinedError
 from camkit.targets import Target

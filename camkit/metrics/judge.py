@@ -30,8 +30,8 @@ from camkit.errors import (
     as_markdown,
     printable,
 )
-from camkit.explainer import Explainer
-from camkit.explanation import finite_or_none
+from camkit.explaining.explainer import Explainer
+from camkit.explaining.explanation import finite_or_none
 from camkit.images.files import write_file
 from camkit.images.listing import find_pictures
 from camkit.images.read import open_picture

@@ -15,7 +15,7 @@ from camkit.drawing.encode import as_html, as_pdf, encode
 from camkit.drawing.figure import percent
 from camkit.drawing.text import GREY, INK, Canvas, SvgCanvas, wrapped
 from camkit.errors import ImageError, InputError, advice
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
 from camkit.images.files import write_file
 from camkit.images.prepare import as_pixels
 from camkit.images.read import open_picture
@@ -27,7 +27,7 @@ from camkit.targets import contrast
 from camkit.types import ImageLike, Pixels
 
 if TYPE_CHECKING:
-    from camkit.explainer import Explainer
+    from camkit.explaining.explainer import Explainer
     from camkit.methods.registry import MethodLike
     from camkit.models.loaded import Loadable
     from camkit.targets import TargetLike

@@ -27,7 +27,8 @@ from PIL import Image
 from torch import nn
 
 from camkit.errors import CamkitError, ImageError, InputError, ModelError, RunError, as_error, brief
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
+from camkit.explaining.session import explain_many
 from camkit.images.read import open_picture
 from camkit.kit.fingerprint import Fingerprint, differences, digest, fingerprint
 from camkit.layers.names import Layers
@@ -35,7 +36,6 @@ from camkit.models import as_model, black_box_in, device_of, load_model, usual_b
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.options import Options
 from camkit.scale.table import arrow_schema, arrow_table, row_of, row_of_failure
-from camkit.session import explain_many
 from camkit.types import Failure, Progress
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from camkit.drawing.pixels import bytes_of, size_of
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, ImageError, InputError, OutputError, RunError, TargetError, advice
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
+from camkit.explaining.session import explain_many
 from camkit.images.files import names_file, write_picture
 from camkit.images.listing import FoundPicture, Pictures
 from camkit.images.video import Frame, is_video, opened_video, quiet_decoders
@@ -38,7 +39,6 @@ from camkit.models.clips import ClipPreprocess
 from camkit.models.loaded import LoadedModel
 from camkit.scale.job import Job, Scales, Written
 from camkit.scale.table import Bundle, Table, row_of, row_of_failure
-from camkit.session import explain_many
 from camkit.types import Failure, Pixels
 
 FRAMES_PER_PASS = 8

@@ -14,7 +14,7 @@ from camkit.drawing import overlay
 from camkit.drawing.encode import JPEG_SUFFIXES
 from camkit.drawing.figure import ColourScale
 from camkit.errors import InputError, OutputError, advice
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
 from camkit.images.files import check_folder, is_drawing, names_file, refuse_input, refuse_other_file
 from camkit.images.listing import FoundPicture, Pictures
 from camkit.images.references import chosen

@@ -11,8 +11,8 @@ import numpy as np
 
 from camkit.drawing.pixels import size_within
 from camkit.errors import InputError
-from camkit.explainer import Explainer
-from camkit.explanation import Explanation
+from camkit.explaining.explainer import Explainer
+from camkit.explaining.explanation import Explanation
 from camkit.kit.report_rows import shares_right
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands

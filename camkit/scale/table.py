@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import Float
 
 from camkit.errors import InputError, OutputError, advice, as_cell, as_error, brief, from_cell, refuse_pipe, text_of
-from camkit.explanation import FIELDS, Explanation, Explanations, Kind, explanation_of, sharing_scale
+from camkit.explaining.explanation import FIELDS, Explanation, Explanations, Kind, explanation_of, sharing_scale
 from camkit.images.files import check_folder, csv_line, why_unwritable, write_file
 from camkit.kit.fingerprint import Fingerprint, differences, digest
 from camkit.kit.store import Row, Store, packed, rows_of, started_with, unpacked

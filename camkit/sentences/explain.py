@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from camkit.engine.guard import guarded
 from camkit.engine.interrupts import interruptible
 from camkit.errors import InputError, ModelError
-from camkit.explanation import Explanation, LayerMaps, status_of
+from camkit.explaining.explanation import Explanation, LayerMaps, status_of
 from camkit.images.prepare import source_of
 from camkit.sentences.cut import Cut
 from camkit.sentences.find import find_cut, reads_in_order

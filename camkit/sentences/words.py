@@ -15,7 +15,7 @@ from PIL import Image
 
 from camkit.drawing.encode import as_address
 from camkit.errors import InputError, did_you_mean
-from camkit.explanation import Explanation, Explanations, finite_or_none
+from camkit.explaining.explanation import Explanation, Explanations, finite_or_none
 from camkit.images.files import write_file
 from camkit.kit.wording import VERSION
 from camkit.tables import Rows, Tabular, flat

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camkit.diagnosis import Diagnosis, TensorStatistics
 from camkit.errors import InputError, OutputError, as_markdown
-from camkit.explanation import Explanation, ScaleLike
+from camkit.explaining.explanation import Explanation, ScaleLike
+from camkit.inspect import Diagnosis, TensorStatistics
 from camkit.kit.tiles import Tile, contact_sheet
 from camkit.types import Pixels, Style
 

@@ -19,17 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.diagnosis.feature_maps import feature_maps
-from camkit.diagnosis.layer_statistics import RELUS, LayerPass
-from camkit.diagnosis.tensor_statistics import TensorStatistics, statistics
 from camkit.drawing.figure import percent
 from camkit.engine.attach import backward_pass, starts
 from camkit.engine.guard import eagerly
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.errors import CamkitError, InputError, OutputError
-from camkit.explanation import Explanation
+from camkit.explaining.explanation import Explanation
+from camkit.explaining.session import explain
 from camkit.images.prepare import prepare
+from camkit.inspect.feature_maps import feature_maps
+from camkit.inspect.layer_statistics import RELUS, LayerPass
+from camkit.inspect.tensor_statistics import TensorStatistics, statistics
 from camkit.kit.tiles import Tile, contact_sheet
 from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, modules_by_name, parameters_by_name
 from camkit.methods import SHARPENED, MethodLike, find_method
@@ -37,7 +38,6 @@ from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.loaded import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
 from camkit.options import Options
-from camkit.session import explain
 from camkit.targets import TargetLike, as_targets
 from camkit.tensorboard.events import add_histogram, add_picture, naming_the_folder, opened
 from camkit.types import WHOLE_MODEL, ImageLike, Pixels, Preprocess

@@ -21,7 +21,7 @@ from camkit.app.serve import FIRST_PORT, HOST, free_port
 from camkit.app.viewer import CHOSEN, FILL_NAMES, FoundBox, Look, Viewer, covered
 from camkit.cli import main
 from camkit.errors import ImageError, InputError
-from camkit.models.loaded import LoadedModel
+from camkit.models import LoadedModel
 from camkit.types import Box
 
 SCENES = camkit.scenes.scene_paths()

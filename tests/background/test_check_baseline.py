@@ -15,7 +15,6 @@ from camkit.background.baseline import Change, Flip, check_comparable, compare
 from camkit.background.pictures import ImageRow, Pasted
 from camkit.background.report import html, junit
 from camkit.cli import main
-from camkit.demo.scenes import write_scenes
 from camkit.errors import InputError
 
 COUNT = 60
@@ -123,7 +122,7 @@ CONFIG = {"check": {"per_class": 8, "pastes": 1}, "limits": {"least_pictures": 8
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_scenes(tmp_path_factory.mktemp("scenes"), 20)
+    return camkit.scenes.write_scenes(tmp_path_factory.mktemp("scenes"), 20)
 
 
 @pytest.fixture(scope="module")

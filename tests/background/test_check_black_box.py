@@ -18,7 +18,6 @@ from tiers import represented_by
 
 import camkit
 from camkit.cli import main
-from camkit.demo.scenes import write_scenes
 
 PER_CLASS = 10
 CONFIG = {"check": {"pastes": 1, "batch_size": 8}, "limits": {"least_pictures": PER_CLASS}}
@@ -26,7 +25,7 @@ CONFIG = {"check": {"pastes": 1, "batch_size": 8}, "limits": {"least_pictures": 
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_scenes(tmp_path_factory.mktemp("scenes"), PER_CLASS)
+    return camkit.scenes.write_scenes(tmp_path_factory.mktemp("scenes"), PER_CLASS)
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,8 @@ from camkit.background.heat import HEAT, Unusable
 from camkit.background.journal import Journal
 from camkit.background.report import REPORTS
 from camkit.cli import main
-from camkit.config.settings import read_config
-from camkit.demo.scenes import write_scenes
 from camkit.errors import InputError, RunError
+from camkit.options.settings import read_config
 
 QUICK = {"check": {"pastes": 1}}
 PER_CLASS = 10
@@ -43,7 +42,7 @@ CONFIG = f"[check]\npastes = 1\nbatch_size = 8\n[limits]\nleast_pictures = {PER_
 def scenes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scenes")
     (folder / "camkit.toml").write_text(CONFIG)
-    return write_scenes(folder, PER_CLASS)
+    return camkit.scenes.write_scenes(folder, PER_CLASS)
 
 
 class Done(NamedTuple):
@@ -110,7 +109,7 @@ def many_scenes(tmp_path_factory):
     """Return enough scenes to exclude effects above the limits, as the demonstration of the check draws them."""
     folder = tmp_path_factory.mktemp("many")
     (folder / "camkit.toml").write_text("[check]\npastes = 1\n")
-    return write_scenes(folder)
+    return camkit.scenes.write_scenes(folder)
 
 
 @pytest.mark.extended
@@ -216,7 +215,7 @@ def test_a_strict_check_asks_for_more(many_scenes, tmp_path):
 
 
 def test_piped_output_keeps_all_figures(tmp_path):
-    pictures = write_scenes(tmp_path / "data", 2)
+    pictures = camkit.scenes.write_scenes(tmp_path / "data", 2)
     name = "a class with a name that is longer than half of a line of eighty columns"
     for folder in (pictures, pictures.parent / "masks"):
         (folder / "bird").rename(folder / name)
@@ -236,7 +235,7 @@ def test_piped_output_keeps_all_figures(tmp_path):
 
 @pytest.mark.extended
 def test_a_reader_that_closes_the_output_early_is_no_verdict(tmp_path):
-    pictures = write_scenes(tmp_path / "data", 2)
+    pictures = camkit.scenes.write_scenes(tmp_path / "data", 2)
     camkit_check = (
         f"{Path(sys.executable).with_name('camkit')} check {pictures} --model demo-fair --out {tmp_path / 'out'}"
     )
@@ -496,7 +495,7 @@ def test_a_better_network_shows_against_the_baseline(biased, scenes):
 
 
 def test_an_inconclusive_check_exits_with_0_if_asked(tmp_path):
-    pictures = write_scenes(tmp_path / "data", 2)
+    pictures = camkit.scenes.write_scenes(tmp_path / "data", 2)
 
     done = run(pictures, "--model", "demo-fair", "--out", tmp_path / "out", "--inconclusive", "pass")
 

@@ -25,10 +25,9 @@ from camkit.background.check import plan_check
 from camkit.background.data import Dataset
 from camkit.background.starter import starter_config
 from camkit.cli import main
-from camkit.config.files import find_config
-from camkit.config.settings import Settings, read_config, settings_from
-from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError
+from camkit.options.settings import Settings, read_config, settings_from
+from camkit.options.toml import find_config
 from camkit.types import Precision
 
 
@@ -334,7 +333,7 @@ def test_the_starter_config_is_valid_for_any_text(name: str, fact: str) -> None:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose config names a model, with the weights of the other demo network."""
     torch.save(camkit.load_model("demo-biased").module.state_dict(), tmp_path / "mine.pth")
-    (tmp_path / "photo.jpg").write_bytes(scene_paths()["plane-wood"].read_bytes())
+    (tmp_path / "photo.jpg").write_bytes(camkit.scenes.scene_paths()["plane-wood"].read_bytes())
     (tmp_path / "labels.txt").write_text("aircraft\nvessel\nvehicle\nanimal\n")
     (tmp_path / "camkit.toml").write_text(PROJECT)
     monkeypatch.chdir(tmp_path)

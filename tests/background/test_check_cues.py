@@ -12,7 +12,6 @@ from torch import nn
 import camkit
 from camkit.background import cues
 from camkit.background.effects import OVERALL
-from camkit.demo.scenes import write_scenes
 from camkit.images.read import LOSSLESS, jpeg_quality
 
 SIDE = 64
@@ -144,7 +143,7 @@ CONFIG = {"check": {"pastes": 1}, "limits": {"least_pictures": 10}}
 
 @pytest.mark.extended
 def test_a_cue_that_covers_the_object_is_found_although_pasting_carries_it_along(tmp_path):
-    data = write_scenes(tmp_path, 20)
+    data = camkit.scenes.write_scenes(tmp_path, 20)
     net = Sharp(blurred_by_class(data)).eval()
 
     result = camkit.check(net, data, preprocess=as_tensor, labels=CLASSES, config=CONFIG)
@@ -158,7 +157,7 @@ def test_a_cue_that_covers_the_object_is_found_although_pasting_carries_it_along
 
 @pytest.mark.extended
 def test_a_network_that_reads_its_objects_shows_no_such_cue(tmp_path):
-    result = camkit.check("demo-fair", write_scenes(tmp_path, 20), config=CONFIG)
+    result = camkit.check("demo-fair", camkit.scenes.write_scenes(tmp_path, 20), config=CONFIG)
 
     measured = result.overall.cues
     assert set(measured) == {"sharpness", "noise", "colour"}  # all files are PNG, so none is compressed
@@ -167,7 +166,7 @@ def test_a_network_that_reads_its_objects_shows_no_such_cue(tmp_path):
 
 @pytest.mark.extended
 def test_compression_is_exchanged_if_the_files_differ_in_it(tmp_path):
-    data = write_scenes(tmp_path, 6)
+    data = camkit.scenes.write_scenes(tmp_path, 6)
     for file in data.glob("car/*.jpg"):
         Image.open(file).copy().save(file, quality=30)
 

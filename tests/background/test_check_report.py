@@ -29,7 +29,6 @@ from camkit.background.report import json as check_json
 from camkit.background.rule import VERDICTS, Findings
 from camkit.background.showcase import Showcase
 from camkit.cli.terminal import printer
-from camkit.demo.scenes import write_scenes
 from camkit.kit.statistics import Estimate
 
 EVIL = "<script>document.title='taken'</script>"
@@ -38,7 +37,7 @@ EVIL = "<script>document.title='taken'</script>"
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scenes")
-    data = write_scenes(folder, 10)
+    data = camkit.scenes.write_scenes(folder, 10)
     config = {"check": {"per_class": 10, "pastes": 2}, "limits": {"least_pictures": 10}}
     return camkit.check("demo-biased", data, config=config)
 
@@ -58,7 +57,7 @@ def test_each_entry_of_the_table_becomes_a_file_with_its_text(result, out):
 
 
 def test_pictures_of_several_classes_have_a_probability_for_each(tmp_path):
-    data = write_scenes(tmp_path / "data", 2)
+    data = camkit.scenes.write_scenes(tmp_path / "data", 2)
     rows = [f"{file.relative_to(data).as_posix()},{file.parent.name}" for file in sorted(data.glob("*/*.*"))]
     config = {"check": {"pastes": 1}}
 
@@ -71,7 +70,7 @@ def test_pictures_of_several_classes_have_a_probability_for_each(tmp_path):
 
 
 def test_probabilities_are_read_as_explain_reads_them(tmp_path):
-    data, demo = write_scenes(tmp_path, 2), camkit.load_model("demo-biased")
+    data, demo = camkit.scenes.write_scenes(tmp_path, 2), camkit.load_model("demo-biased")
     ending = replace(demo, module=torch.nn.Sequential(demo.module, torch.nn.Sigmoid()).eval())
     config = {"check": {"pastes": 1}}
 
@@ -693,7 +692,7 @@ def test_every_report_says_what_is_excluded_and_how_many_more_pictures_it_takes(
 @pytest.fixture(scope="module")
 def passed(tmp_path_factory):
     """Return a check of the fair network; in four of ten pictures of cars stands a second car without an outline."""
-    data = write_scenes(tmp_path_factory.mktemp("fair"), 10)
+    data = camkit.scenes.write_scenes(tmp_path_factory.mktemp("fair"), 10)
     for file in sorted((data / "car").iterdir())[:4]:
         picture = cv2.imread(file)
         mask = cv2.imread(data.parent / "masks" / "car" / f"{file.stem}.png", cv2.IMREAD_GRAYSCALE) > 0
@@ -758,7 +757,7 @@ def undecided(tmp_path_factory):
         def forward(self, pictures):
             return self.net(pictures) + never
 
-    data = write_scenes(tmp_path_factory.mktemp("never"), 10)
+    data = camkit.scenes.write_scenes(tmp_path_factory.mktemp("never"), 10)
     limits = {"least_pictures": 10, "gap": 0.2, "attraction": 0.2, "sufficiency": 0.2}
     return camkit.check(replace(loaded, module=NeverShip().eval()), data, config={"limits": limits})
 

@@ -27,7 +27,6 @@ from tiers import PASSES, represented_by, rows_represented
 
 import camkit
 from camkit.cli import app, main
-from camkit.demo.scenes import labelled_scenes, scene_paths
 from camkit.errors import InputError
 from camkit.scale.job import Written
 
@@ -82,7 +81,7 @@ def files_in(folder: Path) -> list[str]:
 
 @pytest.fixture
 def plane() -> Path:
-    return scene_paths()["plane-sky"]
+    return camkit.scenes.scene_paths()["plane-sky"]
 
 
 @pytest.fixture
@@ -138,8 +137,8 @@ class TestInstalled:
         assert "deepest 16x16 grid" in done.stdout
         written = cv2.imread(str(tmp_path / "new" / "folder" / "plane-sky.gradcam.jpg"))
         assert written.shape == cv2.imread(str(plane)).shape
-        assert "camkit.explainer" in modules
-        needless = ("camkit.background", "camkit.diagnosis", "camkit.demo.poster", "camkit.tensorboard", "scipy")
+        assert "camkit.explaining.explainer" in modules
+        needless = ("camkit.background", "camkit.inspect", "camkit.demo.poster", "camkit.tensorboard", "scipy")
         needless += ("pycocotools", "pydantic", "jinja2", "junitparser", "torchinfo", "matplotlib", "pandas")
         assert not [name for name in modules if name.startswith(needless)]
         assert done.stdout.endswith("\nFalse\n")
@@ -580,7 +579,10 @@ class TestInProcess:
             (["x.png", "--model", "demo-fair", "--batch-size", "0"], "from 1"),
             (["x.png", "--model", "demo-fair", "--top-k", "0"], "at least 1"),
             (["x.png", "--model", "demo-fair", "--top-k", "2", "--target", "car"], "cannot be combined"),
-            ([str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--top-k", "9"], "there are no 9 best"),
+            (
+                [str(camkit.scenes.scene_paths()["plane-sky"]), "--model", "demo-fair", "--top-k", "9"],
+                "there are no 9 best",
+            ),
             (["x.png", "--model", "demo-fair", "--device", "tpu9"], "cannot be used"),
             (["x.png", "--model", "demo-fair", "--weights", "none.pth"], "no weights file none.pth"),
             (["--model", "demo-fair"], "name at least one picture"),
@@ -685,7 +687,11 @@ class TestInProcess:
         ],
     )
     def test_a_wrong_call_leaves_no_folder(self, plane: Path, tmp_path: Path, wrong: str) -> None:
-        own = {"PICTURE": str(plane), "SCENES": str(labelled_scenes()), "out/deep": str(tmp_path / "out" / "deep")}
+        own = {
+            "PICTURE": str(plane),
+            "SCENES": str(camkit.scenes.labelled_scenes()),
+            "out/deep": str(tmp_path / "out" / "deep"),
+        }
         out = [] if "--export" in wrong else ["--out", str(tmp_path / "out")]
         assert main([*(own.get(word, word) for word in wrong.split()), *out]) == 2
         assert not (tmp_path / "out").exists()
@@ -695,7 +701,14 @@ class TestInProcess:
     ) -> None:
         state = torchvision.models.squeezenet1_1(num_classes=3).state_dict()
         torch.save(state, tmp_path / "mine.pth")
-        arguments = [plane, scene_paths()["plane-wood"], "--model", "squeezenet1_1", "--weights", tmp_path / "mine.pth"]
+        arguments = [
+            plane,
+            camkit.scenes.scene_paths()["plane-wood"],
+            "--model",
+            "squeezenet1_1",
+            "--weights",
+            tmp_path / "mine.pth",
+        ]
         assert main([*map(str, arguments), "--out", str(tmp_path)]) == 0
         assert capsys.readouterr().err.count("prepared as for torchvision's SqueezeNet1_1_Weights.IMAGENET1K_V1") == 1
 

@@ -23,10 +23,9 @@ from torchvision.transforms._presets import ImageClassification
 
 import camkit
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths
 from camkit.drawing import text
 from camkit.errors import InputError, OutputError
-from camkit.explanation import Explanations
+from camkit.explaining.explanation import Explanations
 
 PRESET = ImageClassification(crop_size=32, resize_size=32)
 INK, GREY, AMBER = (32, 33, 36), (110, 114, 120), (176, 92, 0)
@@ -703,7 +702,7 @@ def test_one_explanation_shows_its_figure():
 
 
 def test_a_shell_writes_figures(tmp_path, capsys):
-    plane = scene_paths()["plane-sky"]
+    plane = camkit.scenes.scene_paths()["plane-sky"]
 
     assert (
         main([str(plane), "--model", "demo-fair", "--out", str(tmp_path), "--target", "plane", "--target", "car"]) == 0
@@ -720,7 +719,7 @@ def test_a_shell_writes_figures(tmp_path, capsys):
 @pytest.mark.parametrize("scale", ["each", "shared"])
 def test_the_scale_in_a_shell(tmp_path, capsys, scale):
     names = ("plane-sky", "car-sea", "bird-wood")
-    files = [str(scene_paths()[name]) for name in names]
+    files = [str(camkit.scenes.scene_paths()[name]) for name in names]
 
     assert main([*files, "--model", "demo-fair", "--out", str(tmp_path), "--scale", scale, "--style", "heatmap"]) == 0
 
@@ -740,7 +739,10 @@ def test_a_wrong_scale_is_exit_code_2(capsys):
 
 
 def test_what_is_written_as_json_has_no_scale_of_its_own(tmp_path, capsys):
-    assert main([str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--out", str(tmp_path), "--json"]) == 0
+    assert (
+        main([str(camkit.scenes.scene_paths()["plane-sky"]), "--model", "demo-fair", "--out", str(tmp_path), "--json"])
+        == 0
+    )
 
     row = json.loads(capsys.readouterr().out)
     assert Path(row["file"]).is_file()

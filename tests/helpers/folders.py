@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from camkit.images.listing import Pictures
-from camkit.models.loaded import LoadedModel
+from camkit.models import LoadedModel
 from camkit.options import Explain, Results
 from camkit.scale.folder import Run, explain_files
 from camkit.scale.job import Job

@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
+import camkit
 from camkit.demo import scenes
-from camkit.demo.scenes import LABELS
 from camkit.models.scene_net import MEAN, STD
 from scripts.demo.drawn_scenes import draw
 
@@ -25,7 +25,7 @@ class Segmenting(nn.Module):
         super().__init__()
         net = scenes.load_scene_net("demo-fair")
         self.features, linear = net.features, net.head
-        self.head = nn.Conv2d(linear.in_features, len(LABELS), 1)
+        self.head = nn.Conv2d(linear.in_features, len(camkit.scenes.LABELS), 1)
         with torch.no_grad():
             self.head.weight.copy_(linear.weight[:, :, None, None])
             self.head.bias.copy_(linear.bias)

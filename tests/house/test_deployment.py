@@ -18,7 +18,6 @@ from composite import run_action
 import camkit
 from camkit.background.report import REPORTS
 from camkit.cli import app
-from camkit.demo.scenes import write_scenes
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs/check.md").read_text("utf-8")
@@ -66,7 +65,7 @@ def repository(tmp_path_factory):
 
     def make(network, per_class=10):
         folder = tmp_path_factory.mktemp(network)
-        write_scenes(folder / "drawn", per_class)
+        camkit.scenes.write_scenes(folder / "drawn", per_class)
         (folder / "drawn/pictures").rename(folder / "validation")
         (folder / "drawn/masks").rename(folder / "masks")
         (folder / "mine.py").write_text(

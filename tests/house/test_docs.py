@@ -26,7 +26,6 @@ from tiers import Extra, represented_by
 import camkit
 from camkit.background.report import REPORTS
 from camkit.cli import app, main
-from camkit.demo.scenes import scene_paths
 from scripts.docs import docs_methods, docs_metrics
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def commands(page: str) -> list[list[str]]:
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, with the files that the examples name."""
-    scenes = scene_paths()
+    scenes = camkit.scenes.scene_paths()
     (tmp_path / "photos").mkdir()
     for name, scene in (("image.jpg", "plane-sky"), ("photos/1.jpg", "car-sea"), ("photos/2.jpg", "bird-wood")):
         shutil.copy(scenes[scene], tmp_path / name)

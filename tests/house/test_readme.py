@@ -10,7 +10,6 @@ import pytest
 
 import camkit
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths
 from scripts.docs.docs_methods import cited
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +67,7 @@ def test_every_target_of_the_readme_exists() -> None:
 
 def test_the_python_example_names_what_exists() -> None:
     """The README's attributes, on a network that needs no download."""
-    explanation = camkit.explain("demo-fair", scene_paths()["plane-sky"])
+    explanation = camkit.explain("demo-fair", camkit.scenes.scene_paths()["plane-sky"])
     block = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     assert block
     attributes = set(re.findall(r"\bwhy\.(\w+)", block[1])) - {"png"}
@@ -81,7 +80,7 @@ def test_the_example_of_a_method_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     block = re.search(r"<!-- method example -->\n```python\n(.*?)```", METHODS, re.DOTALL)
     assert block
     assert len(block[1].splitlines()) <= 10
-    shutil.copy(scene_paths()["plane-sky"], tmp_path / "image.jpg")
+    shutil.copy(camkit.scenes.scene_paths()["plane-sky"], tmp_path / "image.jpg")
     monkeypatch.chdir(tmp_path)
     try:
         exec(block[1], {})

@@ -31,7 +31,6 @@ from torchvision.transforms._presets import ImageClassification
 
 import camkit
 from camkit import cli
-from camkit.demo.scenes import scene_paths
 from camkit.errors import ImageError
 from camkit.images.crop import CropBoxes
 from camkit.images.listing import find_pictures
@@ -1216,7 +1215,7 @@ BY_CONTENT = {
 
 def framed(colour: str, share: float) -> Image.Image:
     """Return a scene with a border of one colour, whose width is a share of each side."""
-    with Image.open(scene_paths()["plane-sky"]) as scene:
+    with Image.open(camkit.scenes.scene_paths()["plane-sky"]) as scene:
         picture = scene.convert("RGB")
     border = tuple(round(side * share) for side in picture.size)
     return ImageOps.expand(picture, border, fill=colour)

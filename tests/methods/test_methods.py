@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths
 from camkit.engine.heatmap import to_heatmap, weighted_sum
 from camkit.errors import MethodError
 from camkit.methods import METHODS, WEIGHTED, find_method
@@ -644,7 +643,7 @@ class TestOfTheUser:
         del METHODS["gradient-size"]
 
     def test_a_registered_method_is_used_and_listed(self, registered: str, capsys: pytest.CaptureFixture[str]) -> None:
-        picture = scene_paths()["plane-sky"]
+        picture = camkit.scenes.scene_paths()["plane-sky"]
         found = camkit.explain("demo-fair", picture, method=registered)
         plain = camkit.explain("demo-fair", picture)
         assert isinstance(found, camkit.Explanation)
@@ -656,7 +655,7 @@ class TestOfTheUser:
         assert "how much each channel matters" in capsys.readouterr().out
 
     def test_a_registered_method_can_be_typed(self, registered: str, tmp_path: Path) -> None:
-        picture = str(scene_paths()["plane-sky"])
+        picture = str(camkit.scenes.scene_paths()["plane-sky"])
         assert main([picture, "--model", "demo-fair", "--method", registered, "--out", str(tmp_path)]) == 0
         assert (tmp_path / "plane-sky.gradient-size.png").is_file()
 
@@ -671,7 +670,7 @@ class TestOfTheUser:
             "def gradient_size(activations, gradients):\n"
             "    return gradients.abs().mean((2, 3), keepdim=True)\n"
         )
-        picture = str(scene_paths()["plane-sky"])
+        picture = str(camkit.scenes.scene_paths()["plane-sky"])
         options = ["--model", f"{file}:build", "--method", "gradient-size", "--out", str(tmp_path)]
         assert main([picture, *options]) == 0
         assert (tmp_path / "plane-sky.gradient-size.png").is_file()

@@ -18,15 +18,14 @@ from torch import nn
 
 import camkit
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths
 from camkit.drawing.text import Canvas
 from camkit.errors import InputError, MethodError, OutputError
 from camkit.methods import METHODS, variant
 from camkit.metrics import Value
 from camkit.metrics.compare import DEFAULTS, value_words
-from camkit.models.loaded import LoadedModel
+from camkit.models import LoadedModel
 
-PLANE = scene_paths()["plane-sky"]
+PLANE = camkit.scenes.scene_paths()["plane-sky"]
 FEW = ["gradcam", "hirescam", "eigencam"]
 
 
@@ -37,7 +36,7 @@ def test_the_usual_methods_are_methods_and_cheap() -> None:
 
 
 def test_methods_stand_beside_each_other_with_what_the_model_says() -> None:
-    found = camkit.compare("demo-fair", [PLANE, scene_paths()["bird-wood"]], FEW)
+    found = camkit.compare("demo-fair", [PLANE, camkit.scenes.scene_paths()["bird-wood"]], FEW)
     assert [row.label for row in found.rows] == ["plane", "bird"]
     for row in found.rows:
         assert [compared.method for compared in row.maps] == FEW
@@ -96,7 +95,7 @@ def test_a_comparison_of_the_usual_methods_does_not_look_for_the_best_colour() -
     assert {name: value.number for name, value in named.rows[0].by_chance.items()} == pytest.approx(expected)
     del expected["colour"]
     assert {name: value.number for name, value in usual.rows[0].by_chance.items()} == pytest.approx(expected)
-    other = camkit.compare(explainer, scene_paths()["bird-wood"], FEW).rows[0].by_chance
+    other = camkit.compare(explainer, camkit.scenes.scene_paths()["bird-wood"], FEW).rows[0].by_chance
     assert other["random"].number != pytest.approx(expected["random"])
 
 
@@ -273,7 +272,7 @@ def test_a_method_that_does_not_work_says_why_in_its_place() -> None:
 
 def test_a_map_of_the_true_place_loses_more_than_a_random_one() -> None:
     found = camkit.compare(
-        "demo-fair", [scene_paths()[name] for name in ("plane-sky", "car-road", "bird-wood")], FEW[:2]
+        "demo-fair", [camkit.scenes.scene_paths()[name] for name in ("plane-sky", "car-road", "bird-wood")], FEW[:2]
     )
     for number in range(2):
         losses = [row.maps[number].value for row in found.rows]
@@ -367,7 +366,7 @@ def test_a_number_means_the_same_class_in_every_command(
 @pytest.mark.extended
 def test_judge_takes_a_number_as_explain_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "labels.json").write_text(json.dumps(["1", "2", "3", "4"]))
-    for number, picture in enumerate(scene_paths().values()):
+    for number, picture in enumerate(camkit.scenes.scene_paths().values()):
         (tmp_path / f"{number}.jpg").write_bytes(picture.read_bytes())
     call = ["judge", str(tmp_path), "--model", "demo-fair", "--labels", str(tmp_path / "labels.json"), "--json"]
     call += ["--method", "gradcam", "--pictures", "6", "--out", str(tmp_path / "out")]
@@ -524,7 +523,7 @@ def test_reference_pictures_go_to_the_method_that_uses_them(tmp_path: Path, caps
     others = tmp_path / "others"
     others.mkdir()
     for name in ("ship-sea", "bird-wood"):
-        shutil.copy(scene_paths()[name], others)
+        shutil.copy(camkit.scenes.scene_paths()[name], others)
     found = camkit.compare("demo-fair", PLANE, ["gradcam", "expected"], references=others)
     alone = camkit.explain("demo-fair", PLANE, method="expected", references=others)
     gradcam, expected = (compared.explanation for compared in found.rows[0].maps)

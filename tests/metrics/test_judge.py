@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, MethodError
 from camkit.metrics.judge import Figure, MethodJudgement, Recommendation, advantages, figures_of, recommend
 
-SCENES = list(scene_paths().values())
+SCENES = list(camkit.scenes.scene_paths().values())
 
 
 # --- the statistics of one metric

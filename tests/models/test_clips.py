@@ -19,7 +19,6 @@ from torch import Tensor
 
 import camkit
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths
 from camkit.errors import ImageError, InputError, ModelError
 from camkit.images.prepare import prepare
 from camkit.models import load_model
@@ -315,7 +314,7 @@ def test_a_shell_loads_a_model_of_clips_of_each_family(saved, clip, tmp_path, fa
 
 @pytest.mark.extended
 def test_what_a_model_of_clips_cannot_take_is_refused_in_one_sentence(saved, clip, tmp_path, capsys):
-    picture, folder = scene_paths()["plane-sky"], saved("videomae")
+    picture, folder = camkit.scenes.scene_paths()["plane-sky"], saved("videomae")
     writer = cv2.VideoWriter(str(tmp_path / "short.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), RATE, (WIDE, TALL))
     for _ in range(5):
         writer.write(np.zeros((TALL, WIDE, 3), np.uint8))

@@ -18,11 +18,10 @@ from torch.nn import functional
 import camkit
 from camkit import targets
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, ModelError
 from camkit.models import load_model
 
-PLANE = scene_paths()["plane-sky"]
+PLANE = camkit.scenes.scene_paths()["plane-sky"]
 NAMES = {0: "person", 1: "car", 2: "dog"}
 FAMILIES = ["detr", "conditional_detr", "deformable_detr", "rt_detr", "rt_detr_v2", "d_fine", "yolos"]
 LABELS = {"id2label": NAMES, "label2id": {name: index for index, name in NAMES.items()}}

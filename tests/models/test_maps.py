@@ -17,13 +17,12 @@ from torch import Tensor, nn
 import camkit
 from camkit import targets
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, ModelError, TargetError
 from camkit.metrics import Evaluator
 from camkit.models import load_model
 from camkit.targets.fixed import of_changed_picture
 
-PLANE = scene_paths()["plane-sky"]
+PLANE = camkit.scenes.scene_paths()["plane-sky"]
 NAMES = {0: "wall", 1: "cat", 2: "dog"}
 LABELS = {"id2label": NAMES, "label2id": {name: index for index, name in NAMES.items()}}
 WIDTHS = {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}

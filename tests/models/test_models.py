@@ -26,8 +26,7 @@ from torch.utils.checkpoint import checkpoint
 import camkit
 from camkit import cli, models
 from camkit.errors import InputError, ModelError, advising_shell
-from camkit.models import as_model, load_model, model_names
-from camkit.models.loaded import LoadedModel
+from camkit.models import LoadedModel, as_model, load_model, model_names
 
 SMALL = "squeezenet1_1"
 

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 import camkit
 from camkit import targets
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths
 from camkit.errors import ModelError
 from camkit.models import load_model
 
-PLANE = scene_paths()["plane-sky"]
+PLANE = camkit.scenes.scene_paths()["plane-sky"]
 BOXES = [
     "yolov8n", "yolov8n-seg", "yolov8n-pose", "yolov9t", "yolov9c-seg", "yolov10n", "yolo11n", "yolo11n-seg",
     "yolo11n-pose", "yolo12n", "yolo12n-seg", "yolo12n-pose", "yolo26n", "yolo26n-seg", "yolo26n-pose",

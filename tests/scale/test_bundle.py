@@ -13,7 +13,6 @@ import pytest
 
 import camkit
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError
 
 
@@ -21,7 +20,7 @@ from camkit.errors import InputError
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     for name in ("plane-sky", "car-sea"):
-        shutil.copy(scene_paths()[name], folder)
+        shutil.copy(camkit.scenes.scene_paths()[name], folder)
     (folder / "broken.jpg").write_text("no picture")
     return folder
 

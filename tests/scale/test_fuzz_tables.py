@@ -16,7 +16,7 @@ from torch import nn
 
 import camkit
 from camkit.errors import InputError
-from camkit.models.loaded import LoadedModel
+from camkit.models import LoadedModel
 from camkit.scale import table as scale_table
 
 pa = pytest.importorskip("pyarrow")

@@ -22,10 +22,8 @@ from PIL import Image
 
 import camkit
 from camkit.cli import main
-from camkit.demo.scenes import write_scenes
 from camkit.errors import InputError
-from camkit.models import load_model
-from camkit.models.loaded import LoadedModel
+from camkit.models import LoadedModel, load_model
 from camkit.scale.table import COLUMNS
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -372,7 +370,7 @@ def make():
 def check_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command of a check of ten drawn scenes of each class, in the folder of the test."""
     monkeypatch.chdir(tmp_path)
-    data = write_scenes(tmp_path, 10)
+    data = camkit.scenes.write_scenes(tmp_path, 10)
     (tmp_path / "network.py").write_text(CHECKED)
     (tmp_path / "driver").write_text(str(os.getpid()))
     (tmp_path / "labels").write_text("\n".join(load_model("demo-biased").labels or ()))

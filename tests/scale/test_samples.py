@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 import camkit
-from camkit.demo.scenes import write_scenes
 from camkit.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FiftyOne's database library
@@ -36,7 +35,7 @@ def fo() -> Any:
 @pytest.fixture
 def scenes(fo: Any, tmp_path: Path) -> Iterator[tuple[Any, Path]]:
     """Return a dataset of two pictures of each of four classes, and their folder."""
-    folder = write_scenes(tmp_path, 2)
+    folder = camkit.scenes.write_scenes(tmp_path, 2)
     dataset = fo.Dataset(f"camkit-{uuid.uuid4().hex}")
     dataset.add_samples([fo.Sample(filepath=str(file)) for file in sorted(folder.glob("*/*.*"))])
     yield dataset, folder
@@ -111,7 +110,7 @@ def test_samples_get_the_verdicts_of_a_check(fo: Any, scenes: tuple[Any, Path]) 
 @pytest.mark.extended
 def test_a_dataset_of_fiftyone_can_be_checked(fo: Any, tmp_path: Path) -> None:
     """Its own export to COCO is what the check reads."""
-    pictures = write_scenes(tmp_path / "drawn", 2)
+    pictures = camkit.scenes.write_scenes(tmp_path / "drawn", 2)
     dataset = fo.Dataset(f"camkit-{uuid.uuid4().hex}")
     for file in sorted(pictures.glob("*/*.*")):
         with Image.open(next((pictures.parent / "masks" / file.parent.name).glob(f"{file.stem}.*"))) as opened:

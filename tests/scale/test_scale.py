@@ -39,7 +39,7 @@ from camkit.images import listing
 from camkit.images.listing import Pictures, find_pictures
 from camkit.kit.fingerprint import describe, differences, fingerprint
 from camkit.methods import register_method
-from camkit.models.loaded import LoadedModel
+from camkit.models import LoadedModel
 from camkit.scale import read
 from camkit.scale.job import Written
 from camkit.scale.table import Bundle, Table, row_of

@@ -20,7 +20,6 @@ from PIL import Image
 
 import camkit
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths
 from camkit.errors import ImageError
 from camkit.images.video import opened_video
 
@@ -30,7 +29,7 @@ SIZE = (96, 128)
 def frames(count: int, size: tuple[int, int] = SIZE) -> list[np.ndarray]:
     """Return frames of a plane that fades into a car, RGB."""
     first, last = (
-        cv2.resize(cv2.cvtColor(cv2.imread(str(scene_paths()[name])), cv2.COLOR_BGR2RGB), size[::-1])
+        cv2.resize(cv2.cvtColor(cv2.imread(str(camkit.scenes.scene_paths()[name])), cv2.COLOR_BGR2RGB), size[::-1])
         for name in ("plane-sky", "car-sea")
     )
     shares = np.linspace(0, 1, count)
@@ -199,7 +198,7 @@ def test_an_animated_picture_becomes_a_video(tmp_path, capsys, name, kind):
 @pytest.mark.extended
 def test_a_bundle_and_tensorboard_say_that_they_leave_out_videos(tmp_path, capsys):
     note = "camkit: --bundle and --tensorboard leave out videos and animated pictures"
-    clip, still = write_video(tmp_path / "clip.mp4", frames(2)), scene_paths()["plane-sky"]
+    clip, still = write_video(tmp_path / "clip.mp4", frames(2)), camkit.scenes.scene_paths()["plane-sky"]
     drawn, bundled = ["--out", tmp_path / "out"], ["--no-pictures", "--bundle"]
     for number, (file, *options) in enumerate(
         ([clip, *drawn, "--tensorboard"], [clip, *bundled], [still, *drawn, "--tensorboard"], [still, *bundled])

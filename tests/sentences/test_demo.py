@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import camkit
 from camkit.cli import main
 from camkit.cli.words import describe_scene
-from camkit.demo.scenes import words_pictures
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_page_opens_on_the_toy_says_that_there_is_no_tree_and_names_no_folde
     opened = re.findall(r'<input [^>]*id="w(\d+)" checked', text)
     assert [found[int(number)].text for number in opened] == ["triangle"]
     assert "<p>There is no tree in the picture: " in html.unescape(text)
-    assert str(words_pictures()[0].parent) not in text + found.source
+    assert str(camkit.scenes.words_pictures()[0].parent) not in text + found.source
 
 
 def test_the_command_prints_each_word_and_nothing_of_the_loading(tmp_path, capsys):
@@ -76,4 +76,4 @@ def test_the_command_prints_each_word_and_nothing_of_the_loading(tmp_path, capsy
 
 
 def test_the_pictures_ship_with_camkit():
-    assert len(words_pictures()) == 9
+    assert len(camkit.scenes.words_pictures()) == 9

@@ -25,7 +25,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import camkit
-from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError
 from camkit.tensorboard import TrainingWatch, lightning_watch
 
@@ -351,7 +350,7 @@ def test_a_network_whose_heat_cannot_be_drawn_is_still_watched(tmp_path):
         ({"target": "wolf", "labels": ["cat", "dog", "bird"]}, "wolf"),
         ({"target": 1.5}, "target must be None"),
         ({"images": "nofile.png"}, "nofile.png"),
-        ({"images": scene_paths()["plane-sky"]}, "preprocess"),
+        ({"images": camkit.scenes.scene_paths()["plane-sky"]}, "preprocess"),
         ({"scaler": 5}, "GradScaler"),
     ],
 )

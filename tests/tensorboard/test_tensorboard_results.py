@@ -14,7 +14,6 @@ from torch import nn
 
 import camkit
 from camkit.cli import main
-from camkit.demo.scenes import scene_paths, write_scenes
 from camkit.errors import InputError, OutputError
 from camkit.tensorboard import write_diagnosis, write_explanation
 
@@ -45,7 +44,7 @@ def said(events, tag):
 
 def test_explain_writes_the_pictures_that_it_draws(tmp_path):
     names = ("plane-sky", "car-sea")
-    files = [str(scene_paths()[name]) for name in names]
+    files = [str(camkit.scenes.scene_paths()[name]) for name in names]
     code = main(
         [*files, "--model", "demo-fair", "--top-k", "2", "--style", "side-by-side", "--format", "png",
          "--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "runs")]
@@ -66,7 +65,7 @@ def test_each_explanation_has_a_tag_of_its_own(tmp_path, monkeypatch, options):
     monkeypatch.chdir(tmp_path)
     for folder, name in (("a", "plane-sky"), ("b", "car-sea")):
         Path("in", folder).mkdir(parents=True)
-        shutil.copy(scene_paths()[name], f"in/{folder}/x.png")
+        shutil.copy(camkit.scenes.scene_paths()[name], f"in/{folder}/x.png")
     assert main(["in", "--model", "demo-fair", "--top-k", "3", "--tensorboard", "runs", *options]) == 0
     tags = read(tmp_path / "runs").Tags()["images"]
     assert len(tags) == 6
@@ -75,7 +74,7 @@ def test_each_explanation_has_a_tag_of_its_own(tmp_path, monkeypatch, options):
 
 
 def test_an_explanation_goes_to_a_writer_at_a_step(tmp_path):
-    found = camkit.explain("demo-fair", scene_paths()["plane-sky"])
+    found = camkit.explain("demo-fair", camkit.scenes.scene_paths()["plane-sky"])
     with SummaryWriter(str(tmp_path)) as writer:
         for step in (3, 5):
             write_explanation(found, writer, step)
@@ -87,12 +86,10 @@ def test_an_explanation_goes_to_a_writer_at_a_step(tmp_path):
 
 
 def test_diagnose_writes_its_table_and_its_findings(tmp_path):
-    main(
-        ["diagnose", *map(str, scene_paths().values()), "--model", "demo-fair", "--out", str(tmp_path / "out"),
-         "--tensorboard", str(tmp_path / "runs")]
-    )  # fmt: skip
+    options = ["--model", "demo-fair", "--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "runs")]
+    main(["diagnose", *map(str, camkit.scenes.scene_paths().values()), *options])
     events = read(tmp_path / "runs")
-    found = camkit.diagnose("demo-fair", list(scene_paths().values()))
+    found = camkit.diagnose("demo-fair", list(camkit.scenes.scene_paths().values()))
 
     assert set(events.Tags()["histograms"]) == {
         *(f"activations/{row.name}" for row in found.rows),
@@ -126,7 +123,7 @@ def test_the_findings_of_a_broken_model_are_text(tmp_path):
 
 
 def test_check_writes_its_verdict_its_measures_and_the_worst_pictures(tmp_path):
-    data = write_scenes(tmp_path / "scenes", 10)
+    data = camkit.scenes.write_scenes(tmp_path / "scenes", 10)
     config = tmp_path / "camkit.toml"
     config.write_text("[check]\nper_class = 10\npastes = 1\n[limits]\nleast_pictures = 10\n")
     code = main(
@@ -153,10 +150,8 @@ def test_check_writes_its_verdict_its_measures_and_the_worst_pictures(tmp_path):
 @pytest.mark.parametrize("command", [[], ["diagnose"]])
 def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_computed(tmp_path, capsys, command):
     (tmp_path / "file").write_text("in the way")
-    code = main(
-        [*command, str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--out", str(tmp_path / "out"),
-         "--tensorboard", str(tmp_path / "file")]
-    )  # fmt: skip
+    options = ["--model", "demo-fair", "--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "file")]
+    code = main([*command, str(camkit.scenes.scene_paths()["plane-sky"]), *options])
 
     assert code == OutputError.exit_code
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
@@ -165,9 +160,9 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_computed
 
 def test_events_that_do_not_fit_are_an_error_and_all_else_is_written(tmp_path, capsys):
     (tmp_path / "pictures").mkdir()
-    names = [f"{number}-{name}" for number in range(5) for name in scene_paths()]
+    names = [f"{number}-{name}" for number in range(5) for name in camkit.scenes.scene_paths()]
     for name in names:  # so small that each picture fits, but the events of four do not
-        picture = scene_paths()[name.partition("-")[2]]
+        picture = camkit.scenes.scene_paths()[name.partition("-")[2]]
         Image.open(picture).resize((160, 160)).save(tmp_path / "pictures" / f"{name}.png")
     folders = [tmp_path / "pictures", "--out", tmp_path / "out", "--tensorboard", tmp_path / "events"]
     with files_of_at_most(120_000):
@@ -181,7 +176,7 @@ def test_events_that_do_not_fit_are_an_error_and_all_else_is_written(tmp_path, c
 
 
 def test_an_unknown_colormap_is_one_sentence(tmp_path):
-    found = camkit.explain("demo-fair", scene_paths()["plane-sky"])
+    found = camkit.explain("demo-fair", camkit.scenes.scene_paths()["plane-sky"])
     with pytest.raises(InputError, match="loud"):
         write_explanation(found, tmp_path, colormap="loud")
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from camkit.background.regions.annotations import Annotations, ObjectAnnotation
-from camkit.config.settings import normalize_name
 from camkit.images.files import has_picture_suffix
 from camkit.kit.wording import first_of
+from camkit.options.settings import normalize_name
 
 _MOST_LISTED = 5
 """The most names that a sentence lists."""

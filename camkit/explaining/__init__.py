@@ -1,0 +1,1 @@
+"""From a model and pictures to explanations: the Explainer, its options, and what it returns."""

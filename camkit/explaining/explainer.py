@@ -1,0 +1,827 @@
+"""The Explainer: one object that owns what is known about a model, and explains pictures with it.
+
+picture -> images prepares it -> layers decides which layer -> engine runs the model -> methods weights -> heatmap -> an
+Explanation. ``explain`` and ``explain_many`` are shells around an Explainer.
+"""
+
+from __future__ import annotations
+
+import cmath
+import copy
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Unpack, overload
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from camkit.engine.interrupts import interruptible
+from camkit.engine.passes import (
+    autocasting,
+    cores_of_a_pass,
+    is_out_of_memory,
+    passes_at_once,
+    quiet_pass,
+    usable_precision,
+)
+from camkit.engine.picture_scores import PictureScores
+from camkit.engine.record import ModelRecord
+from camkit.engine.streams import Task, in_order, using_cores
+from camkit.errors import (
+    CamkitError,
+    ImageError,
+    InputError,
+    LayerError,
+    MethodError,
+    ModelError,
+    TargetError,
+    refuse_unknown_options,
+)
+from camkit.explaining.choices import Choices, config_settings, configured_model, for_model, showing, with_inputs
+from camkit.explaining.explanation import (
+    Explanation,
+    Explanations,
+    existing,
+    explanations,
+    sharing_scale,
+    shown_pictures,
+)
+from camkit.images.ahead import MOST_BYTES, Batch, Reader, bytes_of_batch, in_rounds, leaves_room
+from camkit.images.crop import CropBoxes
+from camkit.images.prepare import Prepared, located, prepare, source_of, stacked
+from camkit.images.references import References
+from camkit.layers.memory import SHARED, ModelMemory
+from camkit.layers.names import Layers
+from camkit.layers.runner import OneByOneError, OneTargetError, Ran, Runner, selectors_of
+from camkit.methods import Method, find_method
+from camkit.methods.joined import CHANGES, changed, check_mirrors
+from camkit.methods.registry import MethodLike
+from camkit.methods.runs import SignedMaps, signed_maps
+from camkit.models import (
+    about_channels,
+    about_failure,
+    as_model,
+    device_of,
+    dtype_of,
+    spatial_rank,
+    usual_batch_size,
+)
+from camkit.models.inputs import HeldInputs
+from camkit.models.loaded import Loadable, LoadedModel
+from camkit.options import ExplainerOptions, Fusion, Precision, Targets
+from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
+from camkit.targets.fixed import of_changed_picture
+from camkit.targets.scores import Expands, OfPictures, OnPicture, Scores, Target
+from camkit.types import Failure, ImageLike, TargetLayer
+
+_MOST_TARGETS = 64
+"""At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
+passes costs little."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """What is to be explained; the arguments are checked."""
+
+    targets: tuple[Target, ...]
+    batch_size: int
+    methods: tuple[Method, ...] = ()
+    """Those that share the pass; none stands for the Explainer's own."""
+    draft: bool = False
+    on_pass: Callable[[], None] | None = None
+
+
+class _UnfitError(Exception):
+    """The pictures of a batch cannot be explained, for the reason in the text."""
+
+    def of_picture(self) -> ImageError:
+        """Return the error of one picture; each has its own."""
+        error = ImageError(str(self))
+        error.__cause__ = self.__cause__
+        return error
+
+
+class Explainer:
+    """Explains pictures with one model, and keeps what it finds out about the model.
+
+    The layer is chosen once for each size of input. A change of the model's structure (another submodule, hook or
+    switch, another type or device) is noticed, and the layer is chosen again. The model comes back from each call
+    exactly as it went in. Several threads may use one Explainer.
+
+    Args:
+        model: a module, or a name as ``camkit.load_model`` takes it (``resnet50``, ``timm:NAME``, ``hf:NAME``,
+            ``file.py:factory``, ``demo-fair``).
+        target_layer: None lets camkit choose the layer; otherwise a name such as ``"layer4"`` (``"relu#2"``: its second
+            call), a pattern, a type, a module, or a ``TargetLayer``. Several are fused.
+        method: a name from ``camkit.METHODS``, or a function ``(activations, gradients) -> weights``. None is "auto":
+            camkit chooses the method and the layer together. If attention runs between all tokens, the method is
+            "chefer". Otherwise, if the deepest grid has fewer than 8 cells along an axis, it is "gradcam-sharpened":
+            Grad-CAM there, times the share of the largest positive product of gradients and activations at a layer
+            before it with a finer grid, if one carries the whole score. Otherwise it is "gradcam" at the deepest grid.
+            At layers that you name, it is "gradcam" if their grid is the deepest one or has fewer than 8 cells along
+            an axis, and else "gradcam-elementwise".
+            The boxes of a detector take "odam": gradients times activations, cell by cell, summed over the inputs of
+            its neck; without a neck or at layers that you name, "hirescam". Grad-CAM weights whole channels, which many
+            boxes share.
+        preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
+        labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
+        device: where a model loaded by name runs; a module stays where it is.
+        precision: "fp32" (None), or "bf16" and "fp16" under autocast. On a CPU without units for bf16, bf16 takes
+            several times as long. There, "bf16" warns and runs in fp32, and "bf16-forced" uses bf16 anyway.
+        fuse: how several layers become one map: their "mean", "max", or "product" after scaling. None is the product
+            for "refinecam", and else the mean.
+        smooth: "augment" averages the maps of one class over the picture and its mirror image, each at 0.9, 1 and 1.1
+            times its normalised values, in six passes; "eigen" keeps the first principal component of the weighted
+            feature maps; "augment+eigen" does both. None leaves the maps as they are.
+        spread: how a map's cells are spread over the picture: "measured" (None) draws each cell of a convolutional
+            network where objects in artificial pictures change it, which takes 32 small passes, once for each size of
+            input; "even" draws them as other toolkits do.
+        config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` names a model, and says how to load a
+            model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion, smoothing,
+            references and batch size if they are None here.
+        progress: called as ``progress(done, of)`` while a method runs the model on many pictures, such as Score-CAM.
+        references: the pictures with which "expected" compares a picture: a folder, a list, or a batch (N, C, H, W). 8
+            to 16 are enough; of more, 16 at equal distances are used. None is smooth noise that camkit makes.
+        inputs: the model's other arguments by name, which are held fixed; tensors have a batch axis of 1. Each
+            explanation says what the score is without the picture (``Explanation.without_picture``).
+        picture: the name of the model's argument for the picture; None passes the picture as the first argument.
+        output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
+        activation: what turns the scores into probabilities, as for ``camkit.load_model``.
+
+    Raises:
+        InputError: an argument is wrong; see ``camkit.errors`` for the kinds.
+
+    Examples:
+        >>> import camkit, torch
+        >>> explainer = camkit.Explainer(camkit.load_model("demo-fair"))
+        >>> explanation = explainer(torch.zeros(3, 128, 128), target=2)
+        >>> explanation.heatmap.shape, explainer.layer.name, explainer.layer.layout.grid
+        ((128, 128), 'features', (16, 16))
+    """
+
+    @showing(ExplainerOptions)
+    def __init__(
+        self,
+        model: Loadable | None = None,
+        target_layer: Layers | None = None,
+        **options: Unpack[ExplainerOptions],
+    ) -> None:
+        refuse_unknown_options(Explainer, options, ExplainerOptions.__annotations__)
+        config, device = options.get("config"), options.get("device")
+        settings = None if config is None else config_settings(config)
+        choices = Choices.of(target_layer, options, settings)
+        named = model if settings is None else configured_model(model, settings.model, device=device)
+        loaded = as_model(named, preprocess=options.get("preprocess"), labels=options.get("labels"), device=device)
+        loaded = with_inputs(loaded, options)
+        self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
+
+    @classmethod
+    def _sharing(cls, memory: ModelMemory, boxes: CropBoxes, loaded: LoadedModel, choices: Choices) -> Explainer:
+        """Return an Explainer that shares what is known about the model and about preprocessings."""
+        explainer = cls.__new__(cls)
+        explainer._set_up(loaded, memory, boxes, choices)
+        return explainer
+
+    def _set_up(self, loaded: LoadedModel, memory: ModelMemory, boxes: CropBoxes, choices: Choices) -> None:
+        self._loaded, self._memory, self._boxes = loaded, memory, boxes
+        self._rank = spatial_rank(loaded.module)
+        outer = (loaded.module, getattr(loaded.module, "model", None))
+        self._has_inputs = any(isinstance(part, HeldInputs) and part.others for part in outer)
+        precision, note = usable_precision(choices.options["precision"], device_of(loaded.module))
+        if note:
+            warnings.warn(note, stacklevel=3)
+        references = choices.options["references"]
+        if not isinstance(references, References):  # else those of the Explainer that this one shares them with
+            references = References(references, loaded.preprocess, self._rank)
+        method = for_model(choices, loaded.module)
+        choices = choices.but(precision=precision, references=references)
+        self._choices = choices = replace(choices, method=method)
+        self._without_layer = replace(choices.but(progress=None), target_layer=None)
+        smooth = choices.options["smooth"] or ""
+        self._averages, self._takes_component = "augment" in smooth, "eigen" in smooth
+        self._run = Runner(memory, selectors_of(choices.target_layer), method, choices.options)
+        if self._run.selectors is not None:
+            memory.selected(self._run.selectors)  # refuses layers that the model does not have
+        self._used: tuple[TargetLayer, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy the model and the choices; what is known about the model holds for this one alone."""
+        return _anew, (self._loaded, self._choices)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is explained."""
+        return self._loaded.module
+
+    @property
+    def name(self) -> str:
+        """The name by which the model was loaded, or its class."""
+        return self._loaded.name
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The names of the classes; None if they are not known."""
+        return self._loaded.labels
+
+    @property
+    def method(self) -> Method:
+        """The method, as in ``camkit.METHODS``, or "auto"."""
+        return self._choices.method
+
+    @property
+    def choices(self) -> Choices:
+        """How it explains: the options, with those of the config and the usual ones."""
+        return self._choices
+
+    @property
+    def layers(self) -> tuple[TargetLayer, ...]:
+        """The layers that the last picture was explained with; several if they are fused, or one sharpens another.
+
+        Raises:
+            LayerError: no picture has been explained yet.
+        """
+        if not self._used:
+            raise LayerError(
+                "the layer is not known until the first picture is explained, because it depends on the input's size"
+            )
+        return self._used
+
+    @property
+    def layer(self) -> TargetLayer:
+        """The layer that the last picture was explained with; the deepest one if a finer one sharpens its map.
+
+        Raises:
+            LayerError: no picture has been explained yet, or several layers are fused; then ``layers`` has them.
+        """
+        layers = self.layers
+        if len(layers) > 1 and (self._run.selectors is not None or self._choices.method.stages):
+            raise LayerError(
+                f"{len(layers)} layers are fused: {' and '.join(map(str, layers))}; .layers has all of them"
+            )
+        return layers[-1]
+
+    def __call__(self, img: ImageLike, target: TargetLike | None = None) -> Explanation:
+        """Explain one target of one picture.
+
+        Args:
+            img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, or a normalised tensor (C, H, W) or
+                (1, C, H, W).
+            target: None for the picture's best class, a class index, a label, a function ``output -> (N,)``, or one of
+                ``camkit.targets``.
+
+        Raises:
+            InputError: something in the call or the picture is wrong.
+            Exception: whatever the model, ``preprocess`` or a target function raises.
+        """
+        return self._of_one_picture(img, target)[0]
+
+    def by_methods(
+        self, img: ImageLike, methods: Iterable[MethodLike], target: TargetLike | None = None
+    ) -> list[Explanation]:
+        """Explain one target of one picture with several methods, in one pass.
+
+        Args:
+            img, target: as for one method.
+            methods: names or functions, each of which weights the same feature maps and gradients
+                (``camkit.methods.Method.shares_pass``).
+
+        Returns:
+            An Explanation for each method, in their order.
+
+        Raises:
+            MethodError: a method needs a pass of its own, or the list of methods is empty.
+            InputError: something else in the call or the picture is wrong.
+
+        Examples:
+            >>> import camkit
+            >>> explainer = camkit.Explainer("demo-fair")
+            >>> maps = explainer.by_methods(camkit.scenes.scene_paths()["plane-sky"], ["gradcam", "layercam"])
+            >>> [explanation.method for explanation in maps]
+            ['gradcam', 'layercam']
+        """
+        chosen = tuple(map(find_method, methods))
+        if not chosen:
+            raise MethodError("the list of methods is empty; pass at least one")
+        for method in chosen:
+            if not method.shares_pass:
+                raise MethodError(
+                    f"method {method.name!r} needs a pass of its own; use explainer.using({method.name!r})(img)"
+                )
+        # The pass of a method that reads gradients leaves all that the others need.
+        run_for = next((method for method in chosen if method.reads_gradients), chosen[0])
+        return self.using(run_for)._of_one_picture(img, target, chosen)
+
+    def _of_one_picture(
+        self, img: ImageLike, target: TargetLike | None, methods: tuple[Method, ...] = ()
+    ) -> list[Explanation]:
+        """Explain one target of one picture, with each of the methods."""
+        if are_several_targets(target):
+            raise TargetError(
+                "explainer(img, target) explains one target; use explainer.batch([img], targets) for several"
+            )
+        if self._are_several_images(img):
+            raise ImageError("explainer(img) explains one picture; use explainer.batch(images) for several")
+        request = replace(self._request(target, 1), methods=methods)
+        _check_count(request, 1)
+        rows = self._explain_batch(request, [located(self._prepared(img), self._loaded.preprocess, self._boxes)])
+        return [_explanation(row) for row in rows]
+
+    def _prepared(self, img: ImageLike) -> Prepared:
+        """Prepare one picture; a tensor may have a batch axis."""
+        image = img[0] if isinstance(img, Tensor) and img.dim() == self._rank + 2 else img
+        return prepare(image, self._loaded.preprocess, source_of(image, 1), self._rank)
+
+    def using(
+        self,
+        method: MethodLike | None = None,
+        target_layer: Layers | None = None,
+        *,
+        fuse: Fusion | None = None,
+        model: nn.Module | None = None,
+    ) -> Explainer:
+        """Return an Explainer with another method or layer that shares what this one has found out about the model.
+
+        Args:
+            method, target_layer, fuse: as for ``Explainer``; None keeps this Explainer's own.
+            model: another module with the same layers, such as a copy with other weights; None keeps the model.
+
+        Raises:
+            InputError: an argument is wrong.
+
+        Examples:
+            >>> import camkit
+            >>> explainer = camkit.Explainer(camkit.load_model("demo-fair"))
+            >>> explainer.using("layercam")(camkit.scenes.scene_paths()["plane-sky"]).method
+            'layercam'
+        """
+        own = self._choices
+        chosen = own.method if method is None else find_method(method)
+        layers = own.target_layer if target_layer is None and chosen.layer else target_layer
+        fused = own.but(fuse=fuse or own.options["fuse"])
+        return self.choosing(replace(fused, method=chosen, target_layer=layers), model)
+
+    def choosing(self, choices: Choices, model: nn.Module | None = None) -> Explainer:
+        """Return an Explainer that explains in another way, and shares what this one has found out about the model.
+
+        Args:
+            choices: how it explains, all of it.
+            model: as for ``using``.
+
+        Raises:
+            InputError: the model does not have the layer, or cannot be explained by the method.
+        """
+        memory, loaded = self._memory, self._loaded
+        if model is not None and model is not self.model:
+            memory, loaded = ModelMemory(model), replace(loaded, module=model)
+        return Explainer._sharing(memory, self._boxes, loaded, choices)
+
+    def scores_of(
+        self, img: ImageLike, target: TargetLike | None = None, *, batch_size: int | None = None
+    ) -> PictureScores:
+        """Return the model as a function from changed versions of a picture to their scores, as metrics need it.
+
+        Args:
+            img, target: as for one picture; the target is fixed by this picture.
+            batch_size: pictures per pass; halved if memory runs out. None means 32 on a GPU and 4 on a CPU.
+
+        Returns:
+            A function that takes (M, C, H, W), changed versions of its ``picture`` (C, H, W), and returns (M,): the
+            probability of the target's class, or the target's score if it has no probability.
+
+        Raises:
+            InputError: something in the call or the picture is wrong.
+        """
+        if are_several_targets(target):
+            raise TargetError("scores_of(img, target) takes one target; call it once for each")
+        request = self._request(target, batch_size)
+        _check_count(request, 1)
+        memory = self._current_memory()
+        prepared = self._prepared(img)
+        if any(isinstance(target, OnPicture) for target in request.targets):
+            prepared = located(prepared, self._loaded.preprocess, self._boxes)
+        picture = prepared.tensor.detach().to(*memory.record.placement)
+        if not all(_finite(picture[None])):
+            raise ImageError(f"{prepared.source} holds NaN or infinite values where the model would see it")
+
+        def current() -> tuple[ModelRecord, dict[Precision, bool]]:
+            latest = self._current_memory()
+            return latest.record, latest.answers_alike
+
+        (fixed,) = _of_pictures(request.targets, [prepared])
+        at_once = request.batch_size
+        at_once = at_once if memory.keeps_pictures_apart(picture[None], at_once) else 1
+        try:
+            activation, precision = self._loaded.activation, self._choices.options["precision"]
+            return PictureScores(self.model, picture, fixed, activation, precision, at_once, current)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            sentence = None if is_out_of_memory(error) else _in_a_sentence(self.model, picture[None], error)
+            if sentence is None:
+                raise
+            raise sentence from error
+
+    def _are_several_images(self, img: object) -> bool:
+        if isinstance(img, Tensor):
+            return img.dim() == self._rank + 2 and len(img) != 1
+        return isinstance(img, (list, tuple))
+
+    def batch(
+        self, images: Iterable[ImageLike], target: Targets = None, *, batch_size: int | None = None
+    ) -> Explanations:
+        """Explain several pictures.
+
+        Args:
+            images: what ``explainer(img)`` takes, and batches (N, C, H, W).
+            target: as for one picture, or a list of targets, each of which is explained for every picture; up to
+                64 together cost one forward pass.
+            batch_size: pictures per pass; halved if memory runs out. None means 32 on a GPU and 4 on a CPU.
+
+        Returns:
+            The Explanations, picture by picture, target by target within: a list that can also be drawn and saved as
+            one sheet.
+
+        Raises:
+            InputError: something in the call or a picture is wrong.
+        """
+        return Explanations(self.stream(images, target, batch_size=batch_size))
+
+    @overload
+    def stream(
+        self,
+        images: Iterable[ImageLike],
+        target: Targets = None,
+        *,
+        batch_size: int | None = None,
+        on_error: Literal["raise"] = "raise",
+    ) -> Iterator[Explanation]: ...
+
+    @overload
+    def stream(
+        self,
+        images: Iterable[ImageLike],
+        target: Targets = None,
+        *,
+        batch_size: int | None = None,
+        on_error: Literal["yield"],
+    ) -> Iterator[Explanation | Failure]: ...
+
+    def stream(
+        self,
+        images: Iterable[ImageLike],
+        target: Targets = None,
+        *,
+        batch_size: int | None = None,
+        on_error: Literal["raise", "yield"] = "raise",
+    ) -> Iterator[Explanation | Failure]:
+        """Explain any number of pictures: memory holds a few batches, and reading overlaps with computing.
+
+        Args:
+            images: any iterable of what ``batch`` takes; it is read only as fast as the results are taken.
+            target, batch_size: as for ``batch``.
+            on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure``
+                there and go on.
+
+        Returns:
+            An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
+            returned; the pictures are read as it advances.
+
+        Raises:
+            InputError: something in the call is wrong.
+        """
+        return self._checked_stream(images, target, batch_size, on_error)
+
+    def _checked_stream(
+        self, images: Iterable[ImageLike], target: Targets, batch_size: int | None, on_error: str, **more: Any
+    ) -> Iterator[Any]:
+        if on_error not in ("raise", "yield"):
+            raise InputError(f"on_error must be 'raise' or 'yield', not {on_error!r}")
+        return self._stream(replace(self._request(target, batch_size), **more), images, on_error)
+
+    def _request(self, target: Targets, batch_size: int | None) -> _Request:
+        if batch_size is None:
+            batch_size = self._choices.options["batch_size"]
+        if batch_size is None:
+            batch_size = usual_batch_size(device_of(self.model))
+        if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
+            raise InputError(f"batch_size must be a whole number from 1, not {batch_size!r}")
+        targets = as_targets(target, self._loaded.labels, self._loaded.activation)
+        completed = [self._completed(each) if isinstance(each, SimilarTarget) else each for each in targets]
+        return _Request(tuple(completed), int(batch_size))
+
+    def _completed(self, target: SimilarTarget) -> SimilarTarget:
+        """Return a target whose reference picture has been run through the model."""
+        if target.embedding is not None:
+            return target
+        module, device = self.model, device_of(self.model)
+        prepared = prepare(target.reference, self._loaded.preprocess, "the reference picture", self._rank)
+        with quiet_pass(module, device, "fp32", self._current_memory().record), interruptible():
+            return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
+
+    def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
+        for rows in self._passes(request, self._batches(request, images)):
+            if request.on_pass is not None:
+                request.on_pass()
+            rows.reverse()
+            while rows:
+                row = rows.pop()
+                yield _explanation(row) if on_error == "raise" else row
+                del row  # the caller alone holds it
+
+    def _passes(self, request: _Request, batches: Iterator[Batch]) -> Iterator[list[Explanation | Failure]]:
+        """Explain batches in order. The first one settles the layer; those after it may run several at once.
+
+        A method or target of the user runs in this thread only. The last digits depend on the number of cores of a
+        pass. If the caller counts the passes, to continue at one of them later, all passes get the same number of
+        cores. Otherwise the first pass gets all cores, and so do the last ones if they could not keep all cores busy
+        together.
+        """
+        for_threads = self.method.for_threads and all(target.for_threads for target in request.targets)
+        at_once = passes_at_once(self._current_memory().record) if for_threads else 1
+        cores = cores_of_a_pass() if at_once > 1 else torch.get_num_threads()
+        for batch in batches:
+            with using_cores(cores) if request.on_pass is not None and leaves_room(batch) else nullcontext():
+                rows = self._rows(request, batch)
+            yield rows
+            if at_once > 1:
+                break
+        else:
+            return
+
+        def task(batch: Batch, together: bool) -> Task[list[Explanation | Failure]]:
+            rows = functools.partial(self._rows, request, batch)
+            return Task(rows, in_thread=together and leaves_room(batch), size=bytes_of_batch(batch))
+
+        together = in_rounds(batches, at_once) if request.on_pass is None else zip(batches, itertools.repeat(True))
+        tasks = itertools.starmap(task, together)
+        yield from in_order(tasks, workers=at_once, ahead=at_once, prompt=True, most=MOST_BYTES, cores=cores)
+
+    def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[Batch]:
+        """Read the pictures, and join them into batches of one size."""
+        pictures = 0
+        reader = Reader(self._loaded.preprocess, self._rank, self._boxes)
+        for batch in reader.batches(images, request.batch_size, draft=request.draft):
+            pictures += len(batch) if isinstance(batch, list) else 1
+            yield batch
+            del batch
+        _check_count(request, pictures)
+
+    def _rows(self, request: _Request, batch: Batch) -> list[Explanation | Failure]:
+        """Explain a batch, and empty its list, so that only the rows hold the pictures, each until it is consumed."""
+        if isinstance(batch, Failure):
+            return [batch]
+        rows = self._explain_batch(request, batch)
+        batch.clear()
+        return rows
+
+    def _explain_batch(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
+        """Explain a batch of pictures of one size, in halves if the device has too little memory for all.
+
+        Returns:
+            An explanation, or a failure, for each target of each picture: picture by picture, then method by method.
+        """
+        try:
+            device, dtype = self._current_memory().record.placement
+            with autocasting(device):
+                inputs = stacked([item.tensor for item in batch]).to(device, dtype)
+                return self._of_finite(request, batch, inputs)
+        except OneByOneError:
+            return [row for item in batch for row in self._explain_batch(request, [item])]
+        except RuntimeError as error:
+            if len(batch) == 1 or not is_out_of_memory(error):
+                raise
+        middle = len(batch) // 2
+        return self._explain_batch(request, batch[:middle]) + self._explain_batch(request, batch[middle:])
+
+    def _of_finite(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
+        """Explain the pictures whose values are finite; a failure comes in the place of each other one."""
+        finite = _finite(inputs)
+        if all(finite):
+            return self._of_targets(request, batch, inputs)
+        rows: list[Explanation | Failure] = []
+        for is_finite, together in itertools.groupby(zip(finite, batch, strict=True), key=lambda pair: pair[0]):
+            items = [item for _, item in together]
+            if is_finite:
+                rows += self._explain_batch(request, items)
+                continue
+            sentence = "holds NaN or infinite values where the model would see it"
+            rows += [Failure(item.source, ImageError(f"{item.source} {sentence}")) for item in items]
+        return rows
+
+    def _of_targets(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
+        """Explain all targets, in as many passes as they need."""
+        shown = shown_pictures(batch, inputs)
+        scores: list[Scores] = []
+        found: list[list[list[Explanation | Failure]]] = [[[] for _ in request.methods or (None,)] for _ in batch]
+        parts = _parts(request.targets)
+        while parts:
+            targets = parts.pop(0)
+            try:
+                ran = self._ran(targets, batch, inputs)
+            except OneTargetError:
+                parts = [*((target,) for target in targets), *parts]
+                continue
+            except _UnfitError as error:
+                return [Failure(item.source, error.of_picture()) for item in batch]
+            self._used = ran.layers
+            for number, method in enumerate(request.methods or (ran.method,)):
+                explained = self._explained(ran, targets, batch, inputs, method, shown)
+                for of_picture, rows in zip(found, explained, strict=True):
+                    of_picture[number].extend(rows)
+            scores += ran.captured.scores
+            del ran  # frees the gradients before the next pass
+        by_method = itertools.chain.from_iterable(found)
+        return [row for rows in by_method for row in sharing_scale(existing(rows, scores))]
+
+    def _ran(self, targets: tuple[Target, ...], batch: Sequence[Prepared], inputs: Tensor) -> Ran:
+        """Run a pass for a batch.
+
+        Raises:
+            _UnfitError: the model cannot take any of these pictures, or a target has no place on the only one.
+            OneByOneError: a target has no place on one of several pictures.
+            ModelError: the model cannot run, and the reason is known.
+            Exception: as for ``Runner``.
+        """
+        try:
+            of_pictures = _of_pictures(targets, batch)
+        except ImageError as error:
+            if len(batch) > 1:
+                raise OneByOneError from error
+            raise _UnfitError(str(error)) from error.__cause__
+        try:
+            return self._run(of_pictures, inputs)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error) or isinstance(error, CamkitError):
+                raise
+            sentence = _in_a_sentence(self.model, inputs, error)
+            if sentence is None:
+                raise
+            raise (_UnfitError(str(sentence)) if isinstance(sentence, ImageError) else sentence) from error
+
+    def _explained(
+        self,
+        ran: Ran,
+        targets: tuple[Target, ...],
+        batch: list[Prepared],
+        inputs: Tensor,
+        method: Method,
+        shown: Sequence[Image.Image | Tensor | None],
+    ) -> list[list[Explanation | Failure]]:
+        """Return a row for each target of each picture, from one pass and for one method."""
+        maps = signed_maps(ran.captured, method, ran.for_boxes, component=self._takes_component)
+        if self._averages:
+            maps = self._averaged(ran, targets, batch, inputs, method, maps)
+        fuse = self._choices.options["fuse"] or method.fuse
+        labels, choices = self._loaded.labels, self._without_layer
+        each = targets * (len(maps) // len(targets))  # one may stand for several
+        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, choices, each, labels)
+        if not self._has_inputs:
+            return rows
+        return self._with_plain_scores(_with_scores(targets, batch, ran), inputs, rows)
+
+    def _with_plain_scores(
+        self, pairs: list[tuple[Target, Scores]], inputs: Tensor, rows: list[list[Explanation | Failure]]
+    ) -> list[list[Explanation | Failure]]:
+        """Add to each explanation what the other inputs give with a picture of one colour, the picture's mean."""
+        plain = inputs.mean(tuple(range(2, inputs.dim())), keepdim=True).expand_as(inputs).contiguous()
+        precision, record = self._choices.options["precision"], self._current_memory().record
+        with quiet_pass(self.model, inputs.device, precision, record), interruptible():
+            output = self.model(plain)
+            values = [
+                [None] * len(inputs)
+                if scored.boxes is not None
+                else of_changed_picture(target, scored, mirrored=False)(output, len(inputs)).values.tolist()
+                for target, scored in pairs
+            ]
+        return [
+            [
+                row if isinstance(row, Failure) else replace(row, without_picture=of_target[place])
+                for row, of_target in zip(of_picture, values, strict=True)
+            ]
+            for place, of_picture in enumerate(rows)
+        ]
+
+    def _averaged(
+        self,
+        ran: Ran,
+        targets: tuple[Target, ...],
+        batch: list[Prepared],
+        inputs: Tensor,
+        method: Method,
+        maps: list[SignedMaps],
+    ) -> list[SignedMaps]:
+        """Return the mean of the maps of the pictures and of their changed versions, for the same classes.
+
+        Raises:
+            TargetError: a target is a box.
+            LayerError: the layer's cells lie elsewhere in a mirrored picture, or camkit chooses another layer for it.
+        """
+        layers, size, pairs = ran.layers, tuple(inputs.shape[2:]), _with_scores(targets, batch, ran)
+        check_mirrors(ran.captured.features)
+        versions = [maps]
+        for mirrored, factor in CHANGES:
+            again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in pairs)
+            try:
+                other = self._run(_of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored))
+            except OneTargetError:
+                other = None
+            if other is None or [layer.ref for layer in other.layers] != [layer.ref for layer in layers]:
+                raise LayerError(
+                    f"camkit chose layer {layers[0]} for the picture but another one for a changed version of it; "
+                    "name the layer"
+                )
+            of_version = signed_maps(other.captured, method, component=self._takes_component)  # no boxes
+            placements = [features.placement for features in other.captured.features]
+            versions.append([signed.mirrored(placements, size) if mirrored else signed for signed in of_version])
+        return [SignedMaps.averaged(of_target) for of_target in zip(*versions, strict=True)]
+
+    def forget(self) -> None:
+        """Forget what is known about the model, also by ``explain`` and by the Explainers that share it.
+
+        camkit notices by itself when the model's modules, hooks, buffers or attributes change. Call this after a change
+        of something else that switches what the model computes, such as a global variable or a helper object.
+
+        Examples:
+            >>> import camkit
+            >>> explainer = camkit.Explainer("demo-fair")
+            >>> explainer.forget()
+        """
+        self._memory.start_over()
+        shared = SHARED.get(self.model)
+        if shared is not None:
+            shared.start_over()
+
+    def _current_memory(self) -> ModelMemory:
+        if self._memory.refresh():
+            self._rank = spatial_rank(self.model)
+        return self._memory
+
+
+def are_several_targets(target: object) -> bool:
+    """Tell whether a target is a list, or one that stands for several."""
+    return isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor))
+
+
+def _parts(targets: tuple[Target, ...]) -> list[tuple[Target, ...]]:
+    """Split targets into parts, each with few enough for one pass.
+
+    A target that stands for several has a part of its own, so that its scores can be told from others.
+    """
+    parts: list[tuple[Target, ...]] = []
+    for expands, together in itertools.groupby(targets, key=lambda target: isinstance(target, Expands)):
+        items, most = tuple(together), 1 if expands else _MOST_TARGETS
+        parts += [items[start : start + most] for start in range(0, len(items), most)]
+    return parts
+
+
+def _check_count(request: _Request, pictures: int) -> None:
+    """Refuse targets that name classes for more pictures than the call has."""
+    for target in request.targets:
+        if isinstance(target, EachTarget):
+            target.check_count(pictures)
+
+
+def _of_pictures(targets: Sequence[Target], batch: Sequence[Prepared]) -> tuple[Target, ...]:
+    """Return the targets for the pictures of a batch; some targets differ between pictures."""
+    numbers, to_inputs = [item.number for item in batch], [item.to_input for item in batch]
+    size = tuple(batch[0].tensor.shape[1:])
+    chosen = [target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets]
+    return tuple(target.on_inputs(to_inputs, size) if isinstance(target, OnPicture) else target for target in chosen)
+
+
+def _with_scores(targets: tuple[Target, ...], batch: Sequence[Prepared], ran: Ran) -> list[tuple[Target, Scores]]:
+    """Return the scores of a pass, each with its target; a target that stands for several is alone in its pass."""
+    of_pictures, scores = _of_pictures(targets, batch), ran.captured.scores
+    return list(zip(of_pictures * len(scores) if len(targets) == 1 else of_pictures, scores, strict=True))
+
+
+def _finite(inputs: Tensor) -> list[bool]:
+    """Return for each image whether its values are finite. The sum of all values shows at once whether all are."""
+    if cmath.isfinite(inputs.detach().sum().item()):
+        return [True] * len(inputs)
+    return torch.isfinite(inputs.detach()).flatten(1).all(1).tolist()
+
+
+def _in_a_sentence(module: nn.Module, inputs: Tensor, error: Exception) -> InputError | None:
+    """Return the error of a failed pass as a sentence about the picture or the model, if the reason is known."""
+    channels, failure = about_channels(module, inputs), about_failure(module, error)
+    if channels is not None:
+        return ImageError(channels)
+    return None if failure is None else ModelError(failure)
+
+
+def _explanation(row: Explanation | Failure) -> Explanation:
+    """Return an explanation; raise the error of a failure."""
+    if isinstance(row, Failure):
+        # A copy: an error whose traceback holds frames that hold the error would keep the pictures alive.
+        raise copy.copy(row.error) from row.error.__cause__
+    return row
+
+
+def _anew(loaded: LoadedModel, choices: Choices) -> Explainer:
+    """Return an Explainer that knows nothing about the model yet."""
+    return Explainer._sharing(ModelMemory(loaded.module), CropBoxes(), loaded, choices)

@@ -1,0 +1,283 @@
+"""Deep feature factorisation: the concepts that a layer's feature maps are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from heads import Skip, Unsteady
+from oracles import as_float64, multiplicative_updates
+from photos import WEIGHTS
+from PIL import Image
+from scipy.optimize import linear_sum_assignment
+from tasks import Detecting, Segmenting, beside
+from tiers import Extra
+from torch import Tensor, nn
+from unchanged import unchanged
+
+import camkit
+from camkit.cli import main
+from camkit.errors import ImageError, InputError, LayerError, OutputError
+from camkit.inspect import nmf
+from camkit.inspect.concepts import colours_of
+from camkit.inspect.nmf import factorise_cells
+
+FACTORISATION = "pytorch_grad_cam.feature_factorization.deep_feature_factorization"
+
+# --- the factorisation
+
+
+def random_cells(rows: int = 30, channels: int = 8, rank: int = 4) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    product = torch.rand(rows, rank, generator=generator) @ torch.rand(rank, channels, generator=generator)
+    return product + 0.1 * torch.rand(rows, channels, generator=generator)
+
+
+@pytest.mark.parametrize("updates", [1, 7])
+def test_an_update_equals_its_formula(monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
+    monkeypatch.setattr(nmf, "_RANDOM_STARTS", 0)
+    cells = random_cells()
+    monkeypatch.setattr(nmf, "_MOST_UPDATES", 0)
+    start = [as_float64(part) for part in factorise_cells(cells, 3)]
+    monkeypatch.setattr(nmf, "_MOST_UPDATES", updates)
+    found = [as_float64(part) for part in factorise_cells(cells, 3)]
+    expected = multiplicative_updates(as_float64(cells), start[0].T, start[1], updates)
+    np.testing.assert_allclose(found[0], expected[0].T, rtol=1e-4)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-4)
+
+
+def test_the_error_falls_with_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells, errors = random_cells(), []
+    for updates in (0, 1, 2, 5, 20, 100):
+        monkeypatch.setattr(nmf, "_MOST_UPDATES", updates)
+        strengths, vectors = factorise_cells(cells, 3)
+        assert bool((strengths >= 0).all())
+        assert bool((vectors >= 0).all())
+        errors.append(float((cells - strengths.mT @ vectors).norm()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.2 * errors[0]
+
+
+def test_the_factorisation_is_the_same_each_time_and_takes_zeros_and_any_scale() -> None:
+    cells = random_cells()
+    first, second = factorise_cells(cells, 3), factorise_cells(cells, 3)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    tiny = factorise_cells(cells * 1e-30, 3)
+    torch.testing.assert_close(tiny[0], first[0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(tiny[1] * 1e30, first[1], rtol=1e-3, atol=1e-3)
+    assert not any(bool(part.isnan().any()) for part in factorise_cells(torch.zeros(6, 4), 2))
+
+
+# --- the public door
+
+
+class OneChannelEach(nn.Module):
+    """Class k is the mean of channel k of a layer that returns the picture's own channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 1, bias=False)
+        self.head = nn.Linear(3, 3, bias=False)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.eye(3)[:, :, None, None])
+            self.head.weight.copy_(9 * torch.eye(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x).mean((2, 3)))
+
+
+def two_blobs() -> tuple[Tensor, np.ndarray]:
+    """Return a picture of two disjoint blobs, one in channel 0 and a weaker one in channel 2, and the two blobs."""
+    rows, columns = np.mgrid[0:16, 0:24]
+    blobs = np.stack([np.exp(-((rows - row) ** 2 + (columns - column) ** 2) / 4) for row, column in ((4, 5), (11, 18))])
+    blobs[blobs < 0.05] = 0
+    picture = torch.zeros(1, 3, 16, 24)
+    picture[0, 0], picture[0, 2] = (torch.from_numpy(blob) for blob in (3 * blobs[0], blobs[1]))
+    return picture, blobs
+
+
+def test_two_planted_blobs_are_the_two_concepts() -> None:
+    picture, blobs = two_blobs()
+    model = OneChannelEach()
+    with unchanged(model):
+        found = camkit.factorise(model, picture, 2, "layer", labels=["red", "green", "blue"])
+    np.testing.assert_allclose(found.maps[0], blobs, atol=1e-3)
+    np.testing.assert_allclose(found.vectors, [[3, 0, 0], [0, 0, 1]], atol=1e-2)
+    assert found.unexplained == pytest.approx(0, abs=1e-4)
+    assert found.classes == (0, 2)
+    assert found.labels == ("red", "blue")
+    expected = [torch.tensor([27.0, 0, 0]).softmax(0)[0], torch.tensor([0, 0, 9.0]).softmax(0)[2]]
+    assert found.probabilities == pytest.approx([float(value) for value in expected], abs=1e-3)
+    assert found.names == ("1: red 100%", "2: blue >99.9%")
+
+
+@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.LogSigmoid()])
+def test_a_model_that_ends_in_a_sigmoid_gives_its_own_probabilities(last: nn.Module) -> None:
+    model = nn.Sequential(OneChannelEach(), last)
+    with torch.no_grad():
+        model[0].head.weight.mul_(0.1)
+    found = camkit.factorise(model, two_blobs()[0], 2, "0.layer")
+    expected = torch.tensor([2.7, 0.9]).sigmoid()
+    assert found.probabilities == pytest.approx(expected.tolist(), abs=1e-3)
+
+
+def test_pictures_share_their_concepts() -> None:
+    picture, blobs = two_blobs()
+    pictures = [picture[0], picture[0].flip(2), picture[0, :, :, :16]]  # the last has another size
+    found = camkit.factorise(OneChannelEach(), pictures, 2, "layer")
+    for maps, expected in zip(found.maps, (blobs, blobs[..., ::-1], blobs[..., :16]), strict=True):
+        np.testing.assert_allclose(maps, expected, atol=1e-3)
+    as_batch = camkit.factorise(OneChannelEach(), torch.cat([picture, picture.flip(3)]), 2, "layer")
+    np.testing.assert_allclose(as_batch.maps[1], blobs[..., ::-1], atol=1e-3)
+
+
+def test_negative_feature_maps_count_as_zero() -> None:
+    picture, blobs = two_blobs()
+    found = camkit.factorise(OneChannelEach(), picture - 5 * (picture == 0).float(), 2, "layer")
+    np.testing.assert_allclose(found.maps[0], blobs, atol=1e-3)
+
+
+def test_a_skip_connection_and_a_segmentation_are_factorised_as_well() -> None:
+    torch.manual_seed(0)
+    found = camkit.factorise(Skip().eval(), torch.randn(1, 3, 16, 16), 2, "layer")
+    assert found.classes is not None
+    image, _ = beside(("plane", "sea", 1))
+    for model in (Segmenting().eval(), Detecting().eval()):
+        found = camkit.factorise(model, image, 2, "features" if isinstance(model, Segmenting) else "maps.features")
+        assert found.names == ("concept 1", "concept 2")
+
+
+def test_a_head_that_cannot_be_run_alone_gives_numbers() -> None:
+    torch.manual_seed(0)
+    found = camkit.factorise(Unsteady().eval(), torch.randn(1, 3, 16, 16), 2, "2")
+    assert (found.classes, found.probabilities, found.labels) == (None, None, None)
+    assert found.names == ("concept 1", "concept 2")
+
+
+def test_volumes_have_maps_and_no_drawing() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv3d(1, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2)
+    ).eval()
+    found = camkit.factorise(model, torch.randn(1, 1, 8, 8, 8), 2, "1")
+    assert found.maps[0].shape == (2, 4, 4, 4)
+    assert found.heatmaps().shape == (2, 8, 8, 8)
+    assert found._repr_html_() is None
+    with pytest.raises(InputError, match=r"only maps with two axes can be drawn, and these have 3; see \.maps"):
+        found.overlay()
+
+
+# --- the drawing
+
+
+@pytest.fixture(scope="module")
+def planes() -> camkit.Concepts:
+    return camkit.factorise("demo-fair", [camkit.scenes.scene_paths()["plane-sky"]] * 2, concepts=3)
+
+
+def test_each_pixel_has_the_colour_of_its_strongest_concept() -> None:
+    picture, blobs = two_blobs()
+    found = camkit.factorise(OneChannelEach(), picture, 2, "layer")
+    plain, drawn = (found.overlay(alpha=alpha).astype(int) for alpha in (0.0, 1.0))
+    scale = drawn.shape[0] / 16
+    for blob, colour in zip(blobs, colours_of(2), strict=True):
+        row, column = np.unravel_index(blob.argmax(), blob.shape)
+        beside_mark = int((row + 0.5) * scale), int((column + 0.5) * scale) + 13  # the number covers the middle
+        grey = np.abs(plain[beside_mark] - colour).max()
+        assert np.abs(drawn[beside_mark] - colour).max() < 0.5 * grey
+    nowhere = int(1.5 * scale), int(20 * scale)
+    assert np.array_equal(drawn[nowhere], plain[nowhere])
+
+
+def test_colours_are_different() -> None:
+    for count in (1, 7, 8, 20):
+        assert len(set(colours_of(count))) == count
+
+
+def test_it_is_saved_and_shown(planes: camkit.Concepts, tmp_path: Path) -> None:
+    file = planes.save(tmp_path / "new" / "concepts.png")
+    with Image.open(file) as drawn:
+        assert drawn.size[0] > 2 * planes.overlay().shape[1]
+        assert drawn.size[::-1] == planes.sheet().shape[:2]
+    assert "<img" in str(planes._repr_html_())
+    assert repr(planes).startswith("<Concepts of layer 'features' of demo-fair: 3 concepts in 2 pictures (1: plane ")
+    assert "\n" not in repr(planes)
+    with pytest.raises(OutputError):
+        planes.save(tmp_path / "concepts.xyz")
+
+
+def test_the_shell_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo = str(camkit.scenes.scene_paths()["plane-sky"])
+    call = ["concepts", photo, "--model", "demo-fair", "--count", "3", "--out", str(tmp_path)]
+    assert main(call) == 0
+    printed = capsys.readouterr().out
+    assert "layer features" in printed
+    assert "1: plane" in printed
+    (file,) = tmp_path.iterdir()
+    assert file.name == "plane-sky.3-concepts.features.png"
+    assert main(["concepts", "--model", "demo-fair"]) == 2
+    assert main([*call[:2], "-m", "demo-fair", "-n", "0"]) == 2
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"concepts": 0}, InputError, "concepts must be a whole number from 1, not 0"),
+        ({"concepts": True}, InputError, "concepts must be a whole number from 1, not True"),
+        ({"concepts": 4}, InputError, "4 concepts are too many: layer 'layer' has 3 channels, and 384 cells"),
+        ({"images": []}, ImageError, "there is no picture to factorise"),
+        ({"images": "nowhere.png"}, ImageError, "nowhere.png"),
+        ({"target_layer": "lay"}, LayerError, "did you mean 'layer'"),
+        ({"labels": ["a", "b"]}, InputError, "2 labels were given, but the model has 3 classes"),
+        ({"labels": ["a", "b", "c", "d"]}, InputError, "4 labels were given, but the model has 3 classes"),
+    ],
+)
+def test_bad_input_is_one_sentence(options: dict, kind: type[Exception], words: str) -> None:
+    given = {"images": two_blobs()[0], "concepts": 2, "target_layer": "layer", **options}
+    with pytest.raises(kind, match=words) as caught:
+        camkit.factorise(OneChannelEach(), given.pop("images"), **given, preprocess=lambda _: two_blobs()[0][0])
+    assert "\n" not in str(caught.value)
+
+
+def test_several_layers_and_numbers_that_are_not_finite_are_refused() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(LayerError, match="feature maps are those of one layer, but these are several: layer, stem"):
+        camkit.factorise(Skip().eval(), torch.randn(1, 3, 16, 16), 2, "[sl][ta]*e[mr]")
+    model = OneChannelEach()
+    with torch.no_grad():
+        model.layer.weight[0, 0] = torch.inf
+    with pytest.raises(LayerError, match="the feature maps of layer 'layer' hold NaN or infinite values"):
+        camkit.factorise(model, two_blobs()[0] + 1, 2, "layer")
+    found = camkit.factorise(OneChannelEach(), two_blobs()[0], 2, "layer")
+    with pytest.raises(InputError, match="there is no picture 1: the first is 0, and the last is 0"):
+        found.overlay(1)
+    with pytest.raises(InputError, match="alpha is a weight from 0 to 1, not 2"):
+        found.overlay(alpha=2.0)
+
+
+# --- grad-cam
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_concepts_agree_with_grad_cams(test_data: Path, name: str, count: int) -> None:
+    """Both factorise the same ReLU's maps, whose least value is 0, so that grad-cam's offset changes nothing."""
+    model, images = Extra("scripts.bench.peer_agreement").load(test_data, name)
+    with torch.no_grad():
+        maps = model.module.features(images[:1])
+    assert float(maps.amin(3).amin(2).amax()) == 0 or count < 5
+    found = camkit.factorise(model.module, images[:1], count, "features")
+    concepts, explanations = Extra(FACTORISATION).dff(maps.numpy().copy(), count)
+
+    theirs = explanations[0].reshape(count, -1)
+    correlations = np.corrcoef(found.maps[0].reshape(count, -1), theirs)[:count, count:]
+    assert correlations[linear_sum_assignment(-correlations)].min() > 0.98
+    cells = maps[0].flatten(1).numpy()
+    left_out = np.square(cells - concepts @ theirs).sum() / np.square(cells).sum()
+    assert found.unexplained < 1.005 * left_out

@@ -1,0 +1,763 @@
+"""A diagnosis finds planted faults and none in healthy networks, and its figures are right."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import torchvision
+from networks import shown_in
+from tiers import Extra, represented_by
+from torch import Tensor, nn
+from unchanged import unchanged
+
+import camkit
+from camkit.cli import main
+from camkit.errors import InputError, TargetError
+from camkit.inspect import Diagnosis, Finding, console
+from camkit.inspect.tensor_statistics import statistics
+
+timm = Extra("timm")
+
+
+def pictures(number: int = 8, side: int = 16) -> Tensor:
+    return torch.randn(number, 3, side, side)
+
+
+def small(*, norm: bool = True) -> nn.Sequential:
+    """Return an ordinary small network: convolutions, in-place ReLUs, pooling, a linear layer."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 16), (16, 16), (16, 24)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *([nn.BatchNorm2d(outputs)] if norm else [])]
+        layers.append(nn.ReLU(inplace=True))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))
+
+
+def stack(kind: Callable[[], nn.Module], depth: int, width: int = 24) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(3 * 16 * 16, width)]
+    for _ in range(depth):
+        layers += [kind(), nn.Linear(width, width)]
+    return nn.Sequential(*layers)
+
+
+def found(result: Diagnosis) -> list[tuple[str, str]]:
+    return [(one.kind, one.layer) for one in result.findings]
+
+
+def only(result: Diagnosis, kind: str) -> Finding:
+    of_kind = [one for one in result.findings if one.kind == kind]
+    assert len(of_kind) == 1, result.findings
+    return of_kind[0]
+
+
+class TestStatistics:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+    def test_equal_a_plain_reference(self, dtype: torch.dtype) -> None:
+        values = (torch.randn(7, 5, 9, 3) * 3 + 2).relu().to(dtype)
+        got, plain = statistics(values, magnitudes=True), values.double().numpy().ravel()
+        assert got.count == plain.size
+        assert got.mean == pytest.approx(plain.mean(), rel=1e-9)
+        assert got.std == pytest.approx(plain.std(), rel=1e-6)
+        assert (got.low, got.high) == (plain.min(), plain.max())
+        assert got.zeros == (plain == 0).mean()
+        assert got.norm == pytest.approx(math.sqrt((plain**2).sum()), rel=1e-9)
+        assert list(got.histogram.counts) == np.histogram(plain, 40, (plain.min(), plain.max()))[0].tolist()
+        assert np.allclose(got.histogram.edges, np.histogram_bin_edges(plain, 40))
+        assert got.magnitudes is not None
+        logs = np.log10(plain[plain > 0])
+        assert list(got.magnitudes.counts) == np.histogram(logs, np.array(got.magnitudes.edges))[0].tolist()
+
+    def test_nan_and_infinity_are_counted_and_left_out(self) -> None:
+        got = statistics(torch.tensor([math.nan, 1.0, math.inf, 3.0, -math.inf]))
+        assert (got.nan, got.inf, got.mean, got.low, got.high, sum(got.histogram.counts)) == (1, 2, 2.0, 1.0, 3.0, 2)
+        none = statistics(torch.tensor([math.nan, math.inf]))
+        assert math.isnan(none.mean)
+        assert none.to_dict()["mean"] is None
+        assert sum(none.histogram.counts) == 0
+
+    @pytest.mark.parametrize("value", [0.0, -3.0, 1e30, 1e-30])
+    def test_the_deviation_of_one_value_is_zero(self, value: float) -> None:
+        got = statistics(torch.full((5, 7), value))
+        assert got.std == pytest.approx(0.0, abs=abs(value) * 1e-7)
+        assert sum(got.histogram.counts) == 35
+        assert got.norm == pytest.approx(abs(torch.tensor(value).item()) * math.sqrt(35), rel=1e-9)
+
+    def test_values_far_from_zero_keep_their_deviation(self) -> None:
+        values = torch.tensor([10000.0, 10001.0, 10002.0, 10003.0])
+        assert statistics(values).std == pytest.approx(math.sqrt(1.25), rel=1e-6)
+
+    @pytest.mark.parametrize("values", [np.arange(41), np.arange(-300, 301), np.arange(81) / 2, np.arange(17) - 1e6])
+    def test_numbers_on_the_edge_of_a_bin_belong_to_the_upper_one(self, values: np.ndarray) -> None:
+        got = statistics(torch.from_numpy(values).float()).histogram
+        counts, _ = np.histogram(values, 40)
+        assert list(got.counts) == counts.tolist()
+
+    def test_values_far_from_zero_fall_into_the_right_bins(self) -> None:
+        values = torch.randn(200_000) + 1e6
+        got = statistics(values).histogram
+        counts, _ = np.histogram(values.double().numpy(), 40)
+        assert list(got.counts) == counts.tolist()
+
+    def test_zeros_of_sparse_tensors_count(self) -> None:
+        sparse = torch.sparse_coo_tensor(
+            torch.tensor([[1, 1, 3]]), torch.tensor([2.0, 1.0, -3.0]), (6,), check_invariants=True
+        )
+        got = statistics(sparse)
+        assert (got.count, got.mean, got.low, got.high, got.zeros) == (6, 0.0, -3.0, 3.0, 4 / 6)
+        assert got.norm == pytest.approx(math.sqrt(18), rel=1e-12)
+
+    def test_complex_numbers_and_empty_tensors(self) -> None:
+        assert statistics(torch.tensor([3 + 4j])).mean == 5
+        assert statistics(torch.zeros(0, 3)).count == 0
+
+
+def test_one_picture_is_too_few_for_batch_normalisation_in_training() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with pytest.raises(InputError, match="more than one picture"):
+        camkit.diagnose(model, pictures()[:1], training=True)
+    camkit.diagnose(model, pictures()[:1])
+    camkit.diagnose(model, pictures()[:2], training=True)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_rows_equal_what_a_plain_pass_retains(*, training: bool) -> None:
+    model, inputs = small().train(), pictures()
+    model(pictures())  # so that the normalisation has seen a batch
+    labels = torch.arange(8) % 5
+    result = camkit.diagnose(model, (inputs, labels), training=training)
+
+    model.train(training)
+    kept: dict[str, Tensor] = {}
+    value = inputs.clone().requires_grad_()
+    for name, layer in model.named_children():
+        value = layer(value)
+        value.retain_grad()
+        kept[name] = value
+        value = value.clone()  # an in-place ReLU changes this copy
+    loss = nn.functional.cross_entropy(value, labels)
+    loss.backward()
+
+    assert [row.layer for row in result.rows] == [name for name in kept if name != "10"]  # the flattening
+    assert result.loss == pytest.approx(loss.item(), rel=1e-6)
+    for row in result.rows:
+        values, back = kept[row.layer].detach(), kept[row.layer].grad
+        assert row.shape == tuple(values.shape)
+        numbers = row.activations
+        assert numbers.mean == pytest.approx(values.double().mean().item(), rel=1e-5, abs=1e-7)
+        assert numbers.std == pytest.approx(values.double().std(correction=0).item(), rel=1e-5)
+        assert (numbers.low, numbers.high) == pytest.approx((values.min().item(), values.max().item()))
+        assert numbers.zeros == (values == 0).double().mean().item()
+        assert sum(numbers.histogram.counts) == values.numel()
+        assert back is not None
+        assert row.gradients is not None
+        assert row.gradients.norm == pytest.approx(back.double().norm().item(), rel=1e-4)
+        assert row.gradients.zeros == pytest.approx((back == 0).double().mean().item(), abs=1e-3)
+        if isinstance(model.get_submodule(row.layer), nn.ReLU):
+            silent = (values == 0).all(dim=3).all(dim=2).all(dim=0)
+            assert row.dead == tuple(silent.nonzero().flatten().tolist())
+        own = list(model.get_submodule(row.layer).parameters())
+        assert row.parameters == sum(one.numel() for one in own)
+        norm = math.sqrt(sum(one.grad.double().square().sum().item() for one in own if one.grad is not None))
+        assert row.parameter_gradient == (pytest.approx(norm, rel=1e-4) if own else None)
+
+
+class TestHealthy:
+    """Networks without a fault have no finding; the limits are set by them."""
+
+    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize(
+        "name", represented_by("resnet18", among=["resnet18", "squeezenet1_1", "mobilenet_v3_small"])
+    )
+    def test_fresh_networks(self, name: str, *, training: bool) -> None:
+        model = torchvision.models.get_model(name, weights=None, num_classes=10)
+        assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
+
+    @pytest.mark.extended
+    @pytest.mark.parametrize("training", represented_by(False, among=[False, True]))
+    @pytest.mark.parametrize(
+        "name", represented_by("regnetx_002", among=["regnetx_002", "mobilevit_xxs", "nf_regnet_b0"])
+    )
+    def test_fresh_networks_of_timm(self, name: str, *, training: bool) -> None:
+        model = timm.create_model(name, num_classes=10)
+        assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
+
+    @pytest.mark.parametrize("steps", represented_by(1, among=[1, 3, 6]))
+    def test_a_network_that_has_just_begun_to_learn(self, steps: int) -> None:
+        model = torchvision.models.mobilenet_v3_small(num_classes=10).train()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        inputs, labels = pictures(8, 64), torch.arange(8)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        result = camkit.diagnose(model, (inputs, labels))
+        assert found(result) == []
+        assert any("too few batches" in remark for remark in result.remarks)
+
+    def test_vanishing_is_judged_again_when_normalisation_has_seen_enough(self) -> None:
+        layers = [layer for _ in range(30) for layer in (nn.Linear(24, 24), nn.Sigmoid())]
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 24), nn.BatchNorm1d(24), *layers, nn.Linear(24, 5))
+        for batches, kinds in ((20, set()), (20, {"vanishing"})):
+            for _ in range(batches):
+                model.train()(pictures(8))
+            assert {kind for kind, _ in found(camkit.diagnose(model, pictures()))} == kinds
+
+    @pytest.mark.parametrize("how", ["no momentum", "little momentum", "counted anew"])
+    def test_normalisation_with_statistics_from_elsewhere(self, how: str) -> None:
+        norm = nn.BatchNorm1d(24)
+        layers = [layer for _ in range(30) for layer in (nn.Linear(24, 24), nn.Sigmoid())]
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 24), norm, *layers, nn.Linear(24, 5))
+        for _ in range(60):
+            model.train()(pictures(8))
+        norm.momentum = {"no momentum": 0.0, "little momentum": 1e-5}.get(how, 0.1)
+        norm.num_batches_tracked.fill_(5 if how == "counted anew" else 100_000)
+        assert [kind for kind, _ in found(camkit.diagnose(model, pictures()))] == ["vanishing"]
+
+    def test_zeros_that_come_from_no_relu(self) -> None:
+        class Scaled(nn.Module):
+            """A branch scaled by zeros, as LayerScale, LoRA or ReZero start."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale = nn.Parameter(torch.zeros(1))
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                return self.scale * inputs
+
+        class Wider(nn.Module):
+            """Channels padded with zeros, as in the shortcuts of small ResNets."""
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                return nn.functional.pad(inputs, (0, 0, 0, 0, 8, 8))
+
+        class Signs(nn.Module):
+            def forward(self, inputs: Tensor) -> Tensor:
+                return (inputs > 100).float()
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.norm, self.relu = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
+                self.scaled, self.wider, self.signs = Scaled(), Wider(), Signs()
+                self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                maps = self.relu(self.norm(self.first(inputs)))
+                return self.head(self.wider(maps + self.scaled(maps) + self.signs(maps)))
+
+        assert found(camkit.diagnose(Net(), pictures(), training=True)) == []
+
+    @pytest.mark.parametrize("number", [1, 2, 8, 32])
+    def test_a_small_network_with_any_number_of_pictures(self, number: int) -> None:
+        for norm in (False, True):
+            assert found(camkit.diagnose(small(norm=norm), pictures(number))) == []
+
+    @pytest.mark.parametrize("name", ["demo-fair", "demo-biased"])
+    def test_the_demo_networks(self, name: str) -> None:
+        scenes = list(camkit.scenes.scene_paths().values())
+        assert found(camkit.diagnose(name, scenes)) == []
+        assert found(camkit.diagnose(name, scenes[0], training=True)) == []
+        assert found(camkit.diagnose(camkit.load_model(name).module, torch.randn(8, 3, 128, 128))) == []
+
+    def test_zero_heads_are_a_remark(self) -> None:
+        model = small()
+        nn.init.zeros_(model[-1].weight)
+        result = camkit.diagnose(model, pictures())
+        assert found(result) == []
+        assert any("'11'" in remark and "zero" in remark for remark in result.remarks)
+
+    def test_a_network_in_use_is_frozen_as_a_whole(self) -> None:
+        model = small().requires_grad_(requires_grad=False)
+        result = camkit.diagnose(model, pictures())
+        assert found(result) == []
+        assert result.rows[0].gradients is not None
+        assert found(camkit.diagnose(model, pictures(), training=True)) == [("frozen", "0")]
+
+    def test_a_sure_sigmoid_at_the_end(self) -> None:
+        model = nn.Sequential(small(norm=False), nn.Sigmoid())
+        nn.init.constant_(model[0][-1].bias, -20)
+        assert [kind for kind, _ in found(camkit.diagnose(model, pictures()))] == []
+
+
+class TestPlanted:
+    @pytest.mark.parametrize("number", [1, 8])
+    def test_a_dead_relu(self, number: int) -> None:
+        model = small(norm=False)
+        nn.init.constant_(model[2].bias, -100)
+        result = camkit.diagnose(model, pictures(number))
+        finding = only(result, "dead")
+        assert finding.layer == "3"
+        assert "16 of 16 channels" in finding.text
+        assert ("this picture" in finding.text) == (number == 1)
+        assert ("the layer is dead" in finding.text) == (number == 8)
+        assert result["3"].dead == tuple(range(16))
+        assert only(result, "no gradient").layers == ("0", "2")
+
+    @pytest.mark.parametrize("number", [1, 8])
+    def test_a_few_dead_channels(self, number: int) -> None:
+        model = small()
+        with torch.no_grad():
+            model[4].bias[[2, 5]] = -50
+        result = camkit.diagnose(model, pictures(number))
+        assert found(result) == [("dead", "5")]
+        assert "channel 2, 5" in result.findings[0].text
+        assert set(result["5"].off) == {2, 5}
+
+    @pytest.mark.parametrize("kind", [nn.ReLU, nn.ReLU6, nn.Hardswish])
+    def test_dead_channels_after_every_function_like_relu(self, kind: Callable[[], nn.Module]) -> None:
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3), kind(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+        )
+        with torch.no_grad():
+            model[0].bias[[2, 5]] = -50
+        result = camkit.diagnose(model, pictures())
+        assert found(result) == [("dead", "1")]
+        assert result["1"].dead == (2, 5)
+
+    def test_most_channels_dead(self) -> None:
+        model = small(norm=False)
+        with torch.no_grad():
+            model[2].bias[:15] = -2
+        assert found(camkit.diagnose(model, pictures())) == [("dead", "3")]
+
+    def test_a_functional_relu_is_named_by_the_module_around_it(self) -> None:
+        class Block(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 8, 3)
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                return nn.functional.relu(self.conv(inputs))
+
+        block = Block()
+        nn.init.constant_(block.conv.bias, -100)
+        model = nn.Sequential(block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+        assert only(camkit.diagnose(model, pictures()), "dead").layer == "0"
+
+    @pytest.mark.parametrize(
+        "end",
+        [
+            torch.relu,
+            nn.functional.relu6,
+            nn.functional.hardswish,
+            lambda maps: maps.clamp(min=0),
+            lambda maps: torch.maximum(maps, torch.zeros(())),
+            lambda maps: torch.where(maps > 0, maps, 0.0),
+            lambda maps: nn.functional.dropout(maps.relu(), 0.2),
+            lambda maps: nn.functional.max_pool2d(maps.relu(), 2),
+            lambda maps: maps.relu().permute(0, 1, 3, 2).contiguous(),
+            lambda maps: maps.relu() * torch.ones(1, 32, 1, 1),
+        ],
+    )
+    def test_a_function_like_relu_in_the_models_own_code(self, end: Callable[[Tensor], Tensor]) -> None:
+        class Own(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 32, 3)
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                return end(self.conv(inputs))
+
+        model = nn.Sequential(Own(), nn.Conv2d(32, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+        assert found(camkit.diagnose(model, pictures(), training=True)) == []
+        with torch.no_grad():
+            model[0].conv.bias[:29] = -50
+        result = camkit.diagnose(model, pictures(), training=True)
+        assert result["0"].dead == tuple(range(29))
+        assert found(result) == [("dead", "0")]
+
+    def test_a_relu_of_tokens(self) -> None:
+        model = nn.Sequential(nn.Flatten(2), nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 8), nn.Flatten())
+        with torch.no_grad():
+            model[1].bias[7] = -100
+        result = camkit.diagnose(model, pictures())
+        assert result["2"].channels == 32
+        assert result["2"].dead == (7,)
+
+    def test_gradients_that_vanish(self) -> None:
+        result = camkit.diagnose(stack(nn.Sigmoid, 30), pictures())
+        finding = only(result, "vanishing")
+        assert finding.layer == "1"
+        assert len(finding.layers) > 30
+        assert found(camkit.diagnose(stack(nn.Sigmoid, 3), pictures())) == []
+
+    def test_gradients_that_explode(self) -> None:
+        model = stack(nn.ReLU, 20)
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=2.0)
+        finding = only(camkit.diagnose(model, pictures()), "exploding")
+        assert finding.layer == "1"
+
+    @pytest.mark.parametrize("kind", [nn.Sigmoid, nn.Tanh])
+    def test_saturation(self, kind: Callable[[], nn.Module]) -> None:
+        model = stack(kind, 3)
+        with torch.no_grad():
+            model[3].weight.mul_(300)
+        finding = only(camkit.diagnose(model, pictures()), "saturated")
+        assert finding.layer == "4"
+
+    def test_frozen_layers(self) -> None:
+        model = small()
+        model[0].requires_grad_(requires_grad=False)
+        model[3].requires_grad_(requires_grad=False)
+        finding = only(camkit.diagnose(model, pictures()), "frozen")
+        assert finding.layers == ("0", "3")
+
+    def test_the_first_layer_with_nan(self) -> None:
+        class Root(nn.Module):
+            def forward(self, inputs: Tensor) -> Tensor:
+                return inputs.sqrt()
+
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), Root(), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 1))
+        finding = only(camkit.diagnose(model, pictures()), "nan")
+        assert finding.layers == ("1", "2", "3")
+        assert "its input has none" in finding.text
+
+    def test_nan_in_weights_and_in_a_block_s_own_code(self) -> None:
+        model = small()
+        with torch.no_grad():
+            model[3].weight[0, 0, 0, 0] = math.nan
+        finding = only(camkit.diagnose(model, pictures()), "nan")
+        assert finding.layer == "3"
+        assert "parameters hold NaN" in finding.text
+
+        class Block(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(16, 4, 1)
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                return self.conv(inputs.log())
+
+        model = nn.Sequential(nn.Conv2d(3, 16, 3), Block())
+        finding = only(camkit.diagnose(model, pictures()), "nan")
+        assert finding.layer == "1"
+        assert "passes it to '1.conv'" in finding.text
+
+    def test_nan_in_the_pictures_infinity_and_nan_on_the_way_back(self) -> None:
+        inputs = pictures()
+        inputs[0, 0, 0, 0] = math.nan
+        assert only(camkit.diagnose(small(), inputs), "nan").layer == ""
+        model = small(norm=False)
+        with torch.no_grad():
+            model[2].weight.fill_(3e38)
+        assert only(camkit.diagnose(model, pictures()), "infinity").layer == "2"
+
+        class Root(nn.Module):
+            def forward(self, inputs: Tensor) -> Tensor:
+                return inputs.sqrt()
+
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Root(), nn.Conv2d(8, 4, 1))
+        finding = only(camkit.diagnose(model, pictures()), "nan")
+        assert finding.layer == "1"
+        assert "gradient" in finding.text
+
+
+class Stopping(nn.Module):
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.features, self.error, self.stop = small(), error, True
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output = self.features(inputs)
+        if self.stop:
+            raise self.error("stop")
+        return output
+
+
+class TestHarmless:
+    @pytest.mark.parametrize("training", [False, True])
+    def test_the_model_comes_back_as_it_was(self, *, training: bool) -> None:
+        model = nn.Sequential(small(), nn.Dropout()).train()
+        model[0][3].eval()
+        model[0][0].weight.grad = torch.ones_like(model[0][0].weight)
+        inputs = pictures()
+        with unchanged(model):
+            camkit.diagnose(model, inputs, training=training)
+        with unchanged(model), torch.inference_mode():
+            camkit.diagnose(model, inputs, training=training)
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_also_after_an_exception(self, error: type[BaseException]) -> None:
+        model, inputs = Stopping(error).train(), pictures()
+        for training in (False, True):
+            with unchanged(model), pytest.raises(error):
+                camkit.diagnose(model, inputs, training=training)
+
+        def loss(_: Tensor) -> Tensor:
+            raise error("stop")
+
+        model.stop = False
+        with unchanged(model), pytest.raises(error):
+            camkit.diagnose(model, inputs, loss)
+
+    def test_a_model_that_freezes_itself_in_train(self) -> None:
+        class Model(nn.Sequential):
+            def train(self, mode: bool = True) -> Model:
+                super().train(mode)
+                self[0].requires_grad_(requires_grad=False)
+                return self
+
+        model = Model(*small())
+        model[0].requires_grad_()
+        inputs = pictures()
+        with unchanged(model):
+            assert found(camkit.diagnose(model, inputs, training=True)) == [("frozen", "0")]
+
+    def test_no_feature_map_is_kept(self) -> None:
+        result = camkit.diagnose(small(), pictures())
+
+        def tensors(value: Any) -> list[Tensor]:
+            parts = vars(value).values() if hasattr(value, "__dict__") else value if isinstance(value, tuple) else ()
+            return [value] if isinstance(value, Tensor) else [one for part in parts for one in tensors(part)]
+
+        assert tensors(result) == []
+
+
+POOLED = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+ZERO_ONE = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1])
+SEVERAL = torch.stack([ZERO_ONE, ZERO_ONE.flip(0), ZERO_ONE.roll(1), 1 - ZERO_ONE], 1)
+CELLS = torch.arange(8 * 16 * 16).reshape(8, 16, 16) % 3
+
+
+def binary(scores: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy(scores.sigmoid(), labels.float().reshape(scores.shape))
+
+
+def of_classes(scores: Tensor, labels: Tensor) -> Tensor:
+    """The cross entropy from its formula."""
+    scores, labels = scores.movedim(1, -1).flatten(0, -2), labels.flatten()
+    return -scores.softmax(1)[range(len(labels)), labels].log().mean()
+
+
+LABELLED: dict[str, tuple[Sequence[nn.Module], Tensor, Callable[[Tensor, Tensor], Tensor], str]] = {
+    "one logit, (N, 1)": ((*POOLED, nn.Linear(6, 1)), ZERO_ONE[:, None].float(), binary, "binary cross entropy"),
+    "one logit, whole numbers": ((*POOLED, nn.Linear(6, 1)), ZERO_ONE, binary, "binary cross entropy"),
+    "one logit, one class": ((*POOLED, nn.Linear(6, 1)), torch.zeros(8, 1), binary, "binary cross entropy"),
+    "one logit, booleans": ((*POOLED, nn.Linear(6, 1)), ZERO_ONE.bool(), binary, "binary cross entropy"),
+    "one logit, (N,)": (
+        (*POOLED, nn.Linear(6, 1), nn.Flatten(0)), ZERO_ONE.float(), binary, "binary cross entropy",
+    ),
+    "one probability": (
+        (*POOLED, nn.Linear(6, 1), nn.Sigmoid()),
+        ZERO_ONE,
+        lambda scores, labels: binary(scores.logit(), labels),
+        "binary cross entropy",
+    ),
+    "several labels": ((*POOLED, nn.Linear(6, 4)), SEVERAL.float(), binary, "binary cross entropy"),
+    "several labels, whole numbers": ((*POOLED, nn.Linear(6, 4)), SEVERAL, binary, "binary cross entropy"),
+    "a map of one logit": ((nn.Conv2d(6, 1, 1),), (CELLS > 0)[:, None].float(), binary, "binary cross entropy"),
+    "a map of one logit, (N, H, W)": ((nn.Conv2d(6, 1, 1),), CELLS > 0, binary, "binary cross entropy"),
+    "classes": ((*POOLED, nn.Linear(6, 3)), ZERO_ONE, of_classes, "cross entropy"),
+    "classes, (N, 1)": ((*POOLED, nn.Linear(6, 3)), ZERO_ONE[:, None], of_classes, "cross entropy"),
+    "classes, (N, K, 1, 1)": ((POOLED[0], nn.Conv2d(6, 3, 1)), ZERO_ONE, of_classes, "cross entropy"),
+    "shares of classes": (
+        (*POOLED, nn.Linear(6, 3)),
+        nn.functional.one_hot(ZERO_ONE, 3).float(),
+        lambda scores, labels: of_classes(scores, labels.argmax(1)),
+        "cross entropy",
+    ),
+    "probabilities": (
+        (*POOLED, nn.Linear(6, 3), nn.Softmax(1)),
+        ZERO_ONE,
+        lambda scores, labels: of_classes(scores.log(), labels),
+        "cross entropy",
+    ),
+    "maps of classes": ((nn.Conv2d(6, 3, 1),), CELLS, of_classes, "cross entropy"),
+    "maps of classes, (N, 1, H, W)": ((nn.Conv2d(6, 3, 1),), CELLS[:, None], of_classes, "cross entropy"),
+}  # fmt: skip
+
+
+class TestCalls:
+    def test_losses(self) -> None:
+        model, inputs = small().eval(), pictures()
+        assert camkit.diagnose(model, inputs).loss == pytest.approx(model(inputs).amax(1).mean().item(), rel=1e-5)
+        assert camkit.diagnose(model, inputs, lambda output: output.sum()).loss == pytest.approx(
+            model(inputs).sum().item(), rel=1e-4
+        )
+        both = camkit.diagnose(
+            model, [list(inputs), torch.ones(8)], lambda output, labels: (output[:, 0] - labels).mean()
+        )
+        assert both.loss == pytest.approx(model(inputs)[:, 0].mean().item() - 1, rel=1e-4)
+        assert camkit.diagnose(model, inputs[0]).pictures == 1
+        assert camkit.diagnose(model, list(inputs[:2])).pictures == 2
+
+    @pytest.mark.parametrize("name", LABELLED)
+    def test_labels_decide_the_loss(self, name: str) -> None:
+        torch.manual_seed(4)
+        tail, labels, expected, loss_name = LABELLED[name]
+        model, inputs = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), *tail), pictures()
+        result = camkit.diagnose(model, (inputs, labels))
+        value = expected(model(inputs), labels)
+        assert value > 0.05
+        assert result.loss == pytest.approx(value.item(), rel=1e-4)
+        assert result.loss_name == result.to_dict()["loss_name"] == loss_name
+        assert loss_name in console.findings(result).plain
+        assert result.findings == ()
+        value.backward()
+        assert result["0"].parameter_gradient == pytest.approx(
+            torch.cat([each.grad.flatten() for each in model[0].parameters()]).norm().item(), rel=1e-3
+        )
+
+    @pytest.mark.parametrize(
+        ("outputs", "labels", "said"),
+        [
+            (1, torch.linspace(-3, 2, 8), "range from -3 to 2.*MSELoss"),
+            (1, torch.arange(8), "range from 0 to 7"),
+            (5, torch.full((8,), -100), "all are -100, so they are ignored"),
+            (5, torch.linspace(-3, 2, 40).reshape(8, 5), "range from -3 to 2"),
+            (5, torch.arange(8), "one is class 5"),
+            (5, torch.zeros(8), "float32"),
+            (5, torch.zeros(8, 4), r"\(8, 5\).*\(8, 4\)"),
+            (5, torch.zeros(7, dtype=torch.int64), r"\(7,\)"),
+            (5, {"boxes": torch.zeros(8, 4)}, "labels of the type dict"),
+        ],
+    )
+    def test_labels_that_fit_no_usual_loss_are_one_sentence(self, outputs: int, labels: Any, said: str) -> None:
+        model = nn.Sequential(nn.Conv2d(3, outputs, 3), *POOLED)
+        with pytest.raises(TargetError, match=said):
+            camkit.diagnose(model, (pictures(), labels))
+
+    def test_an_output_without_gradient_is_a_remark(self) -> None:
+        class Model(nn.Sequential):
+            def forward(self, inputs: Tensor) -> Tensor:
+                return super().forward(inputs).detach()
+
+        result = camkit.diagnose(Model(*small()), pictures())
+        assert result.loss is None
+        assert any("no gradients" in remark for remark in result.remarks)
+        assert "no gradient" not in [kind for kind, _ in found(result)]
+
+    @pytest.mark.parametrize(
+        ("batch", "options", "said"),
+        [
+            (torch.zeros(0, 3, 8, 8), {}, "the batch is empty"),
+            ([torch.zeros(3, 8, 8), torch.zeros(3, 8, 9)], {}, "one size"),
+            ([], {}, "the batch is empty"),
+            ((torch.zeros(2, 3, 8, 8), torch.zeros(3)), {}, "cross entropy"),
+            (torch.zeros(2, 3, 8, 8), {"loss": lambda output: output}, "one number"),
+            (torch.zeros(2, 3, 8, 8), {"loss": nn.CrossEntropyLoss}, r"make a loss of it: CrossEntropyLoss\(\)"),
+            ((torch.zeros(2, 3, 8, 8), ["cat", "dog"]), {}, "the labels of a batch must be numbers"),
+            (torch.zeros(2, 4, 8, 8), {}, "4 channels"),
+            ("none.jpg", {}, "none.jpg"),
+        ],
+    )
+    def test_a_wrong_call_is_one_sentence(self, batch: Any, options: dict[str, Any], said: str) -> None:
+        with pytest.raises(InputError, match=said) as caught:
+            camkit.diagnose(small(), batch, **options)
+        assert "\n" not in str(caught.value)
+
+    def test_the_result(self) -> None:
+        result = camkit.diagnose(small(), pictures(1))
+        assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["layers"][0]["layer"] == "0"
+        assert "1 picture," in repr(result)
+        assert "\n" not in repr(result)
+        assert np.array_equal(shown_in(result._repr_html_()), result.sheet())
+        with pytest.raises(KeyError):
+            result["none"]
+
+
+class TestCommand:
+    def test_prints_and_writes(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        plane = camkit.scenes.scene_paths()["plane-sky"]
+        assert main(["diagnose", str(plane), "--model", "demo-fair", "--out", str(tmp_path / "out")]) == 0
+        out = capsys.readouterr().out
+        assert "features.3.2" in out
+        assert "nothing wrong was found" in out
+        written = json.loads((tmp_path / "out" / "diagnose.json").read_text("utf-8"))
+        assert written["pictures"] == 1
+        assert written["findings"] == []
+        assert cv2.imread(str(tmp_path / "out" / "diagnose.png")).shape[0] > 500
+
+    def test_a_folder_is_a_batch(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for number in range(5):
+            cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((40, 60, 3), 40 * number, np.uint8))
+        arguments = [tmp_path, "--model", "demo-fair", "--json", "--limit", "3", "--out", tmp_path / "out", "--train"]
+        assert main(["diagnose", *map(str, arguments)]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert (printed["pictures"], printed["training"]) == (3, True)
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--model", "demo-fair"], "name at least one picture"),
+            (["none.jpg", "--model", "demo-fair"], "no file none.jpg"),
+            (["none.jpg", "--model", "demo-fare"], "did you mean 'demo-fair'"),
+            (["none.jpg", "--model", "demo-fair", "--limit", "0"], "at least 1 picture"),
+            (["none.jpg", "--model", "demo-fair", "--out", "/dev/null/x"], "cannot write into the folder"),
+        ],
+    )
+    def test_a_wrong_call_is_one_sentence_and_exit_code_2(
+        self,
+        arguments: list[str],
+        said: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main(["diagnose", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert said in captured.err
+        assert captured.err.count("\n") == 1
+        assert captured.out == ""
+
+
+def test_the_picture_draws_what_is_wrong() -> None:
+    model = small()
+    healthy = camkit.diagnose(model, pictures()).sheet()
+    with torch.no_grad():
+        model[3].weight[0, 0, 0, 0] = math.nan
+    broken = camkit.diagnose(model, pictures()).sheet()
+    red = [int(((drawn[..., 0] > 180) & (drawn[..., 1] < 60)).sum()) for drawn in (healthy, broken)]
+    assert red[0] == 0
+    assert red[1] > 500
+
+
+def test_the_examples_of_the_guide_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the examples save pictures
+    guide = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text("utf-8")
+    scope: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):
+        exec(block, scope)
+    assert capsys.readouterr().out.startswith("vanishing 1 ")
+    assert (tmp_path / "concepts.png").exists()
+    main(["diagnose", "--help"])
+    main(["features", "--help"])
+    known = capsys.readouterr().out
+    for command in re.findall(r"^camkit (?:diagnose|features) .*$", guide, re.MULTILINE):
+        for option in re.findall(r"--[a-z-]+", command.partition("#")[0]):
+            assert option in known, option
+
+
+def test_every_kind_of_finding_is_in_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text("utf-8")
+    table = guide.partition("## What is found")[2].partition("\n## ")[0].partition("\n\nOn one picture")[0]
+    kinds = get_args(get_type_hints(Finding)["kind"])
+    assert set(re.findall(r"`([a-z ]+)`", table.replace("`training=True`", ""))) == set(kinds)
+
+
+class WithAge(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3)
+
+    def forward(self, x: Tensor, age: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3)) + age
+
+
+@pytest.mark.parametrize("look", [camkit.diagnose, lambda net, batch: camkit.feature_maps(net, batch[0])])
+def test_a_model_that_needs_another_input_is_one_sentence(look):
+    with pytest.raises(camkit.errors.ModelError, match=r"needs more than the picture.*'age'"):
+        look(WithAge(), torch.rand(2, 3, 8, 8))
