@@ -32,18 +32,13 @@ class _Waiting:
             self.handler(number, frame)
 
     def deliver(self) -> None:
-        """Raise the KeyboardInterrupt that has waited, if any."""
-        if self.presses:
-            self.presses = 0
-            self.handler(signal.SIGINT, None)
+        """Raise the KeyboardInterrupt that has waited."""
+        self.presses = 0
+        self.handler(signal.SIGINT, None)
 
 
 _waiting = _Waiting()
 _RECEIVE = _waiting.receive
-
-
-def _in_main_thread() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
 
 
 class undisturbed:  # noqa: N801 - used like a function
@@ -55,7 +50,7 @@ class undisturbed:  # noqa: N801 - used like a function
     def __enter__(self) -> None:
         """Begin to hold Ctrl-C back."""
         self._counted = False
-        if not _in_main_thread():
+        if threading.get_ident() != threading.main_thread().ident:
             return
         if _waiting.blocks:
             _waiting.blocks += 1
@@ -80,7 +75,7 @@ class undisturbed:  # noqa: N801 - used like a function
         if _waiting.blocks > 1:
             _waiting.blocks -= 1
             _waiting.let_through = self._let_through
-            if _waiting.let_through:
+            if _waiting.let_through and _waiting.presses:
                 _waiting.deliver()
             return
         try:
@@ -98,10 +93,11 @@ class interruptible:  # noqa: N801 - used like a function
 
     def __enter__(self) -> None:
         """Raise the Ctrl-C that has waited, and let later ones through."""
-        self._lets_through = bool(_waiting.blocks) and _in_main_thread()
+        self._lets_through = bool(_waiting.blocks) and threading.get_ident() == threading.main_thread().ident
         if self._lets_through:
             self._before, _waiting.let_through = _waiting.let_through, True
-            _waiting.deliver()
+            if _waiting.presses:
+                _waiting.deliver()
 
     def __exit__(self, *_: object) -> None:
         """Hold Ctrl-C back again."""

@@ -115,7 +115,7 @@ class Runner:
 
     def _of_layers(self, method: Method, targets: tuple[Target, ...], inputs: Tensor) -> Ran:
         """Run the model with its layers; with all tokens if "auto" stands for a method that reads attention."""
-        looked = self._first_look(method, targets, inputs)
+        looked = None if self.selectors is None else self._first_look(method, targets, inputs)
         if looked is None:
             way = self._settled(method, targets, inputs, attends=kind_of(inputs) not in self.memory.not_all_tokens)
             if way[0].reads_attention:
@@ -144,7 +144,7 @@ class Runner:
         cells in their places.
         """
         memory, size = self.memory, tuple(inputs.shape[2:])
-        if self.selectors is None or memory.has_decided(inputs):
+        if memory.has_decided(inputs):
             return None
         layers = self._known(inputs)
         if all(layer.size for layer in layers):

@@ -107,7 +107,7 @@ class TopTarget(OfClasses):
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> TopTarget:
         """Return the target for a model with these labels and this activation."""
         background = bool(labels) and "background" in str(labels and labels[0]).casefold()
-        return replace(super().bind(labels, activation), background=background)
+        return replace(self, activation=self.activation or activation, background=background)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class at this rank for each image."""
