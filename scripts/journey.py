@@ -31,9 +31,8 @@ PACKAGE = Path(camkit.__file__).parent
 
 PRODUCTS = (
     "background",
-    "concepts",
     "demo",
-    "diagnosis",
+    "inspect",
     "metrics",
     "scale",
     "sentences",

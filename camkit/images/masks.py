@@ -135,9 +135,9 @@ def understand_masks(files: Sequence[Path]) -> MaskReading:
     borders = {value for value in beside if 0 < beside[value] >= _ENCLOSED * (beside[value] + exposed[value])}
     reading = _convention(pixels, sloped, borders)
     if reading is None or len(pixels) == 1:
-        values = _listed(pixels) + " everywhere" * (len(pixels) == 1)
+        shown = _listed(pixels) + " everywhere" * (len(pixels) == 1)
         raise InputError(
-            f"the masks, such as {brief(files[0])}, hold {values}, and it is not clear what is the object; save them "
+            f"the masks, such as {brief(files[0])}, hold {shown}, and it is not clear what is the object; save them "
             "with 0 for the background and 255 for the object"
         )
     return reading
