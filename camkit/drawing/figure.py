@@ -28,7 +28,7 @@ _MOST = 16
 """Slices on a sheet: four rows of four stay large enough to read."""
 _SIDE = 200
 """The longer side of a slice, in pixels."""
-_GAP = 8
+_SLICE_GAP = 8
 _CAPTION = 20
 _SIZE = 13
 
@@ -101,9 +101,9 @@ def draw_slices(
     columns = math.ceil(math.sqrt(len(numbers)))
     rows = math.ceil(len(numbers) / columns)
     height, width = size_within(heatmap.shape[1:], _SIDE)
-    canvas = Canvas(columns * (width + _GAP) - _GAP, rows * (height + _CAPTION + _GAP) - _GAP)
+    canvas = Canvas(columns * (width + _SLICE_GAP) - _SLICE_GAP, rows * (height + _CAPTION + _SLICE_GAP) - _SLICE_GAP)
     for place, number in enumerate(numbers):
-        left, top = place % columns * (width + _GAP), place // columns * (height + _CAPTION + _GAP)
+        left, top = place % columns * (width + _SLICE_GAP), place // columns * (height + _CAPTION + _SLICE_GAP)
         if volume is None:
             tile = resized(colorize(heatmap[number], colormap), (height, width))
         else:

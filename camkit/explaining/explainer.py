@@ -205,9 +205,9 @@ class Explainer:
         self._without_layer = replace(choices.but(progress=None), target_layer=None)
         smooth = choices.options["smooth"] or ""
         self._averages, self._takes_component = "augment" in smooth, "eigen" in smooth
-        self._run = Runner(memory, selectors_of(choices.target_layer), method, choices.options)
-        if self._run.selectors is not None:
-            memory.selected(self._run.selectors)  # refuses layers that the model does not have
+        self._runner = Runner(memory, selectors_of(choices.target_layer), method, choices.options)
+        if self._runner.selectors is not None:
+            memory.selected(self._runner.selectors)  # refuses layers that the model does not have
         self._used: tuple[TargetLayer, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -260,7 +260,7 @@ class Explainer:
             LayerError: no picture has been explained yet, or several layers are fused; then ``layers`` has them.
         """
         layers = self.layers
-        if len(layers) > 1 and (self._run.selectors is not None or self._choices.method.stages):
+        if len(layers) > 1 and (self._runner.selectors is not None or self._choices.method.stages):
             raise LayerError(
                 f"{len(layers)} layers are fused: {' and '.join(map(str, layers))}; .layers has all of them"
             )
@@ -653,7 +653,7 @@ class Explainer:
                 raise OneByOneError from error
             raise _UnfitError(str(error)) from error.__cause__
         try:
-            return self._run(of_pictures, inputs)
+            return self._runner(of_pictures, inputs)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             if is_out_of_memory(error) or isinstance(error, CamkitError):
                 raise
@@ -726,7 +726,7 @@ class Explainer:
         for mirrored, factor in CHANGES:
             again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in pairs)
             try:
-                other = self._run(_of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored))
+                other = self._runner(_of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored))
             except OneTargetError:
                 other = None
             if other is None or [layer.ref for layer in other.layers] != [layer.ref for layer in layers]:

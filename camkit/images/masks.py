@@ -45,10 +45,11 @@ _SAMPLE = 200
 _MOST_PIXELS = 1 << 28
 """No further mask is examined when they have more pixels than this together, which take about a minute."""
 
-_SLOPED = 0.3
-"""A pixel lies on a slope if it has both a darker and a brighter neighbour. If more than this share of the pixels
-between the extreme values do, the values are a soft edge: smoothed and resized masks measured 0.83 to 1.00, JPEG 0.73
-to 0.81, lossy WebP 0.37 to 0.44; masks of classes or instances 0.00 to 0.03."""
+_SLOPED, _FLAT = 0.7, 0.25
+"""A pixel lies on a slope if it has both a darker and a brighter neighbour. These are shares of the pixels between the
+extreme values. From the first share on, the values are a soft edge: smoothed and resized masks measured 0.83 to 1.00,
+JPEG 0.73 to 0.81. Up to the second share, they are separate objects: masks of classes or instances measured 0.00 to
+0.03. Lossy WebP (0.37 to 0.44) and instances that were resized smoothly (0.09 to 0.38) may be either."""
 
 _LEAST_CLEAR, _CLEAR = 0.4, 1 / 16
 """In a soft mask, at least the first share of the pixels is almost black or white: within the second share of the range
@@ -58,9 +59,11 @@ _ENCLOSED = 0.9
 """A border encloses the objects: at least this share of the pixels next to them is part of it, not of the
 background."""
 
-_BORDERS = {127, 128, 255, 65535, VIVID | 0xE0E0C0}
-"""Values of the border around objects: that of trimaps for matting, the highest of 8 and of 16 bits, white, and Pascal
-VOC's (224, 224, 192)."""
+_BORDERS = {255, 65535, VIVID | 0xE0E0C0}
+"""Values of the border around objects: the highest of 8 and of 16 bits, white, and Pascal VOC's (224, 224, 192)."""
+
+_MATTING = ({0, 127, 255}, {0, 128, 255})
+"""The values of a trimap for matting: background, unknown and object."""
 
 _PETS = {1, 2, 3}
 """The values of a trimap of Oxford-IIIT Pets: object, background and border."""
@@ -123,7 +126,7 @@ def understand_masks(files: Sequence[Path]) -> MaskReading:
         on_slope = (cv2.erode(exact, square) < exact) & (exact < cv2.dilate(exact, square))
         for counter, counted in ((pixels, values), (sloped, values[on_slope])):
             counter.update(dict(zip(*(each.tolist() for each in np.unique(counted, return_counts=True)), strict=True)))
-        for border in _BORDERS & set(np.unique(values).tolist()):
+        for border in (_BORDERS | {127, 128}) & set(np.unique(values).tolist()):
             objects = (values != 0) & (values != border)
             around = cv2.dilate(objects.astype(np.uint8), cross) > 0
             beside[border] += int(np.count_nonzero(around & (values == border)))
@@ -134,7 +137,8 @@ def understand_masks(files: Sequence[Path]) -> MaskReading:
         raise InputError(str(refused)) from refused
     borders = {value for value in beside if 0 < beside[value] >= _ENCLOSED * (beside[value] + exposed[value])}
     reading = _convention(pixels, sloped, borders)
-    if reading is None or len(pixels) == 1:
+    objects = np.zeros(1, bool) if reading is None else reading.is_object(np.array(sorted(pixels)))
+    if reading is None or not objects.any() or (len(files) > 1 and objects.all()):
         shown = _listed(pixels) + " everywhere" * (len(pixels) == 1)
         raise InputError(
             f"the masks, such as {brief(files[0])}, hold {shown}, and it is not clear what is the object; save them "
@@ -159,13 +163,16 @@ def _convention(pixels: Counter[int], sloped: Counter[int], borders: set[int]) -
         return MaskReading(f"value {_listed(objects)} is the object" + ", 0 the background" * (0 in pixels))
     between = pixels.keys() - {low, high}
     slope = sum(sloped[value] for value in between) / max(1, sum(pixels[value] for value in between))
-    if high < VIVID and slope > _SLOPED:
-        margin, middle = (high - low) * _CLEAR, (low + high) / 2
-        clear = sum(count for value, count in pixels.items() if not low + margin < value < high - margin)
+    margin, middle = (high - low) * _CLEAR, (low + high) / 2
+    clear = sum(count for value, count in pixels.items() if not low + margin < value < high - margin)
+    if high < VIVID and slope >= _SLOPED and clear >= _LEAST_CLEAR * pixels.total():
         words = f"the levels between {low} and {high} are a soft edge: the object is above {middle:g}"
-        return MaskReading(words, above=middle) if clear >= _LEAST_CLEAR * pixels.total() else None
-    if 0 not in pixels or (high >= VIVID and len(pixels) > MOST_COLOURS):
+        return MaskReading(words, above=middle)
+    unknown = borders & {127, 128} if pixels.keys() in _MATTING else set()
+    are_smooth = slope > _FLAT if high < VIVID else len(pixels) > MOST_COLOURS
+    if 0 not in pixels or (are_smooth and not unknown):
         return None
+    borders = unknown or borders & _BORDERS
     words = f"every value but 0 is an object ({_listed(objects - borders)})"
     around = f"; {_listed(borders)} is a border, neither object nor background" if borders else ""
     return MaskReading(words + around, frozenset({0, *borders}))

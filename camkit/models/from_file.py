@@ -119,7 +119,10 @@ def described(
         known["size"] = (height, width)
         if request.size not in (None, (height, width)):
             raise ModelError(f"{request.name} takes pictures of height {height} and width {width} only; leave out size")
-    preprocess = request.prepared(**known) if shape[1] in (None, COLOURS) else None
+    is_coloured = shape[1] in (None, COLOURS)
+    if request.changes and not is_coloured:
+        raise ModelError(f"{request.name} takes {shape[1]} channels; size, mean and std are for pictures in colour")
+    preprocess = request.prepared(**known) if is_coloured else None
     checksum = hashlib.sha256()
     with Path(request.name).open("rb") as stream:
         while part := stream.read(1 << 24):

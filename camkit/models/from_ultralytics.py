@@ -119,9 +119,12 @@ def _task_of(model: Any) -> str:
 
 
 def _network(path: Path, *, trusted: bool) -> Any:
-    with as_error(
-        ModelError, lambda error: f"{path} cannot be read ({brief(error)}); it needs the package ultralytics"
-    ):
+    def said(error: Exception) -> str:
+        lacks = isinstance(error, ModuleNotFoundError)
+        needed = "; it needs the package ultralytics, which is not installed: pip install ultralytics" * lacks
+        return f"{path} cannot be read ({brief(error)}){needed}"
+
+    with as_error(ModelError, said):
         if not trusted:
             torch.serialization.get_unsafe_globals_in_checkpoint(path)  # refuses what torch.load would not unpickle
         reader = SimpleNamespace(Unpickler=_Unpickler, __name__=__name__)

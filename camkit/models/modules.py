@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from camkit.errors import LayerError, ModelError, advice, brief
 from camkit.models.black_box import BlackBox
-from camkit.models.inputs import OneOutput
+from camkit.models.inputs import HeldInputs, OneOutput
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -91,10 +91,13 @@ CLIPS = "camkit explains clips only if the model's first convolution is a Conv3d
 
 def about_failure(module: nn.Module, error: Exception) -> str | None:
     """Return a sentence about a failed pass if the reason is known but unclear in PyTorch's own error; else None."""
+    holder = module.model if isinstance(module, OneOutput) else module
+    inner = holder.model if isinstance(holder, HeldInputs) else holder
+    own = getattr(inner.forward, "__qualname__", "forward")
     advices = {
         "use_reentrant": "the model uses reentrant activation checkpointing, which hides the gradients of its layers; "
         "pass use_reentrant=False to its torch.utils.checkpoint.checkpoint",
-        r"missing \d+ required": "the model's forward needs more than the picture; "
+        rf"^{re.escape(own)}\(\) missing": "the model's forward needs more than the picture; "
         + advice("pass inputs={...} to camkit.explain or Explainer, or ", "")
         + "wrap the model in a module whose forward takes the picture alone",
         # what belongs to torch.func, or to a backward pass inside the forward pass
@@ -104,7 +107,6 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
         r"unpack \(expected 5, got 4\)": f"the model takes clips, of five axes, not pictures (N, C, H, W); {CLIPS}",
     }
     found = next((sentence for pattern, sentence in advices.items() if re.search(pattern, str(error))), None)
-    holder = module.model if isinstance(module, OneOutput) else module
     parameters = list(inspect.signature(holder.forward).parameters)
     if found is None and "pixel_values" in parameters[1:]:  # as in Hugging Face's models of pictures and text
         found = (

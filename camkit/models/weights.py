@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +54,13 @@ class Weights:
             usual = make(None).state_dict()
         state = _without_prefix(self.state, usual)
         differ = [key for key, value in usual.items() if key in state and state[key].shape != value.shape]
-        classes = next(
-            (len(state[key]) for key in reversed(differ) if state[key].shape[1:] == usual[key].shape[1:]), None
+        heads = (
+            state[key] for key in reversed(differ) if state[key].dim() and state[key].shape[1:] == usual[key].shape[1:]
         )
+        head = next(heads, None)
+        # A damaged file may claim a shape larger than its contents, for which no memory would be large enough.
+        is_real = head is not None and 0 < head.nbytes <= head.untyped_storage().nbytes()
+        classes = len(head) if head is not None and is_real else None
         module = make(classes)
         self.fill(module, name)
         return module, classes
@@ -70,7 +74,8 @@ class Weights:
         own = module.state_dict()
         state = _without_prefix(self.state, own)
         for key in filter(state.__contains__, own):
-            if own[key].is_floating_point() and not (state[key].is_floating_point() and state[key].itemsize > 1):
+            floats = isinstance(own[key], Tensor) and own[key].is_floating_point()  # not a module's extra state
+            if floats and not (state[key].is_floating_point() and state[key].itemsize > 1):
                 raise ModelError(
                     f"{self.path} holds {state[key].dtype} for {key!r}, where {name} has {own[key].dtype}; pass the "
                     "floating-point weights of the model (quantised values mean nothing without their scales)"
@@ -90,7 +95,9 @@ def read_weights(path: str | Path) -> Weights:
     """
     path, note = Path(path), None
     state = _shards(path) if path.name.endswith(".index.json") else _content(path)
-    while isinstance(state, dict):
+    outer: list[Any] = []  # a damaged file may hold a dictionary that contains itself
+    while isinstance(state, dict) and not any(state is container for container in outer):
+        outer.append(state)
         held = [key for key in _PLAIN_KEYS + _EMA_KEYS if isinstance(state.get(key), dict) and state[key]]
         if not held:
             break
@@ -111,8 +118,8 @@ def _content(path: Path) -> Any:
     def said(error: Exception) -> str:
         if isinstance(error, FileNotFoundError):
             return f"there is no weights file {path}"
-        is_pickle = isinstance(error, pickle.UnpicklingError)  # whose words advise to run the code
-        reason = "it holds Python objects or is damaged" if is_pickle else brief(error)
+        # PyTorch's words advise to run the code.
+        reason = brief(error) if isinstance(error, OSError) else "it holds Python objects or is damaged"
         return (
             f"{path} cannot be read as weights ({reason}); save a state dict with torch.save(model.state_dict(), ...)"
         )
@@ -122,6 +129,13 @@ def _content(path: Path) -> Any:
         start = file.read(9)
         if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST_HEADER:
             return load_file(path)
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                    raise ModelError(  # a small file may unpack to more than the memory holds
+                        f"{path} is a compressed archive, as TorchScript is; save the weights with "
+                        "torch.save(model.state_dict(), ...)"
+                    )
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
 

@@ -91,6 +91,8 @@ class ConfidenceTarget(Target):
             results of a sigmoid look like logits.
     """
 
+    for_threads = False
+
     of: Target
     given: Given = None
 
@@ -176,6 +178,8 @@ class LogOddsTarget(OfClasses):
 @dataclass(frozen=True)
 class AsReturned(Target):
     """The score of a target, with its own gradient: gradients do not pass through a final softmax unchanged."""
+
+    for_threads = False
 
     of: Target
 

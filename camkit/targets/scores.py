@@ -134,7 +134,7 @@ class Target(ABC):
         return self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OfClasses(Target):
     """A target on the scores of classes.
 

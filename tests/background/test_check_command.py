@@ -657,6 +657,7 @@ def test_assert_ok_names_the_worst_class_its_numbers_and_the_report(scenes, tmp_
         camkit.check("demo-biased", data, config=config, out=tmp_path / "out").assert_ok()
 
 
+@pytest.mark.extended
 def test_the_table_is_flat(scenes, tmp_path):
     result = camkit.check("demo-fair", copied(scenes, tmp_path, 4), config=QUICK)
 

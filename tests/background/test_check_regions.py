@@ -949,6 +949,11 @@ def test_what_one_mask_leaves_open_the_others_of_its_folder_show(tmp_path: Path)
     assert (drawn(annotations, "c") == BOTH).all()
 
 
+def test_an_instance_with_the_number_of_a_trimaps_border_is_an_object(tmp_path: Path) -> None:
+    values = two_objects(3, 15, 127)
+    assert (drawn(masks_of(tmp_path, levels(values)), "a") == (values > 0)).all()
+
+
 def test_a_border_touches_what_it_encloses(tmp_path: Path) -> None:
     """Two conventions in one folder: an object of 255 that no other value touches is an object, not a border."""
     small = np.zeros_like(BOTH)

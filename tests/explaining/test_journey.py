@@ -26,5 +26,5 @@ def test_a_journey_stays_short(names: tuple[str, ...]) -> None:
 
 def test_the_shell_imports_no_product_to_explain_a_picture() -> None:
     calls, products = journey.of_the_shell()
-    assert "explainer.py" in journey.files_of(calls)
+    assert "explaining/explainer.py" in journey.files_of(calls)
     assert products <= {"scale"}

@@ -723,6 +723,7 @@ def test_the_picture_draws_what_is_wrong() -> None:
     assert red[1] > 500
 
 
+@pytest.mark.extended
 def test_the_examples_of_the_guide_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -138,7 +138,9 @@ def test_every_oracle_has_a_method_that_says_what_it_is() -> None:
 
 def test_every_method_has_an_oracle() -> None:
     missing = [name for name in METHODS if name not in {*ALL_ORACLES, *OF_PICTURES, *ATTENTION_ORACLES}]
-    assert not missing, f"{', '.join(missing)}: write the slow reference into tests/oracles.py and list it there"
+    assert not missing, (
+        f"{', '.join(missing)}: write the slow reference into tests/helpers/oracles.py and list it there"
+    )
 
 
 @pytest.mark.usefixtures("checks_types")

@@ -104,6 +104,7 @@ def test_markdown_marks_each_mean_and_explains_the_marks() -> None:
     assert "Grey" not in text
 
 
+@pytest.mark.extended
 def test_the_table_has_a_row_for_each_method_and_reference(tmp_path: Path) -> None:
     found = judgement()
     rows = assert_is_a_result(found, tmp_path)

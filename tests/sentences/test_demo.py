@@ -13,6 +13,8 @@ import camkit
 from camkit.cli import main
 from camkit.cli.words import describe_scene
 
+pytestmark = pytest.mark.extended  # the model is one of transformers'
+
 
 @pytest.fixture(scope="module")
 def described(tmp_path_factory):

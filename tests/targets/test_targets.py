@@ -884,3 +884,7 @@ def test_an_argument_of_a_wrong_kind_is_one_sentence():
         with pytest.raises(CamkitError) as caught:
             call()
         assert_one_sentence(caught.value)
+
+
+def test_targets_of_different_masks_are_different() -> None:
+    assert len({t.segment(1), t.segment(2)}) == 2
