@@ -16,12 +16,13 @@ from typing import Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from camkit.errors import ModelError, did_you_mean, refusing_other_arguments
+from camkit.errors import ModelError, did_you_mean, refusing_exit, refusing_other_arguments
 from camkit.models.from_export import as_module
 from camkit.models.loaded import LoadedModel, Request, is_file
 from camkit.models.weights import read_weights
 
 
+@refusing_exit()
 def load(request: Request) -> LoadedModel:
     """Call the factory, which returns a module, a module and its preprocessing, or a ``LoadedModel``."""
     if request.name.endswith(".py"):

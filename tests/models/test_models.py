@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 import camkit
 from camkit import cli, models
-from camkit.errors import InputError, ModelError, advising_shell
+from camkit.errors import InputError, ModelError, RunError, advising_shell
 from camkit.models import LoadedModel, as_model, load_model, model_names
 
 SMALL = "squeezenet1_1"
@@ -997,3 +997,9 @@ def test_damaged_weights_end_with_one_sentence(tmp_path: Path, squeezenet: nn.Mo
     torch.save(states[case], tmp_path / "w.pth")
     with pytest.raises(ModelError, match=r"is not a state dict|does not fit"):
         load_model(SMALL, tmp_path / "w.pth", "cpu")
+
+
+def test_a_model_file_that_ends_the_program_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("import sys\n\ndef build():\n    sys.exit(0)\n")
+    with pytest.raises(RunError, match=r"called sys\.exit\(0\)"):
+        load_model(f"{tmp_path / 'ends.py'}:build")
