@@ -38,8 +38,7 @@ from camkit.engine.nested import tensors_in
 from camkit.errors import ImageError, LayerError, MethodError
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import select_layers
-from camkit.targets import ClassTarget, Target
-from camkit.targets.scores import Scores
+from camkit.targets import ClassTarget, Scores, Target
 
 REFUSED = {("cam", "vgg11"), *((name, "vit") for name in ("cam", "fullgrad", "guidedbackprop", "guidedgradcam"))}
 WITHOUT_CAM = tuple(name for name in PASSES if name != "cam")
