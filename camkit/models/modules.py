@@ -143,7 +143,7 @@ def spatial_rank(module: nn.Module) -> int:
     if isinstance(named, int):
         return named
     first = _first_convolution(module)
-    return 2 if first is None else first.weight.dim() - 2
+    return 2 if first is None else len(first.kernel_size)  # lazy layers have no weights yet
 
 
 def about_channels(module: nn.Module, inputs: Tensor) -> str | None:
