@@ -57,10 +57,9 @@ class Weights:
         heads = (
             state[key] for key in reversed(differ) if state[key].dim() and state[key].shape[1:] == usual[key].shape[1:]
         )
-        head = next(heads, None)
+        head = next(heads, torch.empty(0))
         # A damaged file may claim a shape larger than its contents, for which no memory would be large enough.
-        is_real = head is not None and 0 < head.nbytes <= head.untyped_storage().nbytes()
-        classes = len(head) if head is not None and is_real else None
+        classes = len(head) if 0 < head.nbytes <= head.untyped_storage().nbytes() else None
         module = make(classes)
         self.fill(module, name)
         return module, classes
