@@ -1,4 +1,4 @@
-"""The networks whose ImageNet weights are in the folder of test data."""
+"""The networks whose ImageNet weights are in the folder of test data, and its photos."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ WEIGHTS = {
     "timm:tf_efficientnet_lite0": "tf_efficientnet_lite0-tpu.pth",
 }
 """For each network, by the name that ``camkit.load_model`` takes, the file of its weights."""
+
+OF_TORCHVISION = ("squeezenet1_1", "mobilenet_v2")
+
+PHOTOS = (
+    "bird.png",
+    "bird_segmentation.png",
+    "cat.png",
+    "chelsea.png",
+    "coffee.png",
+    "dog_segmentation_256.png",
+    "dragonfly.png",
+    "hot_dog.jpg",
+    "parrot.jpg",
+)
 
 
 def load_network(data: Path, name: str) -> camkit.LoadedModel:

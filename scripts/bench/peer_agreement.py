@@ -28,25 +28,12 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.models.loaded import LoadedModel
-from scripts.weights import load_network
+from scripts.weights import OF_TORCHVISION, PHOTOS, load_network
 
 PAGE = Path(__file__).parents[1] / "results" / "agreement.md"
 START, END = "<!-- agreement -->\n", "<!-- end of agreement -->\n"
 
-WEIGHTS = ("squeezenet1_1", "mobilenet_v2")
 LAYER = "features"
-
-PHOTOS = (
-    "bird.png",
-    "bird_segmentation.png",
-    "cat.png",
-    "chelsea.png",
-    "coffee.png",
-    "dog_segmentation_256.png",
-    "dragonfly.png",
-    "hot_dog.jpg",
-    "parrot.jpg",
-)
 
 Maps = np.ndarray
 """Signed maps (N, h, w)."""
@@ -181,8 +168,8 @@ def table(agreements: Sequence[Agreement]) -> str:
     """Return the table, with the agreements of all networks of a method in one row."""
     lines = [
         f"camkit {camkit.__version__} and grad-cam {version('grad-cam')}, torch {torch.__version__.split('+')[0]}: "
-        f"{len(PHOTOS)} photos, {' and '.join(WEIGHTS)} at their layer `{LAYER}`. The correlation of the signed maps, "
-        "from the lowest to the highest.",
+        f"{len(PHOTOS)} photos, {' and '.join(OF_TORCHVISION)} at their layer `{LAYER}`. The correlation of the signed "
+        "maps, from the lowest to the highest.",
         "",
         "| method | grad-cam as published | without its centring | remark |",
         "|---|---|---|---|",
@@ -215,7 +202,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder with weights/ and open_photos/")
     options = parser.parse_args()
     agreements = []
-    for name in WEIGHTS:
+    for name in OF_TORCHVISION:
         model, images = load(options.data, name)
         for comparison in COMPARISONS:
             agreements.append(compare(model, images, comparison))

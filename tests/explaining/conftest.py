@@ -6,17 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from photos import WEIGHTS
 
-import camkit
 from camkit.models import LoadedModel
+from scripts.weights import OF_TORCHVISION, load_network
 
 
 @pytest.fixture(scope="module")
 def models(test_data: Path) -> dict[str, LoadedModel]:
-    return {
-        name: camkit.load_model(name, test_data / "weights" / f"{stem}.pth", "cpu") for name, stem in WEIGHTS.items()
-    }
+    return {name: load_network(test_data, name) for name in OF_TORCHVISION}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +21,7 @@ def expected(test_data: Path) -> dict[str, dict[str, list[list[float]]]]:
     return json.loads((test_data / "expected_top5.json").read_text())
 
 
-@pytest.fixture(params=WEIGHTS)
+@pytest.fixture(params=OF_TORCHVISION)
 def model(request: pytest.FixtureRequest, models: dict[str, LoadedModel]) -> LoadedModel:
     return models[request.param]
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from photos import PHOTOS, WEIGHTS
 from PIL import Image
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from pytorch_grad_cam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGrad
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
 from scripts.bench import peer_agreement
+from scripts.weights import OF_TORCHVISION, PHOTOS
 
 ENLARGED = 1e5
 
@@ -100,7 +100,7 @@ def test_grad_cams_epsilon_changes_real_maps_and_camkits_have_none(model, folder
 
 
 @pytest.mark.parametrize("comparison", peer_agreement.COMPARISONS, ids=lambda comparison: comparison.name)
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("name", OF_TORCHVISION)
 def test_the_newer_methods_agree_with_grad_cam_or_differ_as_documented(test_data, name, comparison):
     model, images = peer_agreement.load(test_data, name)
 

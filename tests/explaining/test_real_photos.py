@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from photos import PHOTOS, WEIGHTS
 from PIL import Image, ImageDraw, ImageFilter, ImageOps
 from torch import Tensor, nn
 from torchvision import transforms
@@ -21,6 +20,7 @@ import camkit
 from camkit.drawing.overlay import stretch
 from camkit.models import LoadedModel
 from scripts.placement.measure_shift import padded
+from scripts.weights import PHOTOS, WEIGHTS
 
 CHICKADEE, SAMOYED = 19, 258
 
@@ -43,7 +43,7 @@ def test_the_five_best_classes_of_every_photo_are_those_of_plain_torchvision(mod
     assert len(rows) == 5 * len(PHOTOS)
     for number, photo in enumerate(PHOTOS):
         found = rows[5 * number : 5 * number + 5]
-        plain = plain_probabilities(model.name, test_data / "weights" / f"{WEIGHTS[model.name]}.pth", folder / photo)
+        plain = plain_probabilities(model.name, test_data / "weights" / WEIGHTS[model.name], folder / photo)
         assert [row.target for row in found] == plain.topk(5).indices.tolist(), photo
         assert [row.probability for row in found] == pytest.approx(plain.topk(5).values.tolist(), abs=1e-4), photo
         assert {row.source for row in found} == {str(folder / photo)}
@@ -73,7 +73,7 @@ def test_the_recorded_probabilities_of_squeezenet_on_every_picture(models, test_
 
     assert len(rows) == 5 * len(expected) == 5 * 59
     for number, (name, truth) in enumerate(expected.items()):
-        found, recorded = rows[5 * number : 5 * number + 5], truth[WEIGHTS["squeezenet1_1"]]
+        found, recorded = rows[5 * number : 5 * number + 5], truth[Path(WEIGHTS["squeezenet1_1"]).stem]
         assert [row.probability for row in found] == pytest.approx([share for _, share in recorded], abs=2e-3), name
         by_index = {row.target: row.probability for row in found}
         for index, share in recorded:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from heads import Skip, Unsteady
 from oracles import as_float64, multiplicative_updates
-from photos import WEIGHTS
 from PIL import Image
 from scipy.optimize import linear_sum_assignment
 from tasks import Detecting, Segmenting, beside
@@ -23,6 +22,7 @@ from camkit.errors import ImageError, InputError, LayerError, OutputError
 from camkit.inspect import nmf
 from camkit.inspect.concepts import colours_of
 from camkit.inspect.nmf import factorise_cells
+from scripts.weights import OF_TORCHVISION
 
 FACTORISATION = "pytorch_grad_cam.feature_factorization.deep_feature_factorization"
 
@@ -264,7 +264,7 @@ def test_several_layers_and_numbers_that_are_not_finite_are_refused() -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("name", OF_TORCHVISION)
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_concepts_agree_with_grad_cams(test_data: Path, name: str, count: int) -> None:
     """Both factorise the same ReLU's maps, whose least value is 0, so that grad-cam's offset changes nothing."""
