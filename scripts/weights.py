@@ -14,7 +14,6 @@ WEIGHTS = {
 """For each network, by the name that ``camkit.load_model`` takes, the file of its weights."""
 
 OF_TORCHVISION = ("squeezenet1_1", "mobilenet_v2")
-
 PHOTOS = (
     "bird.png",
     "bird_segmentation.png",
