@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from camkit.background.result import CheckResult
     from camkit.demo import scenes
     from camkit.errors import CamkitError
-    from camkit.explaining.explainer import Explainer
+    from camkit.explaining.explainer import Explainer, explain, explain_many
     from camkit.explaining.explanation import Explanation
-    from camkit.explaining.session import explain, explain_many
     from camkit.inspect import Concepts, Diagnosis, diagnose, factorise
     from camkit.inspect.feature_maps import feature_maps
     from camkit.methods import METHODS, register_method
@@ -94,8 +93,8 @@ _HOMES = {
     "check": "background.check",
     "compare": "metrics.compare",
     "diagnose": "inspect",
-    "explain": "explaining.session",
-    "explain_many": "explaining.session",
+    "explain": "explaining.explainer",
+    "explain_many": "explaining.explainer",
     "factorise": "inspect",
     "feature_maps": "inspect.feature_maps",
     "judge": "metrics.judge",

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
+import operator
 import re
 import stat
 import sysconfig
@@ -119,17 +120,14 @@ class _Door:
     is_shell = False
 
 
-_DOOR = _Door()
-
-
 @contextlib.contextmanager
 def advising_shell() -> Iterator[None]:
     """Give advice for the command line inside the block, in all threads."""
-    _DOOR.is_shell = True
+    _Door.is_shell = True
     try:
         yield
     finally:
-        _DOOR.is_shell = False
+        _Door.is_shell = False
 
 
 def advice(python: str, shell: str) -> str:
@@ -138,7 +136,7 @@ def advice(python: str, shell: str) -> str:
     >>> print("the weights are missing; pass", advice("weights=...", "--weights FILE"))
     the weights are missing; pass weights=...
     """
-    return shell if _DOOR.is_shell else python
+    return shell if _Door.is_shell else python
 
 
 def listing_layers() -> str:
@@ -162,6 +160,21 @@ def refuse_pipe(path: Path, kind: type[InputError] = InputError) -> None:
         raise kind(f"{path} is a pipe or a device; save its contents to a file and pass that")
 
 
+def whole_number(value: Any, what: str, least: int | None = None, kind: type[InputError] = InputError) -> int:
+    """Return a whole number of any type, numpy's and tensors' included, as an int.
+
+    Raises:
+        InputError: the value is not a whole number, or below ``least``; ``kind`` is the class of the error.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        raise kind(f"{what} must be a whole number{'' if least is None else f' from {least}'}, not {value!r}")
+    return number
+
+
 _SIMILAR = 0.6
 """difflib's usual threshold: one mistyped letter in a short name stays above it."""
 
@@ -181,32 +194,6 @@ def refuse_unknown_options(function: Callable[..., Any], options: Iterable[str],
         named = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
         hint = did_you_mean(unknown, [*named, *known])
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}{hint}")
-
-
-@contextlib.contextmanager
-def refusing_other_arguments(
-    function: Callable[..., Any], given: int, kind: type[InputError], who: str
-) -> Iterator[None]:
-    """Refuse, around its call, a function of the user's that does not take this many arguments.
-
-    Errors from inside the function pass through.
-
-    Raises:
-        InputError: it takes other arguments; ``kind`` is the class of the error, and ``who`` its first words.
-    """
-    try:
-        yield
-    except TypeError as error:
-        try:
-            signature = inspect.signature(function, follow_wrapped=False)
-        except (TypeError, ValueError):  # some functions of C have none
-            raise error from None
-        try:
-            signature.bind(*range(given))
-        except TypeError:
-            called = f"{given} argument{'' if given == 1 else 's'}"
-            raise kind(f"{who} is called with {called}, but it takes {signature}") from error
-        raise
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -144,11 +144,7 @@ class TargetLayer:
         size: the input size for which the layout holds: (H, W), (L,) or (D, H, W).
         reason: why this layer is used, as a phrase.
         runners_up: the next best layers.
-        sure: True if camkit knows where in the picture the layer's cells lie, the score passes through them, and their
-            gradients show how it changes.
-        share: how much of the score passes through the layer's cells, from 0 to about 1: how far the score moves if
-            they come from another picture, divided by how far it moves if the model gets that other picture. It is
-            measured on the first picture. None if that was not possible, and for layers that the caller named.
+        sure: True if camkit knows where in the picture the layer's cells lie.
     """
 
     name: str
@@ -158,7 +154,6 @@ class TargetLayer:
     reason: str = ""
     runners_up: tuple[LayerRef, ...] = ()
     sure: bool = True
-    share: float | None = None
 
     @functools.cached_property
     def ref(self) -> LayerRef:

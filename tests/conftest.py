@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when PyTorch is imported: threads that wait do not spin
+
 import numpy as np
 import pytest
 import torch
@@ -53,8 +55,8 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the house rules first: mypy takes longest, and the other workers would wait for it at the end."""
-    items.sort(key=lambda item: item.path.name != "test_house.py")
+    """Run what takes longest first, mypy and the tests on a cluster: other workers would wait for it at the end."""
+    items.sort(key=lambda item: item.path.name not in ("test_house.py", "test_ray.py"))
 
 
 @pytest.fixture(autouse=True)
@@ -122,10 +124,10 @@ def test_data() -> Path:
 @pytest.fixture
 def scene_folder(tmp_path: Path) -> Path:
     """Return a folder with the scenes that camkit ships, as PNG files."""
-    from camkit.demo.scenes import scene_paths  # noqa: PLC0415 - few tests need it
+    import camkit  # noqa: PLC0415 - few tests need it
 
     folder = tmp_path / "pictures"
     folder.mkdir()
-    for number, scene in enumerate(scene_paths().values()):
+    for number, scene in enumerate(camkit.scenes.scene_paths().values()):
         Image.open(scene).save(folder / f"{number}.png")
     return folder

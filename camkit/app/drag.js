@@ -23,7 +23,7 @@
   });
   document.addEventListener("pointerdown", event => {
     dragged = false;
-    if (event.target === picture() && event.button === 0 && event.pointerType !== "touch") start = event;
+    if (event.target === picture() && event.button === 0) start = event;
   });
   document.addEventListener("pointermove", event => {
     if (!start || !far(event)) return;
@@ -44,7 +44,7 @@
   });
   document.addEventListener("pointercancel", end);
   document.addEventListener("click", event => {
-    if (dragged) event.stopPropagation(); // the click that ends a drag is not a corner
+    if (dragged) event.stopPropagation(); // the click that ends a drag chooses no box
     dragged = false;
   }, true);
 }

@@ -14,31 +14,25 @@ import gradio as gr
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from camkit.app.viewer import CHOSEN, FILL_NAMES, THRESHOLD, FoundBox, Look, Viewer, found_box
+from camkit.app.viewer import CHOSEN, FILL_NAMES, THRESHOLD, Look, Viewer, found_box
 from camkit.drawing.encode import encode
 from camkit.drawing.figure import percent
 from camkit.drawing.overlay import outlined
 from camkit.drawing.text import width_of, write
-from camkit.errors import CamkitError, InputError, as_markdown, brief, own_place, printable
+from camkit.errors import CamkitError, InputError, as_error, as_markdown, brief, own_place, printable
 from camkit.explaining.explanation import Explanation
 from camkit.types import Pixels
 
-STYLE = ".gradio-container {max-width: 1500px !important} footer {display: none !important}"
+STYLE = (
+    ".gradio-container {max-width: 1500px !important} footer {display: none !important} "
+    "#shown img {touch-action: none}"  # a finger that draws a rectangle does not scroll the page
+)
 _GREETING = (
     "### What did the model use?\n"
-    "Click on an answer to see its heat. "
-    "To cover a part of the picture, draw a rectangle in it, or click on two corners."
+    "Click on an answer to see its heat. To cover a part of the picture, draw a rectangle in it."
 )
-_CLICKS = ("shows the heat of a box", "covers a part")
-"""What a click in the picture does if the model is a detector."""
 _BARS = 8
 """The most answers that are shown as bars; the other boxes of a detector can be clicked in the picture."""
-_MARK = (255, 0, 255)
-"""The colour of the first corner of a rectangle, RGB: few pictures have it."""
-
-
-SHEET_BUTTONS = ["download", "fullscreen"]
-"""Gradio would add one that uploads the picture."""
 
 
 def theme() -> Any:
@@ -49,12 +43,12 @@ def theme() -> Any:
 class _Parts:
     """The parts of the page, from top to bottom."""
 
-    SEEN = 13
+    SEEN = 11
     """The parts in ``seen``."""
 
     def __init__(self, viewer: Viewer, first: Look) -> None:
         named = [(Path(file).name, file) for file in viewer.pictures]
-        self.look, self.corner = gr.State(first), gr.State(None)
+        self.look = gr.State(first)
         gr.Markdown(_GREETING)
         with gr.Row():
             self.model = gr.Dropdown(list(viewer.models), value=first.model, label="Model", elem_id="model")
@@ -65,9 +59,6 @@ class _Parts:
             self.heat = gr.Image(label="Heat", interactive=False, elem_id="heat", buttons=[])
             self.before = gr.Image(label="Heat before", interactive=False, elem_id="before", visible=False, buttons=[])
         self.dragged = gr.Textbox(visible="hidden", elem_id="dragged")
-        self.clicks = gr.Radio(
-            list(_CLICKS), value=_CLICKS[0], label="A click in the picture", visible=False, elem_id="clicks"
-        )
         self.sentence = gr.Markdown(elem_id="sentence")
         with gr.Row():
             self.answers = gr.Label(label="Answers", num_top_classes=_BARS, elem_id="answers")
@@ -79,7 +70,11 @@ class _Parts:
             self.compare = gr.Button("Compare a dozen methods", elem_id="compare")
             self.save = gr.Button("Save figure and values", elem_id="save")
         self.sheet = gr.Image(
-            show_label=False, interactive=False, visible=False, elem_id="sheet", buttons=SHEET_BUTTONS
+            show_label=False,
+            interactive=False,
+            visible=False,
+            elem_id="sheet",
+            buttons=["download", "fullscreen"],  # Gradio would add one that uploads the picture
         )
         self.files = gr.Files(label="Saved", visible=False, elem_id="files")
 
@@ -96,8 +91,8 @@ class _Parts:
     @property
     def seen(self) -> list[Any]:
         """What an event changes, in the order of ``_seen``."""
-        first = [self.look, self.corner, self.shown, self.heat, self.before, self.sentence]
-        choices = [self.rather, self.clicks, self.compare]
+        first = [self.look, self.shown, self.heat, self.before, self.sentence]
+        choices = [self.rather, self.compare]
         return [*first, self.answers, self.answers_before, *choices, self.sheet, self.files]
 
 
@@ -128,7 +123,7 @@ def build(viewer: Viewer, saved: Path) -> Any:
 def _shown(viewer: Viewer, asked: Look, alpha: float) -> Any:
     """Return the values of ``_Parts.seen`` for what a visitor asked for."""
     hidden = gr.update(visible=False)
-    return _said(lambda: (asked, None, *_seen(viewer, asked, alpha), hidden, hidden), _Parts.SEEN)
+    return _said(lambda: (asked, *_seen(viewer, asked, alpha), hidden, hidden), _Parts.SEEN)
 
 
 def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
@@ -178,28 +173,16 @@ def _react_to_clicks(viewer: Viewer, parts: _Parts) -> None:
             return _shown(viewer, replace(asked, box=found_box(answers[chosen])), alpha)
         return _shown(viewer, replace(asked, target=answers[chosen].target), alpha)
 
-    def click(asked: Look, start: Any, alpha: float, does: str, event: gr.SelectData) -> Any:
+    def click(asked: Look, alpha: float, event: gr.SelectData) -> Any:
+        """Show the heat of the box around a point."""
+        if not viewer.detects(asked.model):
+            return _shown(viewer, asked, alpha)
         place = int(event.index[0]), int(event.index[1])
-        if viewer.detects(asked.model) and does == _CLICKS[0]:
-            return _said(lambda: _shown(viewer, replace(asked, box=_box_at(viewer, asked, place)), alpha), _Parts.SEEN)
-        picture = viewer.picture(asked)
-        if start is None:
-            marked = _with_mark(np.asarray(picture), place)
-            same = [gr.skip()] * (_Parts.SEEN - 6)
-            return (asked, place, marked, gr.skip(), gr.skip(), "Click on the opposite corner.", *same)
-        return _shown(viewer, replace(asked, cover=_rectangle(start, place, picture.size)), alpha)
+        return _said(lambda: _shown(viewer, replace(asked, box=viewer.box_at(asked, place)), alpha), _Parts.SEEN)
 
     options = {"outputs": parts.seen, "api_visibility": "private", "show_progress": "minimal"}
     parts.answers.select(pick, [parts.look, parts.opacity], **options)
-    parts.shown.select(click, [parts.look, parts.corner, parts.opacity, parts.clicks], **options)
-
-
-def _box_at(viewer: Viewer, look: Look, place: tuple[int, int]) -> FoundBox:
-    """Return the box around a click."""
-    found = viewer.box_at(look, place)
-    if found is None:
-        raise InputError("there is no box there; click inside one")
-    return found
+    parts.shown.select(click, [parts.look, parts.opacity], **options)
 
 
 def _said(act: Callable[[], Any], outputs: int = 1) -> Any:
@@ -234,7 +217,6 @@ def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
         _bars(found),
         old_answers,
         gr.update(choices=[("", None)] if detects else others, value=look.rather_than, visible=not detects),
-        gr.update(visible=detects),
         gr.update(visible=not detects),
     )
 
@@ -297,32 +279,14 @@ def plain(text: str) -> str:
     return as_markdown(text).replace("!", r"\!").replace("$", r"\$")
 
 
-def _with_mark(pixels: Pixels, place: tuple[int, int]) -> Pixels:
-    marked = pixels.copy()
-    reach = max(3, max(pixels.shape[:2]) // 100)
-    column, row = place
-    marked[max(0, row - reach) : row + reach, max(0, column - reach) : column + reach] = _MARK
-    return marked
-
-
-def _rectangle(start: tuple[int, int], end: tuple[int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return the rectangle between two corners, at least one pixel wide and high, inside the picture."""
-    (left, right), (top, bottom) = sorted((start[0], end[0])), sorted((start[1], end[1]))
-    left, top = min(left, size[0] - 1), min(top, size[1] - 1)
-    return left, top, min(max(right, left + 1), size[0]), min(max(bottom, top + 1), size[1])
-
-
 def _drawn_over(viewer: Viewer, look: Look, drawn: str) -> tuple[int, int, int, int]:
-    """Return the rectangle that was drawn over the picture."""
-    size = viewer.picture(look.uncovered).size
-    try:
-        corners = np.array(json.loads(drawn), float).reshape(2, 2).clip(0, 1) * size
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InputError("draw a rectangle in the picture") from error
-    if not np.isfinite(corners).all():
-        raise InputError("draw a rectangle in the picture")
-    (left, top), (right, bottom) = corners.round().astype(int).tolist()
-    return _rectangle((left, top), (right, bottom), size)
+    """Return the rectangle that was drawn over the picture, at least one pixel wide and high."""
+    width, height = size = viewer.picture(look.uncovered).size
+    with as_error(InputError, lambda _: "draw a rectangle in the picture"):
+        corners = np.sort(np.array(json.loads(drawn), float).reshape(2, 2).clip(0, 1), axis=0) * size
+        (left, top), (right, bottom) = [[round(side) for side in corner] for corner in corners.tolist()]
+    left, top = min(left, width - 1), min(top, height - 1)
+    return left, top, max(right, left + 1), max(bottom, top + 1)
 
 
 def _saved(viewer: Viewer, look: Look, alpha: float, folder: Path) -> list[str]:

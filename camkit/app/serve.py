@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -10,19 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from camkit.errors import InputError, as_error
+
 HOST = "127.0.0.1"
 """Only programs on this machine can connect."""
 
-REPORT = "report.json"
-"""The file by which a folder is known as that of a check's reports."""
-
 FIRST_PORT = 7860
-_PORTS = 20
-_LARGEST_UPLOAD = 64 * 2**20
-"""Bytes of a picture that a visitor may upload."""
 
-_LAST_SECONDS = 1
-"""Seconds that open requests may take after Ctrl-C; without a limit, an open page keeps its connection for ever."""
 
 _POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; connect-src 'self'; frame-ancestors 'self'; "
@@ -37,18 +32,9 @@ def free_port(wanted: int | None) -> socket.socket:
     Raises:
         InputError: the port is taken.
     """
-    from camkit.errors import InputError  # noqa: PLC0415
-
-    for port in [wanted] if wanted is not None else range(FIRST_PORT, FIRST_PORT + _PORTS):
-        bound = socket.socket()
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((HOST, port))
-            bound.listen()  # two sockets may be bound to one port, as long as neither listens
-        except OSError:
-            bound.close()
-            continue
-        return bound
+    for port in [wanted] if wanted is not None else range(FIRST_PORT, FIRST_PORT + 20):
+        with contextlib.suppress(OSError):
+            return socket.create_server((HOST, port))
     raise InputError(f"port {wanted or FIRST_PORT} is taken; name another one with --port")
 
 
@@ -79,20 +65,17 @@ def serve(build: Callable[[Path], Any], port: int | None, opened: Callable[[str]
                 logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # an open page is not an error
                 await super().shutdown(sockets)
 
-        settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=_LAST_SECONDS)
+        # Seconds that open requests may take after Ctrl-C; without a limit, an open page keeps its connection for ever
+        settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=1)
         Server(settings).run([bound])
 
 
 def _application(build: Callable[[Path], Any], folder: Path) -> Any:
-    try:
+    with as_error(InputError, lambda _: "the app needs Gradio: pip install 'camkit[app]'"):
         import gradio as gr  # noqa: PLC0415 - optional
         from fastapi import FastAPI  # noqa: PLC0415
         from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: PLC0415
         from starlette.responses import PlainTextResponse  # noqa: PLC0415
-    except ImportError as error:
-        from camkit.errors import InputError  # noqa: PLC0415
-
-        raise InputError("the app needs Gradio: pip install 'camkit[app]'") from error
     from camkit.app.page import STYLE, theme  # noqa: PLC0415
 
     async def without_others(request: Any, call_next: Any) -> Any:
@@ -107,13 +90,14 @@ def _application(build: Callable[[Path], Any], folder: Path) -> Any:
     application.middleware("http")(without_others)
     page = build(folder)
     page.has_launched = True  # otherwise Gradio reads any file that a request names as an upload
+    # Bytes of a picture that a visitor may upload
     return gr.mount_gradio_app(
         application,
         page,
         path="/",
         server_name=HOST,
         allowed_paths=[],
-        max_file_size=_LARGEST_UPLOAD,
+        max_file_size=64 * 2**20,
         show_error=True,
         theme=theme(),
         css=STYLE,

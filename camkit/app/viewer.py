@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +45,6 @@ _MOST_SIDE = 1600
 """Larger pictures are reduced to this many pixels on the longer side, so that a click answers at once."""
 _KEPT = 64
 """Maps that are kept, so that going back to a class or another opacity computes nothing."""
-
-_T = TypeVar("_T")
 
 
 class FoundBox(NamedTuple):
@@ -104,9 +101,12 @@ class Viewer:
 
     def __init__(self, models: Mapping[str, LoadedModel], pictures: Sequence[Path]) -> None:
         self.models, self.pictures = dict(models), [str(file) for file in pictures]
-        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
-        self._lock = threading.Lock()
         self._detectors = {name for name, model in self.models.items() if model.detects}
+        keep = functools.lru_cache(_KEPT)
+        self._opened = keep(self._read)
+        self._explainer = keep(self._made)
+        self._explained = keep(self._computed)
+        self._found = keep(self._answers)
 
     def named(self, file: str) -> str:
         """Return a file if visitors may choose it: a request may name any.
@@ -140,14 +140,11 @@ class Viewer:
         opened = self._opened(look.picture)
         return opened if look.cover is None else covered(opened, look.cover, look.fill)
 
-    def _opened(self, file: str) -> Image.Image:
-        def read() -> Image.Image:
-            if file in self.pictures:
-                return _reduced(open_picture(file))
-            upload = Path(file)
-            return _reduced(open_picture(upload.name, upload.read_bytes()))  # an error shows no temporary folder
-
-        return self._once(("picture", file), read)
+    def _read(self, file: str) -> Image.Image:
+        upload = Path(file)
+        # The error about an upload shows no temporary folder.
+        opened = open_picture(file) if file in self.pictures else open_picture(upload.name, upload.read_bytes())
+        return opened if max(opened.size) <= _MOST_SIDE else Image.fromarray(shrink(np.asarray(opened), _MOST_SIDE))
 
     def detects(self, model: str) -> bool:
         """Tell whether a model returned boxes; known from its first answers."""
@@ -155,8 +152,7 @@ class Viewer:
 
     def answers(self, look: Look) -> list[Explanation]:
         """Return the best answers with their heat: up to five classes, or the boxes of a detector, perhaps none."""
-        key = ("answers", look.model, look.picture, look.cover, look.fill)
-        return self._once(key, lambda: self._answers(look))
+        return self._found(Look(look.model, look.picture, cover=look.cover, fill=look.fill))
 
     def _answers(self, look: Look) -> list[Explanation]:
         explainer, picture = self._explainer(look.model, None, None), self.picture(look)
@@ -191,12 +187,12 @@ class Viewer:
             number = self._number(look)
             if number is None or (look.method, look.layer) == (None, None):
                 return None if number is None else answers[number]
-            return self._once(("heat", look), lambda: self._explained(look, TopTarget(number + 1, threshold=THRESHOLD)))
+            return self._explained(look, TopTarget(number + 1, threshold=THRESHOLD))
         explained = replace(look, target=self.target(look))
         known = next((row for row in answers if row.target == explained.target), None)
         if known is not None and (look.method, look.layer, look.rather_than) == (None, None, None):
             return known
-        return self._once(("heat", explained), lambda: self._explained(explained, self._contrasted(explained)))
+        return self._explained(explained, self._contrasted(explained))
 
     def target(self, look: Look) -> int | None:
         """Return the class that is looked at: the chosen one, or that of the best answer."""
@@ -209,14 +205,20 @@ class Viewer:
             return look.box
         return next(map(found_box, self.answers(look.uncovered)), None)
 
-    def box_at(self, look: Look, place: tuple[int, int]) -> FoundBox | None:
-        """Return the smallest box around a point of the picture; None if there is none."""
+    def box_at(self, look: Look, place: tuple[int, int]) -> FoundBox:
+        """Return the smallest box around a point of the picture.
+
+        Raises:
+            InputError: there is none.
+        """
         boxes_there = [
             found
             for found in map(found_box, self.answers(look))
             if found.box.left <= place[0] < found.box.right and found.box.top <= place[1] < found.box.bottom
         ]
-        return min(boxes_there, key=lambda found: area(found.box), default=None)
+        if not boxes_there:
+            raise InputError("there is no box there; click inside one")
+        return min(boxes_there, key=lambda found: area(found.box))
 
     def _number(self, look: Look) -> int | None:
         """Return the index, among the answers, of the box that is looked at; None if it is no longer found."""
@@ -227,7 +229,7 @@ class Viewer:
         best = max(overlaps, default=0.0)
         return overlaps.index(best) if best >= THRESHOLD else None
 
-    def _explained(self, look: Look, target: TargetLike | None) -> Explanation:
+    def _computed(self, look: Look, target: TargetLike | None) -> Explanation:
         return self._explainer(look.model, look.method, look.layer)(self.picture(look), target)
 
     def _contrasted(self, look: Look) -> TargetLike | None:
@@ -259,25 +261,8 @@ class Viewer:
         """Return the names of a model's layers."""
         return [CHOSEN, *(name for name in modules_by_name(self.models[model].module) if name)]
 
-    def _explainer(self, model: str, method: str | None, layer: str | None) -> Explainer:
-        def made() -> Explainer:
-            return Explainer(self.models[model], target_layer=layer, method=method)
-
-        return self._once(("explainer", model, method, layer), made)
-
-    def _once(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """Return what was made for a key, or make it; the oldest entry is dropped."""
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                found: _T = self._kept[key]
-                return found
-        made = make()  # outside of the lock: another visitor need not wait for it
-        with self._lock:
-            self._kept[key] = made
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return made
+    def _made(self, model: str, method: str | None, layer: str | None) -> Explainer:
+        return Explainer(self.models[model], target_layer=layer, method=method)
 
 
 def covered(picture: Image.Image, cover: tuple[int, int, int, int], fill: str) -> Image.Image:
@@ -297,12 +282,6 @@ def covered(picture: Image.Image, cover: tuple[int, int, int, int], fill: str) -
     filled = camkit.metrics.FILLS[fill](values, 0)(hole[None])[0]
     levels = (filled.clamp(0, 1) * 255).round().to(torch.uint8)
     return Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
-
-
-def _reduced(picture: Image.Image) -> Image.Image:
-    if max(picture.size) <= _MOST_SIDE:
-        return picture
-    return Image.fromarray(shrink(np.asarray(picture), _MOST_SIDE))
 
 
 def found_box(row: Explanation) -> FoundBox:

@@ -1,6 +1,6 @@
 """``check()``: from a model and labelled pictures to a verdict and its reports. The command line and tests call it.
 
-data -> heat of every picture -> sanity -> experiment on a sample -> a row a picture -> effects -> rule -> reports.
+data -> heat of every picture -> experiment on a sample -> a row a picture -> effects -> rule -> reports.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
+import json
 import time
 import warnings
 from collections import Counter
@@ -17,35 +18,40 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import torch
+from markupsafe import Markup
 
 from camkit.background import kinds
-from camkit.background.answers import NO_ANSWER
-from camkit.background.baseline import BASELINE_FILE, check_comparable, check_heat, compare, read_baseline
-from camkit.background.classes import match_classes, question_order, read_class_map
-from camkit.background.data import Item, read_data
-from camkit.background.effects import OVERALL, Measures, measure_all
+from camkit.background.data import Dataset, Item, match_classes, question_order, read_class_map, read_data
+from camkit.background.effects import OVERALL, ImageRow, Measures, image_rows, measure_all, named_without_object
 from camkit.background.experiment import EDITS, Answers, Experiment
-from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable
-from camkit.background.journal import Journal, PictureRow, RowsOf
-from camkit.background.pictures import ImageRow, image_rows, named_without_object
-from camkit.background.plan import SPARE_PICTURES, Plan, count_outputs, make_plan
-from camkit.background.reasons import Reason
-from camkit.background.report import REPORTS, events, rendered, words
-from camkit.background.result import CheckResult, CheckRun, Inconclusive, Reports
-from camkit.background.rule import Judgement, judge
-from camkit.background.sanity import Sanity, check_sanity
+from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable, remark_on_heat
+from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
+from camkit.background.report import MOST_STEPS, PAGE, REPORTS
+from camkit.background.result import (
+    BASELINE_FILE,
+    CheckResult,
+    CheckRun,
+    Inconclusive,
+    check_comparable,
+    check_heat,
+    compare,
+    read_baseline,
+)
+from camkit.background.rule import judge, said
 from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, RunError, advice, refuse_unknown_options, refusing_exit
-from camkit.explaining.choices import configured_model
+from camkit.explaining.explainer import configured_model
 from camkit.images.files import set_aside
 from camkit.kit import wording
+from camkit.kit.pages import templates
+from camkit.kit.store import Journal, PictureRow, RowsOf
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import Loadable, LoadedModel
-from camkit.options import Check
+from camkit.options import Check, given_in
 from camkit.options.settings import Settings, as_settings
 from camkit.types import Preprocess
 
-Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]
+Stage: TypeAlias = Literal["heat", "experiment", "measures"]
 CheckProgress: TypeAlias = Callable[[Stage, int, int], None]
 """Called with the stage, the number of finished steps and the number of all steps."""
 
@@ -233,7 +239,11 @@ def finish_check(
             check_heat(earlier, first.layer, grids)
     journal = None if out is None else out / JOURNAL
     made_with = {"version of camkit": wording.VERSION, **hashes}
-    with Journal(journal, made_with, resume=settings.resume) as rows:
+    instead = advice(
+        "start again without resume=True, or choose another out folder",
+        "start again without --resume, or choose another --out",
+    )
+    with Journal(journal, made_with, resume=settings.resume, instead=instead) as rows:
         if rows.damaged:
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
         if out is not None:
@@ -250,7 +260,7 @@ def finish_check(
                 result, change=change, fail_on_worse=settings.fail_on_worse, warnings=(*result.warnings, *change.worse)
             )
         if out is not None and journal is not None:
-            result = replace(result, report=out / words.PAGE)
+            result = replace(result, report=out / PAGE)
             result.save(out)
             journal.unlink(missing_ok=True)
     return result
@@ -269,15 +279,26 @@ def _run(
     plan = experiment.plan
     all_heat = journal.complete(HEAT, plan.data.items, rows_of[HEAT.name], functools.partial(progress, "heat"))
     heat = _usable(all_heat)
-    progress("sanity", 0, 1)
-    sanity = check_sanity(plan, [item for item in plan.data.items if item.name in heat])
     sample = [item for item in plan.sample if item.name in heat]
     edited = journal.complete(EDITS, sample, rows_of[EDITS.name], functools.partial(progress, "experiment"))
     progress("measures", 0, 1)
-    answers = {name: row.answers for name, row in edited.items()}
+    answers = {name: dict(row.answers) for name, row in edited.items()}
     rows = image_rows(plan, heat, answers)
     by_kind = kinds.find(plan, answers)
-    measures, judged = _judge(plan, rows, sanity, {} if by_kind is None else by_kind.warnings)
+    settings, waivers = plan.settings, plan.settings.waived(plan.today)
+    waived = {name: f"{waiver.reason} (until {waiver.expires})" for name, waiver in waivers.items()}
+    exempt = {name: "expect = any" for name in plan.data.classes if settings.expects_anything(name)}
+    measures = measure_all(rows, settings.limits, settings.check.seed, {*waived, *exempt}, plan.data.classes)
+    judged = judge(
+        measures,
+        settings.limits,
+        exempt=exempt,
+        waived=waived,
+        of_detector=plan.detects,
+        may_fail=plan.with_regions or settings.check.ring_is_background,
+        with_regions=plan.with_regions,
+        warnings={} if by_kind is None else by_kind.warnings,
+    )
     first = next(iter(heat.values()))
     bare = [item.name for item in plan.data.items if plan.with_regions and not item.objects]
     return CheckResult(
@@ -291,13 +312,15 @@ def _run(
             **{name: row.why for name, row in edited.items() if row.why},
         },
         plan=plan,
-        sanity=sanity,
         method=first.method,
         layer=first.layer,
         layer_reason=first.layer_reason,
-        warnings=(*_warnings(plan, heat, answers, measures[OVERALL].room), *_still_named(plan, rows, measures)),
+        warnings=(
+            *_warnings(plan, heat, answers, measures[OVERALL].room),
+            *_still_named(plan, rows, measures),
+            *filter(None, [remark_on_heat(plan)]),
+        ),
         kinds=by_kind,
-        reports=Reports(rendered, REPORTS[BASELINE_FILE], events),
     )
 
 
@@ -317,29 +340,6 @@ def _usable(heat: Mapping[str, HeatRow | Unusable]) -> dict[str, HeatRow]:
     raise InputError(f"no picture could be used: {why}")
 
 
-def _judge(
-    plan: Plan, rows: list[ImageRow], sanity: Sanity, warnings: Mapping[str, Sequence[Reason]]
-) -> tuple[dict[str, Measures], dict[str, Judgement]]:
-    """Measure and judge every class and the model."""
-    settings = plan.settings
-    waivers = settings.waived(plan.today)
-    waived = {name: f"{waiver.reason} (until {waiver.expires})" for name, waiver in waivers.items()}
-    exempt = {name: "expect = any" for name in plan.data.classes if settings.expects_anything(name)}
-    measures = measure_all(rows, settings.limits, settings.check.seed, {*waived, *exempt}, plan.data.classes)
-    judged = judge(
-        measures,
-        settings.limits,
-        exempt=exempt,
-        waived=waived,
-        heat_problems=sanity.problems if plan.with_regions else (),
-        of_detector=plan.detects,
-        may_fail=plan.with_regions or settings.check.ring_is_background,
-        with_regions=plan.with_regions,
-        warnings=warnings,
-    )
-    return measures, judged
-
-
 def _still_named(plan: Plan, rows: Sequence[ImageRow], measures: Mapping[str, Measures]) -> list[str]:
     """Name the classes that the model still names without their object, more often than by chance."""
     by_size = sorted(measures, key=lambda name: -measures[name].sufficiency.value)
@@ -353,7 +353,7 @@ def _still_named(plan: Plan, rows: Sequence[ImageRow], measures: Mapping[str, Me
     ]
     example = next(row.name for row in rows if row.label == above[0] and above[0] in row.named.values())
     return [
-        f"with the object removed, the model still names {wording.first_of(named, words.MOST_STEPS)}: look at these "
+        f"with the object removed, the model still names {wording.first_of(named, MOST_STEPS)}: look at these "
         f"pictures, such as {example}; they may show another object without an outline, or a background typical of the "
         "class"
     ]
@@ -367,36 +367,18 @@ def _warnings(
     question = question_order(
         [label for label, _ in answered], [answer for _, answer in answered], plan.matched.indices, plan.model.labels
     )
-    warnings = [] if question is None else [question]
-    warnings += [
-        f"the waiver for class {waiver.name!r} expired on {waiver.expires} and no longer holds"
-        for waiver in plan.settings.expired(plan.today)
-    ]
-    cropped = sum(row.cropped for row in heat.values())
-    if cropped:
-        warnings.append(f"in {cropped} pictures the object lies outside the part that the model sees")
-    named = [answer.output for of_picture in answers.values() for answer in of_picture.values()]
-    broken = named.count(NO_ANSWER)
-    if broken:
-        warnings.append(
-            f"the model answers NaN or infinity to {broken} of {len(named)} edits; these answers count as wrong, so "
-            "an effect may come from them rather than from the backgrounds"
-        )
-    if headroom is not None and headroom < plan.settings.limits.least_room:
-        warnings.append(
-            "the objects lie in nearly the same place in all pictures, so the heat cannot show which object it follows "
-            f"and the experiment decides alone (even perfect maps would have only {headroom:.2f} more of their heat on "
-            "their own object than on others)"
-        )
-    only_boxes = sum(
-        bool(item.objects) and all(annotation.kind == "box" for annotation in item.objects) for item in plan.data.items
+    outputs = [answer.output for of_picture in answers.values() for answer in of_picture.values()]
+    boxes = [{annotation.kind for annotation in item.objects} == {"box"} for item in plan.data.items]
+    sentences = said(
+        "warnings",
+        expired=plan.settings.expired(plan.today),
+        cropped=sum(row.cropped for row in heat.values()),
+        broken=outputs.count(NO_ANSWER),
+        edits=len(outputs),
+        headroom=headroom if headroom is not None and headroom < plan.settings.limits.least_room else None,
+        only_boxes=sum(boxes),
     )
-    if only_boxes:
-        warnings.append(
-            f"{only_boxes} pictures have boxes but no outlines: the check pastes the ellipse inside each box, which "
-            "carries a little of its own background along, so the measured gap is smaller than the true one"
-        )
-    return tuple(warnings)
+    return *([] if question is None else [question]), *filter(None, sentences.split("\n"))
 
 
 SpreadPieces: TypeAlias = Callable[[Callable[[LoadedModel], Any], Sequence[str], int], Iterator[list[Any]]]
@@ -434,3 +416,32 @@ class _Worker:
     def __call__(self, names: Sequence[str]) -> list[PictureRow]:
         """Return the rows of pictures, in their order."""
         return list(self._rows_of([self._items[name] for name in names]))
+
+
+def starter_config(data: Dataset, settings: Settings) -> str:
+    """Return the text of a config for these pictures.
+
+    The lines of ``settings`` that are set are active; the others are commented and show the defaults. The paths are
+    relative to the folder of the config.
+    """
+    environment = templates("camkit.background.report")
+    environment.filters["toml"] = lambda value: Markup(_toml(value))  # is not escaped again
+    tables = {name: getattr(settings, name) for name in ("model", "data", "check", "limits", "run")}
+    given = {name: dict(sorted(given_in(table).items())) for name, table in tables.items()}
+    text: str = environment.get_template("camkit.toml").render(data=data, settings=settings, given=given)
+    return text
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML writes it.
+
+    A JSON string is a TOML string too, except that TOML escapes DEL and cannot hold bytes of a file name that are not
+    characters.
+    """
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if not isinstance(value, (str, Path)):
+        return str(value) if isinstance(value, dt.date) else json.dumps(value)
+    text = value.as_posix() if isinstance(value, Path) else str(value)
+    characters = text.encode(errors="backslashreplace").decode()
+    return json.dumps(characters, ensure_ascii=False).replace("\x7f", "\\u007f")

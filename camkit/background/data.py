@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import itertools
+import json
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from camkit.background.classes import ClassMap
-from camkit.background.regions import READ, find_regions, read_regions, yolo
-from camkit.background.regions.annotations import Annotations, ObjectAnnotation
-from camkit.background.regions.boxes import find_columns, header_of
-from camkit.background.regions.masks import holds_photographs
-from camkit.background.regions.matching import RegionIndex, unmatched
-from camkit.errors import InputError, did_you_mean, refuse_pipe
+from camkit.background.regions import (
+    READ,
+    Annotations,
+    ObjectAnnotation,
+    RegionIndex,
+    find_columns,
+    find_regions,
+    header_of,
+    holds_photographs,
+    pictures_of,
+    read_regions,
+    unmatched,
+)
+from camkit.errors import InputError, advice, as_error, did_you_mean, refuse_pipe
 from camkit.images.files import files_in, has_picture_suffix, is_regular
 from camkit.images.listing import find_pictures
 from camkit.images.masks import MASK_SUFFIXES, has_few_values, names_masks
+from camkit.kit.statistics import wilson
 from camkit.kit.wording import first_of
 from camkit.options.settings import normalize_name
 from camkit.types import Box
@@ -137,7 +149,7 @@ def _read_data(
         )
     table = data if data.suffix.lower() in (".yaml", ".yml") else None
     if table is not None:
-        data = yolo.pictures_of(table)
+        data = pictures_of(table)
     root = data if data.is_dir() else data.parent
     without = [name for name, entries in (class_map or {}).items() if entries is None]
     only = None if class_map is None else class_map.keys() - without
@@ -146,17 +158,13 @@ def _read_data(
     usual = [folder for folder in root.iterdir() if names_masks(folder.name) and folder.is_dir()]
     of_classes = {folder.name for folder in usual if folder.name in (only or ()) or holds_photographs(folder)}
     sources = find_regions(root, of_classes, table) if regions is None else read_regions(regions, table)
-    if not sources:
-        yolo.refuse_empty(root)
     labelled, rule, left_out = _label_pictures(data, sources, group, skip, regions, only, of_classes)
-    if not labelled:
-        raise InputError(
-            f"{data} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
-            "or pictures with regions that name classes"
-        )
     items = tuple(item for item in labelled if item.label not in without)
     if not items:
-        raise InputError("the class map leaves out every class that has pictures; give at least one class an entry")
+        raise InputError(
+            f"{data} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
+            "or pictures with regions that name classes, and a class map that leaves out some classes at most"
+        )
     for name in sorted(without):
         of_class = tuple(item.name for item in labelled if item.label == name)
         left_out[f"pictures of {name!r}, which the class map leaves out (null)"] = of_class
@@ -224,7 +232,10 @@ def _label_pictures(
     """Find the pictures and their labels: by table, by folder or by largest object."""
     if data.is_file():
         return _label_by_table(data, group)
-    table = _find_table(data, group)
+    # Of the CSVs with the columns path and label, one with groups and places comes first.
+    has = {file: _columns_of(header_of(file), group).keys() for file in files_in(data, [".csv"], deep=False)}
+    tables = [file for file, columns in has.items() if {"path", "label"} <= columns]
+    table = max(tables, key=lambda file: ("group" in has[file], "place" in has[file]), default=None)
     if group and table is None:
         raise InputError(
             f"the group {group!r} must be a column of a CSV with path and label, but {data} has no such CSV; "
@@ -258,14 +269,18 @@ def _label_pictures(
                 folder.name for folder in folders if folder.name not in by_class
             ),
         }
-        return items if table is None else _with_groups(items, table, group), "a folder per class", left_out
+        if table is not None and (group or {"group", "place"} & has[table]):
+            rows = {Path(row["path"]).as_posix(): row for row in _rows_of_table(table, group)}
+            items = [
+                replace(item, group=rows[item.name]["group"] or item.group, place=rows[item.name]["place"])
+                if item.name in rows
+                else item
+                for item in items
+            ]
+        return items, "a folder per class", left_out
     if table is not None:
         return _label_by_table(table, group)
     return _label_by_largest(data, sources, only, skip)
-
-
-_MOST_EXAMINED = 4
-"""In each folder, at most this many of the pictures that may be masks are examined."""
 
 
 def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
@@ -275,7 +290,8 @@ def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
         for _, of_folder in itertools.groupby(files, key=lambda file: file.parent):
             pictures = list(of_folder)
             possible = [file for file in pictures if file.suffix.lower() in MASK_SUFFIXES]
-            examined = possible[:_MOST_EXAMINED]
+            # In each folder, at most this many of the pictures that may be masks are examined
+            examined = possible[:4]
             few = list(filter(has_few_values, examined))
             masks += few if 2 * len(few) >= len(examined) else []
             photographs += len(pictures) - len(possible) + len(examined) - len(few)
@@ -310,48 +326,20 @@ def _columns_of(header: list[str], group: str | None) -> dict[str, str]:
     return find_columns(header, {**_COLUMNS, "group": (group.lower(),)} if group else _COLUMNS)
 
 
-def _find_table(folder: Path, group: str | None) -> Path | None:
-    """Return the CSV of a folder that has the columns path and label, if possible with groups."""
-    has = {file: _columns_of(header_of(file), group).keys() for file in files_in(folder, [".csv"], deep=False)}
-    tables = [file for file, columns in has.items() if {"path", "label"} <= columns]
-    return max(tables, key=lambda file: ("group" in has[file], "place" in has[file]), default=None)
-
-
-def _with_groups(items: list[Item], table: Path, group: str | None) -> list[Item]:
-    """Give pictures in class folders the groups and places that a table beside the folders says."""
-    if not group and not {"group", "place"} & _columns_of(header_of(table), group).keys():
-        return items
-    rows = {Path(row["path"]).as_posix(): row for row in _rows_of_table(table, group)}
-    return [
-        replace(item, group=rows[item.name]["group"] or item.group, place=rows[item.name]["place"])
-        if item.name in rows
-        else item
-        for item in items
-    ]
-
-
-_MOST_NAMES, _LONGEST_NAME = 8, 40
-"""Columns that an error lists, and letters of each."""
-
-
 def _rows_of_table(file: Path, group: str | None) -> list[dict[str, str]]:
     """Read a table of pictures: path, label, group and place of each; what the table does not say is empty.
 
     Raises:
         InputError: it cannot be read, or lacks a column.
     """
-    if file.suffix.lower() == ".json":
-        raise InputError(f"{file} is not a table of pictures; pass the folder, and this file as the regions")
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            table = csv.DictReader(lines)
-            header = list(table.fieldnames or ())
-            rows = list(table)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{file} cannot be read: {error}") from error
+    reading = as_error(InputError, lambda error: f"{file} cannot be read: {error}")
+    with reading, file.open(newline="", encoding="utf-8-sig") as lines:
+        table = csv.DictReader(lines)
+        header = list(table.fieldnames or ())
+        rows = list(table)
     columns = _columns_of(header, group)
     if not {"path", "label"} <= columns.keys():
-        shown = first_of([name[:_LONGEST_NAME] for name in header], _MOST_NAMES) or "none"
+        shown = first_of([name[:40] for name in header], 8) or "none"
         raise InputError(f"{file} must have the columns path and label; it has {shown}")
     if group and "group" not in columns:
         raise InputError(f"{file} has no column {group!r} for the groups; it has {', '.join(header)}")
@@ -367,29 +355,23 @@ SEVERAL_CLASSES = "pictures that the table lists with several classes"
 def _label_by_table(file: Path, group: str | None) -> _Labelled:
     """Read the pictures and labels that a CSV lists."""
     items: dict[str, Item] = {}
-    missing, unlabelled = [], []
-    ambiguous: dict[str, None] = {}
+    left_out: dict[str, dict[str, None]] = defaultdict(dict)
     for row in _rows_of_table(file, group):
         name, label = row["path"], row["label"]
         path = file.parent / name
         if not is_regular(path):
-            missing.append(name)
+            left_out["files that do not exist"][name] = None
         elif not label:
-            unlabelled.append(name)
+            left_out["pictures without a label"][name] = None
         else:  # a table of boxes has one row for each object, so several rows for one picture
             item_name = Path(name).as_posix()
             item = Item(item_name, path, label, row["group"] or name, place=row["place"])
             if items.setdefault(item_name, item).label != label:
-                ambiguous[item_name] = None
-    left_out = {
-        "files that do not exist": tuple(missing),
-        "pictures without a label": tuple(unlabelled),
-        SEVERAL_CLASSES: tuple(ambiguous),
-    }
-    labelled = [item for name, item in items.items() if name not in ambiguous]
-    if ambiguous and not labelled:
+                left_out[SEVERAL_CLASSES][item_name] = None
+    labelled = [item for name, item in items.items() if name not in left_out.get(SEVERAL_CLASSES, ())]
+    if items and not labelled:
         raise InputError(f"{file} lists every picture with several classes; give each picture one class")
-    return labelled, f"the table {file.name}", left_out
+    return labelled, f"the table {file.name}", {reason: tuple(names) for reason, names in left_out.items()}
 
 
 def _label_by_largest(
@@ -431,3 +413,186 @@ def _with_objects(item: Item, indexes: Sequence[RegionIndex], classes: Collectio
             elif own or category in classes:
                 others.append(annotation)
     return replace(item, objects=tuple(objects), others=tuple(others))
+
+
+_SIMILAR = 0.5
+"""The least similarity (difflib's ratio) at which an error suggests a label for a misspelt name."""
+
+
+ClassMap = Mapping[str, Sequence[int | str] | None]
+"""Maps each class to indices or labels of the model; None leaves the pictures of a class out."""
+
+
+@dataclass(frozen=True)
+class ClassMatch:
+    """The model's output indices for each class of the data, and a description of how they were found."""
+
+    indices: Mapping[str, tuple[int, ...]]
+    how: str
+
+
+def match_classes(
+    classes: Sequence[str],
+    labels: Sequence[str] | None,
+    outputs: int,
+    class_map: ClassMap | None,
+    counts: Mapping[str, int] | None = None,
+) -> ClassMatch:
+    """Find the model's outputs for each class of the data.
+
+    Args:
+        classes: the classes of the data, sorted by name.
+        labels: the model's labels, in the order of its outputs.
+        outputs: how many outputs the model has.
+        class_map: maps classes to indices or labels; None if the caller has no map.
+        counts: how many pictures each class has, for messages.
+
+    Returns:
+        The outputs by class map if there is one. Else by label, if each class is a label or a synonym in one ("tabby,
+        tabby cat"). Else by number. Else by order, as torchvision's ImageFolder numbers its classes, if there are as
+        many classes as outputs.
+
+    Raises:
+        InputError: none of these rules applies, or the class map is wrong.
+    """
+    if class_map is not None:
+        indices = {name: _look_up(name, class_map, labels, outputs, counts or {}) for name in classes}
+        return ClassMatch(_validated(indices), "by the class map")
+    by_name = _outputs_by_name(labels or ())
+    indices = {name: by_name.get(normalize_name(name), ()) for name in classes}
+    unknown = [name for name in classes if not indices[name]]
+    if not unknown:
+        ambiguous = [
+            f"{name!r} has the outputs {' and '.join(map(str, several))}"
+            for name, several in indices.items()
+            if len(several) > 1
+        ]
+        return ClassMatch(_validated(indices), "; ".join(["by label", *ambiguous]))
+    if all(name.isdecimal() and int(name) < outputs for name in classes):
+        return ClassMatch(_validated({name: (int(name),) for name in classes}), "by number")
+    wordnet = all(re.fullmatch(r"n\d{8}", name) for name in classes)
+    if len(classes) == outputs and (labels is None or wordnet):
+        indices = {name: (number,) for number, name in enumerate(sorted(classes))}
+        return ClassMatch(indices, "by order, as ImageFolder does")
+    if labels is None:
+        raise InputError(
+            f"the model has {outputs} unnamed outputs and the data has {len(classes)} classes; pass the model's labels "
+            + advice(
+                "(labels=[...]) or a class map (class_map={...})",
+                "(--labels FILE) or a class map (--class-map FILE)",
+            )
+        )
+    named = first_of(list(map(repr, unknown)), _MOST_LISTED)
+    raise InputError(
+        f"the model has no label {named}{_suggestion(unknown[0], labels)}; "
+        f"rename the classes or pass a class map ({advice('class_map={...}', '--class-map FILE')})"
+    )
+
+
+def _validated(indices: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the indices if no two classes share an output."""
+    owners: dict[int, str] = {}
+    for name, own in indices.items():
+        for index in own:
+            if index in owners:
+                raise InputError(
+                    f"output {index} of the model belongs to both {owners[index]!r} and {name!r}; merge these classes"
+                )
+            owners[index] = name
+    return indices
+
+
+def _suggestion(name: str, labels: Sequence[str]) -> str:
+    by_name = _outputs_by_name(labels)
+    similar = difflib.get_close_matches(normalize_name(name), [*by_name], n=1, cutoff=_SIMILAR)
+    return f"; the nearest label to {name!r} is {labels[by_name[similar[0]][0]]!r}" if similar else ""
+
+
+def _outputs_by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the outputs for each label and synonym; a complete label takes precedence over a synonym."""
+    complete: dict[str, tuple[int, ...]] = {}
+    synonyms: dict[str, tuple[int, ...]] = {}
+    for number, label in enumerate(labels):
+        name = normalize_name(label)
+        complete[name] = (*complete.get(name, ()), number)
+        for part in label.split(","):
+            name = normalize_name(part)
+            synonyms[name] = (*synonyms.get(name, ()), number)
+    return {**synonyms, **complete}
+
+
+def _look_up(
+    name: str, class_map: ClassMap, labels: Sequence[str] | None, outputs: int, counts: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Return the outputs that the class map gives a class."""
+    entries = class_map.get(name)
+    if entries is None:
+        pictures = f" ({counts[name]} picture{'' if counts[name] == 1 else 's'})" if name in counts else ""
+        raise InputError(f"class map: no entry for {name!r}{pictures}; map it to null to leave it out")
+    by_name = _outputs_by_name(labels or ())
+    indices: list[int] = []
+    for entry in entries:
+        own = (entry,) if isinstance(entry, int) else by_name.get(normalize_name(entry), ())
+        if isinstance(entry, str) and not own:
+            hint = _suggestion(entry, labels or ())
+            raise InputError(f"class map: {entry!r} for {name!r} is not one of the model's labels{hint}")
+        if max(own) >= outputs or min(own) < 0:
+            raise InputError(f"class map: {entry!r} for {name!r} is not one of the model's {outputs} outputs")
+        indices.extend(own)
+    return tuple(dict.fromkeys(indices))
+
+
+def question_order(
+    labels: Sequence[str], answers: Sequence[int], outputs: Mapping[str, Sequence[int]], names: Sequence[str] | None
+) -> str | None:
+    """Return a question about the order of the classes if those of some seem to be exchanged; else None.
+
+    They are if most of their pictures together get the answer that is the most common one of their class.
+
+    Nothing is asked if two classes would get the same output: the model may then name one class for everything.
+
+    Args:
+        labels, answers: the class of each picture, and the output that the model named; below 0 if it named none.
+        outputs: the model's outputs for each class.
+        names: the model's labels.
+    """
+    given: dict[str, Counter[int]] = defaultdict(Counter)
+    for label, answer in zip(labels, answers, strict=True):
+        given[label][answer] += 1
+    most = {label: counts.most_common(1)[0] for label, counts in sorted(given.items())}
+    kept = {answer for label, (answer, _) in most.items() if answer in outputs[label]}
+    moved = {label: answer for label, (answer, _) in most.items() if answer >= 0 and answer not in outputs[label]}
+    agreeing, pictures = sum(most[label][1] for label in moved), sum(given[label].total() for label in moved)
+    if len({*moved.values()} - kept) < len(moved) or not moved or wilson(agreeing, pictures)[0] <= 0.5:
+        return None
+    named = {output: f" ({name})" for output, name in enumerate(names or ())}
+    shown = [f"class {answer}{named.get(answer, '')} for {label!r}" for label, answer in moved.items()]
+    return f"the model mostly answers {first_of(shown, _MOST_LISTED)}: are the labels in the model's order?"
+
+
+def read_class_map(source: Mapping[str, Any] | Path) -> dict[str, list[int | str] | None]:
+    """Read a table, or a JSON file of it, from class to an index, a label or a list of them.
+
+    None leaves the pictures of a class out. Keys that begin with "_" are comments.
+
+    Raises:
+        InputError: the file cannot be read, or a value is something else.
+    """
+    table: Any = source
+    named = source if isinstance(source, Path) else "class_map"
+    if isinstance(source, Path):
+        refuse_pipe(source)
+        with as_error(InputError, lambda error: f"the class map {source} cannot be read: {error}"):
+            table = {**json.loads(source.read_text(encoding="utf-8-sig"))}
+    class_map: dict[str, list[int | str] | None] = {}
+    for name, value in table.items():
+        entries = list(value) if isinstance(value, (list, tuple)) else [value]
+        known = entries and all(isinstance(each, (Integral, str)) and not isinstance(each, bool) for each in entries)
+        if str(name).startswith("_"):
+            continue
+        if not known and value is not None:
+            raise InputError(
+                f"{named}: {name!r} must have indices or labels of the model, or null to leave it out, not {value!r}"
+            )
+        class_map[str(name)] = [each if isinstance(each, str) else int(each) for each in entries] if known else None
+    return class_map

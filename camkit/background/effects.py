@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from jaxtyping import Float
+from pydantic import TypeAdapter
 
-from camkit.background.heat import NO_HEAT
-from camkit.background.pictures import ImageRow, Pasted
+from camkit.background.data import Item
+from camkit.background.edits import Arm, Edit
+from camkit.background.experiment import Answers
+from camkit.background.heat import NO_HEAT, HeatRow, compare_maps
+from camkit.background.plan import Plan
 from camkit.kit.statistics import (
     MIN_GROUPS,
     RESAMPLES,
@@ -25,6 +30,7 @@ from camkit.kit.statistics import (
     group_numbers,
     interval,
     p_above,
+    seed_of,
     strata_of_groups,
     widened,
     wilson,
@@ -36,8 +42,6 @@ CUE_NAMES: tuple[CueName, ...] = get_args(CueName)
 EffectName: TypeAlias = Literal["gap", "sufficiency", "attraction"] | CueName
 """The effects: of the background, and of statistics of the whole picture."""
 
-WHOLE_PICTURE = "whole picture"
-"""Stands in place of a fill's name for statistics of the whole picture, which fill nothing."""
 
 OVERALL = ""
 """The key of the measures of all classes together."""
@@ -48,13 +52,6 @@ class, and the sufficiency each have rules of their own."""
 
 Level: TypeAlias = Literal["fail", "excluded", "warn", "open"]
 
-_MOST_TIMES = 10
-"""If an effect needs more than this many times the pictures at hand, no number is predicted. At ten times, the estimate
-lies 0.62 standard errors below its limit, so the true effect exceeds the limit in more than a quarter of such cases."""
-
-_LIKELY = 2.0
-"""How many times as many pictures exclude an effect in 80% of checks as exclude it in half of them: the interval's end
-must then lie below the limit by another 0.84 standard errors, and ((1.96 + 0.84) / 1.96)^2 = 2.0."""
 
 _Z, _ROUNDING = 1.96, 1e-9
 """The normal quantile of a 95% interval, and how far two equal interval ends may differ by rounding."""
@@ -124,7 +121,7 @@ class Effect:
     @property
     def level(self) -> Level:
         """The level of the first row of ``LEVELS`` that applies."""
-        return next(rule.level for rule in LEVELS[self.scope] if rule.applies(self))
+        return next(rule.then for rule in LEVELS[self.scope] if rule.applies(self))
 
     @property
     def value(self) -> float:
@@ -191,9 +188,15 @@ class Effect:
             times = (reach / distance) ** 2
         else:
             times = _Z**2 * (1 - distance) / distance / self.groups
-        if times > _MOST_TIMES:
+        # If an effect needs more than this many times the pictures at hand, no number is predicted. At ten times, the
+        # estimate lies 0.62 standard errors below its limit, so the true effect exceeds the limit in more than a
+        # quarter of such cases.
+        if times > 10:
             return None
-        fewest, most = (self.mean.pictures * (factor * times - 1) for factor in (1, _LIKELY))
+        # How many times as many pictures exclude an effect in 80% of checks as exclude it in half of them: the
+        # interval's end must then lie below the limit by another 0.84 standard errors, and ((1.96 + 0.84) / 1.96)^2 =
+        # 2.0
+        fewest, most = (self.mean.pictures * (factor * times - 1) for factor in (1, 2.0))
         return _rounded_up(fewest), _rounded_up(most)
 
 
@@ -207,28 +210,34 @@ def _rounded_up(number: float) -> int:
     return max(1, math.ceil(number / step) * step)
 
 
-class LevelRule(NamedTuple):
-    """A row of the table of levels, for one scope."""
+Then = TypeVar("Then")
+Of = TypeVar("Of")
 
-    level: Level
+
+class Rule(NamedTuple, Generic[Then, Of]):
+    """A row of ``LEVELS`` or ``VERDICTS``: the level or verdict, and its condition in words and as a function."""
+
+    then: Then
     when: str
-    applies: Callable[[Effect], bool]
+    applies: Callable[[Of], bool]
 
 
-_FAIL = LevelRule(
+_FAIL = Rule[Level, Effect](
     "fail",
     "it is significantly above the limit, and its estimate with each fill is above the limit",
     lambda effect: effect.significant and effect.above_with_every_fill,
 )
-_EXCLUDED = LevelRule("excluded", "its interval ends below the limit", lambda effect: effect.high < effect.limit)
-_OPEN = LevelRule("open", "otherwise", lambda _: True)
+_EXCLUDED = Rule[Level, Effect](
+    "excluded", "its interval ends below the limit", lambda effect: effect.high < effect.limit
+)
+_OPEN = Rule[Level, Effect]("open", "otherwise", lambda _: True)
 
-LEVELS: Mapping[Scope, tuple[LevelRule, ...]] = MappingProxyType(
+LEVELS: Mapping[Scope, tuple[Rule[Level, Effect], ...]] = MappingProxyType(
     {
         "all classes": (
             _FAIL,
             _EXCLUDED,
-            LevelRule(
+            Rule(
                 "warn",
                 "its interval lies above 0, or its estimate is above the limit",
                 lambda effect: (
@@ -240,7 +249,7 @@ LEVELS: Mapping[Scope, tuple[LevelRule, ...]] = MappingProxyType(
         "one class": (
             _FAIL,
             _EXCLUDED,
-            LevelRule(
+            Rule(
                 "warn",
                 "it is significantly above 0, and its estimate with each fill is above the limit",
                 lambda effect: effect.present and effect.above_with_every_fill and not effect.lacks_groups,
@@ -249,7 +258,7 @@ LEVELS: Mapping[Scope, tuple[LevelRule, ...]] = MappingProxyType(
         ),
         "sufficiency": (
             _EXCLUDED,
-            LevelRule(
+            Rule(
                 "warn",
                 "its interval lies above the limit, and the gap of all classes is not excluded and has enough groups",
                 lambda effect: effect.counts and effect.enough and effect.low > effect.limit,
@@ -331,14 +340,16 @@ class Measures:
         return [self.effects[name] for name in names if name in self.effects]
 
 
+def all_excluded_above(effects: Iterable[Effect]) -> float | None:
+    """Return the size above which each of some effects is excluded; None if there are none, or one is not."""
+    ends = [effect.excluded_above for effect in effects]
+    known = [end for end in ends if end is not None]
+    return max(known) if known and len(known) == len(ends) else None
+
+
 def limit_of(name: EffectName, limits: Limits) -> float:
     """Return the limit of an effect. The limit of the gap also holds for the statistics of the whole picture."""
     return limits.attraction if name == "attraction" else limits.sufficiency if name == "sufficiency" else limits.gap
-
-
-def _seed_of(name: str) -> int:
-    """Return a seed for a class name, the same on every machine."""
-    return zlib.crc32(name.encode(errors="surrogateescape"))
 
 
 def measure_all(
@@ -369,9 +380,8 @@ def measure_all(
     measures = {}
     for name, class_rows in sorted(by_class.items()):
         chances = {fill: [shares[name]] * len(class_rows) for fill, shares in false_shares.items() if name in shares}
-        own = _measure(name, class_rows, limits, seed, chances, resamples)
-        attraction = _effect("attraction", attractions.get(name, {}), name, limits)
-        measures[name] = replace(own, effects={**own.effects, "attraction": attraction})
+        attraction = attractions.get(name, {})
+        measures[name] = _measure(name, class_rows, limits, seed, chances, resamples, attraction)
     # If the answers were shuffled among the pictures, an answer would be right as often as the class that it names
     # occurs among them. The sampling error of this chance level is neglected too.
     chances = {}
@@ -460,38 +470,27 @@ def _attraction(
     """
     terms = np.array([(float(pasted.named == name), rate_elsewhere, 1.0) for _, pasted in pairs])
     objects, backgrounds = [row.group for row, _ in pairs], [pasted.group for _, pasted in pairs]
-    sums = bootstrap_sums(terms, group_numbers(objects), [seed, _seed_of(name)], resamples)
-    attracted = terms[:, 0]
-    shown = _Shown(attracted - attracted.mean(), objects, backgrounds, min(len(set(backgrounds)), lenders))
+    sums = bootstrap_sums(terms, group_numbers(objects), [seed, seed_of(name)], resamples)
+    residuals = terms[:, 0] - terms[:, 0].mean()
+    variance = added_variance(residuals, group_numbers(objects), group_numbers(backgrounds))
+    shown = _Backgrounds(variance, min(len(set(backgrounds)), lenders))
     return replace(_measured_effect(sums, terms, objects, limit, shown), pictures=len({row.name for row, _ in pairs}))
 
 
-_ADDED_SEED = 1
-"""Seeds the normal numbers that stand for the backgrounds. Every effect may use the same ones."""
-
-
-class _Shown(NamedTuple):
-    """The answers behind an effect, one for each object on a background.
+class _Backgrounds(NamedTuple):
+    """What showing objects on the backgrounds of other pictures does to an effect.
 
     Attributes:
-        residuals: what each answer adds to the effect, minus its expectation.
-        objects, backgrounds: the groups of the object and of the background.
-        background_groups: the number of groups of backgrounds, for the kind that has fewer.
+        variance: the variance that the sum gains because a background is shown behind several objects.
+        groups: the number of groups of backgrounds, for the kind that has fewer.
     """
 
-    residuals: Float[np.ndarray, " m"]
-    objects: Sequence[str]
-    backgrounds: Sequence[str]
-    background_groups: int
-
-    @property
-    def added_variance(self) -> float:
-        """The variance that the sum gains because a background is shown behind several objects."""
-        return added_variance(self.residuals, group_numbers(self.objects), group_numbers(self.backgrounds))
+    variance: float
+    groups: int
 
 
-def _shown(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Shown | None:
-    """Return the answers behind a gap, the mean of some fills; None if the backgrounds are not known.
+def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Backgrounds | None:
+    """Return what the backgrounds do to a gap, the mean of some fills; None if they are not known.
 
     An object is shown on both kinds of backgrounds, so its answers form a pair: what they have in common, such as an
     object that is hard to recognise, cancels in the difference. The same holds for a background that serves objects of
@@ -499,34 +498,25 @@ def _shown(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Shown | None:
     """
     answers: dict[tuple[str, bool], list[tuple[float, float, str, str]]] = defaultdict(list)
     for row in rows:
-        of_fills = [of_fill for fill in fills if 0 < _on_own(row, of_fill := row.pasted.get(fill, ())) < len(of_fill)]
-        for of_fill in of_fills:
-            own = _on_own(row, of_fill)
+        shown = [row.pasted[fill] for fill in fills if fill in row.pasted]
+        own = [sum(pasted.background == row.label for pasted in of_fill) for of_fill in shown]
+        both = [(of_fill, count) for of_fill, count in zip(shown, own, strict=True) if 0 < count < len(of_fill)]
+        for of_fill, count in both:
             for pasted in of_fill:
                 same = pasted.background == row.label
-                weight = (1 / own if same else -1 / (len(of_fill) - own)) / len(of_fills)
+                weight = (1 / count if same else -1 / (len(of_fill) - count)) / len(both)
                 answers[row.label, same].append((float(pasted.named == row.label), weight, row.group, pasted.group))
     if not answers:
         return None
-    residuals: list[float] = []
-    for kind in answers.values():
+    groups: dict[bool, set[str]] = {same: set() for _, same in answers}
+    terms: list[tuple[float, str, str]] = []
+    for (_, same), kind in answers.items():
         expected = sum(right for right, *_ in kind) / len(kind)
-        residuals += [(right - expected) * weight for right, weight, *_ in kind]
-    listed = [answer for kind in answers.values() for answer in kind]
-    by_kind = [
-        {group for (_, same), kind in answers.items() if same is which for *_, group in kind} for which in (True, False)
-    ]
-    return _Shown(
-        np.array(residuals),
-        [group for *_, group, _ in listed],
-        [group for *_, group in listed],
-        min(map(len, by_kind)),
-    )
-
-
-def _on_own(row: ImageRow, shown: Sequence[Pasted]) -> int:
-    """Return on how many backgrounds of its own class an object was shown."""
-    return sum(pasted.background == row.label for pasted in shown)
+        terms += [((right - expected) * weight, own, lent) for right, weight, own, lent in kind]
+        groups[same] |= {lent for *_, lent in kind}
+    residuals, objects, backgrounds = zip(*terms, strict=True)
+    variance = added_variance(np.array(residuals), group_numbers(objects), group_numbers(backgrounds))
+    return _Backgrounds(variance, min(map(len, groups.values())))
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
@@ -536,11 +526,18 @@ def _mean(values: Sequence[float | bool | None]) -> float | None:
 
 
 def _measure(
-    name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Chances, resamples: int
+    name: str,
+    rows: Sequence[ImageRow],
+    limits: Limits,
+    seed: int,
+    chances: Chances,
+    resamples: int,
+    attraction: Mapping[str, MeasuredEffect] = MappingProxyType({}),
 ) -> Measures:
-    """Measure everything but the attraction."""
+    """Return the measures of a class, whose attraction was measured before, or of all classes together."""
     skill, by_name = _effects(name, rows, limits, seed, chances, resamples)
-    effects = {effect: _effect(effect, measured, name, limits) for effect, measured in by_name.items()}
+    measured = {**by_name, "attraction": attraction}
+    effects = {effect: _effect(effect, by_fill, name, limits) for effect, by_fill in measured.items()}
     if not rows:
         return Measures(name, 0, 0, Estimate(math.nan, math.nan, math.nan, 0), 0.0, effects=effects)
     right = sum(row.right for row in rows)
@@ -564,12 +561,6 @@ def _measure(
     )
 
 
-_Terms = tuple[float, float, float]
-"""What a picture adds to the sums of an effect: two shares, or numerator and denominator, and 1 if it counts."""
-
-_NOTHING: _Terms = (0.0, 0.0, 0.0)
-
-
 def _effects(
     name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Chances, resamples: int
 ) -> tuple[Estimate | None, dict[EffectName, dict[str, MeasuredEffect]]]:
@@ -578,16 +569,14 @@ def _effects(
     Each is a ratio of sums over the pictures that have it, so each adds three columns of terms to one resampling.
     """
     skill: Estimate | None = None
-    effects: dict[EffectName, dict[str, MeasuredEffect]] = {"gap": {}, "sufficiency": {}, "attraction": {}}
+    effects: dict[EffectName, dict[str, MeasuredEffect]] = {"gap": {}, "sufficiency": {}}
     sets = _with_all(sorted({fill for row in rows for fill in row.same.keys() & row.other.keys()}))
-    terms = {key: columns for key, columns in _terms(rows, sets, chances).items() if columns.any()}
+    terms = {key: columns for key, columns in _terms(rows, sets, chances).items() if columns.any()} if rows else {}
     if not terms:
         return skill, effects
     groups_of_rows = group_numbers([row.group for row in rows])
     strata = strata_of_groups(groups_of_rows, [row.label for row in rows])
-    all_sums = bootstrap_sums(
-        np.hstack(list(terms.values())), groups_of_rows, [seed, _seed_of(name)], resamples, strata
-    )
+    all_sums = bootstrap_sums(np.hstack(list(terms.values())), groups_of_rows, [seed, seed_of(name)], resamples, strata)
     for number, ((effect, fill), columns) in enumerate(terms.items()):
         sums = all_sums[:, 3 * number : 3 * number + 3]
         groups = [row.group for row, (_, second, count) in zip(rows, columns, strict=True) if count or second]
@@ -596,7 +585,7 @@ def _effects(
             draws = gained / np.where(possible > 0, possible, np.nan)
             skill = interval(draws, float(own / most) if most > 0 else math.nan, len(set(groups)))
         else:
-            shown = _shown(rows, sets[fill]) if effect == "gap" else None
+            shown = _backgrounds_of_gap(rows, sets[fill]) if effect == "gap" else None
             measured = _measured_effect(sums, columns, groups, limit_of(effect, limits), shown)
             effects.setdefault(effect, {})[fill] = measured
     return skill, effects
@@ -606,34 +595,29 @@ def _terms(
     rows: Sequence[ImageRow], sets: Mapping[str, Sequence[str]], chances: Chances
 ) -> dict[tuple[EffectName | Literal["skill"], str], Float[np.ndarray, "n 3"]]:
     """Return each picture's terms, by effect and fill. ``sets`` has the fills of the gap."""
-    terms: dict[tuple[EffectName | Literal["skill"], str], list[_Terms]] = {}
+    terms: dict[tuple[EffectName | Literal["skill"], str], Float[np.ndarray, "n 3"]] = {}
     for key, fills in sets.items():
-        terms["gap", key] = [
-            _mean_of([_pair(row.same.get(fill), row.other.get(fill)) for fill in fills]) for row in rows
-        ]
+        terms["gap", key] = _paired([[(row.same.get(fill), row.other.get(fill)) for fill in fills] for row in rows])
     for key, fills in _with_all(sorted(chances)).items():
-        terms["sufficiency", key] = [
-            _mean_of([_pair(row.removed.get(fill), chances[fill][number]) for fill in fills])
-            for number, row in enumerate(rows)
-        ]
+        terms["sufficiency", key] = _paired(
+            [[(row.removed.get(fill), chances[fill][number]) for fill in fills] for number, row in enumerate(rows)]
+        )
     for cue in sorted(CUE_NAMES):
-        terms[cue, WHOLE_PICTURE] = [_pair(row.same_cue.get(cue), row.other_cue.get(cue)) for row in rows]
-    terms["skill", ""] = [_NOTHING if (skill := row.skill) is None else (*skill, 1.0) for row in rows]
-    return {key: np.array(columns).reshape(-1, 3) for key, columns in terms.items()}
+        # Stands in place of a fill's name for statistics of the whole picture, which fill nothing
+        terms[cue, "whole picture"] = _paired([[(row.same_cue.get(cue), row.other_cue.get(cue))] for row in rows])
+    terms["skill", ""] = _paired([[row.skill or (None, None)] for row in rows])
+    return terms
 
 
-def _pair(first: float | bool | None, second: float | bool | None) -> _Terms:
-    """Return the terms of two shares, if a picture has both."""
-    return _NOTHING if first is None or second is None else (float(first), float(second), 1.0)
+def _paired(shares: Sequence[Sequence[tuple[float | None, float | None]]]) -> Float[np.ndarray, "n 3"]:
+    """Return what each picture adds to the sums of an effect, from its two shares with each fill.
 
-
-def _mean_of(of_fills: Sequence[_Terms]) -> _Terms:
-    """Return the mean of a picture's terms, over the fills that it has."""
-    counted = [terms for terms in of_fills if terms != _NOTHING]
-    if not counted:
-        return _NOTHING
-    first, second, _ = (sum(column) / len(counted) for column in zip(*counted, strict=True))
-    return first, second, 1.0
+    These are the means of both shares over the fills that have both, and 1 if there is such a fill.
+    """
+    found = np.array(shares, float)  # None becomes NaN
+    known = np.isfinite(found).all(2)
+    means = np.where(known[:, :, None], found, 0.0).sum(1) / np.maximum(known.sum(1), 1)[:, None]
+    return np.column_stack([means, known.any(1)])
 
 
 def _measured_effect(
@@ -641,7 +625,7 @@ def _measured_effect(
     terms: Float[np.ndarray, "n 3"],
     groups: Sequence[str],
     limit: float,
-    shown: _Shown | None = None,
+    shown: _Backgrounds | None = None,
 ) -> MeasuredEffect:
     """Test a difference of two shares.
 
@@ -653,7 +637,7 @@ def _measured_effect(
         terms: the same three for each picture.
         groups: the group of each picture that counts.
         limit: what the difference is tested against.
-        shown: the answers on each background, if the objects were shown on the backgrounds of other pictures.
+        shown: what the backgrounds do, if the objects were shown on those of other pictures.
     """
     first, second, count = sums.T
     total = terms.sum(0)
@@ -661,10 +645,173 @@ def _measured_effect(
     shares = (float(total[0] / total[2]), float(total[1] / total[2]))
     value, group_count = shares[0] - shares[1], effective_groups(groups)
     if shown is not None:
-        deviation = shown.added_variance**0.5 / float(total[2])
-        numbers = np.random.default_rng(_ADDED_SEED).standard_normal(len(draws))
+        deviation = shown.variance**0.5 / float(total[2])
+        # Seeds the normal numbers that stand for the backgrounds. Every effect may use the same ones.
+        numbers = np.random.default_rng(1).standard_normal(len(draws))
         draws = draws + deviation * numbers
-        group_count = min(group_count, shown.background_groups)
+        group_count = min(group_count, shown.groups)
     pictures = int(np.count_nonzero(terms[:, 2]))
     p, p_zero = (p_above(draws, threshold, group_count) for threshold in (limit, 0.0))
     return MeasuredEffect(widened(interval(draws, value, group_count)), p, p_zero, shares, pictures)
+
+
+class Pasted(NamedTuple):
+    """An answer to the object on another background: the background's class and group, and the class that is named."""
+
+    background: str
+    group: str
+    named: str
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """What was measured on one picture. docs/check.md explains the measures.
+
+    Attributes:
+        name, label, group: the picture's name, class and group.
+        right, answer, probability: whether the answer to the unedited picture is right, the class it names, and the
+            probability of the picture's own class, if the model has probabilities.
+        status: whether the map has evidence.
+        energy, shuffled, ceiling: E, S and C of the map.
+        room: the headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
+        hit, rank, area: as ``heat.measure`` returns them.
+        grid: rows and columns of the map.
+        same, other: by fill, the share of right answers on backgrounds of its own class, and of other classes.
+        pasted: by fill, the answers to the object on each background that it was shown on.
+        removed, named: by fill, whether the answer was right with the object removed, and the class named then.
+        same_cue, other_cue: by statistic of the whole picture, whether the answer was right with the value of a picture
+            of its own class, and of another class.
+    """
+
+    name: str
+    label: str
+    group: str
+    right: bool
+    answer: str
+    probability: float | None
+    status: str
+    energy: float | None = None
+    shuffled: float | None = None
+    ceiling: float | None = None
+    room: float | None = None
+    hit: float | None = None
+    rank: float | None = None
+    area: float | None = None
+    grid: tuple[int, ...] | None = None
+    same: Mapping[str, float] = field(default_factory=dict)
+    other: Mapping[str, float] = field(default_factory=dict)
+    pasted: Mapping[str, Sequence[Pasted]] = field(default_factory=dict)
+    removed: Mapping[str, bool] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)
+    same_cue: Mapping[str, bool] = field(default_factory=dict)
+    other_cue: Mapping[str, bool] = field(default_factory=dict)
+
+    @functools.cached_property
+    def by_background(self) -> dict[str, list[bool]]:
+        """Whether the answers on the backgrounds of each class are right, with all fills."""
+        right: dict[str, list[bool]] = defaultdict(list)
+        for pasted in itertools.chain.from_iterable(self.pasted.values()):
+            right[pasted.background].append(pasted.named == self.label)
+        return right
+
+    @property
+    def skill(self) -> tuple[float, float] | None:
+        """How far the map and a perfect map beat the maps of other pictures; None if they could not be compared."""
+        if self.energy is None or self.shuffled is None or self.ceiling is None:
+            return None
+        return self.energy - self.shuffled, self.ceiling - self.shuffled
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Objects of one class on backgrounds of another, how many, and the share of them that the model recognises."""
+
+    label: str
+    background: str
+    accuracy: float
+    pictures: int
+
+
+def named_without_object(rows: Sequence[ImageRow], label: str, *, own: bool = True) -> tuple[int, int]:
+    """Count the pictures on which the model names a class with the object removed, and the pictures that were tried.
+
+    ``own`` counts pictures of the class; otherwise those of other classes count. Any way of filling the hole counts.
+    """
+    named = [label in row.named.values() for row in rows if row.named and (row.label == label) is own]
+    return sum(named), len(named)
+
+
+IMAGES = TypeAdapter(ImageRow)
+"""How the row of a picture becomes JSON, and is read from it."""
+
+
+def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, Answers]) -> list[ImageRow]:
+    """Join what was measured on each picture.
+
+    Args:
+        plan: the check.
+        heat: the journal's heat row of each usable picture, by name.
+        answers: the answers to each picture's edits, by name.
+    """
+    energies = compare_maps(plan.data.items, heat)
+    items = {item.name: item for item in plan.data.items}
+    return [
+        _image_row(plan, items, item, heat[name], energies.get(name, {}), answers.get(name, {}))
+        for name, item in items.items()
+        if name in heat
+    ]
+
+
+def _image_row(
+    plan: Plan,
+    items: Mapping[str, Item],
+    item: Item,
+    heat: HeatRow,
+    energies: Mapping[str, Any],
+    answers: Answers,
+) -> ImageRow:
+    outputs = plan.matched.indices[item.label]
+    right = {edit: answer.output in outputs for edit, answer in answers.items()}
+    named = {edit: plan.name_of(answer.output) for edit, answer in answers.items()}
+    lent = {edit: items[edit.lender] for edit in answers if edit.arm in ("same", "other")}
+    counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
+    same, other = (_shares({edit: right[edit] for edit in counted}, arm) for arm in ("same", "other"))
+    fills = sorted(same.keys() & other.keys())
+    answered = {edit: Pasted(behind.label, behind.group, named[edit]) for edit, behind in counted.items()}
+    pasted = {fill: tuple(answer for edit, answer in answered.items() if edit.fill == fill) for fill in fills}
+    return ImageRow(
+        name=item.name,
+        label=item.label,
+        group=item.group,
+        right=heat.answer.output in outputs,
+        answer=plan.name_of(heat.answer.output),
+        probability=heat.answer.share,
+        status=heat.status,
+        grid=None if heat.in_region is None else heat.in_region.grid,
+        **energies,
+        **({} if heat.in_region is None else heat.in_region.measures),
+        same={fill: same[fill] for fill in fills},
+        other={fill: other[fill] for fill in fills},
+        pasted=pasted,
+        removed=_by_fill(right, "removed"),
+        named=_by_fill(named, "removed"),
+        same_cue=_by_fill(right, "same-cue"),
+        other_cue=_by_fill(right, "other-cue"),
+    )
+
+
+_T = TypeVar("_T")
+
+
+def _by_fill(values: Mapping[Edit, _T], arm: Arm) -> dict[str, _T]:
+    """Return the values of the edits of one arm, by fill."""
+    return {edit.fill: value for edit, value in values.items() if edit.arm == arm}
+
+
+def _shares(right: Mapping[Edit, bool], arm: Arm) -> dict[str, float]:
+    """Return the share of right answers to the edits of one arm, by fill."""
+    by_fill: dict[str, list[bool]] = defaultdict(list)
+    for edit, is_right in right.items():
+        if edit.arm == arm:
+            by_fill[edit.fill].append(is_right)
+    return {fill: float(np.mean(answers)) for fill, answers in by_fill.items()}

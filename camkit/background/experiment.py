@@ -5,26 +5,31 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Shaped
-from pydantic import PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn import functional
 
-from camkit.background.answers import Answer
-from camkit.background.cues import COMPRESSION
 from camkit.background.data import Item
-from camkit.background.edits import Backgrounds, Edit, Edits, PreparedPicture, cue_edits, region_edits, ring_edits
-from camkit.background.journal import PictureRow, RowKind
-from camkit.background.plan import Plan
-from camkit.background.render import in_pixels, object_region, widened_boxes
+from camkit.background.edits import (
+    COMPRESSION,
+    Backgrounds,
+    Edit,
+    Edits,
+    PreparedPicture,
+    cue_edits,
+    region_edits,
+    ring_edits,
+)
+from camkit.background.plan import Answer, Plan
+from camkit.background.regions import in_pixels, object_region, widened_boxes
 from camkit.engine.passes import passes_at_once
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError
@@ -32,13 +37,10 @@ from camkit.images.filling import dilated
 from camkit.images.prepare import prepare
 from camkit.images.read import LOSSLESS, jpeg_quality, open_picture
 from camkit.images.regions import preprocess_region
-from camkit.kit.statistics import MIN_GROUPS
+from camkit.kit.statistics import MIN_GROUPS, seed_of
+from camkit.kit.store import PictureRow, RowKind
 
 Answers: TypeAlias = dict[Edit, Answer]
-
-
-def _as_lists(answers: Answers) -> list[tuple[str, str, str, int, float | None]]:
-    return [(*edit, *answer) for edit, answer in answers.items()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +50,7 @@ class EditsRow(PictureRow):
     ``why`` says why the picture was not shown on backgrounds of both kinds; it is "" if it was.
     """
 
-    answers: Annotated[
-        Answers,
-        PlainValidator(lambda rows: {Edit(*row[:3]): Answer(*row[3:]) for row in rows}),
-        PlainSerializer(_as_lists),
-    ]
+    answers: list[tuple[Edit, Answer]]
     why: str = ""
 
 
@@ -60,34 +58,21 @@ EDITS = RowKind("edits", TypeAdapter(EditsRow))
 """The rows of the experiment."""
 
 
-@dataclass(frozen=True)
-class Partners:
-    """The pictures that lend their backgrounds to a picture: of its own class, and of other classes.
+Partners: TypeAlias = tuple[tuple[tuple[Item, ...], ...], tuple[tuple[Item, ...], ...]]
+"""The pictures that lend their backgrounds to a picture: of its own class, and of other classes.
 
-    Each entry holds the candidates for one background, all of one class. The first entries that have a usable candidate
-    are used. From each, the first candidate with nearly the most room is taken.
-    """
-
-    same: tuple[tuple[Item, ...], ...] = ()
-    other: tuple[tuple[Item, ...], ...] = ()
-
+Each entry holds the candidates for one background, all of one class. The first entries that have a usable candidate are
+used. From each, the first candidate with nearly the most room is taken.
+"""
 
 MOST_CANDIDATES = 8
 """The number of candidates for each background, in a large class. On photos of Caltech-101, 0.15 of the picture is then
 filled and in sight behind the object, and 0.25 with a random candidate; a network with real weights is right for 0.57
 instead of 0.52 of the objects on backgrounds of their own class (scripts/results/validation.md)."""
 
-_GROUPS_PER_CANDIDATE = 8
-"""The number of groups of a class for each candidate. If n backgrounds differ in room and c of them are drawn each
-time, the choice is as varied as a choice among n * (2 * c - 1) / c**2 backgrounds. Here these are at least 12;
-intervals need 5 groups."""
-
-_SPARES = 3
-"""How many more backgrounds of either kind get candidates, because some classes have no usable background."""
-
 
 def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: int, seed: int) -> dict[Item, Partners]:
-    """Draw each picture's partners: always of another group, and for ``Partners.other`` of another class.
+    """Draw each picture's partners: always of another group, and in the second part of another class.
 
     The pictures of a class meet the other classes in turn. The first candidates from a class come in a random order, in
     which no background repeats before all have been first. The other candidates are drawn at random. A class with fewer
@@ -99,14 +84,18 @@ def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: i
         by_class[background.label].append(background)
     groups = {label: len({item.group for item in items}) for label, items in by_class.items()}
     enough = [label for label, count in groups.items() if count >= MIN_GROUPS]
-    counts = {label: min(MOST_CANDIDATES, max(1, count // _GROUPS_PER_CANDIDATE)) for label, count in groups.items()}
+    # The number of groups of a class for each candidate. If n backgrounds differ in room and c of them are drawn each
+    # time, the choice is as varied as a choice among n * (2 * c - 1) / c**2 backgrounds. Here these are at least 12;
+    # intervals need 5 groups.
+    counts = {label: min(MOST_CANDIDATES, max(1, count // 8)) for label, count in groups.items()}
     rotations: dict[tuple[str, str], Iterator[Item]] = {}
     turns = Counter[str]()
     drawn: dict[Item, Partners] = {}
     for item in sample:
         others = sorted(set(enough) - {item.label}) or sorted(by_class.keys() - {item.label})
         start, turns[item.label] = turns[item.label], turns[item.label] + wanted
-        rng, turn = own_generator(item.name, seed), [""] * wanted + [" to spare"] * _SPARES
+        # How many more backgrounds of either kind get candidates, because some classes have no usable background
+        rng, turn = own_generator(item.name, seed), [""] * wanted + [" to spare"] * 3
         in_turn = [others[(start + entry) % len(others)] for entry in range(len(turn))] if others else []
         own, foreign = (
             tuple(
@@ -117,7 +106,7 @@ def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: i
             for labels in ([item.label] * len(turn), in_turn)
         )
         own, foreign = tuple(filter(None, own)), tuple(filter(None, foreign))
-        drawn[item] = Partners(own, foreign) if own and foreign else Partners()
+        drawn[item] = (own, foreign) if own and foreign else ((), ())
     return drawn
 
 
@@ -152,7 +141,7 @@ def _candidates(
 
 def own_generator(name: str, seed: int) -> np.random.Generator:
     """Return a random generator that depends on a name and the seed alone."""
-    return np.random.default_rng([seed, zlib.crc32(name.encode(errors="surrogateescape"))])
+    return np.random.default_rng([seed, seed_of(name)])
 
 
 WORKERS = min(4, os.cpu_count() or 1)
@@ -161,8 +150,6 @@ WORKERS = min(4, os.cpu_count() or 1)
 _CACHE_BYTES, _MIN_CACHED = 1 << 30, 16
 """The memory for loaded pictures, each of which is a background for several others, and the least number to keep."""
 
-_COPIES = 3
-"""Tensors kept of each picture: itself, and one as a background for each fill."""
 
 _GROWTH = 0.035
 """How far the silhouettes that are filled in a background are widened, as a share of the shorter side: 8 of 224 pixels,
@@ -170,10 +157,6 @@ which covered soft edges and shadows of hand-drawn outlines."""
 
 _ROOM_CELLS = 32
 """Cells along each side of the grid that stores how much room is beside a picture's objects."""
-
-LITTLE_MORE = 0.05
-"""A background may be filled by this share of the picture more than the background with the most room, and is still
-used. Otherwise the same few backgrounds would serve again and again, for a gain that nobody sees."""
 
 
 class Experiment:
@@ -196,7 +179,8 @@ class Experiment:
         self._unreadable: dict[str, str] = {}
         first = self._load(plan.sample[0]) if plan.sample else None
         size = _CACHE_BYTES if first is None else first.tensor.nbytes
-        kept = max(_MIN_CACHED, _CACHE_BYTES // (_COPIES * size))
+        # Tensors kept of each picture: itself, and one as a background for each fill
+        kept = max(_MIN_CACHED, _CACHE_BYTES // (3 * size))
         self._cached = functools.lru_cache(maxsize=kept)(self._load)
         self._filled: dict[str, Float[Tensor, "r c"] | None] = {}
 
@@ -238,9 +222,7 @@ class Experiment:
         picture, plan = self.load(item), self.plan
         if picture is None or (plan.with_regions and not (_shows_object(picture) and picture.has_background)):
             return {}
-        partners = self.partners[item]
-        same = self._with_most_room(picture, partners.same, wanted)
-        other = self._with_most_room(picture, partners.other, wanted)
+        same, other = (self._with_most_room(picture, entries, wanted) for entries in self.partners[item])
         exchanges = cue_edits(picture, same, other, plan.cues)
         check = plan.settings.check
         if not plan.with_regions:
@@ -273,7 +255,10 @@ class Experiment:
             in_sight = {item: float((grid * (1 - covered)).mean()) for item, grid in filled.items() if grid is not None}
             while in_sight:
                 least = min(in_sight.values())
-                item = next(item for item, share in in_sight.items() if share <= least + LITTLE_MORE)
+                # A background may be filled by this share of the picture more than the background with the most room,
+                # and is still used. Otherwise the same few backgrounds would serve again and again, for a gain that
+                # nobody sees.
+                item = next(item for item, share in in_sight.items() if share <= least + 0.05)
                 background = self.load(item)
                 if background is not None and (
                     self.plan.with_regions or background.tensor.shape == picture.tensor.shape
@@ -328,7 +313,7 @@ class Experiment:
         yield from (self._row(item, {}) for item, count in expected.items() if not count)
 
     def _row(self, item: Item, answers: Answers) -> EditsRow:
-        return EditsRow(item.name, answers, self.why_untested(item, answers))
+        return EditsRow(item.name, list(answers.items()), self.why_untested(item, answers))
 
     def _make(self, item: Item) -> dict[Edit, Float[Tensor, "c h w"]]:
         return {edit: make() for edit, make in self.edits(item, self.plan.settings.check.pastes).items()}

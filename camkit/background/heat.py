@@ -5,7 +5,6 @@ Notation for each image: h >= 0 is the class map at the size of the input, M is 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections import defaultdict
@@ -19,24 +18,21 @@ from jaxtyping import Bool, Float
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 from torch import Tensor
 
-from camkit.background.answers import NO_ANSWER, Answer, answers_of
 from camkit.background.data import Item
 from camkit.background.experiment import batches_of_one_shape
-from camkit.background.journal import PictureRow, RowKind
-from camkit.background.plan import Plan
-from camkit.background.render import in_pixels, object_region
+from camkit.background.plan import NO_ANSWER, Answer, Plan, answers_of
+from camkit.background.regions import in_pixels, object_region
 from camkit.engine.heatmap import enlarge
-from camkit.errors import CamkitError
+from camkit.errors import CamkitError, advice
 from camkit.explaining.explanation import Explanation
-from camkit.images.crop import CropBoxes, check_crop
 from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
-from camkit.images.regions import preprocess_region
-from camkit.kit.store import packed, unpacked
+from camkit.images.regions import CropBoxes, check_crop, preprocess_region
+from camkit.kit.store import PictureRow, RowKind, packed, unpacked
+from camkit.models import black_box_in
 from camkit.targets import EachTarget, logits_of
-from camkit.targets.probabilities import ScoreReading
-from camkit.targets.scores import OfPictures, Scores, Target
+from camkit.targets.scores import ScoreReading, Scores, Target
 from camkit.types import EVEN, Activation, Failure, Placement
 
 
@@ -90,17 +86,14 @@ def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int], placement: Place
 def _averaged(pixels: Float[Tensor, "h w"], axis: int, places: Sequence[float]) -> Float[Tensor, "h2 w2"]:
     """Average along an axis the pixels of each cell, which reach to the middle between it and the next one."""
     side = pixels.shape[axis]
-    middles = [round((place + following + 1) / 2, _EDGE_DECIMALS) for place, following in itertools.pairwise(places)]
+    # Decimals of the edges between cells: without rounding, an edge between two pixels might count another pixel
+    middles = [round((place + following + 1) / 2, 6) for place, following in itertools.pairwise(places)]
     means = []
     for begin, end in itertools.pairwise((0.0, *middles, float(side))):
         first = min(max(0, math.floor(begin)), side - 1)
         last = min(max(first + 1, math.ceil(end)), side)
         means.append(pixels.narrow(axis, first, last - first).mean(axis))
     return torch.stack(means, axis)
-
-
-_EDGE_DECIMALS = 6
-"""Decimals of the edges between cells: without rounding, an edge between two pixels might count another pixel."""
 
 
 def heat_in_cells(
@@ -157,11 +150,8 @@ def headroom(within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray,
 NO_HEAT = "no_heat"
 """The status of a picture that was not explained, because the model is a black box or a detector."""
 
-_Floats: TypeAlias = Annotated[
-    Float[np.ndarray, " n"],
-    PlainValidator(functools.partial(unpacked, kind="<f4")),
-    PlainSerializer(functools.partial(packed, kind="<f4")),
-]
+
+_Floats: TypeAlias = Annotated[Float[np.ndarray, " n"], PlainValidator(unpacked), PlainSerializer(packed)]
 """Values in float32, as in the file, so that a resumed check gives the same report."""
 
 
@@ -238,7 +228,8 @@ class CheckHeat:
             yield from self._rows_without_heat(items)
             return
         classes = tuple(self.plan.matched.indices[item.label] for item in items)
-        target = _RecordingTarget(EachTarget(classes, activation=self.plan.model.activation))
+        own_class = EachTarget(classes, activation=self.plan.model.activation)
+        target = _RecordingTarget(own_class, {}, tuple(range(1, len(items) + 1)))
         explanations = self.plan.explain(items, target=target)
         for number, (item, explanation) in enumerate(zip(items, explanations, strict=True), start=1):
             yield self._row(item, explanation, target.answers.get(number))
@@ -318,39 +309,33 @@ def _unusable(item: Item, error: CamkitError) -> Unusable:
     return Unusable(item.name, text if item.name in text else f"{item.name}: {text}")
 
 
-class _RecordingTarget(OfPictures):
-    """Explains each picture for the best output of its own class, and records what the model answered."""
+@dataclass(frozen=True)
+class _RecordingTarget(Target):
+    """Explains each picture for the best output of its own class, and records what the model answered.
+
+    ``answers`` has the answers by the number of the picture in the call, from 1; ``numbers`` has those of a pass.
+    """
 
     for_threads = True
 
-    def __init__(self, own_class: EachTarget) -> None:
-        self._own_class = own_class
-        self.answers: dict[int, Answer] = {}
-
-    def of_pictures(self, numbers: Sequence[int]) -> Target:
-        """Return the target for a batch of pictures, given their numbers from 1."""
-        return _RecordingPart(self._own_class, tuple(numbers), self.answers)
-
-
-@dataclass(frozen=True)
-class _RecordingPart(Target):
-    """The part of a recording target that explains the pictures of one pass; it adds their answers to the others."""
-
     own_class: EachTarget
-    numbers: tuple[int, ...]
     answers: dict[int, Answer]
+    numbers: tuple[int, ...]
 
     @property
     def activation(self) -> Activation | None:
         """What turns the model's scores into probabilities."""
         return self.own_class.activation
 
+    def of_pictures(self, numbers: Sequence[int]) -> _RecordingTarget:
+        """Return the target for a batch of pictures, given their numbers from 1."""
+        return replace(self, numbers=tuple(self.numbers[number - 1] for number in numbers))
+
     def __call__(self, output: Any, batch: int) -> Scores:
         """Record the answers, and return the scores."""
         reading = ScoreReading.of(logits_of(output, batch))
         classes = [self.own_class.classes[number - 1] for number in self.numbers]
-        answers = answers_of(reading, classes, self.own_class.activation)
-        self.answers.update(zip(self.numbers, answers, strict=True))
+        self.answers.update(zip(self.numbers, answers_of(reading, classes, self.activation), strict=True))
         return self.own_class.of_pictures(self.numbers)(output, batch)
 
 
@@ -365,11 +350,24 @@ def compare_maps(items: Sequence[Item], heat: Mapping[str, HeatRow]) -> dict[str
             by_geometry[own.grid, own.size, own.placement][item.name] = own
     compared: dict[str, dict[str, float]] = {}
     for (grid, size, placement), of_pictures in by_geometry.items():
-        maps = np.stack([own.cells for own in of_pictures.values()]).astype(float)
-        within = np.stack([own.within for own in of_pictures.values()]).astype(float)
+        maps = np.array([own.cells for own in of_pictures.values()])
+        within = np.array([own.within for own in of_pictures.values()])
         everywhere = heat_in_cells(torch.ones(size, dtype=torch.bool), grid, placement)
         columns = (*energies(maps, within, everywhere), headroom(within, everywhere))
         names = ("energy", "shuffled", "room") if len(maps) > 1 else ("energy",)
         for name, *values in zip(of_pictures, *(column.tolist() for column in columns), strict=True):
             compared[name] = dict(zip(names, values, strict=False))
     return compared
+
+
+def remark_on_heat(plan: Plan) -> str:
+    """Return why the heat of all pictures is not measured; "" if it is."""
+    if plan.detects:
+        return "a detector's heat is not measured; camkit explain draws the heat of each box"
+    box = black_box_in(plan.model.module)
+    if box is None or plan.draws_heat:
+        return ""
+    drawn = advice(
+        "set check.method to 'occlusion', which needs neither", "pass --method occlusion, which needs neither"
+    )
+    return f"no heat: {box.lacks(drawn)}"

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from camkit.background.data import Item
 from camkit.background.experiment import Answers
 from camkit.background.plan import Plan
-from camkit.background.reasons import Reason
+from camkit.background.rule import Reason, said
 from camkit.kit.statistics import (
     MIN_GROUPS,
     RESAMPLES,
@@ -37,12 +37,6 @@ from camkit.kit.statistics import (
 
 LEAST_BACKGROUNDS = 10
 """Pictures that a kind must have: a class's share of an even smaller kind would be a few pictures."""
-
-LEAST_OBJECTS = 15
-"""Objects of a class that must be shown on a kind, and on the others, for a test: as for the attraction of a class."""
-
-_MOSTLY = 0.5
-"""A kind counts as mostly of one class if more than this share of its pictures come from the class."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +57,8 @@ class Kind:
 
     @property
     def origin(self) -> str:
-        """Where its pictures come from, in words."""
-        return f"mostly backgrounds of {self.label}" if self.share > _MOSTLY else "backgrounds of several classes"
+        """Where its pictures come from, in words: of a class if more than half of them are of this class."""
+        return f"mostly backgrounds of {self.label}" if self.share > 0.5 else "backgrounds of several classes"
 
 
 @dataclass(frozen=True)
@@ -119,47 +113,26 @@ class Kinds:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The worst pair, in words."""
-        if not self.kinds:
-            return (
-                f"Fewer than two places have {LEAST_BACKGROUNDS} pictures in the experiment, so the report has no "
-                "accuracy for each place.",
-            )
-        if self.worst is None:
-            return ("No class was shown often enough on one kind of background to test its accuracy there.",)
-        verdict = "significantly lower" if self.bad else "not significantly lower by more than the limit"
-        return (
-            f"Worst pair of class and kind: {self.in_words(self.worst)} ({verdict}).",
-            *((f"Collect pictures of {self.worst.label} on backgrounds of this kind.",) if self.bad else ()),
-        )
+        found = said("kinds", self, LEAST_BACKGROUNDS)
+        more = () if not self.bad or self.worst is None else (self.worst.label,)
+        return found, *(f"Collect pictures of {label} on backgrounds of this kind." for label in more)
 
     def in_words(self, pair: KindPair) -> str:
         """Return the accuracy of a pair that was tested, and that on the other kinds, in words."""
-        origin = next(kind.origin for kind in self.kinds if kind.name == pair.kind)
-        return (
-            f"the model recognises {pair.accuracy.value:.0%} of the {pair.label} objects on backgrounds from "
-            f"{pair.kind} ({origin}) and {pair.elsewhere:.0%} elsewhere"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for the report."""
-        return {"source": "place", **asdict(self), "sentences": list(self.sentences)}
+        return said("pair_in_words", pair, next(kind for kind in self.kinds if kind.name == pair.kind))
 
 
 class PastedAnswer(NamedTuple):
     """The answers to an object on a background, with all fills.
 
     Attributes:
-        picture, label, group: the object's picture, its class and its group.
-        background_group: the group of the picture that lends the background.
-        kind: the kind of the background.
+        item: the object's picture.
+        behind: the picture that lends the background; its place is the kind of the background.
         right: whether an answer is right with at least one fill.
     """
 
-    picture: str
-    label: str
-    group: str
-    background_group: str
-    kind: str
+    item: Item
+    behind: Item
     right: bool
 
 
@@ -176,37 +149,35 @@ def find(plan: Plan, answers: Mapping[str, Answers]) -> Kinds | None:
     by_place: dict[str, list[Item]] = defaultdict(list)
     for item in backgrounds:
         by_place[item.place].append(item)
-    kinds = [
-        _kind(place, items) for place, items in sorted(by_place.items()) if place and len(items) >= LEAST_BACKGROUNDS
-    ]
+    kinds: list[Kind] = []
+    for place, items in sorted(by_place.items()):
+        if place and len(items) >= LEAST_BACKGROUNDS:
+            label, count = min(Counter(item.label for item in items).items(), key=lambda pair: (-pair[1], pair[0]))
+            kinds.append(Kind(place, label, count / len(items), len(items)))
     if len(kinds) < 2:
         return Kinds()
     names = {kind.name for kind in kinds}
-    kind_of = {item.name: item.place for item in backgrounds if item.place in names}
-    pasted = list(_pasted_answers(plan, answers, kind_of))
+    shown_on = {item.name: item for item in backgrounds if item.place in names}
+    pasted = list(_pasted_answers(plan, answers, shown_on))
     limits, waived = plan.settings.limits, plan.settings.waived(plan.today)
     return measure_kinds(kinds, pasted, limits.gap, limits.alpha, plan.settings.check.seed, waived)
 
 
-def _kind(name: str, items: Sequence[Item]) -> Kind:
-    counts = Counter(item.label for item in items)
-    label = min(counts, key=lambda name: (-counts[name], name))
-    return Kind(name, label, counts[label] / len(items), len(items))
-
-
-def _pasted_answers(plan: Plan, answers: Mapping[str, Answers], kind_of: Mapping[str, str]) -> Iterator[PastedAnswer]:
+def _pasted_answers(
+    plan: Plan, answers: Mapping[str, Answers], backgrounds: Mapping[str, Item]
+) -> Iterator[PastedAnswer]:
     """Join the answers with all fills to each object on each background that has a kind."""
-    items = {item.name: item for item in (*plan.sample, *plan.backgrounds)}
+    items = {item.name: item for item in plan.sample}
     for name, of_picture in answers.items():
         item, outputs = items[name], plan.matched.indices[items[name].label]
         by_background: dict[str, list[int]] = defaultdict(list)
         for edit, answer in of_picture.items():
-            if edit.arm in ("same", "other") and edit.lender in kind_of:
+            if edit.arm in ("same", "other") and edit.lender in backgrounds:
                 by_background[edit.lender].append(answer.output)
         for background, named in by_background.items():
-            behind, right = items[background], any(output in outputs for output in named)
+            behind, right = backgrounds[background], any(output in outputs for output in named)
             if right or not plan.excuses(plan.name_of(named[0]), behind):
-                yield PastedAnswer(name, item.label, item.group, behind.group, kind_of[background], right)
+                yield PastedAnswer(item, behind, right)
 
 
 def measure_kinds(
@@ -234,7 +205,7 @@ def measure_kinds(
     """
     by_class: dict[str, list[PastedAnswer]] = defaultdict(list)
     for answer in answers:
-        by_class[answer.label].append(answer)
+        by_class[answer.item.label].append(answer)
     pairs = [
         pair
         for number, (label, own) in enumerate(sorted(by_class.items()))
@@ -265,37 +236,35 @@ def _pairs(
     The resamples draw objects with all their answers, so an object on two kinds stays a pair. A background is shown
     behind several objects, so each resample gets a normally distributed number added, as for the background gap.
     """
-    names = sorted({answer.kind for answer in answers})
-    right = np.array([[answer.right and answer.kind == name for name in names] for answer in answers], dtype=float)
-    shown = np.array([[answer.kind == name for name in names] for answer in answers], dtype=float)
-    objects = group_numbers([answer.group for answer in answers])
-    backgrounds = group_numbers([answer.background_group for answer in answers])
+    kinds = [answer.behind.place for answer in answers]
+    names = sorted(set(kinds))
+    shown = np.array([[kind == name for name in names] for kind in kinds], dtype=float)
+    right = shown * np.array([[answer.right] for answer in answers])
+    objects = group_numbers([answer.item.group for answer in answers])
+    backgrounds = group_numbers([answer.behind.group for answer in answers])
     sums = bootstrap_sums(np.hstack([right, shown]), objects, seed, resamples) if tested else np.zeros((0, 0))
     for number, name in enumerate(names):
         on_kind = shown[:, number] > 0
         hits, count = int(right[:, number].sum()), int(on_kind.sum())
-        pictures = [answer.picture for answer in answers if answer.kind == name]
-        accuracy = Estimate(hits / count, *wilson(hits, count), len(set(pictures)))
-        pair = KindPair(label, name, count, hits, accuracy)
+        pictures = {answer.item.name for answer in answers if answer.behind.place == name}
+        accuracy = Estimate(hits / count, *wilson(hits, count), len(pictures))
         others = len(answers) - count
-        if not others:
-            yield pair
-            continue
-        elsewhere = (right.sum() - hits) / others
-        pair = replace(pair, elsewhere=float(elsewhere))
+        elsewhere = float((right.sum() - hits) / others) if others else None
         groups = min(
             len(np.unique(numbers[rows])) for rows in (on_kind, ~on_kind) for numbers in (objects, backgrounds)
         )
-        elsewhere_pictures = len({answer.picture for answer in answers if answer.kind != name})
-        if not tested or min(len(set(pictures)), elsewhere_pictures) < LEAST_OBJECTS or groups < MIN_GROUPS:
-            yield pair
-            continue
-        residuals = np.where(on_kind, (accuracy.value - right.sum(1)) / count, (right.sum(1) - elsewhere) / others)
-        right_of, shown_of = sums[:, : len(names)], sums[:, len(names) :]
-        with np.errstate(invalid="ignore", divide="ignore"):  # a resample may lack a kind; it then counts as no loss
-            draws = (right_of.sum(1) - right_of[:, number]) / (shown_of.sum(1) - shown_of[:, number])
-            draws = draws - right_of[:, number] / shown_of[:, number]
-        deviation = added_variance(residuals, objects, backgrounds) ** 0.5
-        draws = draws + deviation * np.random.default_rng([*seed, number]).standard_normal(len(draws))
-        loss = widened(interval(draws, float(elsewhere - accuracy.value), groups))
-        yield replace(pair, loss=loss, p=p_above(draws, 0.0, groups))
+        other_pictures = {answer.item.name for answer in answers if answer.behind.place != name}
+        loss, p = None, None
+        # Objects of a class that must be shown on a kind, and on the others, for a test: as for the attraction of a
+        # class
+        if tested and elsewhere is not None and min(len(pictures), len(other_pictures)) >= 15 and groups >= MIN_GROUPS:
+            residuals = np.where(on_kind, (accuracy.value - right.sum(1)) / count, (right.sum(1) - elsewhere) / others)
+            right_of, shown_of = sums[:, : len(names)], sums[:, len(names) :]
+            with np.errstate(invalid="ignore", divide="ignore"):  # a resample without the kind counts as no loss
+                draws = (right_of.sum(1) - right_of[:, number]) / (shown_of.sum(1) - shown_of[:, number])
+                draws = draws - right_of[:, number] / shown_of[:, number]
+            deviation = added_variance(residuals, objects, backgrounds) ** 0.5
+            draws = draws + deviation * np.random.default_rng([*seed, number]).standard_normal(len(draws))
+            loss = widened(interval(draws, elsewhere - accuracy.value, groups))
+            p = p_above(draws, 0.0, groups)
+        yield KindPair(label, name, count, hits, accuracy, elsewhere, loss, p)

@@ -1,4 +1,7 @@
-"""A check that is ready to run: the model, what it answers, and the pictures, with the sample and hashes of all."""
+"""A check that is ready to run: the model, what it answers, and the pictures, with the sample and hashes of all.
+
+camkit reads a classifier's answer from its logits, and a detector's from its boxes.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,32 @@ import contextlib
 import datetime as dt
 import functools
 import json
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torchvision.ops import box_iou
 
-from camkit.background.answers import NO_ANSWER, Answer, answer_of_boxes, answers_of, found_if
-from camkit.background.classes import ClassMatch
-from camkit.background.cues import COMPRESSION, CUES
-from camkit.background.data import SEVERAL_CLASSES, Dataset, Item
-from camkit.background.render import boxes_on_input, in_pixels
-from camkit.engine.interrupts import interruptible
+from camkit.background.data import SEVERAL_CLASSES, ClassMatch, Dataset, Item
+from camkit.background.edits import COMPRESSION, CUES
+from camkit.background.regions import boxes_on_input, in_pixels
+from camkit.engine.guard import interruptible
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.errors import CamkitError, InputError, advice
+from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation
-from camkit.explaining.session import explain_many
 from camkit.images.files import is_regular
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
 from camkit.images.read import jpeg_quality, open_picture
 from camkit.images.regions import ShadesBySize
-from camkit.kit.fingerprint import digest, digest_of_preprocessing, digest_of_weights
+from camkit.kit.statistics import seed_of
+from camkit.kit.store import digest, digest_of_preprocessing, digest_of_weights
 from camkit.layers.memory import ModelMemory
 from camkit.methods import Method, MethodLike, find_method
 from camkit.models import black_box_in, device_of, dtype_of, usual_batch_size
@@ -40,9 +42,8 @@ from camkit.models.loaded import LoadedModel
 from camkit.options.settings import Settings
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.boxes import Detections
-from camkit.targets.outputs import detections_of
-from camkit.targets.probabilities import ScoreReading
-from camkit.types import Failure, Preprocess
+from camkit.targets.scores import ScoreReading, detections_of, probabilities, rows_that_sum_to
+from camkit.types import Activation, Failure, Preprocess
 
 _UNREADABLE = "unreadable"
 
@@ -202,16 +203,16 @@ class Plan:
         return {}
 
     def explain(
-        self, items: Sequence[Item], *, model: LoadedModel | None = None, method: MethodLike | None = None, **more: Any
+        self, items: Sequence[Item], *, model: LoadedModel | None = None, **more: Any
     ) -> Iterator[Explanation | Failure]:
-        """Explain pictures for their own classes, at the check's layer; ``model`` and ``method`` replace the check's.
+        """Explain pictures for their own classes, at the check's layer.
 
-        ``more`` are further options of ``explain_many``.
+        ``model`` replaces the check's, and ``more`` are further options of ``explain_many``.
         """
         check = self.settings.check
         options = {
             "target": EachTarget(tuple(self.matched.indices[item.label] for item in items)),
-            "method": check.method if method is None else method,
+            "method": check.method,
             "precision": check.precision,
             "batch_size": self.batch_size,
             "on_error": "yield",
@@ -263,21 +264,16 @@ def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:
     """Leave out pictures with the same content as an earlier one; list copies in another class separately."""
     originals: dict[str, Item] = {}
     kept: list[Item] = []
-    copies: list[str] = []
-    mislabelled: list[str] = []
+    copies: dict[str, tuple[str, ...]] = {}
     for item in data.items:
         content = files.of(item.path)
         original = originals.setdefault(item.name if content == _UNREADABLE else content, item)
         if original is item:
             kept.append(item)
         else:
-            (copies if original.label == item.label else mislabelled).append(item.name)
-    left_out = dict(data.left_out)
-    if copies:
-        left_out["copies of another picture"] = tuple(copies)
-    if mislabelled:
-        left_out["copies of a picture of another class"] = tuple(mislabelled)
-    return replace(data, items=tuple(kept), left_out=left_out)
+            of = "copies of another picture" if original.label == item.label else "copies of a picture of another class"
+            copies[of] = (*copies.get(of, ()), item.name)
+    return replace(data, items=tuple(kept), left_out={**data.left_out, **copies})
 
 
 def _boxes_in(output: Any, batch: int) -> list[Detections]:
@@ -334,14 +330,10 @@ def stratified(items: Sequence[Item], per_class: int, most: int, seed: int) -> l
     if not by_class:
         return []
     share = max(1, min(per_class, most // len(by_class)))
-    sample = [
-        item for members in by_class.values() for item in sorted(members, key=lambda item: _rank(item, seed))[:share]
-    ]
+    sample: list[Item] = []
+    for members in by_class.values():
+        sample += sorted(members, key=lambda item: (seed_of(f"{seed} {item.name}"), item.name))[:share]
     return sorted(sample, key=lambda item: (item.label, item.name))
-
-
-def _rank(item: Item, seed: int) -> tuple[int, str]:
-    return zlib.crc32(f"{seed} {item.name}".encode(errors="surrogateescape")), item.name
 
 
 SPARE_PICTURES = 10
@@ -387,3 +379,90 @@ def make_plan(
     sample = [item for item in drawn if not settings.expects_anything(item.label)]
     backgrounds = sample if len({item.label for item in sample}) > 1 else drawn
     return Plan(model, data, matched, settings, tuple(sample), tuple(backgrounds), with_regions, today, detects, files)
+
+
+class Answer(NamedTuple):
+    """The model's answer to one picture.
+
+    Attributes:
+        output: the output with the highest logit, or the class of the box at the place of the picture's objects;
+            NO_ANSWER for values with NaN or infinity, and NOTHING_FOUND if there is no such box.
+        share: the probability of the picture's own class, or the mean score of the boxes of its objects; None if the
+            model has no probabilities.
+    """
+
+    output: int
+    share: float | None
+
+
+NO_ANSWER = -1
+"""The output that stands for values with NaN or infinity."""
+
+NOTHING_FOUND = -2
+"""The output that stands for no box at the place of the picture's objects."""
+
+OVERLAP = 0.5
+"""The intersection over union from which a box counts as the box of an object, as in Pascal VOC and COCO's AP50."""
+
+
+def answers_of(scores: ScoreReading, classes: Sequence[tuple[int, ...]], activation: Activation | None) -> list[Answer]:
+    """Turn class scores (N, outputs) into answers; NO_ANSWER for a row with NaN or infinity.
+
+    Args:
+        scores: the class scores.
+        classes: for each row, the outputs of its picture's class.
+        activation: what turns the model's scores into probabilities.
+    """
+    logits = scores.values.float()
+    own = torch.zeros_like(logits, dtype=torch.bool)
+    for row, indices in enumerate(classes):
+        own[row, list(indices)] = True
+    finite = logits.isfinite().all(1)
+    named = logits.argmax(1).where(finite, NO_ANSWER)
+    by_class = probabilities(scores, activation)
+    shares: Sequence[float | None] = [None] * len(logits)
+    if by_class is not None:  # the sum if the outputs exclude each other, else the largest
+        of_class = by_class * own
+        share = of_class.sum(1).where(rows_that_sum_to(1, by_class), of_class.amax(1))
+        shares = share.where(finite, 0.0).tolist()
+    return [Answer(*values) for values in zip(named.tolist(), shares, strict=True)]
+
+
+def found_if(threshold: float | int) -> str:
+    """Say when a picture counts as found."""
+    return (
+        "a picture counts as found if the detector finds at least half of its objects of its class: a box of the class "
+        f"with a score above {threshold:g}, whose intersection over union with the annotated box is at least "
+        f"{OVERLAP:g}"
+    )
+
+
+def answer_of_boxes(
+    found: Detections, wanted: Float[Tensor, "k 4"], own: Sequence[int], threshold: float | int
+) -> Answer:
+    """Turn a detector's boxes for one picture into its answer.
+
+    The answer is right if enough of the wanted boxes are found: each must overlap a box of the class with a score above
+    the threshold. Otherwise, the answer is the class of the best other box there.
+
+    Args:
+        found: the boxes (n, 4), their scores and their labels (n,).
+        wanted: the boxes of the picture's objects.
+        own: the outputs of the picture's class.
+        threshold: the score above which a box counts.
+    """
+    boxes, scores, labels = (found[name].detach().cpu() for name in ("boxes", "scores", "labels"))
+    scores = scores.float()
+    if not bool(boxes.isfinite().all() and scores.isfinite().all()):
+        return Answer(NO_ANSWER, 0.0)
+    if not len(wanted) or not len(boxes):
+        return Answer(NOTHING_FOUND, 0.0)
+    there = box_iou(boxes.float(), wanted) >= OVERLAP
+    is_own = torch.isin(labels, torch.tensor(own))
+    best_own = (scores[:, None] * (there & is_own[:, None])).amax(0)
+    # The share of the objects of its class that a detector must find in a picture. If all had to be found, one missed
+    # small object would make the picture wrong; if one were enough, a crowd would hide that the others are lost.
+    is_right = bool((best_own > threshold).float().mean() >= 0.5)
+    named = there.any(1) & (scores > threshold) & (is_own == is_right)
+    output = int(labels[(scores * named).argmax()]) if bool(named.any()) else NOTHING_FOUND
+    return Answer(output, float(best_own.mean()))

@@ -5,21 +5,24 @@ from __future__ import annotations
 import functools
 import html
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from camkit.background.baseline import Change
-from camkit.background.effects import OVERALL, Measures, measure_all
+import numpy as np
+from jaxtyping import Float
+
+from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, Pair, all_excluded_above, measure_all
 from camkit.background.kinds import Kinds
-from camkit.background.pictures import ImageRow
-from camkit.background.plan import Plan
+from camkit.background.plan import WORSE, Plan
 from camkit.background.rule import Judgement, worst_first
-from camkit.background.sanity import Sanity
-from camkit.errors import printable
+from camkit.errors import InputError, as_error, printable, refuse_pipe
 from camkit.images.files import write_file
+from camkit.kit.statistics import MIN_GROUPS, Estimate, bootstrap_sums, group_numbers, holm, interval, p_above
+from camkit.kit.store import digest
 from camkit.tables import Rows, Tabular, flat
 
 Inconclusive: TypeAlias = Literal["pass", "fail"]
@@ -41,21 +44,6 @@ class CheckRun:
     command: str = ""
 
 
-@dataclass(frozen=True)
-class Reports:
-    """How a result becomes reports: these functions know the result, and the result does not know them.
-
-    Attributes:
-        all: returns the contents of every report, by file name.
-        json: returns the report for programs.
-        events: yields what TensorBoard shows, by tag: a text, a number, or a strip of pictures.
-    """
-
-    all: Callable[[CheckResult], Mapping[str, bytes]]
-    json: Callable[[CheckResult], str | bytes]
-    events: Callable[[CheckResult], Iterator[tuple[str, Any]]]
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class CheckResult(Tabular):
     """The verdict of a check, and everything it rests on.
@@ -69,7 +57,6 @@ class CheckResult(Tabular):
         failures: pictures that could not be used, and why.
         untested: pictures that could be used but not be shown on other backgrounds, and why.
         plan: what was checked, and how.
-        sanity: whether the heat can be trusted.
         method, layer, layer_reason: the method and the layer of the heat, and why camkit chose the layer.
         hashes: hashes of the weights, the settings and the pictures.
         warnings: what the reader should know about the data and the config.
@@ -80,7 +67,6 @@ class CheckResult(Tabular):
         inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
             the JUnit XML.
         kinds: the accuracy of each class on each place that the data names; None if it names none.
-        reports: the functions that write the reports, ``save`` all of them and ``to_dict`` the JSON.
     """
 
     classes: dict[str, Measures]
@@ -89,7 +75,6 @@ class CheckResult(Tabular):
     images: tuple[ImageRow, ...]
     failures: dict[str, str]
     plan: Plan
-    sanity: Sanity
     method: str
     layer: str
     layer_reason: str
@@ -102,7 +87,8 @@ class CheckResult(Tabular):
     fail_on_worse: bool = False
     inconclusive: Inconclusive = "fail"
     kinds: Kinds | None = None
-    reports: Reports | None = None
+    reports: ClassVar[Any] = None
+    """The package ``camkit.background.report``, which imports this module, and so enters itself here."""
 
     def __repr__(self) -> str:
         """Return one line with the verdict and the first reason."""
@@ -137,12 +123,10 @@ class CheckResult(Tabular):
 
         None if an effect is not excluded, or if no class could be tested.
         """
-        rest = {name for name, own in self.judged.items() if own.effects and not (own.waived or own.findings.untested)}
+        rest = {name for name, own in self.judged.items() if own.effects and not (own.waived or own.untested)}
         rows, settings = [row for row in self.images if row.label in rest], self.plan.settings
         effects = measure_all(rows, settings.limits, settings.check.seed)[OVERALL].counting if rows else []
-        ends = [effect.excluded_above for effect in effects if effect.name != "sufficiency" and effect.mean is not None]
-        known = [end for end in ends if end is not None]
-        return max(known) if known and len(known) == len(ends) else None
+        return all_excluded_above(each for each in effects if each.name != "sufficiency" and each.mean is not None)
 
     @property
     def regressed(self) -> Sequence[str]:
@@ -160,11 +144,10 @@ class CheckResult(Tabular):
         if self.exit_code(inconclusive) == 0:
             return
         report = "" if self.report is None else f"; see {self.report}"
-        if self.regressed:
-            raise AssertionError(f"worse than the baseline: {'; '.join(self.regressed)}{report}")
         why = "; ".join(reason.text for reason in self.judged[self.worst].reasons)
         worst = "" if self.worst == OVERALL else f"class {self.worst!r}: "
-        raise AssertionError(f"{self.verdict}: {worst}{why}{report}")
+        worse = f"worse than the baseline: {'; '.join(self.regressed)}" if self.regressed else ""
+        raise AssertionError(f"{worse or f'{self.verdict}: {worst}{why}'}{report}")
 
     def exit_code(self, inconclusive: Inconclusive | None = None) -> int:
         """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE, or WARN if a class could not be tested.
@@ -174,7 +157,7 @@ class CheckResult(Tabular):
         """
         if self.verdict == "FAIL" or self.regressed:
             return 1
-        undecided = self.verdict == "INCONCLUSIVE" or self.judged[OVERALL].findings.untested
+        undecided = self.verdict == "INCONCLUSIVE" or self.judged[OVERALL].untested
         return 3 if undecided and (inconclusive or self.inconclusive) == "fail" else 0
 
     def table(self) -> Rows:
@@ -189,23 +172,19 @@ class CheckResult(Tabular):
         Raises:
             OutputError: a file cannot be written.
         """
-        for name, contents in self._reports.all(self).items():
+        for name, contents in self.reports.rendered(self).items():
             write_file(Path(folder) / name, contents)
         return Path(folder) / "report.html"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``report.json`` has, as plain JSON values."""
-        report: dict[str, Any] = json.loads(self._reports.json(self))
+        report: dict[str, Any] = json.loads(self.reports.REPORTS[BASELINE_FILE](self))
         return report
 
     def events(self) -> Iterator[tuple[str, Any]]:
         """Yield what TensorBoard shows, each with its tag: a text, a number, or a strip of pictures."""
-        return self._reports.events(self)
-
-    @property
-    def _reports(self) -> Reports:
-        assert self.reports is not None, "camkit.check() sets them"
-        return self.reports
+        found: Iterator[tuple[str, Any]] = self.reports.events(self)
+        return found
 
     @property
     def worst(self) -> str:
@@ -216,3 +195,235 @@ class CheckResult(Tabular):
             if self.judged[name].verdict == self.verdict and not self.judged[name].waived
         }
         return next(iter(worst_first(deciding)), OVERALL)
+
+
+BASELINE_FILE = "report.json"
+"""The file name of the report that later runs can be compared with."""
+
+SCHEMA = 1
+"""The schema of the report that this version writes and reads."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A picture that the earlier model recognised and this one does not, with the class that each names."""
+
+    name: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True)
+class PairChange(Pair):
+    """A class on a background, and how its accuracy changed.
+
+    ``p`` is the p-value of a fall above the limit, with Holm's correction over all pairs.
+    """
+
+    change: Estimate
+    p: float
+
+    @property
+    def in_words(self) -> str:
+        """By how much it fell."""
+        fell = f"fell by {-self.change.value:.2f} to {self.accuracy:.2f} since the baseline"
+        return f"the accuracy of {self.label} on backgrounds of {self.background} {fell}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What changed since an earlier run, on the pictures that both runs measured.
+
+    Attributes:
+        pictures: how many these are.
+        gap: the change of the background gap, the mean over the fills.
+        skill: the change of the skill of the heat.
+        accuracy: the change of the accuracy on unedited pictures.
+        pair: the class and background whose accuracy fell most.
+        flips: the pictures that were recognised before and are not now.
+        gained: how many were not recognised before and are now.
+        limit: how much worse than the baseline a measure may be.
+    """
+
+    pictures: int
+    gap: Estimate | None
+    skill: Estimate | None
+    accuracy: Estimate | None = None
+    pair: PairChange | None = None
+    flips: tuple[Flip, ...] = ()
+    gained: int = 0
+    limit: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for the report, where the accuracy of the pair is called ``now``."""
+        named = {"label": "label", "background": "background", "now": "accuracy", "change": "change", "p": "p"}
+        found = asdict(self)
+        pair = found["pair"]
+        return {**found, "pair": pair and {key: pair[name] for key, name in named.items()}}
+
+    @property
+    def worse(self) -> list[str]:
+        """What got worse by more than the limit and by more than chance, in words; the accuracy comes first."""
+        gap, pair = self.gap, self.pair
+        # The significance level of the fall of a pair
+        sentences = (
+            self._worse("the accuracy on unedited pictures fell", self.accuracy),
+            self._worse("the background gap grew", gap and Estimate(-gap.value, -gap.high, -gap.low, gap.groups)),
+            pair.in_words if pair is not None and pair.p <= 0.05 else "",
+            self._worse("the skill of the heat fell", self.skill),
+        )
+        return [sentence for sentence in sentences if sentence]
+
+    def _worse(self, what: str, change: Estimate | None) -> str:
+        if change is None or not change.high < 0 or -change.value <= self.limit:
+            return ""
+        return f"{what} by {-change.value:.2f} (at least {-change.high:.2f}) since the baseline"
+
+
+def read_baseline(file: Path) -> dict[str, Any]:
+    """Read an earlier ``report.json``.
+
+    Raises:
+        InputError: the file cannot be read, is not a report of the check, or changed since it was written.
+    """
+    refuse_pipe(file)
+    with as_error(InputError, lambda error: f"the baseline {file} cannot be read: {error}"):
+        report: dict[str, Any] = {**json.loads(file.read_text(encoding="utf-8"))}
+    if report.get("schema") != SCHEMA or not {"hashes", "images", "layer", "grids"} <= report.keys():
+        raise InputError(f"{file} is not a {BASELINE_FILE} of camkit check with schema {SCHEMA}")
+    if report.get("checksum") != checksum(report):
+        raise InputError(
+            f"the baseline {file} is damaged: its checksum does not match its contents; make a new baseline"
+        )
+    return report
+
+
+def checksum(report: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a report without its own checksum; the order and spacing of the JSON do not matter."""
+    contents = {name: value for name, value in report.items() if name != "checksum"}
+    return digest(json.dumps(contents, sort_keys=True))
+
+
+def check_comparable(
+    baseline: Mapping[str, Any], hashes: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]], source: Path
+) -> None:
+    """Refuse a baseline with other data or settings; ``settings`` are this run's, as the report holds them.
+
+    Raises:
+        InputError: the two runs cannot be compared.
+    """
+    if baseline["hashes"].get("data") != hashes["data"]:
+        raise InputError(
+            f"{source} was made with other pictures or regions and cannot be compared; make a new baseline"
+        )
+    if baseline["hashes"].get("settings") != hashes["settings"]:
+        before = baseline.get("settings") or settings
+        differ = [
+            f"{table}.{name} = {json.dumps(before.get(table, values).get(name))} and not {json.dumps(value)}"
+            for table, values in settings.items()
+            for name, value in values.items()
+            if name != WORSE and before.get(table, values).get(name) != value
+        ]
+        what = differ[0] if differ else "another class map, preprocessing or table of classes"
+        raise InputError(f"{source} was made with {what} and cannot be compared; make a new baseline")
+
+
+def check_heat(baseline: Mapping[str, Any], layer: str, grids: Sequence[str]) -> None:
+    """Refuse a baseline whose heat was measured at another layer, or never on one of these grids.
+
+    Raises:
+        InputError: the two runs cannot be compared.
+    """
+    earlier = {"layer": [baseline["layer"]], "grid": baseline["grids"] or grids}
+    for what, now in (("layer", [layer]), ("grid", grids)):
+        if not set(now) <= set(earlier[what]):
+            raise InputError(
+                f"the baseline's heat is from {what} {', '.join(earlier[what])}, this run's from {', '.join(now)}; set "
+                "the layer in the config ([check] layer), or make a new baseline"
+            )
+
+
+def compare(
+    baseline: Mapping[str, Any], rows: Sequence[ImageRow], contents: Mapping[str, str], seed: int, limit: float
+) -> Change:
+    """Compare with an earlier run. Pictures are paired by the content of their files.
+
+    Args:
+        baseline: the earlier report, from ``read_baseline``.
+        rows: the pictures of this run.
+        contents: the hash of each picture's file, by name.
+        seed: seeds the bootstrap, which resamples groups of pairs.
+        limit: how much worse a measure may be.
+    """
+    before = {image["sha256"]: IMAGES.validate_python(image) for image in baseline["images"]}
+    pairs = [(row, before[contents[row.name]]) for row in rows if contents[row.name] in before]
+    return Change(
+        len(pairs),
+        gap_change(pairs, seed),
+        _skill_change(pairs, seed),
+        _mean_change([float(row.right) - float(old.right) for row, old in pairs], pairs, [seed, 3])[0]
+        if pairs
+        else None,
+        _pair_change(pairs, seed, limit),
+        tuple(Flip(row.name, old.answer, row.answer) for row, old in pairs if old.right and not row.right),
+        sum(row.right and not old.right for row, old in pairs),
+        limit,
+    )
+
+
+_Pairs = Sequence[tuple[ImageRow, ImageRow]]
+"""The row of each picture in this run, and in the earlier one."""
+
+
+def gap_change(pairs: _Pairs, seed: int) -> Estimate | None:
+    """Return the mean change of the gap over fills and pictures; None if no picture was pasted in both runs."""
+    both = [(row, old) for row, old in pairs if row.same and old.same]
+    changes = [_mean_gap(row) - _mean_gap(old) for row, old in both]
+    return _mean_change(changes, both, [seed, 1])[0] if changes else None
+
+
+def _mean_change(
+    changes: Sequence[float], pairs: _Pairs, seed: Sequence[int]
+) -> tuple[Estimate, Float[np.ndarray, " b"]]:
+    """Return the mean of some changes with its interval, and its bootstrap draws."""
+    numbers = group_numbers([row.group for row, _ in pairs])
+    sums = bootstrap_sums(np.array([(change, 1.0) for change in changes]), numbers, seed)
+    draws = sums[:, 0] / sums[:, 1]
+    return interval(draws, float(np.mean(changes)), int(numbers.max()) + 1), draws
+
+
+def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
+    """Return the class and background whose accuracy fell most; None if no pair has enough groups."""
+    found: dict[tuple[str, str], list[tuple[ImageRow, ImageRow]]] = defaultdict(list)
+    for row, old in pairs:
+        for background in row.by_background.keys() & old.by_background.keys():
+            found[row.label, background].append((row, old))
+    enough = {pair: of for pair, of in sorted(found.items()) if len({row.group for row, _ in of}) >= MIN_GROUPS}
+    if not enough:
+        return None
+    changes: list[PairChange] = []
+    for number, ((label, background), of) in enumerate(enough.items()):
+        shares = np.array([[np.mean(row.by_background[background]) for row in pair] for pair in of])
+        change, draws = _mean_change((shares[:, 0] - shares[:, 1]).tolist(), of, [seed, 4, number])
+        p = p_above(-draws, limit, change.groups)
+        changes.append(PairChange(label, background, float(shares[:, 0].mean()), len(of), change, p))
+    adjusted = holm([change.p for change in changes])
+    changes = [replace(change, p=p) for change, p in zip(changes, adjusted, strict=True)]
+    return min(changes, key=lambda change: (change.p, change.change.value))
+
+
+def _mean_gap(row: ImageRow) -> float:
+    return float(np.mean([row.same[fill] - row.other[fill] for fill in row.same]))
+
+
+def _skill_change(pairs: _Pairs, seed: int) -> Estimate | None:
+    skills = [(row.group, *own, *earlier) for row, old in pairs if (own := row.skill) and (earlier := old.skill)]
+    if not skills:
+        return None
+    parts = np.array([parts for _, *parts in skills])
+    groups = group_numbers([group for group, *_ in skills])
+    sums = bootstrap_sums(parts, groups, [seed, 2])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        draws = sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3]
+        now, before = parts[:, 0].sum() / parts[:, 1].sum(), parts[:, 2].sum() / parts[:, 3].sum()
+    return interval(draws, float(now - before), int(groups.max()) + 1)

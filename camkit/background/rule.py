@@ -21,29 +21,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from camkit.background.effects import OVERALL, Effect, EffectName, Level, Measures
-from camkit.background.reasons import (
-    WITH_ARTICLE,
-    Reason,
-    reason_of,
-    reason_of_doubt,
-    reason_of_few_groups,
-    reason_of_knowledge,
-)
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from camkit.background.effects import OVERALL, Effect, EffectName, Level, Measures, Rule
+from camkit.errors import printable
+from camkit.kit import wording
 from camkit.kit.statistics import MIN_GROUPS, holm, smallest_p, wilson
+from camkit.kit.wording import counted, first_of, share
 from camkit.options import Limits
 
 Verdict: TypeAlias = Literal["FAIL", "WARN", "PASS", "INCONCLUSIVE"]
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What the verdict on a class, or on the model, follows from.
+class Judgement:
+    """The verdict on a class, or on the model, and what it follows from.
 
     Attributes:
         required: the levels of the effects that must be excluded for a PASS.
@@ -52,97 +50,34 @@ class Findings:
         warned: whether the heat or an optional analysis warns: over all classes together, a smaller share of the heat
             lies on the objects than in maps that ignore the picture; or a class
             is significantly less accurate on one of the places that the data names.
+        reasons: why.
+        effects: what is known about each effect, by name.
+        waived: why a failure is accepted; None if it is not.
     """
 
     required: Sequence[Level] = ()
     others: Sequence[Level] = ()
     untested: bool = False
     warned: bool = False
+    reasons: tuple[Reason, ...] = ()
+    effects: Mapping[EffectName, Effect] = field(default_factory=dict)
+    waived: str | None = None
 
     @property
     def verdict(self) -> Verdict:
         """The verdict of the first row of ``VERDICTS`` that applies."""
-        return next(rule.verdict for rule in VERDICTS if rule.applies(self))
-
-    def has(self, level: Level) -> bool:
-        """Return whether any effect is at a level."""
-        return level in (*self.required, *self.others)
-
-    @classmethod
-    def joined(cls, several: Sequence[Findings]) -> Findings:
-        """Return the findings for the model from those of its classes and of all classes together."""
-        return cls(
-            required=[level for findings in several for level in findings.required],
-            others=[level for findings in several for level in findings.others],
-            untested=any(findings.untested for findings in several),
-            warned=any(findings.warned for findings in several),
-        )
-
-
-class VerdictRule(NamedTuple):
-    """A row of the table of verdicts."""
-
-    verdict: Verdict
-    when: str
-    applies: Callable[[Findings], bool]
-
-
-VERDICTS = (
-    VerdictRule(
-        "FAIL",
-        "an effect is at level fail",
-        lambda findings: findings.has("fail"),
-    ),
-    VerdictRule(
-        "WARN",
-        "an effect is at level warn; or a class is significantly less accurate on one of the places that the data "
-        "names, by more than the limit of the gap; or, over all classes together, a smaller share of the heat lies on "
-        "the objects than in maps that ignore the picture",
-        lambda findings: findings.has("warn") or findings.warned,
-    ),
-    VerdictRule(
-        "PASS",
-        "the gap and the cues of all classes are excluded (with --strict: the effects of each class too), and every "
-        "class could be tested",
-        lambda findings: not findings.untested and all(level == "excluded" for level in findings.required),
-    ),
-    VerdictRule("INCONCLUSIVE", "otherwise", lambda _: True),
-)
-
-_MAX_LISTED = 5
-"""At most this many classes with the same kind of reason are listed one by one; more are counted, to keep it short."""
-
-SHARES: Mapping[str, float] = MappingProxyType({"gap": 0.6, "cues": 0.1, "classes": 0.3})
-"""The parts of the significance level: for the gap of all classes, for the cues, and for the effects of the classes.
-Most models that read the background do so for many classes, and then the gap of all classes finds it first."""
-
-_PRESENT = 2.0
-"""An effect of a class counts as above 0 at this many times the significance level, 10% by default: it only warns."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """The verdict on one class, or on the model.
-
-    Attributes:
-        verdict: FAIL, INCONCLUSIVE, WARN or PASS.
-        reasons: why.
-        effects: what is known about each effect, by name.
-        findings: what the verdict follows from.
-        waived: why a failure is accepted; None if it is not.
-    """
-
-    verdict: Verdict
-    reasons: tuple[Reason, ...]
-    effects: Mapping[EffectName, Effect] = field(default_factory=dict)
-    findings: Findings = field(default_factory=Findings)
-    waived: str | None = None
+        return next(rule.then for rule in VERDICTS if rule.applies(self))
 
     @property
     def shown(self) -> str:
         """The verdict in the row of a class: "not decided" if it passes, but an effect of its own is open."""
         is_open = any(effect.scope == "one class" and effect.level == "open" for effect in self.effects.values())
         return "not decided" if self.verdict == "PASS" and is_open else self.verdict
+
+    @property
+    def any_above_limit(self) -> bool:
+        """Whether the estimate of any effect lies above its limit."""
+        return any(effect.value > effect.limit for effect in self.effects.values())
 
     @property
     def largest_effect(self) -> float:
@@ -153,6 +88,48 @@ class Judgement:
         """Return the p-value of an effect after the correction for the number of tests; None if it was not tested."""
         return self.effects[effect].p if effect in self.effects else None
 
+    def has(self, level: Level) -> bool:
+        """Return whether any effect is at a level."""
+        return level in (*self.required, *self.others)
+
+    def joined(self, several: Collection[Judgement]) -> Judgement:
+        """Return the model's judgement: this one, of all classes, with the levels and warnings of those given."""
+        return replace(
+            self,
+            required=[level for own in several for level in own.required],
+            others=[level for own in several for level in own.others],
+            untested=any(own.untested for own in several),
+            warned=any(own.warned for own in several),
+        )
+
+
+VERDICTS: tuple[Rule[Verdict, Judgement], ...] = (
+    Rule(
+        "FAIL",
+        "an effect is at level fail",
+        lambda judgement: judgement.has("fail"),
+    ),
+    Rule(
+        "WARN",
+        "an effect is at level warn; or a class is significantly less accurate on one of the places that the data "
+        "names, by more than the limit of the gap; or, over all classes together, a smaller share of the heat lies on "
+        "the objects than in maps that ignore the picture",
+        lambda judgement: judgement.has("warn") or judgement.warned,
+    ),
+    Rule(
+        "PASS",
+        "the gap and the cues of all classes are excluded (with --strict: the effects of each class too), and every "
+        "class could be tested",
+        lambda judgement: not judgement.untested and all(level == "excluded" for level in judgement.required),
+    ),
+    Rule("INCONCLUSIVE", "otherwise", lambda _: True),
+)
+
+
+SHARES: Mapping[str, float] = MappingProxyType({"gap": 0.6, "cues": 0.1, "classes": 0.3})
+"""The parts of the significance level: for the gap of all classes, for the cues, and for the effects of the classes.
+Most models that read the background do so for many classes, and then the gap of all classes finds it first."""
+
 
 def judge(
     measures: Mapping[str, Measures],
@@ -160,7 +137,6 @@ def judge(
     *,
     exempt: Mapping[str, str],
     waived: Mapping[str, str],
-    heat_problems: Sequence[str] = (),
     may_fail: bool = True,
     with_regions: bool = True,
     of_detector: bool = False,
@@ -173,7 +149,6 @@ def judge(
         limits: the configured limits.
         exempt: classes that may be recognised by anything, with the reason.
         waived: classes whose failure is accepted, with the reason.
-        heat_problems: why the heat cannot be trusted, if it cannot.
         may_fail: whether the experiment edits what is surely background. If not, it only warns.
         with_regions: whether the heat was compared with regions.
         of_detector: whether the model finds objects, which the words then say.
@@ -193,9 +168,9 @@ def judge(
     for name, class_measures in measures.items():
         if name in exempt:
             reason = Reason("exempt", f"exempt: this class may be recognised by anything ({exempt[name]})")
-            judged[name] = Judgement("PASS", (reason,))
+            judged[name] = Judgement(reasons=(reason,))
             continue
-        obstacles = _obstacles(class_measures, effects[name], limits, heat_problems, chance, with_regions=with_regions)
+        obstacles = _obstacles(class_measures, effects[name], limits, chance, with_regions=with_regions)
         of_heat = _heat_warnings(class_measures, limits) if name == OVERALL and with_regions else []
         judged[name] = _judge_alone(
             effects[name],
@@ -231,11 +206,13 @@ def _tested_effects(
         while members and may_fail and _corrected([smallest_p(least)] * len(members), family)[0] > limits.alpha:
             least += 1
         for (name, number), p, floor, p_zero in zip(members, corrected, floors, present, strict=True):
+            # An effect of a class counts as above 0 at this many times the significance level, 10% by default: it only
+            # warns
             tested[name][number] = replace(
                 tested[name][number],
                 p=p,
                 significant=may_fail and p <= limits.alpha,
-                present=p_zero <= _PRESENT * limits.alpha,
+                present=p_zero <= 2.0 * limits.alpha,
                 least_groups=least if floor > limits.alpha else MIN_GROUPS,
             )
     settled = any(e.name == "gap" and (e.level == "excluded" or e.lacks_groups) for e in tested[OVERALL])
@@ -272,11 +249,13 @@ def _judge_alone(
     ``required`` says whether a PASS needs its effects to be excluded. The reasons explain the verdict, with all
     warnings beside a FAIL, and with what could not be tested beside a WARN.
     """
-    findings = Findings(
+    judgement = Judgement(
         required=[effect.level for effect in effects if required and effect.name != "sufficiency"],
         others=[effect.level for effect in effects if not required or effect.name == "sufficiency"],
         untested=bool(obstacles),
         warned=bool(other_warnings),
+        effects={effect.name: effect for effect in effects},
+        waived=waived,
     )
     # A sufficiency that does not warn decides nothing.
     decisive = [effect for effect in effects if effect.name != "sufficiency" or effect.level != "open"]
@@ -284,37 +263,32 @@ def _judge_alone(
         level: [reason_of(effect) for effect in decisive if effect.level == level]
         for level in ("fail", "excluded", "warn", "open")
     }
-    known = [reason_of_knowledge(effect) for effect in effects if not effect.counts and effect.low > effect.limit]
+    known = [reason_of(effect, "knowledge") for effect in effects if not effect.counts and effect.low > effect.limit]
     warnings = [*of_level["warn"], *other_warnings]
-    reasons: list[Reason]
-    match findings.verdict:
-        case "FAIL":
-            reasons = [*of_level["fail"], *warnings]
-        case "INCONCLUSIVE":
-            reasons = [*obstacles] or of_level["open"]
-        case "WARN":
-            reasons = [*warnings, *obstacles]
-        case "PASS":
-            reasons = [*of_level["excluded"], *of_level["open"], *known]
-    by_name = {effect.name: effect for effect in effects}
-    return Judgement(findings.verdict, tuple(reasons), by_name, findings, waived)
+    reasons: Mapping[Verdict, Sequence[Reason]] = {
+        "FAIL": [*of_level["fail"], *warnings],
+        "INCONCLUSIVE": obstacles or of_level["open"],
+        "WARN": [*warnings, *obstacles],
+        "PASS": [*of_level["excluded"], *of_level["open"], *known],
+    }
+    return replace(judgement, reasons=tuple(reasons[judgement.verdict]))
 
 
 def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) -> Judgement:
     """Return the verdict on the model, from all classes together and the classes that are neither waived nor exempt."""
     overall = judged[OVERALL]
     if judged.keys() - {OVERALL} <= set(set_aside):
-        return Judgement("PASS", (Reason("waived", "every class is waived or exempt, so nothing was tested"),))
+        return Judgement(reasons=(Reason("waived", "every class is waived or exempt, so nothing was tested"),))
     counted = {name: judgement for name, judgement in judged.items() if not judgement.waived}
-    findings = Findings.joined([judgement.findings for judgement in counted.values()])
-    verdict = findings.verdict
+    model = overall.joined(counted.values())
+    verdict = model.verdict
     if verdict == "PASS":
         reasons = [*overall.reasons, *_excluded_for_classes(counted)]
-        return replace(overall, verdict=verdict, reasons=tuple(reasons), findings=findings)
+        return replace(model, reasons=tuple(reasons))
     of_all = [reason._replace(text=f"all classes together: {reason.text}") for reason in overall.reasons]
     named = {name for name, own in counted.items() if own.verdict == verdict}
     if verdict == "WARN":
-        named |= {name for name, own in counted.items() if own.findings.untested}
+        named |= {name for name, own in counted.items() if own.untested}
     deciding = {name: own for name, own in counted.items() if name in named - {OVERALL}}
     pairs = [(name, reason) for name, own in worst_first(deciding).items() for reason in own.reasons]
     of_classes = _listed(pairs, classes=len(judged) - 1)
@@ -323,42 +297,32 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     else:  # a finding for all classes together is reported in any case
         reasons = [*of_classes, *(of_all if overall.verdict != "PASS" else [])]
     reasons.sort(key=lambda reason: not reason.fails)
-    return replace(overall, verdict=verdict, reasons=tuple(reasons), findings=findings)
+    return replace(model, reasons=tuple(reasons))
 
 
 def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
     """Say which effects are excluded for each class alone, and in how many classes a strict check asks for more."""
     of_classes = {name: judgement for name, judgement in judged.items() if name != OVERALL and judgement.effects}
     reasons = []
-    for effect in ("gap", "attraction"):
+    named: Mapping[EffectName, str] = {"gap": "a gap", "attraction": "an attraction"}
+    for effect, article in named.items():
         ends = {name: judgement.effects[effect].excluded_above for name, judgement in of_classes.items()}
         known = {name: end for name, end in ends.items() if end is not None}
         if known and len(known) == len(ends):
             worst = max(known, key=lambda name: known[name])
-            kind = f"{WITH_ARTICLE[effect]} of a single class is excluded"
-            text = f"for each class alone, {WITH_ARTICLE[effect]} above {known[worst]:.2f} is excluded at 95%"
+            kind = f"{article} of a single class is excluded"
+            text = f"for each class alone, {article} above {known[worst]:.2f} is excluded at 95%"
             reasons.append(Reason(kind, text if len(known) == 1 else f"{text} (the least certain class is {worst})"))
-    not_excluded = [judgement for judgement in of_classes.values() if judgement.findings.has("open")]
+    not_excluded = [judgement for judgement in of_classes.values() if judgement.has("open")]
     if not_excluded:
         kind = "an effect on a single class cannot be excluded"
         text = (
             f"for {len(not_excluded)} of {len(of_classes)} classes alone, a gap or attraction above the limit cannot "
-            "be excluded; --strict asks for that too"
+            "be excluded; --strict passes a model only if it can"
         )
-        reasons.append(Reason(kind, f"{text}{_outlook(not_excluded)}"))
+        reasons.append(Reason(kind, text))
     above = [effect for own in of_classes.values() for effect in own.effects.values() if effect.value > effect.limit]
-    return [*reasons, *_listed([(effect.label, reason_of_doubt(effect)) for effect in above], len(of_classes))]
-
-
-def _outlook(judgements: Sequence[Judgement]) -> str:
-    """Say how many more pictures of a class would exclude its effects, if a number would."""
-    more = [effect.more_pictures for judgement in judgements for effect in judgement.effects.values()]
-    known = [numbers for numbers in more if numbers is not None and any(numbers)]
-    if not known:
-        return ""
-    fewest, most = min(numbers[0] for numbers in known), max(numbers[1] for numbers in known)
-    exception = "; the estimates of some are too near the limit" if None in more else ""
-    return f", which takes about {fewest} to {most} more pictures of a class{exception}"
+    return [*reasons, *_listed([(effect.label, reason_of(effect, "doubt")) for effect in above], len(of_classes))]
 
 
 def worst_first(judged: Mapping[str, Judgement]) -> dict[str, Judgement]:
@@ -371,7 +335,9 @@ def _listed(reasons: Sequence[tuple[str, Reason]], classes: int) -> list[Reason]
     summary: list[Reason] = []
     for kind in dict.fromkeys(reason.kind for _, reason in reasons):
         named = [(name, reason) for name, reason in reasons if reason.kind == kind]
-        if len(named) > _MAX_LISTED:
+        # At most this many classes with the same kind of reason are listed one by one; more are counted, to keep it
+        # short
+        if len(named) > 5:
             summary.append(named[0][1]._replace(text=f"{len(named)} of {classes} classes: {kind}"))
         else:
             summary += [reason._replace(text=f"{name}: {reason.text}") for name, reason in named]
@@ -380,9 +346,9 @@ def _listed(reasons: Sequence[tuple[str, Reason]], classes: int) -> list[Reason]
 
 def _heat_warnings(measures: Measures, limits: Limits) -> list[Reason]:
     """Warn if the heat lies beside the objects, and the objects' places differ enough to show it."""
-    if measures.skill is None or measures.skill.groups < limits.least_pictures:
+    if measures.skill is None or measures.room is None or measures.room < limits.least_room:
         return []
-    if measures.room is None or measures.room < limits.least_room or not measures.skill.high < limits.skill:
+    if measures.skill.groups < limits.least_pictures or not measures.skill.high < limits.skill:
         return []
     kind = "the heat lies on the objects less than the heat of other pictures does"
     figures = f"skill {measures.skill.value:.2f}, upper bound {measures.skill.high:.2f}, limit {limits.skill:.2f}"
@@ -393,7 +359,6 @@ def _obstacles(
     measures: Measures,
     effects: Sequence[Effect],
     limits: Limits,
-    heat_problems: Sequence[str],
     chance: float,
     *,
     with_regions: bool,
@@ -403,7 +368,7 @@ def _obstacles(
     if not measures.pictures:
         text = "no picture could be used"
         return [Reason(text, text, step=f"see in the report why no picture{of} could be used")]
-    reasons = [reason_of_few_groups(effect) for effect in effects if effect.lacks_groups]
+    reasons = [reason_of(effect, "few groups") for effect in effects if effect.lacks_groups]
     reasons += _accuracy_obstacles(measures, limits, chance)
     if not measures.tested and measures.sufficiency.by_fill:
         kind = "there is no background to show the objects on"
@@ -422,11 +387,8 @@ def _obstacles(
         reasons.append(Reason(kind, f"{kind}: {shown}; the check needs {needed_objects}", step=step))
     if with_regions and measures.empty > limits.most_empty:
         text = f"{measures.empty:.0%} of the maps are empty; the limit is {limits.most_empty:.0%}"
-        reasons.append(Reason("too many maps are empty", text, step=_OTHER_HEAT))
-    return reasons + [Reason("the heat cannot be trusted", problem, step=_OTHER_HEAT) for problem in heat_problems]
-
-
-_OTHER_HEAT = "try another --method or --layer for the heat"
+        reasons.append(Reason("too many maps are empty", text, step="try another --method or --layer for the heat"))
+    return reasons
 
 
 def _accuracy_obstacles(measures: Measures, limits: Limits, chance: float) -> list[Reason]:
@@ -446,3 +408,59 @@ def _accuracy_obstacles(measures: Measures, limits: Limits, chance: float) -> li
     )
     step = "check labels and preprocessing; if they are right, train the model until it knows these classes better"
     return [Reason(kind, text, step=step)]
+
+
+class Reason(NamedTuple):
+    """A reason for a verdict.
+
+    Attributes:
+        kind: a short text that many classes can share.
+        text: the full text for one class.
+        fails: whether it alone makes the verdict FAIL.
+        step: what to do next, if the reason is that something could not be decided.
+        lacks: how many pictures are missing, if that is the reason.
+        more: of which class ``step`` asks for pictures, and for how many at most.
+    """
+
+    kind: str
+    text: str
+    fails: bool = False
+    step: str = ""
+    lacks: int = 0
+    more: tuple[str, int] | None = None
+
+
+@functools.cache
+def _sentences() -> Any:
+    environment = Environment(
+        loader=PackageLoader("camkit.background.report"), undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {each.__name__: each for each in (counted, first_of, share)}
+    environment.filters |= {"figure": _figure, "number": wording.number, "quoted": repr, "printable": printable}
+    environment.globals["least_groups"] = MIN_GROUPS
+    return environment.get_template("reasons.txt").module
+
+
+def said(macro: str, *values: Any, **named: Any) -> str:
+    """Return what a macro of ``reasons.txt`` says, as plain text."""
+    return str(getattr(_sentences(), macro)(*values, **named))
+
+
+def reason_of(effect: Effect, what: str = "") -> Reason:
+    """Say what is known about an effect: at its level or, if ``what`` says that, why it does not count."""
+    what = what or ("unmeasured" if effect.mean is None else effect.level)
+    kind, text, step = (said(macro, effect, what) for macro in ("kind", "text", "step"))
+    more = effect.more_pictures if what == "open" and effect.groups >= effect.least_groups else None
+    return Reason(kind, text, fails=what == "fail", step=step, more=more and (effect.label, more[1]))
+
+
+def _figure(value: float, limit: float) -> str:
+    """Return a number with two digits after the point, or with the digits that tell it from the limit.
+
+    >>> _figure(0.123, 0.1), _figure(0.1, 0.1), _figure(0.0996, 0.1), _figure(-0.001, 0.1)
+    ('0.12', '0.10', '0.0996', '0.00')
+    """
+    digits = next(
+        (digits for digits in (2, 3, 4) if (round(value, digits) - round(limit, digits)) * (value - limit) > 0), 2
+    )
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 turns -0.0 into 0.0

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from camkit.background.data import Item
 from camkit.background.edits import BLUR, RING, Arm, Edit, PreparedPicture
+from camkit.background.effects import ImageRow, named_without_object
 from camkit.background.experiment import Experiment
-from camkit.background.pictures import ImageRow, named_without_object
 from camkit.background.plan import stratified
 from camkit.background.result import CheckResult
 from camkit.drawing import overlay
@@ -28,7 +28,7 @@ from camkit.explaining.explanation import Explanation
 from camkit.images.regions import Shades
 from camkit.targets import Scores, Target
 from camkit.targets.boxes import ranked_box
-from camkit.targets.outputs import detections_of
+from camkit.targets.scores import detections_of
 from camkit.types import Failure, Pixels
 
 THUMBNAILS = 12
@@ -37,8 +37,6 @@ THUMBNAILS = 12
 OFFENDERS = 12
 """Worst offenders shown."""
 
-FLIPS = 12
-"""Pictures shown that the baseline's model recognised and this one does not."""
 
 TRIPTYCHS = 3
 """Pictures at the top of the page: each on its own background, on another one, and without its object."""
@@ -180,7 +178,8 @@ class Showcase:
             for item, flip, picture in loaded
             if picture is not None
         )
-        return list(itertools.islice(drawn, FLIPS))
+        # Pictures shown that the baseline's model recognised and this one does not
+        return list(itertools.islice(drawn, 12))
 
     def _offence(self, row: ImageRow) -> tuple[float, bool, float]:
         """Return how much a picture speaks against the model: its gap, then whether the third panel is typical.

@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, RepeatArgumentError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 from rich.table import Table
 from rich.text import Text
 
 import camkit
-from camkit.cli.app import app as look
 from camkit.cli.check import checks, demo_check, mend
-from camkit.cli.compare import compare, judge
+from camkit.cli.commands import app as look
+from camkit.cli.commands import compare, concepts, demo_words, diagnose, features, judge, layers, words
 from camkit.cli.explain import explain
-from camkit.cli.inside import concepts, diagnose, features, layers
 from camkit.cli.options import fill_in, refuse_fractions
 from camkit.cli.terminal import (
     TALK,
@@ -34,21 +33,18 @@ from camkit.cli.terminal import (
     print_traceback,
     printer,
 )
-from camkit.cli.words import demo_words, words
 from camkit.errors import (
     CamkitError,
     InputError,
     OutputError,
     advising_shell,
+    as_error,
+    brief,
     did_you_mean,
     own_place,
     printable,
     refusing_exit,
 )
-
-_INTERRUPTED = 130
-_BROKEN_PIPE = 141
-"""Exit codes of every shell: 128 plus the number of the signal (SIGINT, SIGPIPE)."""
 
 app = App(
     name="camkit",
@@ -125,14 +121,9 @@ def install_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | Non
     Args:
         shell: The shell. Default: the one that runs camkit.
     """
-    from cyclopts.completion import ShellDetectionError
-
-    try:
+    instead = "name the shell: camkit --install-completion bash"
+    with as_error(OutputError, lambda error: f"the completion cannot be written ({brief(error)}); {instead}"):
         file = app.install_completion(shell=shell)
-    except ShellDetectionError as error:
-        raise InputError("camkit cannot tell which shell this is; name it: camkit --install-completion bash") from error
-    except OSError as error:
-        raise OutputError(f"the completion cannot be written: {error}") from error
     printer().print(f"wrote {file}; start a new shell to use it", markup=False)
     return 0
 
@@ -166,10 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code or CamkitError.exit_code  # a class of the user's may say 0
     except KeyboardInterrupt as error:
         fail(f"interrupted: {error}" if error.args else "interrupted")
-        return _INTERRUPTED
+        return 130  # as of every shell: 128 plus the number of the signal, SIGINT
     except OutputClosedError:
-        discard_output()
-        return _BROKEN_PIPE
+        discard_output(sys.stdout)
+        return 141  # SIGPIPE
     except BaseException as error:  # uncaught, it would end the program with 1, which means FAIL
         if TALK.verbose or os.environ.get("CAMKIT_TRACEBACK"):
             print_traceback(error)
@@ -197,8 +188,6 @@ def _about_call(error: CycloptsError, typed: Sequence[str]) -> str:
         return (
             "name the model: --model resnet50 (camkit --help lists the kinds), or name in camkit.toml's [model] table"
         )
-    if isinstance(error, RepeatArgumentError):
-        return f"{error.token.keyword or error.token.value} was given twice, but it takes one value"
     return " ".join(str(error).split())
 
 

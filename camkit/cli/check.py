@@ -21,13 +21,13 @@ from camkit.cli.options import (
     actors_of,
     command,
     events_into,
+    refuse_existing,
 )
 from camkit.cli.terminal import TALK, QuietConsole, emit, print_table, printer, say, stages
 from camkit.errors import InputError, printable
 from camkit.options import Check, Data, Limits, Run
 
 if TYPE_CHECKING:
-    from camkit.background.mend import MendResult, Pair
     from camkit.options.settings import Settings
 
 
@@ -61,11 +61,8 @@ def check(
         data: A folder with one folder per class, a CSV with the columns path and label, a folder of pictures whose
             regions name classes, or the data.yaml of a YOLO data set.
     """
-    from camkit.background.check import JOURNAL, finish_check, plan_check, spread
-    from camkit.background.forecast import estimate_seconds
-    from camkit.background.journal import count_finished
-    from camkit.background.report import REPORTS, markdown
-    from camkit.background.report import console as check_console
+    from camkit.background import report
+    from camkit.background.check import finish_check, plan_check, spread
     from camkit.images.files import check_folder, refuse_address, refuse_input
 
     common.begin()
@@ -75,28 +72,25 @@ def check(
     out = settings.run.out or Path("camkit-check")
     settings = settings.with_options(run={"out": out})
     check_folder(out)
-    for name in REPORTS:
+    for name in report.REPORTS:
         refuse_input(out / name, [settings.data.regions, settings.data.class_map, *source.files()])
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(actors_of(ray))
         plan = plan_check(source.load(), config=settings)
         console = printer()
         if not TALK.quiet:
-            console.print(check_console.data_summary(plan))
-            console.print(check_console.power_notice(plan))
-            workers = 1 if pool is None else pool.actors
-            seconds = estimate_seconds(plan, count_finished(out / JOURNAL) if settings.run.resume else None, workers)
-            console.print(check_console.cost_notice(plan, seconds))
+            console.print(report.data_summary(plan))
+            console.print(report.cost_notice(plan))
         events = stack.enter_context(events_into(settings.run.tensorboard))
         rows_of = None if pool is None else spread(plan, source.on_cluster(pool, plan.model).map)
         with stages() as progress:
             command = shlex.join(["camkit", *sys.argv[1:]])
             result = finish_check(plan, progress=progress, command=command, rows_of=rows_of)
         if not TALK.quiet:
-            print_table(check_console.table(result))
-        console.print(check_console.verdict(result))
+            print_table(report.table(result))
+        console.print(report.verdict(result))
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            for line in markdown.workflow_commands(result):
+            for line in report.workflow_commands(result):
                 emit(line)
         if events is not None:
             from camkit.tensorboard import write_check
@@ -141,9 +135,8 @@ def init(
         file: The config file to write.
         overwrite: Replace the file if it exists.
     """
-    from camkit.background.classes import read_class_map
-    from camkit.background.data import read_data
-    from camkit.background.starter import starter_config
+    from camkit.background.check import starter_config
+    from camkit.background.data import read_class_map, read_data
     from camkit.images.files import refuse_input, write_file
     from camkit.options.toml import PROJECT_FILE
 
@@ -152,8 +145,7 @@ def init(
         raise InputError(
             f"the config cannot be written to {file}; name another file that ends in .toml, such as camkit.toml"
         )
-    if file.exists() and not overwrite:
-        raise InputError(f"{file} exists already; name another file with --file, or pass --overwrite")
+    refuse_existing(file, "--file", overwrite=overwrite)
     model = {name: value for name, value in vars(source).items() if name != "trust_remote_code"}
     settings = settings_of(common.config, data, pictures, check=experiment, limits=limits, run=run, model=model)
     data_files = [settings.data.path, settings.data.regions, settings.data.class_map, settings.model.labels]
@@ -175,12 +167,10 @@ def init(
 
 def demo_check(out: Path) -> int:
     """Check both demo networks on the same scenes. The exit code is 0 whatever the verdicts are."""
+    from camkit.background import report
     from camkit.background.check import finish_check, plan_check
-    from camkit.background.forecast import estimate_seconds
-    from camkit.background.report import console as check_console
     from camkit.demo.scenes import labelled_scenes
     from camkit.images.files import check_folder
-    from camkit.kit.wording import in_words
     from camkit.models import DEMO_MODELS
 
     check_folder(out)
@@ -188,19 +178,14 @@ def demo_check(out: Path) -> int:
     plans = [
         plan_check(name, pictures, config={"check": few_pastes, "run": {"out": out / name}}) for name in DEMO_MODELS
     ]
-    say(f"checking both networks: {in_words(sum(map(estimate_seconds, plans)))}")
     results = []
     for plan in plans:
         say(f"checking {plan.model.name}")
         with stages() as progress:
             results.append(finish_check(plan, progress=progress))
     for result in results:
-        printer().print(check_console.verdict(result))
+        printer().print(report.verdict(result))
     return 0
-
-
-_NOTHING_GAINED = 1
-"""The exit code if the weights are not written because the mended model is no better."""
 
 
 @command
@@ -230,19 +215,17 @@ def mend(
         force: Write the weights even if nothing was gained.
     """
     from camkit.background.check import plan_check
-    from camkit.background.forecast import estimate_seconds
-    from camkit.background.mend import check_before, export_composites, halves, mended, nothing_to_mend
-    from camkit.background.report.words import sentence
+    from camkit.background.mend import check_before, export_composites, mended, nothing_to_mend
+    from camkit.background.report import sentence
+    from camkit.background.rule import said
     from camkit.images.files import check_folder, refuse_input
-    from camkit.kit.wording import in_words
 
     common.begin()
     file = Path("mended.pth") if out is None else out
     target = file if export is None else export / "labels.csv"
     if export is not None and out is not None:
         raise InputError("--export writes pictures and no weights; leave out --out")
-    if target.exists() and not overwrite:
-        raise InputError(f"{target} exists already; name another place, or pass --overwrite")
+    refuse_existing(target, "--out" if export is None else "--export", overwrite=overwrite)
     check_folder(target.parent)
     settings = settings_of(common.config, data, pictures, check=experiment, run={"out": export})
     refuse_input(target, [settings.data.regions, settings.data.class_map, *source.files()])
@@ -252,8 +235,6 @@ def mend(
             count = export_composites(plan, export, progress)
         say(f"wrote {count} pictures and their table, {printable(str(target))}")
         return 0
-    if not TALK.quiet:  # mending itself takes about as long as one of the checks
-        say(f"two checks and the mending: {in_words(3 * estimate_seconds(halves(plan)[1]))}")
     with stages() as progress:
         before = check_before(plan, progress)
     problem = nothing_to_mend(before)
@@ -261,33 +242,13 @@ def mend(
         say(printable(problem or f"to mend: {sentence(before)}"))
         with stages() as progress:
             found = mended(plan, progress, before)
-        _print(found)
+        for line in said("mended", found).split("\n"):
+            emit(line)
         problem = found.problem
     if problem and not force:
         say(f"no weights are written: {problem}; --force writes them, and --export writes pictures to train on")
-        return _NOTHING_GAINED
+        # The exit code if the weights are not written because the mended model is no better
+        return 1
     found.save(file)
     say(f"wrote {printable(str(file))}")
     return 0
-
-
-def _print(found: MendResult) -> None:
-    before, after = found.before, found.after
-    emit(f"{'':<12}{'before':<34}after")
-    emit(f"{'verdict':<12}{before.verdict:<34}{after.verdict}")
-    rows = {
-        "accuracy": [f"{result.overall.accuracy.value:.1%}" for result in (before, after)],
-        "gap": [_number(gap) for gap in found.gaps],
-        "worst pair": [_pair(found.worst_before), _pair(found.worst_after)],
-    }
-    for name, (first, second) in rows.items():
-        emit(printable(f"{name:<12}{first:<34}{second}"))
-    emit(printable(f"layer {found.layer}, trained on {len(found.mended_on)} pictures; the figures are from the others"))
-
-
-def _number(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.2f}"
-
-
-def _pair(pair: Pair | None) -> str:
-    return "not measured" if pair is None else f"{pair.accuracy:.0%} ({pair.label} on {pair.background})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from cyclopts.argument import ArgumentCollection, update_argument_collection
 
 from camkit import options
 from camkit.cli.terminal import TALK, say, tell
-from camkit.errors import InputError
+from camkit.errors import InputError, OutputError, as_error
 from camkit.options import given_in, options_of
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Source(options.Model):
 
     def load(self, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
         """Load the model, and say what the user should know about it."""
-        from camkit.explaining.choices import loading
+        from camkit.explaining.explainer import loading
         from camkit.models import device_of, load_model
 
         given = {**loading(self), "pretrained": pretrained, "trainable": trainable}
@@ -70,8 +71,8 @@ class Source(options.Model):
 
     def on_cluster(self, pool: Pool, loaded: LoadedModel) -> Cluster:
         """Return actors that load the model; ``loaded`` is the same model in this process."""
-        from camkit.explaining.choices import loading
-        from camkit.kit.fingerprint import fingerprint
+        from camkit.explaining.explainer import loading
+        from camkit.kit.store import fingerprint
         from camkit.models import load_model
         from camkit.scale.cluster import Cluster
 
@@ -134,20 +135,22 @@ def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
     if folder is None:
         yield None
         return
-    from camkit.tensorboard.events import opened
+    from camkit.tensorboard.watch import opened
 
     usual_hook = threading.excepthook
-    threading.excepthook = lambda failed: None if _is_writer(failed) else usual_hook(failed)
+
+    def hook(failed: threading.ExceptHookArgs) -> None:
+        """Pass on all but what TensorBoard's own thread fails to write: closing the events reports that."""
+        is_writer = type(failed.thread).__module__.startswith("tensorboard.")
+        if not (is_writer and isinstance(failed.exc_value, OSError)):
+            usual_hook(failed)
+
+    threading.excepthook = hook
     try:
         with opened(folder) as events:
             yield events
     finally:
         threading.excepthook = usual_hook
-
-
-def _is_writer(failed: threading.ExceptHookArgs) -> bool:
-    """Return whether TensorBoard's own thread failed to write; closing the events reports that in one sentence."""
-    return isinstance(failed.exc_value, OSError) and type(failed.thread).__module__.startswith("tensorboard.")
 
 
 def refuse_fractions(_: App, __: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -157,26 +160,35 @@ def refuse_fractions(_: App, __: tuple[str, ...], arguments: ArgumentCollection)
         InputError: an option for a whole number has a fraction.
     """
     for argument in arguments:
-        if int not in (argument.hint, *get_args(argument.hint)):
-            continue
-        for token in argument.tokens:
-            if _is_fraction(token.value):
+        for token in argument.tokens if int in (argument.hint, *get_args(argument.hint)) else ():
+            if not re.fullmatch(r"[+-]?\w+", token.value):
                 raise InputError(f"{token.keyword} takes a whole number, not {token.value}")
 
 
-def _is_fraction(text: str) -> bool:
-    try:
-        return not float(text).is_integer()
-    except ValueError:  # not a number; cyclopts refuses it
-        return False
+def need_pictures(pictures: Sequence[object], example: str) -> None:
+    """Refuse a command without pictures.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not pictures:
+        raise InputError(f"name at least one picture: camkit {example} --model resnet50")
+
+
+def refuse_existing(file: Path, option: str, *, overwrite: bool) -> None:
+    """Refuse to replace a file without ``--overwrite``.
+
+    Raises:
+        OutputError: it exists, and may not be replaced.
+    """
+    if file.exists() and not overwrite:
+        raise OutputError(f"{file} exists already; name another file with {option}, or pass --overwrite")
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
     """Parse an option of numbers separated by commas."""
-    try:
+    with as_error(InputError, lambda _: f"--{name} takes numbers separated by commas, not {text!r}"):
         return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise InputError(f"--{name} takes numbers separated by commas, not {text!r}") from error
 
 
 def _size(name: str, text: str) -> int | list[int]:
@@ -191,8 +203,6 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     **dict.fromkeys(("mean", "std"), lambda name, text: list(numbers(name, text))),
 }
 """What reads options that are typed as text."""
-
-_FOR_INIT = "The model that the config will name, as --model of the other commands takes it."
 
 
 def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
@@ -209,7 +219,7 @@ def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
         option, default = options.options_of(table)[field.name], field.default
         required, text = option.name == "model", option.help
         if required and table is OptionalSource:
-            required, text = False, _FOR_INIT
+            required, text = False, "The model that the config will name, as --model of the other commands takes it."
         if says_default and isinstance(default, (int, float, str)) and not isinstance(default, bool):
             text += f" Default: {default if isinstance(default, str) else format(default, 'g')}."
         parser = _PARSERS.get(field.name)
@@ -262,11 +272,10 @@ def command(function: Command) -> Command:
     return function
 
 
-_CHECK = ("data", "check", "limits", "run")
 _OF_CONFIG: dict[tuple[str, ...], tuple[str, ...]] = {
     **dict.fromkeys([(), ("explain",)], ("explain",)),
     ("diagnose",): ("diagnose",),
-    **dict.fromkeys([("check",), ("check", "init")], _CHECK),
+    **dict.fromkeys([("check",), ("check", "init")], ("data", "check", "limits", "run")),
     ("mend",): ("data", "check"),
 }
 """The config's tables whose keys are options of a command; the table ``model`` holds for all commands."""
@@ -308,22 +317,19 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     for table in _OF_CONFIG.get(commands, ()):
         values |= _values(getattr(settings, table))
     if {"references", "layer"} & values.keys() and "check" not in _OF_CONFIG.get(commands, ()):
-        _leave_out_unused(values, typed("--method"))
+        # References that no method uses, and a layer that no typed method reads, are left out.
+        from camkit.methods import METHODS
+
+        names = typed("--method")
+        methods = [METHODS[name] for name in names or [str(values.get("method"))] if name in METHODS]
+        if not any(method.compares for method in methods):
+            values.pop("references", None)
+        if names and methods and not any(method.layer for method in methods):
+            values.pop("layer", None)
     given = {name.replace("_", "-"): value for name, value in values.items()}
     known = {name: value for name, value in given.items() if f"--{name}" in options}
     # cyclopts' own class for this leaves out options that are called like a command, such as scale.
     update_argument_collection(known, str(file), arguments, root_keys=(), allow_unknown=False)
-
-
-def _leave_out_unused(values: dict[str, Any], typed: list[str]) -> None:
-    """Leave out references that no method uses, and a layer that no typed method reads."""
-    from camkit.methods import METHODS
-
-    methods = [METHODS[name] for name in typed or [str(values.get("method"))] if name in METHODS]
-    if not any(method.compares for method in methods):
-        values.pop("references", None)
-    if typed and methods and not any(method.layer for method in methods):
-        values.pop("layer", None)
 
 
 def _refuse_code(model: str | None, file: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -78,6 +78,7 @@ def emit(line: str) -> None:
     except BrokenPipeError as error:
         raise OutputClosedError from error
     except OSError as error:
+        discard_output(sys.stdout)
         raise OutputError(f"the output cannot be written: {error.strerror}; earlier rows are kept") from error
 
 
@@ -99,8 +100,10 @@ def _say(message: str, style: str) -> None:
 
 def fail(message: str) -> None:
     """Print an error to stderr. Ignore a failure to write, because the exit code must not depend on it."""
-    with contextlib.suppress(OSError, ValueError):
+    try:
         _say(message, "bold red")
+    except (OSError, ValueError):
+        discard_output(sys.stderr)
 
 
 def print_traceback(error: BaseException) -> None:
@@ -109,10 +112,10 @@ def print_traceback(error: BaseException) -> None:
         sys.stderr.write(_printable_lines("".join(traceback.format_exception(error))))
 
 
-def discard_output() -> None:
-    """Discard the output that is still buffered for stdout, because nobody reads it."""
+def discard_output(stream: TextIO) -> None:
+    """Discard what is still buffered for a stream that cannot be written; Python would exit with another code."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextlib.contextmanager

@@ -1,22 +1,20 @@
-"""Encodes pictures as image files and shrinks them, with OpenCV."""
+"""Turns pictures into arrays of pixels, and arrays into image files."""
 
 from __future__ import annotations
 
 import base64
 import html
 import io
-import math
 import struct
 import zlib
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import cv2
 import numpy as np
 from PIL import Image
 
-from camkit.drawing.pixels import size_within
-from camkit.errors import OutputError, advice, printable
+from camkit.errors import OutputError, printable
 from camkit.types import Pixels
 
 MARK = b"Software\0camkit"
@@ -35,9 +33,6 @@ _JPEG_HEAD = 20
 
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif")
 
-_MOST_PIXELS = {**dict.fromkeys(JPEG_SUFFIXES, 65_500), ".webp": 16_383}
-"""The most pixels along a side that a file of these types can have."""
-
 
 def encode(pixels: Pixels, extension: str = ".png") -> bytes:
     """Return a picture as the bytes of an image file; a PNG or a JPEG says that camkit wrote it.
@@ -46,12 +41,6 @@ def encode(pixels: Pixels, extension: str = ".png") -> bytes:
         OutputError: OpenCV cannot write this file type, or no such file can be so large.
     """
     kind = extension.lower()
-    most, longest = _MOST_PIXELS.get(kind, math.inf), max(pixels.shape[:2])
-    if longest > most:
-        raise OutputError(
-            f"a file of the type {extension} has at most {most:,} pixels along a side, and this drawing has "
-            f"{longest:,}; reduce it with {advice('max_side', '--max-side')}, or write it as .png"
-        )
     options = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY] if kind in JPEG_SUFFIXES else []
     try:
         swapped = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
@@ -59,7 +48,7 @@ def encode(pixels: Pixels, extension: str = ".png") -> bytes:
     except cv2.error:
         done = False
     if not done:
-        raise OutputError(f"camkit cannot write pictures as {extension!r}; use .png, .jpg, .webp or .tiff")
+        raise OutputError(f"camkit cannot write this picture as {extension!r}; use .png, .jpg, .webp or .tiff")
     return _marked(data.tobytes())
 
 
@@ -105,3 +94,43 @@ def shrink(pixels: Pixels, side: int) -> Pixels:
     """Return the picture with its longer side reduced to ``side`` pixels."""
     size = size_within(pixels.shape[:2], side)
     return np.asarray(cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_AREA))
+
+
+Drawable: TypeAlias = "Pixels | Image.Image"
+"""A picture to draw on: an array, or an RGB picture of Pillow."""
+
+
+def size_of(picture: Drawable) -> tuple[int, int]:
+    """Return the height and the width of a picture."""
+    if isinstance(picture, Image.Image):
+        return picture.height, picture.width
+    height, width = picture.shape[:2]
+    return height, width
+
+
+def size_within(size: tuple[int, ...], side: int) -> tuple[int, int]:
+    """Return the height and width of a picture whose longer side becomes ``side``; its form stays the same."""
+    height, width = (max(1, round(length * (side / max(size)))) for length in size)
+    return height, width
+
+
+def bytes_of(picture: Drawable) -> int:
+    """Return how much memory a picture takes; Pillow keeps four bytes for each pixel."""
+    return 4 * picture.width * picture.height if isinstance(picture, Image.Image) else picture.nbytes
+
+
+def pixels_of(picture: Drawable) -> Pixels:
+    """Return the pixels of a picture as an array; one that is made here is read-only, since several may share it."""
+    if not isinstance(picture, Image.Image):
+        return picture
+    pixels = copied_pixels(picture)
+    pixels.flags.writeable = False
+    return pixels
+
+
+def copied_pixels(picture: Drawable) -> Pixels:
+    """Return a copy of a picture's pixels, to be drawn on. Pillow's own copy takes several times as long."""
+    if not isinstance(picture, Image.Image):
+        return picture.copy()
+    with_padding = np.frombuffer(picture.tobytes("raw", "RGBX"), np.uint8).reshape(picture.height, picture.width, 4)
+    return np.asarray(cv2.cvtColor(with_padding, cv2.COLOR_RGBA2RGB))

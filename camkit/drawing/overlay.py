@@ -9,8 +9,8 @@ import cv2
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from camkit.drawing.pixels import Drawable, pixels_of, size_of, size_within, strips_into
-from camkit.errors import InputError, did_you_mean
+from camkit.drawing.encode import Drawable, copied_pixels, pixels_of, size_of, size_within
+from camkit.errors import InputError, did_you_mean, whole_number
 from camkit.types import Box, Pixels, Style
 
 COLORMAPS: dict[str, int] = {
@@ -43,8 +43,8 @@ def check(style: str, colormap: str, alpha: float, max_side: int | None = None) 
             raise InputError(f"unknown {kind} {word!r}{hint}")
     if not 0 <= alpha <= 1:
         raise InputError(f"alpha must be a weight between 0 and 1, not {alpha}")
-    if max_side is not None and (not isinstance(max_side, int) or max_side < 1):
-        raise InputError(f"max_side must be at least 1 pixel, or None for any size, not {max_side!r}")
+    if max_side is not None:
+        whole_number(max_side, "max_side", 1)
 
 
 def colorize(heatmap: Float[np.ndarray, "h w"], colormap: str = "turbo") -> Pixels:
@@ -119,73 +119,21 @@ def blend(
         colormap: a name from ``COLORMAPS``.
         alpha: weight of the colours, 0..1; the picture has the weight 1 - alpha.
     """
-    height, width = size_of(picture)
+    drawn = copied_pixels(picture)
+    height, width = drawn.shape[:2]
     box = box or Box(0, 0, width, height)
     rows, columns = _pixels_in(box, (height, width))
-    levels = _levels_in(heatmap, box, rows, columns)
-    seen_rows = rows.stop - rows.start
-    level_of = np.arange(seen_rows) * len(levels) // max(seen_rows, 1)
-    share = alpha if heatmap.any() else 0.0
-    drawn = np.empty((height, width, 3), np.uint8)
-    for top, strip in strips_into(drawn, picture):
-        bottom = top + len(strip)
-        first, last = min(max(rows.start, top), bottom), max(min(rows.stop, bottom), top)
-        seen = np.s_[first - top : last - top, columns]
-        _darken(strip, seen)
-        if strip[seen].size:
-            numbers = level_of[first - rows.start : last - rows.start]
-            colours = cv2.applyColorMap(levels[numbers[0] : numbers[-1] + 1], _colours(colormap))
-            if len(colours) < len(numbers):
-                colours = colours[numbers - numbers[0]]
-            cv2.addWeighted(strip[seen], 1 - share, colours, share, 0, dst=strip[seen])
-    return drawn
-
-
-def _darken(strip: Pixels, seen: tuple[slice, slice]) -> None:
-    """Darken a strip, except the rows and columns that the model saw."""
-    rows, columns = seen
-    for part in (np.s_[: rows.start], np.s_[rows.stop :], np.s_[rows, : columns.start], np.s_[rows, columns.stop :]):
-        if strip[part].size:
-            cv2.convertScaleAbs(strip[part], dst=strip[part], alpha=_CROPPED_BRIGHTNESS)
-
-
-_UNSEEN_SHIFT = 4
-"""If a pixel of the heatmap covers at least this many pixels of the picture along each side, the heat may be shifted by
-half a pixel of the picture, which nobody can see."""
-
-
-def _levels_in(
-    heatmap: Float[np.ndarray, "h w"], box: Box, rows: slice, columns: slice
-) -> UInt8[np.ndarray, "rows width"]:
-    """Return the heat of the pixels in these rows and columns in 8 bit, where the heatmap covers ``box``.
-
-    If the heat hardly changes from row to row, each row of the result stands for several rows of the picture.
-    """
-    height, width = rows.stop - rows.start, columns.stop - columns.start
-    if not height or not width:
-        return np.empty((height, width), np.uint8)
-    enlarged = min(height / heatmap.shape[0], width / heatmap.shape[1])
-    lost = box.right - box.left - width, box.bottom - box.top - height
-    if enlarged >= _UNSEEN_SHIFT and max(lost) <= 1:  # the whole box lies in the picture
-        levels = _levels(heatmap)
-        count = max(1, height // _alike_rows(levels, height / len(levels)))
-        return np.asarray(cv2.resize(levels, (width, count), interpolation=cv2.INTER_LINEAR))
     left, top = columns.start, rows.start
     moved = Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
-    return _levels(_warped(heatmap, moved, (height, width)))
-
-
-_UNSEEN_STEP = 2
-"""Levels of 256 by which the heat may jump from one row of the picture to the next: nobody can see a smaller step."""
-
-_MOST_ALIKE = 8
-"""The most rows of the picture that get the colours of one row; more save no time."""
-
-
-def _alike_rows(levels: UInt8[np.ndarray, "h w"], enlarged: float) -> int:
-    """Return how many rows of a picture may have the same colours, if a row of the heatmap covers ``enlarged`` rows."""
-    steepest = int(cv2.absdiff(levels[1:], levels[:-1]).max(initial=0)) if len(levels) > 1 else 0
-    return _MOST_ALIKE if not steepest else min(_MOST_ALIKE, max(1, int(_UNSEEN_STEP * enlarged / steepest)))
+    for unseen in (np.s_[: rows.start], np.s_[rows.stop :], np.s_[rows, : columns.start], np.s_[rows, columns.stop :]):
+        if drawn[unseen].size:
+            cv2.convertScaleAbs(drawn[unseen], dst=drawn[unseen], alpha=_CROPPED_BRIGHTNESS)
+    seen = drawn[rows, columns]
+    if seen.size:
+        colours = cv2.applyColorMap(_warped(_levels(heatmap), moved, seen.shape[:2]), _colours(colormap))
+        share = alpha if heatmap.any() else 0.0
+        cv2.addWeighted(seen, 1 - share, colours, share, 0, dst=seen)
+    return drawn
 
 
 def render(

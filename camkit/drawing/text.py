@@ -59,7 +59,10 @@ def legible(words: str) -> str:
     >>> legible("K\u00e4fer\n\U0010fffe")
     'Käfer\\n\\U0010fffe'
     """
-    return "".join(letter if _has_letter(letter) else _escaped(letter) for letter in printable(words))
+    letters = (
+        letter if _has_letter(letter) else letter.encode("unicode_escape").decode() for letter in printable(words)
+    )
+    return "".join(letters)
 
 
 def width_of(words: str, size: int = 14) -> float:
@@ -169,10 +172,6 @@ def _has_letter(letter: str) -> bool:
         return False
     drawn, missing = _with_opencv(letter, _PROBE_SIZE), _with_opencv(_NO_CHARACTER, _PROBE_SIZE)
     return drawn.shape != missing.shape or not np.array_equal(drawn, missing)
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()
 
 
 def _with_opencv(words: str, size: int) -> UInt8[np.ndarray, "height width"]:

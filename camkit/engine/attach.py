@@ -1,19 +1,168 @@
-"""Temporary hooks on modules and tensors: they act in the right thread only, and all are removed at the end."""
+"""Temporary hooks on modules and tensors, and the tensors that modules take and return.
+
+Modules take and return nested structures: tensors in tuples, lists, dictionaries and dataclasses. Hooks act only in the
+thread that set them, or where ``acts`` says, and are removed at the end of their block.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from copy import copy
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from camkit.engine.nested import replaced, tensors_in
+Make: TypeAlias = Callable[[Tensor], Any]
+"""Computes a value from a tensor, such as a copy or a statistic."""
+
+Keys: TypeAlias = tuple[Any, ...]
+"""The keys that lead from a structure to an item in it."""
+
+
+_PLAIN = (bool, int, float, complex, str, type(None))
+"""Types of values that hold no tensors."""
+
+
+def _items(value: Any) -> list[tuple[Any, Any]] | None:
+    """Return the keys and items of a structure; None for any other value, such as a tensor."""
+    if isinstance(value, Tensor):
+        return None
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
+    return None
+
+
+def _with_items(value: Any, items: list[tuple[Any, Any]]) -> Any:
+    """Return a copy of a structure with other items."""
+    if isinstance(value, tuple):
+        return _tuple_like(value, [item for _, item in items])
+    if type(value) is list:
+        return [item for _, item in items]
+    made = copy(value)
+    _set_items(made, items)
+    return made
+
+
+def _set_items(value: Any, items: list[tuple[Any, Any]]) -> None:
+    for key, item in items:
+        if isinstance(value, (dict, list)):
+            value[key] = item
+        else:
+            object.__setattr__(value, key, item)
+
+
+def _tuple_like(value: tuple[Any, ...], items: list[Any]) -> Any:
+    kind: Any = type(value)
+    if hasattr(kind, "_make"):  # a named tuple
+        return kind._make(items)
+    if kind.__module__ == "torch.return_types":  # such as the result of torch.max
+        return kind(items)
+    return tuple(items) if kind in (tuple, torch.Size) else tuple.__new__(kind, items)
+
+
+def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a copy of a structure with each item replaced by ``leaf(item)``.
+
+    >>> mapped((1, [2, {"a": 3}]), lambda number: 10 * number)
+    (10, [20, {'a': 30}])
+    """
+    items = _items(value)
+    return leaf(value) if items is None else _with_items(value, [(key, mapped(item, leaf)) for key, item in items])
+
+
+def replaced(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a structure with each item replaced by ``leaf(item)``.
+
+    Lists, dictionaries and objects are changed in place, because other code may hold them too.
+
+    >>> rows = [1, 2]
+    >>> replaced((rows, 3), lambda number: 10 * number), rows
+    (([10, 20], 30), [10, 20])
+    """
+    items = _items(value)
+    if items is None:
+        return leaf(value)
+    new = [(key, replaced(item, leaf)) for key, item in items]
+    if all(item is old for (_, item), (_, old) in zip(new, items, strict=True)):
+        return value
+    if isinstance(value, tuple):
+        return _with_items(value, new)
+    _set_items(value, new)
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in a module's arguments or output."""
+    if isinstance(value, Tensor):
+        return [value]
+    found: list[Tensor] = []
+    for _, item in _items(value) or ():
+        if not isinstance(item, _PLAIN):  # most of the arguments of PyTorch's operations are
+            found += [item] if isinstance(item, Tensor) else tensors_in(item)
+    return found
+
+
+def feature_tensor(output: Any) -> tuple[Keys, Tensor] | None:
+    """Return the keys that lead to the tensor with a layer's feature maps, and that tensor.
+
+    It is the first floating-point tensor with at least three dimensions; None if the output contains none.
+
+    >>> import torch
+    >>> path, maps = feature_tensor((torch.zeros(1, 5), [torch.zeros(1, 8, 7, 7)]))
+    >>> path, tuple(maps.shape)
+    ((1, 0), (1, 8, 7, 7))
+    """
+    if isinstance(output, Tensor):
+        return ((), output) if output.dim() >= 3 and output.is_floating_point() else None
+    for key, item in _items(output) or ():
+        found = feature_tensor(item)
+        if found is not None:
+            return (key, *found[0]), found[1]
+    return None
+
+
+def with_tensor(value: Any, path: Keys, tensor: Tensor) -> Any:
+    """Return a copy of a structure with another tensor at ``path``."""
+    if not path:
+        return tensor
+    key, rest = path[0], path[1:]
+    return _with_items(
+        value, [(name, with_tensor(item, rest, tensor) if name == key else item) for name, item in _items(value) or ()]
+    )
+
+
+def with_tensors(value: Any, change: Make) -> Any:
+    """Return a copy of a structure with each tensor replaced by ``change(tensor)``."""
+    return mapped(value, lambda item: change(item) if isinstance(item, Tensor) else item)
+
+
+def plain(value: Any) -> Any:
+    """Return a number, a string or a boolean unchanged; None for any other object, since it may hold tensors."""
+    return value if isinstance(value, _PLAIN) else None
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 if it is so already."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def shares_memory(one: Tensor, other: Tensor) -> bool:
+    """Tell whether writing into one tensor may change the other."""
+    try:
+        return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse tensors, for example, have no single storage
+        return one is other
+
 
 ForwardHook = Callable[[nn.Module, list[Tensor], Any], Any]
 """``hook(module, argument tensors, output)``; a result other than None replaces the output."""
@@ -23,50 +172,6 @@ AfterHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 
 GradientHook = Callable[[Tensor], "Tensor | None"]
 """``hook(gradient)``; a result other than None replaces the gradient."""
-
-
-def backward_pass() -> int:
-    """Return the number of the backward pass that the current thread runs; -1 if it runs none."""
-    return int(torch._C._current_graph_task_id())
-
-
-@dataclass
-class Scope:
-    """The thread, and the backward pass if any, in which hooks were set.
-
-    A module that runs during another backward pass repeats its forward pass, to recompute what activation checkpointing
-    (``torch.utils.checkpoint``) did not keep. ``elsewhere`` is True after a module ran in a thread where the hooks do
-    not act. ``acts``, if given, can switch the hooks off for a while.
-    """
-
-    thread: int = field(default_factory=threading.get_ident)
-    inside: int = field(default_factory=backward_pass)
-    elsewhere: bool = False
-    acts: Callable[[], bool] | None = None
-
-    def first_run(self) -> bool:
-        """Tell whether the current call belongs to this thread and is not a repetition during a backward pass."""
-        if threading.get_ident() != self.thread:
-            self.elsewhere = True
-            return False
-        return backward_pass() == self.inside and (self.acts is None or self.acts())
-
-    def any_run(self) -> bool:
-        """Tell whether the current call belongs to this thread, or to a thread of PyTorch's that may work for it.
-
-        PyTorch runs backward passes on GPUs in its own threads, which do not tell whose pass they run.
-        """
-        if threading.get_ident() == self.thread or (backward_pass() >= 0 and not _of_python()):
-            return True
-        self.elsewhere = True
-        return False
-
-
-def _of_python() -> bool:
-    """Tell whether Python started the current thread."""
-    current = threading.get_ident()
-    threads = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))
-    return any(thread.ident == current for thread in threads)
 
 
 @dataclass(eq=False)
@@ -109,6 +214,7 @@ def hooked(
     """
     first = [(module, _Hook(function, acts)) for module, function in before]
     last = [(module, _Hook(function, acts)) for module, function in after]
+    own = {id(hook): module for module, hook in (*first, *last)}
     try:
         try:
             for module, hook in first:
@@ -117,31 +223,26 @@ def hooked(
                 module.register_forward_hook(hook, with_kwargs=True)
             yield
         finally:
-            _detach([*first, *last])
+            _remove(own.values(), lambda _, hook: id(hook) in own)
     except KeyboardInterrupt:
-        _detach([*first, *last])
+        _remove(own.values(), lambda _, hook: id(hook) in own)
         raise
-
-
-def _detach(hooks: Sequence[tuple[nn.Module, _Hook]]) -> None:
-    own = {id(hook) for _, hook in hooks}
-    for module in {module for module, _ in hooks}:
-        _remove(module, lambda _, hook: id(hook) in own)
 
 
 def remove_hooks_since(module: nn.Module, first: int) -> None:
     """Remove the forward hooks that were set since PyTorch gave a hook the number ``first``, except camkit's own."""
-    _remove(module, lambda number, hook: number >= first and not is_ours(hook))
+    _remove([module], lambda number, hook: number >= first and not is_ours(hook))
 
 
-def _remove(module: nn.Module, wanted: Callable[[int, object], bool]) -> None:
+def _remove(modules: Iterable[nn.Module], wanted: Callable[[int, object], bool]) -> None:
     """Remove hooks by their numbers, which differ between all hooks of a process."""
-    hooks = module._forward_hooks, module._forward_pre_hooks
-    with_keywords = module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs
-    numbers = [number for table in hooks for number, hook in list(table.items()) if wanted(number, hook)]
-    for number in numbers:
-        for table in (*with_keywords, module._forward_hooks_always_called, *hooks):
-            table.pop(number, None)
+    for module in modules:
+        hooks = module._forward_hooks, module._forward_pre_hooks
+        with_keywords = module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs
+        numbers = [number for table in hooks for number, hook in list(table.items()) if wanted(number, hook)]
+        for number in numbers:
+            for table in (*with_keywords, module._forward_hooks_always_called, *hooks):
+                table.pop(number, None)
 
 
 def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> AbstractContextManager[None]:
@@ -158,21 +259,14 @@ def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> A
     return hooked(before=[(module, lambda started, _, __: note(started)) for module in modules])
 
 
+def backward_pass() -> int:
+    """Return the number of the backward pass that the current thread runs; -1 if it runs none."""
+    return int(torch._C._current_graph_task_id())
+
+
 def nodes_of_graph() -> int:
     """Return how many nodes the current thread has added to graphs so far; later nodes have this number or more."""
     return int(torch._C._autograd._get_sequence_nr())
-
-
-@contextmanager
-def noting_starts(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, int]]:
-    """Yield a dictionary that holds ``nodes_of_graph()`` at the start of each module's latest call."""
-    started: dict[nn.Module, int] = {}
-
-    def note(module: nn.Module) -> None:
-        started[module] = nodes_of_graph()
-
-    with starts(modules, note):
-        yield started
 
 
 def own_output(output: Any, started: int) -> Any:
@@ -184,7 +278,7 @@ def own_output(output: Any, started: int) -> Any:
 
     Args:
         output: what the layer returned.
-        started: the layer's entry in ``noting_starts``.
+        started: ``nodes_of_graph()`` when the call began.
     """
     if not torch.is_grad_enabled():
         return output
@@ -204,14 +298,6 @@ def own_output(output: Any, started: int) -> Any:
         return alias
 
     return owned(output) if is_tensor else replaced(output, owned)
-
-
-def differentiable(output: Any) -> list[Tensor]:
-    """Return the tensors in a layer's output whose gradient is the layer's.
-
-    While gradients are off, there are none: the tensors that require gradients come from elsewhere.
-    """
-    return [tensor for tensor in tensors_in(output) if tensor.requires_grad] if torch.is_grad_enabled() else []
 
 
 _ORDINARY = (Tensor, nn.Parameter)
@@ -249,6 +335,9 @@ def hook_gradient(tensor: Tensor, hook: GradientHook) -> list[torch.utils.hooks.
     If a view is changed in place later, PyTorch returns only the gradients of its uses before the change. If the view
     is an alias, the hook then gets the gradient of the original tensor instead, because that includes the change.
     """
+    # In PyTorch 2.9 to 2.14, ``register_hook`` crashes on a view that was changed through an alias, unless ``grad_fn``
+    # is read first (github.com/pytorch/pytorch/issues/196459).
+    tensor.grad_fn  # noqa: B018
     original = aliased_tensor(tensor)
     if original is None:
         return [tensor.register_hook(hook)]
@@ -257,35 +346,6 @@ def hook_gradient(tensor: Tensor, hook: GradientHook) -> list[torch.utils.hooks.
         tensor.register_hook(lambda gradient: None if state.changed() else hook(gradient)),
         original.register_hook(lambda gradient: hook(gradient) if state.changed() else None),
     ]
-
-
-class TensorHooks:
-    """Hooks on tensors that are removed together. Hooks whose tensors are gone are forgotten."""
-
-    def __init__(self) -> None:
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._cleanup_length = _MANY
-
-    def __len__(self) -> int:
-        """Return how many hooks are remembered."""
-        return len(self._handles)
-
-    def add(self, tensor: Tensor, hook: GradientHook) -> None:
-        """Have the hook called with each gradient of a tensor, as ``hook_gradient`` says."""
-        self._handles += hook_gradient(tensor, hook)
-        if len(self._handles) > self._cleanup_length:
-            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
-            self._cleanup_length = 2 * len(self._handles) + _MANY
-
-    def remove(self) -> None:
-        """Remove all of them."""
-        while self._handles:
-            self._handles[-1].remove()  # before it is forgotten, in case Ctrl-C comes in between
-            self._handles.pop()
-
-
-_MANY = 256
-"""How many handles may accumulate before those of deleted tensors are dropped: a few passes' worth, some kilobytes."""
 
 
 def nodes_behind(tensor: Tensor) -> set[Node]:
@@ -308,8 +368,4 @@ def contiguous_gradients(values: Tensor) -> None:
     """
     for node in nodes_behind(values):
         if "BatchNorm" in node.name():
-            node.register_prehook(_contiguous)
-
-
-def _contiguous(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    return tuple(None if gradient is None else gradient.contiguous() for gradient in gradients)
+            node.register_prehook(lambda gradients: with_tensors(gradients, Tensor.contiguous))

@@ -17,11 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from camkit.engine.attach import State, aliased_tensor, hook_gradient, hooked, nodes_of_graph, own_output
-from camkit.engine.nested import feature_tensor, shares_memory, tensors_in, with_tensor
+from camkit.engine.attach import (
+    State,
+    aliased_tensor,
+    feature_tensor,
+    hook_gradient,
+    hooked,
+    nodes_of_graph,
+    own_output,
+    shares_memory,
+    tensors_in,
+    with_tensor,
+)
 from camkit.errors import LayerError, listing_layers
-from camkit.targets.probabilities import passing_through
-from camkit.targets.scores import Scores
+from camkit.targets.scores import Scores, passing_through
 from camkit.types import LayerRef
 
 
@@ -58,7 +67,8 @@ class Saved:
 
     ``end`` is the tensor or edge with respect to which a backward pass differentiates: the output itself if the graph
     starts there, otherwise its edge in the graph, which in-place operations after the layer do not move. ``images`` is
-    the axis of the images. ``reached`` is True as soon as a score depends on the layer.
+    the axis of the images. ``reached`` is True as soon as a score depends on the layer. If the saved tensor is an
+    alias, ``original`` is the state and the graph edge of the tensor behind it.
     """
 
     output: Tensor
@@ -66,14 +76,14 @@ class Saved:
     gradients: list[Tensor] = field(default_factory=list)
     images: int = 0
     reached: bool = False
-    _original: tuple[State, GradientEdge] | None = None
+    original: tuple[State, GradientEdge] | None = None
 
     @classmethod
     def in_graph(cls, own: Tensor, output: Tensor) -> Saved:
         """Save the output of a layer whose gradient is that of ``own``, a tensor in the graph."""
         saved, original = cls(output, get_gradient_edge(own)), aliased_tensor(own)
         if original is not None:
-            saved._original = State.of(original), get_gradient_edge(original)
+            saved.original = State.of(original), get_gradient_edge(original)
         hook_gradient(own, saved.keeper())
         return saved
 
@@ -91,8 +101,8 @@ class Saved:
 
     def settle(self) -> None:
         """If the model changed the saved alias in place, differentiate the original as it was before the change."""
-        if self._original is not None and self._original[0].changed():
-            self.end = self._original[1]
+        if self.original is not None and self.original[0].changed():
+            self.end = self.original[1]
 
 
 @dataclass(eq=False)
@@ -152,7 +162,8 @@ class Tape:
     def _differentiate(saved: list[Saved], score: Tensor, *, keep_graph: bool) -> None:
         count = len(saved[0].gradients)
         for layer in saved:
-            layer.settle()
+            if layer.original is not None:
+                layer.settle()
         # Every layer is an input here: one on a parallel branch, such as a skip connection, is on no path to another.
         ends = [layer.end for layer in saved if layer.end is not None]
         torch.autograd.grad(score, cast("list[Tensor]", ends), retain_graph=keep_graph, allow_unused=True)
@@ -169,10 +180,6 @@ class _Start:
 
     nodes: int = 0
     arguments: list[tuple[Tensor, State]] = field(default_factory=list)
-
-    def wrote_into(self, output: Tensor) -> bool:
-        """Tell whether the layer changed an argument in place that shares memory with its output."""
-        return any(state.changed() and shares_memory(tensor, output) for tensor, state in self.arguments)
 
 
 def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], output: Any, *, gradients: bool) -> Any:
@@ -196,9 +203,13 @@ def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], out
         if sum(other.is_floating_point() for other in several) > 1:
             raise EntangledError
         # Lists and dictionaries among the arguments may have lost tensors, or got some.
-        given = [*arguments, *(argument for argument, _ in start.arguments)]
-        shared = any(shares_memory(argument, tensor) for argument in given)
-        return _begin(tape, ref, output, path, tensor, shared=shared, wrote=shared and start.wrote_into(tensor))
+        given = {id(each): each for each in (*arguments, *(argument for argument, _ in start.arguments))}
+        shared = any(shares_memory(argument, tensor) for argument in given.values())
+        # Whether the layer changed an argument in place that shares memory with its output.
+        wrote = shared and any(
+            state.changed() and shares_memory(argument, tensor) for argument, state in start.arguments
+        )
+        return _begin(tape, ref, output, path, tensor, shared=shared, wrote=wrote)
     own = own_output(tensor, start.nodes)
     tape.layers[ref] = Saved.in_graph(own, tensor.detach().clone())
     return None if own is tensor else with_tensor(output, path, own)

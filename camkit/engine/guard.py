@@ -1,95 +1,307 @@
-"""Runs a pass and leaves everything as it was: the model, the random generators, and what all threads share.
+"""Runs code on a model, and then restores the model, the random generators and Ctrl-C's handler, also with threads.
 
-A pass may change training flags, buffers and attributes of modules. All of this is restored, also after an exception.
-Several threads may use the same model at once, or models that share modules: the first one to enter saves the state,
-and the last one to leave restores it.
+From top to bottom: ``undisturbed`` holds Ctrl-C back while camkit changes or restores a model; ``ModelRecord`` notices
+that a model has changed between two calls; ``guarded`` saves a model before a pass, and restores it after the pass or
+an exception.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import random
+import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, cast
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
-from camkit.engine.attach import remove_hooks_since
-from camkit.engine.interrupts import undisturbed
-from camkit.engine.record import PYTORCHS, ModelRecord, versions_of
+from camkit.engine.attach import is_ours, remove_hooks_since
 
-_lock = threading.Lock()
+# Ctrl-C. Python may raise KeyboardInterrupt between any two instructions, even in a ``finally`` block. So each pass
+# runs inside ``undisturbed``, where Ctrl-C waits, and its slow parts run inside ``interruptible``, where it is raised.
+
+_PRESSES_UNTIL_FORCED = 3
+"""The Ctrl-C with this number is always raised at once: the user has waited for something that hangs."""
+
+
+class _CtrlC:
+    """The state of Ctrl-C. Python handles signals only in the main thread, so only this thread uses it."""
+
+    def __init__(self) -> None:
+        self.blocks = self.presses = 0
+        self.let_through = False
+        self.handler: Any = None
+
+    def receive(self, _: int, frame: FrameType | None) -> None:
+        """Handle SIGINT: raise KeyboardInterrupt inside ``interruptible``, otherwise remember it."""
+        self.presses += 1
+        if self.let_through or self.presses >= _PRESSES_UNTIL_FORCED:
+            self.deliver(frame)
+
+    def deliver(self, frame: FrameType | None = None) -> None:
+        self.presses = 0
+        self.handler(signal.SIGINT, frame)
+
+
+_ctrl_c = _CtrlC()
+_RECEIVE = _ctrl_c.receive
+
+
+class undisturbed:  # noqa: N801 - used like a function
+    """Hold Ctrl-C back in a block; it is raised at the block's end, or inside ``interruptible``.
+
+    Blocks may be nested. In other threads, which Python never interrupts, the block does nothing.
+    """
+
+    def __enter__(self) -> None:
+        """Begin to hold Ctrl-C back."""
+        self._counted = False
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        handler = _ctrl_c.handler if _ctrl_c.blocks else signal.getsignal(signal.SIGINT)
+        if not callable(handler):  # the process ignores Ctrl-C, or ends at once
+            return
+        _ctrl_c.blocks += 1  # first, since Python's collector may run a whole block while the handler is set
+        if _ctrl_c.blocks == 1:
+            _ctrl_c.handler, _ctrl_c.let_through = handler, False
+            try:
+                signal.signal(signal.SIGINT, _RECEIVE)  # from here on Ctrl-C waits
+            except BaseException:  # Ctrl-C
+                _ctrl_c.blocks = 0
+                raise
+        self._let_through, _ctrl_c.let_through = _ctrl_c.let_through, False
+        self._counted = True
+
+    def __exit__(self, *_: object) -> None:
+        """Raise the Ctrl-C that came in the block, if this is the outermost one."""
+        if not self._counted:
+            return
+        try:
+            # A handler that the model has set stays.
+            if _ctrl_c.blocks == 1 and signal.getsignal(signal.SIGINT) is _RECEIVE:
+                signal.signal(signal.SIGINT, _ctrl_c.handler)
+        finally:
+            _ctrl_c.let_through = self._let_through
+            presses = _ctrl_c.presses if self._let_through or _ctrl_c.blocks == 1 else 0
+            _ctrl_c.presses -= presses  # also if another Ctrl-C has just been raised here
+            _ctrl_c.blocks -= 1  # last, since the collector may run a whole block before
+        if presses:
+            _ctrl_c.deliver()
+
+
+class interruptible:  # noqa: N801 - used like a function
+    """Raise Ctrl-C at once in a block inside ``undisturbed``; outside of one, nothing changes."""
+
+    def __enter__(self) -> None:
+        """Raise the Ctrl-C that has waited, and let later ones through."""
+        self._lets_through = bool(_ctrl_c.blocks) and threading.get_ident() == threading.main_thread().ident
+        if self._lets_through:
+            self._before, _ctrl_c.let_through = _ctrl_c.let_through, True
+            if _ctrl_c.presses:
+                _ctrl_c.deliver()
+
+    def __exit__(self, *_: object) -> None:
+        """Hold Ctrl-C back again."""
+        if self._lets_through:
+            _ctrl_c.let_through = self._before
+
+
+_PYTORCHS = frozenset(vars(nn.Module()))
+"""Attributes that belong to PyTorch, such as the hooks. Other threads may set them during a pass."""
+
+_PLAIN = frozenset([bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size])
+"""Types of values that refer to no other object."""
+
+_MOST_ITEMS = 64
+"""Longer tensors are tables or results, not switches."""
+
+PACKAGES = ("torch.nn.", "torchvision.", "timm.")
+"""Packages whose networks use only PyTorch's random generators in evaluation mode, write to nothing but their own
+buffers, and keep the pictures of a batch apart. The graphs of ``torch.fx`` run the user's code."""
+
+_FORWARD = operator.attrgetter("forward")
+_MODULES, _BUFFERS = operator.attrgetter("_modules"), operator.attrgetter("_buffers")
+_HOOKS, _PRE_HOOKS = operator.attrgetter("_forward_hooks"), operator.attrgetter("_forward_pre_hooks")
+
+
+class ModelRecord:
+    """Remembers enough of a model to notice changes, without keeping the model alive.
+
+    It holds modules by weak references, and the values of their plain attributes. camkit assumes
+    that PyTorch's own ``forward`` methods change no attribute. Each call of an Explainer reads the record, so its loops
+    use ``map`` and ``itertools``, which run in C.
+
+    Attributes:
+        keys: the identities of the modules.
+        devices: the CPU, and each CUDA, MPS or XPU device that holds a tensor of the model.
+        runs_own_code: True if hooks or modules of others than PyTorch, torchvision and timm run.
+        changeable: the indices of the modules that a pass may change: all if ``runs_own_code``, else not PyTorch's.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = [weakref.ref(module) for module in modules]
+        self.keys = frozenset(map(id, modules))
+        tensors = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
+        devices = {tensor.device for tensor in tensors if tensor is not None}
+        drawing = (device for device in devices if device.type in ("cuda", "mps", "xpu"))
+        self.devices = frozenset([torch.device("cpu"), *drawing])
+        authors = list(map(_author, modules))
+        authored = [number for number, author in enumerate(authors) if author != "pytorch"]
+        self._plain = [(number, getter) for number, module in enumerate(modules) if (getter := _plain_getter(module))]
+        self._others = [
+            (number, name)
+            for number in authored
+            for name, value in vars(modules[number]).items()
+            if name not in _PYTORCHS and not _is_plain(value)
+        ]
+        *_, hooks = self._state = self._state_of(modules)
+        self.runs_own_code = bool(hooks) or "user" in authors
+        self.changeable = range(len(modules)) if self.runs_own_code else authored
+
+    @classmethod
+    def of_model(cls, model: nn.Module) -> ModelRecord:
+        """Prepare the record of a model and all its submodules."""
+        return cls(list(model.modules()))
+
+    @property
+    def placement(self) -> tuple[torch.device, torch.dtype]:
+        """The device of the model's first parameter or buffer, and the type of its first floating-point parameter.
+
+        The input must have both. A model without any takes float32 on the CPU.
+        """
+        modules, kinds = self.modules(), ("_parameters", "_buffers")
+        tensors = (each for kind in kinds for module in modules for each in vars(module)[kind].values())
+        parameters = (each for module in modules for each in module._parameters.values())
+        device = next((each.device for each in tensors if each is not None), torch.device("cpu"))
+        floating = (each.dtype for each in parameters if each is not None and each.is_floating_point())
+        return device, next(floating, torch.float32)
+
+    def modules(self) -> list[nn.Module]:
+        """Return the modules that still exist, in the model's order."""
+        return [module for reference in self._modules if (module := reference()) is not None]
+
+    def other_attributes(self, modules: Sequence[nn.Module]) -> list[Any]:
+        """Return the tensors and objects that modules keep as attributes, unless PyTorch wrote their ``forward``."""
+        tables = [(vars(modules[number]), name) for number, name in self._others]
+        return [table[name] for table, name in tables if name in table]
+
+    def is_current(self) -> bool:
+        """Tell whether modules, buffers, hooks and attributes are the same as before; weights may have changed.
+
+        Globals, closures, and the contents of containers and of the user's own objects are not compared.
+        """
+        modules = self.modules()
+        try:
+            return len(modules) == len(self._modules) and self._state_of(modules) == self._state
+        except (KeyError, RuntimeError, ValueError):  # an attribute is gone, or a number became a tensor or an array
+            return False
+
+    def _state_of(self, modules: Sequence[nn.Module]) -> list[Any]:
+        """Return everything that may switch what the modules compute, as plain values and identities."""
+        attributes, kinds = list(map(vars, modules)), list(map(type, modules))
+        tables = (*map(_MODULES, modules), *map(_BUFFERS, modules))
+        hooked = [hooks for kind in (_HOOKS, _PRE_HOOKS) for hooks in filter(None, map(kind, modules))]
+        hooked += [_global_forward_hooks, _global_forward_pre_hooks]
+        return [
+            kinds,
+            list(map(_FORWARD, dict.fromkeys(kinds))),
+            list(map(len, attributes)),
+            [getter(attributes[number]) for number, getter in self._plain],
+            list(map(_switch, self.other_attributes(modules))),
+            list(map(id, itertools.chain.from_iterable(map(dict.values, tables)))),
+            # PyTorch gives each hook its own number.
+            [number for hooks in hooked for number, hook in list(hooks.items()) if not is_ours(hook)],
+        ]
+
+
+def _author(module: nn.Module) -> str:
+    """Return who wrote a module's ``forward``: "pytorch", another "package" that camkit knows, or the "user"."""
+    written = "" if "forward" in vars(module) else f"{getattr(type(module).forward, '__module__', '')}."
+    if written.startswith("torch.nn.modules."):
+        return "pytorch"
+    return "package" if f"{type(module).__module__}.".startswith(PACKAGES) and written.startswith(PACKAGES) else "user"
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+def _plain_getter(module: nn.Module) -> Callable[[dict[str, Any]], Any] | None:
+    """Return a function that reads a module's plain attributes; None if it has none."""
+    names = [name for name, value in vars(module).items() if name not in _PYTORCHS and _is_plain(value)]
+    return operator.itemgetter(*names) if names else None
+
+
+def _switch(value: Any) -> Any:
+    """Return what of an attribute that is not plain may be a switch, without a reference to any object."""
+    if isinstance(value, Tensor):
+        is_plain = type(value) is Tensor and value.layout is torch.strided and value.device.type == "cpu"
+        return repr(value.detach().tolist()) if is_plain and value.numel() <= _MOST_ITEMS else None
+    return id(value)
+
+
+class WeightMarks:
+    """The identities and versions of parameters and buffers, which show whether they were written to or replaced.
+
+    Without ``buffers``, only parameters count: some models write a buffer in each pass.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], *, buffers: bool = True) -> None:
+        self._buffers = buffers
+        self._marks = self._marks_of(modules)
+
+    def still_hold(self, modules: Iterable[nn.Module]) -> bool:
+        """Tell whether nothing has been written to in between."""
+        return self._marks_of(modules) == self._marks
+
+    def _marks_of(self, modules: Iterable[nn.Module]) -> list[int]:
+        held = [
+            tensor
+            for module in modules
+            for tensor in (*module._parameters.values(), *(module._buffers.values() if self._buffers else ()))
+        ]
+        tensors = [tensor for tensor in held if tensor is not None]
+        return [*map(id, tensors), *(-1 if tensor.is_inference() else tensor._version for tensor in tensors)]
+
 
 _LARGEST_COPY = 1_000_000
 """Tensors that a module keeps as attributes are copied if they have at most this many values."""
 
-_TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
-_PARAMETERS, _BUFFERS = operator.attrgetter("_parameters"), operator.attrgetter("_buffers")
 
+class _Modules:
+    """The saved state of a model's modules, except those that another pass has saved."""
 
-@contextmanager
-def guarded(model: nn.Module, record: ModelRecord | None = None, *, users_code: bool = True) -> Iterator[None]:
-    """Put every submodule into evaluation mode, and restore the model and the random generators at the end.
-
-    Ctrl-C waits in the block; run the model inside ``interruptible``. Compiled modules run eagerly. ``train()`` and
-    ``eval()`` are not called, since models may override them.
-
-    Args:
-        model: any module.
-        record: the model's record, if it is already prepared; a new one walks through all modules.
-        users_code: True if functions of the user run inside, besides the model.
-    """
-    record = record or ModelRecord.of_model(model)
-    eager: list[bool] = []
-    with undisturbed(), same_randomness(record.devices, others=users_code or record.runs_own_code):
-        try:
-            _begin_eagerness(eager)
-            with _lock, torch.no_grad():
-                _enter(record)
-            try:
-                yield
-            finally:
-                with _lock, torch.no_grad():
-                    written = _leave(record)
-        finally:
-            _end_eagerness(eager)
-        if written:
-            _warn_of(model, written)
-
-
-class _Saved:
-    """The state of some modules before a pass.
-
-    Code of PyTorch, torchvision and timm is not expected to change PyTorch's modules (such as the momentum of a
-    normalisation), nor to write to parameters or to tensors that are attributes.
-    """
-
-    def __init__(self, record: ModelRecord) -> None:
-        own, modules = record.runs_own_code, record.modules()
-        authored, others = record.written(modules)
-        self._modules = modules
-        self._flags = list(map(_TRAINING, modules))
-        self._changeable = modules if own else authored
+    def __init__(self, record: ModelRecord, new: frozenset[int]) -> None:
+        if new is not record.keys:
+            record = ModelRecord([module for module in record.modules() if id(module) in new])
+        self._modules = modules = record.modules()
+        self._changeable = [modules[number] for number in record.changeable]
+        self._flags = [module.training for module in modules]
         self._tables = [
             table for module in self._changeable for table in (vars(module), module._parameters, module._buffers)
         ]
         self._contents = [table.copy() for table in self._tables]
-        self._parameters = _tensors_of(map(_PARAMETERS, modules)) if own else []
-        self._required = list(map(_REQUIRES_GRAD, self._parameters))
-        self._versions = versions_of(self._parameters)
-        tensors = [value for value in others if isinstance(value, Tensor) and value.numel() <= _LARGEST_COPY]
-        copied = _tensors_of(map(_BUFFERS, self._changeable)) + (tensors if own else [])
-        self._copied = [each for each in copied if each.layout is torch.strided and not each.is_inference()]
-        self._copies = [(tensor.clone(), tensor._version) for tensor in self._copied]
+        parameters = [each for table in self._tables[1::3] for each in table.values() if each is not None]
+        self._required = [(parameter, parameter.requires_grad) for parameter in parameters]
+        self._versions = [(each, each._version) for each in parameters if not each.is_inference()]
+        buffers = [each for table in self._tables[2::3] for each in table.values() if each is not None]
+        others = [each for each in record.other_attributes(modules) if isinstance(each, Tensor)]
+        copied = [*buffers, *(each for each in others if each.numel() <= _LARGEST_COPY)]
+        copied = [each for each in copied if each.layout is torch.strided and not each.is_inference()]
+        self._copies = [(tensor, tensor.clone(), tensor._version) for tensor in copied]
         self._first_new_hook = RemovableHandle.next_id
         if any(self._flags):
             for module in modules:
@@ -110,23 +322,22 @@ class _Saved:
             for module in self._changeable:
                 # A model that sets hooks in its first pass also notes that, and would set them again without the note.
                 remove_hooks_since(module, self._first_new_hook)
-        if list(map(_TRAINING, self._modules)) != self._flags:
-            for module, flag in zip(self._modules, self._flags, strict=True):
+        for module, flag in zip(self._modules, self._flags, strict=True):
+            if module.training != flag:
                 module.training = flag
-        if list(map(_REQUIRES_GRAD, self._parameters)) != self._required:
-            for parameter, required in zip(self._parameters, self._required, strict=True):
+        for parameter, required in self._required:
+            if parameter.requires_grad != required:
                 parameter.requires_grad_(required)
-        for tensor, (copy, version) in zip(self._copied, self._copies, strict=True):
+        for tensor, copy, version in self._copies:
             # Batch normalisation, ``.data`` and NumPy do not raise the version. Comparing values would wait for a GPU.
-            if tensor._version != version or (tensor.is_cpu and not torch.equal(tensor, copy)):
-                _restore_values(tensor, copy)
-        versions = zip(self._parameters, self._versions, versions_of(self._parameters), strict=True)
-        return [parameter for parameter, before, after in versions if before != after]
-
-
-def _tensors_of(tables: Iterable[dict[str, Tensor | None]]) -> list[Tensor]:
-    held = itertools.chain.from_iterable(map(dict.values, tables))
-    return [tensor for tensor in held if tensor is not None]
+            if tensor._version == version and (not tensor.is_cpu or torch.equal(tensor, copy)):
+                continue
+            if tensor.shape != copy.shape:
+                tensor.resize_(copy.shape)
+            tensor.data.copy_(copy)  # a tensor with NaN always gets here; ``.data`` does not raise its version
+            if not tensor.is_leaf:
+                tensor.detach_()
+        return [parameter for parameter, version in self._versions if parameter._version != version]
 
 
 def _are_identical(items: list[Any], others: list[Any]) -> bool:
@@ -140,74 +351,161 @@ def _restore_table(table: dict[str, Any], contents: dict[str, Any]) -> None:
             table.clear()
             table.update(contents)
         return
-    for name in table.keys() - PYTORCHS - contents.keys():
+    for name in table.keys() - _PYTORCHS - contents.keys():
         del table[name]
     # A pass may also have turned an attribute into a module.
-    kept = contents.keys() - PYTORCHS - table["_modules"].keys()
+    kept = contents.keys() - _PYTORCHS - table["_modules"].keys()
     table.update({name: contents[name] for name in contents if name in kept})
 
 
-def _restore_values(tensor: Tensor, copy: Tensor) -> None:
-    if tensor.shape != copy.shape:
-        tensor.resize_(copy.shape)
-    tensor.data.copy_(copy)  # a tensor with NaN always gets here; ``.data`` does not raise its version
-    if not tensor.is_leaf:
-        tensor.detach_()
+class _Process:
+    """The state of the process: the random generators, and the switch that makes compiled modules run eagerly.
 
+    ``parts`` says what to save: a device for PyTorch's generator on it, "python" for NumPy's and Python's generators,
+    "compiler" for the switch.
+    """
 
-@dataclass
-class _Use:
-    """Models that share modules and are running: the number of passes, and the modules' state before the first one."""
+    def __init__(self, parts: frozenset[Any]) -> None:
+        self._python = (np.random.get_state(), random.getstate()) if "python" in parts else None
+        self._states: list[tuple[Any, dict[str, Any], Tensor]] = []
+        for device in parts - {"python", "compiler"}:
+            module: Any = torch if device.type == "cpu" else torch.get_device_module(device.type)
+            which = {} if device.type in ("cpu", "mps") else {"device": device}  # these have one generator each
+            self._states.append((module, which, module.get_rng_state(**which)))
+        self._stance: Any = torch.compiler.set_stance("force_eager") if "compiler" in parts else nullcontext()
+        self._stance.__enter__()  # compiled code ignores hooks that are set later
 
-    users: int = 0
-    keys: frozenset[int] = frozenset()
-    saved: list[_Saved] = field(default_factory=list)
-
-
-_in_use: list[_Use] = []
-"""The models that some thread is running now."""
-
-
-def _enter(record: ModelRecord) -> None:
-    """Count one more user of a model, and save the state of the modules that are not in use yet."""
-    use = _Use()
-    overlapping = [other for other in _in_use if not other.keys.isdisjoint(record.keys)]
-    for other in overlapping:  # the model connects them, if they are several
-        use.users += other.users
-        use.keys |= other.keys
-        use.saved += other.saved
-    if not record.keys <= use.keys:
-        new = [module for module in record.modules() if id(module) not in use.keys] if use.keys else None
-        use.saved.append(_Saved(record if new is None else ModelRecord(new)))
-    use.users += 1
-    use.keys |= record.keys
-    _in_use[:] = [other for other in _in_use if other not in overlapping] + [use]
-
-
-def _leave(record: ModelRecord) -> list[Tensor]:
-    """Restore the models if this was the last user, and return the parameters that cannot be restored."""
-    use = next(use for use in _in_use if record.keys <= use.keys)
-    use.users -= 1
-    if use.users:
+    def restore(self) -> list[Tensor]:
+        """Restore everything. If other threads drew random numbers meanwhile, the same numbers are drawn again."""
+        self._stance.__exit__(None, None, None)
+        for module, which, state in self._states:
+            module.set_rng_state(state, **which)
+        if self._python is not None:
+            np.random.set_state(self._python[0])
+            random.setstate(self._python[1])
         return []
-    _in_use.remove(use)
-    return [tensor for saved in use.saved for tensor in saved.restore()]
 
 
-def _warn_of(model: nn.Module, written: list[Tensor]) -> None:
-    identities = set(map(id, written))
-    names = [name for name, parameter in model.named_parameters() if id(parameter) in identities]
-    shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
-    warnings.warn(
-        f"the model's forward pass writes into its own parameters ({shown}), which camkit cannot undo; "
-        "explain a copy of the model (copy.deepcopy)",
-        stacklevel=2,
-    )
+def generators() -> tuple[Any, ...]:
+    """Return the states of the CPU's generators (PyTorch, NumPy, Python) in a form that can be compared."""
+    numpy: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), (numpy[1].tobytes(), *numpy[2:]), random.getstate()
+
+
+# Several threads may use one model at the same time, or models that share modules, and all threads share the
+# generators and the compiler's switch. The first pass that uses a state saves it, and the last one restores it.
+# ``camkit.hooks`` blocks use only the switch: they do not restore the random generators.
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A saved state that passes may share: the keys of what was saved, the state, and how many passes use it."""
+
+    keys: frozenset[Hashable]
+    saved: _Modules | _Process
+    users: int = 0
+
+
+_in_use: list[_Kept] = []
+_lock = threading.RLock()
+
+
+def _enter(used: list[_Kept], *states: tuple[frozenset[Any], Callable[[frozenset[Any]], Any]]) -> None:
+    """Add to ``used`` every state that a pass uses, and save those that no other pass uses yet.
+
+    Each entry of ``states`` is a set of keys, and a function that saves the state of the keys that it gets.
+    """
+    with _lock, torch.no_grad():
+        for keys, save in states:
+            found = [kept for kept in _in_use if not kept.keys.isdisjoint(keys)]
+            new = keys.difference(*(kept.keys for kept in found)) if found else keys
+            if new:
+                found.append(_Kept(new, save(new)))
+                _in_use.append(found[-1])
+            for kept in found:
+                kept.users += 1
+                used.append(kept)
+
+
+def _compiler() -> list[tuple[frozenset[str], type[_Process]]]:
+    """Return the compiler's switch for ``_enter``; nothing if it is not imported yet, because that takes seconds."""
+    return [(frozenset(["compiler"]), _Process)] if "torch._dynamo" in sys.modules else []
+
+
+def _leave(used: list[_Kept]) -> list[Tensor]:
+    """Restore the states that no other pass uses, and return the parameters that were written to."""
+    with _lock, torch.no_grad():
+        for kept in used:
+            kept.users -= 1
+        ended = [kept for kept in used if not kept.users]
+        used.clear()
+        _in_use[:] = [kept for kept in _in_use if kept.users]
+        return [tensor for kept in ended for tensor in kept.saved.restore()]
+
+
+@contextmanager
+def guarded(model: nn.Module, record: ModelRecord | None = None, *, users_code: bool = True) -> Iterator[None]:
+    """Put every submodule into evaluation mode, and restore the model and the random generators at the end.
+
+    Ctrl-C waits in the block; run the model inside ``interruptible``. Compiled modules run eagerly. ``train()`` and
+    ``eval()`` are not called, since models may override them.
+
+    Args:
+        model: any module.
+        record: the model's record, if it is already prepared; a new one walks through all modules.
+        users_code: True if functions of the user run inside, besides the model.
+    """
+    record = record or ModelRecord.of_model(model)
+    used: list[_Kept] = []
+    # NumPy's and Python's generators are saved only if code of the user's runs: saving them takes as long as a small
+    # network's first layer.
+    python = ["python"] if users_code or record.runs_own_code else []
+    with undisturbed():
+        try:
+            modules = record.keys, functools.partial(_Modules, record)
+            _enter(used, *_compiler(), (record.devices.union(python), _Process), modules)
+            yield
+        finally:
+            written = _leave(used)
+        if written:
+            identities = set(map(id, written))
+            names = [name for name, parameter in model.named_parameters() if id(parameter) in identities]
+            shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+            warnings.warn(
+                f"the model's forward pass writes into its own parameters ({shown}), which camkit cannot undo; "
+                "explain a copy of the model (copy.deepcopy)",
+                stacklevel=2,
+            )
 
 
 def is_in_use(record: ModelRecord) -> bool:
     """Tell whether a pass is running on the model, or on a model that shares modules with it."""
-    return any(not use.keys.isdisjoint(record.keys) for use in list(_in_use))
+    return any(not kept.keys.isdisjoint(record.keys) for kept in list(_in_use))
+
+
+@contextmanager
+def _using(*states: tuple[frozenset[Any], Callable[[frozenset[Any]], Any]]) -> Iterator[None]:
+    used: list[_Kept] = []
+    try:
+        with undisturbed():
+            _enter(used, *states)
+        yield
+    finally:
+        try:
+            with undisturbed():
+                _leave(used)
+        finally:  # Ctrl-C may come just before it is held back; leaving twice does nothing
+            _leave(used)
+
+
+def same_randomness() -> AbstractContextManager[None]:
+    """Restore the random generators at the end of a block: PyTorch's on the CPU, NumPy's and Python's."""
+    return _using((frozenset([torch.device("cpu"), "python"]), _Process))
+
+
+def eagerly() -> AbstractContextManager[None]:
+    """Run compiled modules eagerly in a block. Ctrl-C is raised at once in it, because it runs the user's own code."""
+    return _using(*_compiler())
 
 
 def switch_off_training(model: nn.Module) -> None:
@@ -226,122 +524,3 @@ def same_requirements(model: nn.Module) -> Iterator[None]:
         for parameter, required in flags:
             if parameter.requires_grad != required:
                 parameter.requires_grad_(required)
-
-
-def _generator_arguments(device: torch.device) -> tuple[torch.device, ...]:
-    return () if device.type == "mps" else (device,)  # MPS has one generator
-
-
-@dataclass
-class _Generators:
-    """The states of the random generators before the first of the current users."""
-
-    users: int
-    cpu: Tensor
-    devices: dict[torch.device, Tensor] = field(default_factory=dict)
-    others: tuple[Any, Any] | None = None
-    """The states of NumPy's and Python's generators."""
-
-
-_generators: list[_Generators] = []
-
-
-def generators() -> tuple[Any, ...]:
-    """Return the states of the CPU's generators (PyTorch, NumPy, Python) in a form that can be compared."""
-    numpy: Any = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), (numpy[1].tobytes(), *numpy[2:]), random.getstate()
-
-
-@contextmanager
-def same_randomness(devices: frozenset[torch.device] = frozenset(), *, others: bool = True) -> Iterator[None]:
-    """Restore the random generators at the end: PyTorch's on the CPU and on other devices, NumPy's and Python's.
-
-    All threads share the generators: numbers that other threads draw in the meantime are drawn again afterwards.
-
-    Args:
-        devices: the devices besides the CPU.
-        others: True to restore NumPy's and Python's too, which takes as long as a small network's first layer.
-    """
-    with _lock:
-        if not _generators:
-            _generators.append(_Generators(0, torch.get_rng_state()))
-        saved = _generators[0]
-        saved.users += 1
-        for device in devices - saved.devices.keys():
-            module = torch.get_device_module(device.type)
-            saved.devices[device] = module.get_rng_state(*_generator_arguments(device))
-        if others and saved.others is None:
-            saved.others = np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        with _lock:
-            saved.users -= 1
-            if not saved.users:
-                _generators.clear()
-                _restore_generators(saved)
-
-
-def _restore_generators(saved: _Generators) -> None:
-    if not torch.equal(torch.get_rng_state(), saved.cpu):
-        torch.set_rng_state(saved.cpu)
-    for device, state in saved.devices.items():
-        torch.get_device_module(device.type).set_rng_state(state, *_generator_arguments(device))
-    if saved.others is not None:
-        np.random.set_state(saved.others[0])
-        random.setstate(saved.others[1])
-
-
-@dataclass
-class _Eager:
-    """The number of threads that need compiled modules to run eagerly, and the context that ends this."""
-
-    users: int
-    stance: AbstractContextManager[None]
-
-
-_eager: list[_Eager] = []
-
-
-@contextmanager
-def eagerly() -> Iterator[None]:
-    """Run compiled modules eagerly, since compiled code ignores hooks that are set later.
-
-    PyTorch has one switch for all threads; the last thread to leave restores it.
-    """
-    counted: list[bool] = []
-    try:
-        try:
-            with undisturbed():
-                _begin_eagerness(counted)
-            yield
-        finally:
-            with undisturbed():
-                _end_eagerness(counted)
-    except KeyboardInterrupt:  # it may have come before the line above did anything
-        with undisturbed():
-            _end_eagerness(counted)
-        raise
-
-
-def _begin_eagerness(counted: list[bool]) -> None:
-    """Count one more user, and note that in ``counted``."""
-    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and importing it takes seconds
-        return
-    with _lock:
-        if not _eager:
-            stance = cast("AbstractContextManager[None]", torch.compiler.set_stance("force_eager"))
-            stance.__enter__()
-            _eager.append(_Eager(0, stance))
-        _eager[0].users += 1
-        counted.append(True)
-
-
-def _end_eagerness(counted: list[bool]) -> None:
-    """Count one user less, once; ``counted`` is empty if the block was not counted or has ended."""
-    with _lock:
-        if counted:
-            counted.clear()
-            _eager[0].users -= 1
-            if not _eager[0].users:
-                _eager.pop().stance.__exit__(None, None, None)

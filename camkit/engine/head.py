@@ -19,12 +19,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks
 
-from camkit.engine.attach import forward_hooks
-from camkit.engine.batches import versions
-from camkit.engine.capture import Pass, from_grid, to_grid
+from camkit.engine.attach import feature_tensor, forward_hooks, precise, with_tensor, with_tensors
 from camkit.engine.cut import cut, not_reached
-from camkit.engine.interrupts import interruptible
-from camkit.engine.nested import feature_tensor, mapped, precise, with_tensor
+from camkit.engine.guard import interruptible
+from camkit.engine.passes import SAME, Pass, are_alike, from_grid, to_grid, versions
 from camkit.errors import MethodError
 from camkit.models.modules import usual_batch_size
 from camkit.targets.scores import Target
@@ -41,10 +39,6 @@ _MOST_BYTES = 2**25
 """Changed feature maps that one pass of the head takes at most, in bytes. With 32 MiB, Ablation-CAM of a ResNet-18 and
 of a MobileNetV2 takes two thirds of the time that it takes with 256 MiB, and less than with 8 or 16 MiB."""
 
-_SAME = 1e-3
-"""How far the head's score of the unchanged maps may differ from the model's own, as a share of the largest score: more
-than the rounding of other batch sizes, and less than any change that matters."""
-
 
 @dataclass(eq=False)
 class HeadRecording:
@@ -52,7 +46,6 @@ class HeadRecording:
 
     output: Any = None
     before: defaultdict[nn.Module, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    done: bool = False
 
 
 @contextmanager
@@ -64,12 +57,12 @@ def recording(model: nn.Module, ref: LayerRef) -> Iterator[HeadRecording]:
 
     def note(module: nn.Module, _: list[Tensor], output: Any) -> None:
         nonlocal calls
-        if record.done:
+        if record.output is not None:
             return
         if module is layer:
             calls += 1
             if calls == (ref.call or 1):
-                record.output, record.done = _copy(output), True
+                record.output = _copy(output)
                 return
         record.before[module].append(_copy(output))
 
@@ -170,7 +163,7 @@ class Head:
         for at_once, trunk in tries:
             try:
                 scores = self._run(self.activations.clone(), trunk)
-                if not _same(scores, torch.as_tensor(expected).expand_as(scores)):
+                if not are_alike(torch.as_tensor(expected).expand_as(scores), scores, SAME):
                     continue
                 if at_once == 1 or self._keeps_apart(trunk):
                     self.at_once = at_once
@@ -186,7 +179,7 @@ class Head:
         """Tell whether different maps in one pass have the scores that they have alone."""
         several = versions(self.activations)[: self.at_once]
         alone = [self._run(maps.clone(), trunk) for maps in several]
-        return _same(self._run(torch.cat(several), trunk), torch.cat(alone))
+        return are_alike(torch.cat(alone), self._run(torch.cat(several), trunk), SAME)
 
     def _run(self, maps: Float[Tensor, "m c *grid"], trunk: Trunk) -> Float[Tensor, "m *_"]:
         count = len(maps)
@@ -243,22 +236,14 @@ class Head:
         return [torch.cat(of_target, axis) for of_target in zip(*gradients, strict=True)]
 
 
-def _same(scores: Tensor, expected: Tensor) -> bool:
-    """Tell whether scores are equal up to rounding."""
-    largest = torch.maximum(scores.abs().amax(), expected.abs().amax())
-    return bool(((scores - expected).abs() <= _SAME * largest).all())
-
-
 def _copy(output: Any, repeats: int = 1) -> Any:
     """Copy a module's output for one picture, since the model may change it in place; repeat it for a batch."""
 
-    def copied(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def copied(value: Tensor) -> Tensor:
         several = repeats > 1 and value.dim() > 0 and len(value) == 1
         return (value.expand(repeats, *value.shape[1:]) if several else value).detach().clone()
 
-    return mapped(output, copied)
+    return with_tensors(output, copied)
 
 
 _lock = threading.RLock()
@@ -285,7 +270,7 @@ def answering(answers: Mapping[nn.Module, Sequence[Any]]) -> Iterator[None]:
                 return run(*arguments, **named)
             if module in hooked:
                 # With its graph: LeGrad differentiates what comes after the answer.
-                unchanged[module] = mapped(answer, lambda each: each.clone() if isinstance(each, Tensor) else each)
+                unchanged[module] = with_tensors(answer, Tensor.clone)
             return answer
 
         return forward

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,26 +57,25 @@ def scale(maps: Float[Tensor, "n *size"]) -> Float[Tensor, "n *size"]:
     return maps / torch.where(largest > 0, largest, 1)
 
 
-def to_heatmap(
-    raw: Float[Tensor, "n *grid"], size: Sequence[int], placement: Placement = EVEN
-) -> Float[Tensor, "n *size"]:
-    """Turn signed maps on the grid into heatmaps 0..1 at the size of the input.
-
-    ReLU comes before the upsampling, the division by the maximum after it. A map with a non-finite value becomes zero,
-    since nothing true can be drawn.
-    """
-    return scale(positive(raw, size, placement))
-
-
 def positive(
     raw: Float[Tensor, "n *grid"], size: Sequence[int], placement: Placement = EVEN
 ) -> Float[Tensor, "n *size"]:
     """Return the positive part of signed maps at the size of the input, in their own units.
 
-    A map with a non-finite value becomes zero.
+    ReLU comes before the upsampling. A map with a non-finite value becomes zero, since nothing true can be drawn.
     """
     finite = torch.isfinite(raw).flatten(1).all(1).reshape(-1, *[1] * (raw.dim() - 1))
     return enlarge(torch.where(finite, raw, 0).relu(), size, placement)
+
+
+def cell_means(values: Float[Tensor, "n *size"], grid: tuple[int, ...]) -> Float[Tensor, "n *grid"]:
+    """Return the means of maps' pixels over the cells of a grid."""
+    pool: Any = {
+        1: functional.adaptive_avg_pool1d,
+        2: functional.adaptive_avg_pool2d,
+        3: functional.adaptive_avg_pool3d,
+    }
+    return torch.as_tensor(pool[len(grid)](values[:, None], grid)[:, 0])
 
 
 def enlarge(
@@ -179,42 +179,28 @@ def fuse_heatmaps(
     size: Sequence[int],
     how: Fusion = "mean",
     placements: Sequence[Placement] = (),
+    limits: Sequence[float] | None = None,
 ) -> Float[Tensor, "n *size"]:
-    """Fuse the heatmaps of several layers and scale the result; zero if a layer's map is not finite.
+    """Turn the signed maps of one or more layers into heatmaps 0..1; zero if a layer's map is not finite.
 
     Args:
         raws: a signed map on its own grid for each layer.
         size: the size of the input.
         how: as for ``fuse``.
         placements: where the cells of each grid lie on the input.
+        limits: for each layer the value that becomes 1, in the units of its map; larger values become 1 as well. None
+            stands for the map's own maximum, and for that of the result.
     """
     placements = placements or [EVEN] * len(raws)
-    heatmaps = [to_heatmap(raw, size, placement) for raw, placement in zip(raws, placements, strict=True)]
+    drawn = [positive(raw, size, placement) for raw, placement in zip(raws, placements, strict=True)]
+    if limits is not None:
+        drawn = [(values / (limit or 1)).clamp(max=1) for values, limit in zip(drawn, limits, strict=True)]
+        return drawn[0] if len(drawn) == 1 else _fused(torch.stack(drawn), how)
+    heatmaps = list(map(scale, drawn))
     if len(heatmaps) == 1:
         return heatmaps[0]
     finite = torch.stack([torch.isfinite(raw).flatten(1).all(1) for raw in raws]).all(0)
     return scale(torch.where(finite.reshape(-1, *[1] * len(size)), _fused(torch.stack(heatmaps), how), 0))
-
-
-def on_scale(
-    raws: Sequence[Float[Tensor, "n *_"]],
-    size: Sequence[int],
-    limits: Sequence[float],
-    how: Fusion = "mean",
-    placements: Sequence[Placement] = (),
-) -> Float[Tensor, "n *size"]:
-    """Return heatmaps in which 1 stands for a given value of each layer's map, and not for its own maximum.
-
-    Args:
-        raws, size, how, placements: as for ``fuse_heatmaps``.
-        limits: for each layer the value that becomes 1, in the units of its map; larger values become 1 as well.
-    """
-    placements = placements or [EVEN] * len(raws)
-    heatmaps = [
-        (positive(raw, size, placement) / (limit or 1)).clamp(max=1)
-        for raw, placement, limit in zip(raws, placements, limits, strict=True)
-    ]
-    return heatmaps[0] if len(heatmaps) == 1 else _fused(torch.stack(heatmaps), how)
 
 
 def _fused(stacked: Float[Tensor, "layers n *size"], how: Fusion) -> Float[Tensor, "n *size"]:

@@ -9,29 +9,29 @@ from __future__ import annotations
 import cmath
 import copy
 import functools
+import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
-from camkit.engine.interrupts import interruptible
+from camkit.engine.guard import ModelRecord, interruptible
 from camkit.engine.passes import (
     autocasting,
     cores_of_a_pass,
     is_out_of_memory,
+    keep_last,
     passes_at_once,
     quiet_pass,
     usable_precision,
 )
-from camkit.engine.picture_scores import PictureScores
-from camkit.engine.record import ModelRecord
 from camkit.engine.streams import Task, in_order, using_cores
 from camkit.errors import (
     CamkitError,
@@ -41,10 +41,12 @@ from camkit.errors import (
     MethodError,
     ModelError,
     TargetError,
+    advice,
     refuse_unknown_options,
+    whole_number,
 )
-from camkit.explaining.choices import Choices, config_settings, configured_model, for_model, showing, with_inputs
 from camkit.explaining.explanation import (
+    Choices,
     Explanation,
     Explanations,
     existing,
@@ -52,33 +54,140 @@ from camkit.explaining.explanation import (
     sharing_scale,
     shown_pictures,
 )
-from camkit.images.ahead import MOST_BYTES, Batch, Reader, bytes_of_batch, in_rounds, leaves_room
-from camkit.images.crop import CropBoxes
-from camkit.images.prepare import Prepared, located, prepare, source_of, stacked
+from camkit.images.prepare import (
+    MOST_BYTES,
+    Batch,
+    Prepared,
+    Reader,
+    bytes_of_batch,
+    in_rounds,
+    leaves_room,
+    located,
+    prepare,
+    source_of,
+    stacked,
+)
 from camkit.images.references import References
+from camkit.images.regions import CropBoxes
 from camkit.layers.memory import SHARED, ModelMemory
 from camkit.layers.names import Layers
 from camkit.layers.runner import OneByOneError, OneTargetError, Ran, Runner, selectors_of
-from camkit.methods import Method, find_method
-from camkit.methods.joined import CHANGES, changed, check_mirrors
+from camkit.methods import AUTO, METHODS, Method, find_method
+from camkit.methods.on_one_picture import PictureScores
 from camkit.methods.registry import MethodLike
-from camkit.methods.runs import SignedMaps, signed_maps
+from camkit.methods.runs import CHANGES, SignedMaps, changed, check_mirrors, signed_maps
 from camkit.models import (
     about_channels,
     about_failure,
     as_model,
+    black_box_in,
+    changed_at,
+    check_preprocess,
     device_of,
     dtype_of,
+    load_model,
+    pick_device,
+    read_labels,
     spatial_rank,
     usual_batch_size,
 )
-from camkit.models.inputs import HeldInputs
-from camkit.models.loaded import Loadable, LoadedModel
-from camkit.options import ExplainerOptions, Fusion, Precision, Targets
+from camkit.models.loaded import Loadable, LoadedModel, as_labels
+from camkit.models.modules import HeldInputs, adapted
+from camkit.options import Config, ExplainerOptions, Fusion, Model, Options, Precision, Targets
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
-from camkit.targets.fixed import of_changed_picture
-from camkit.targets.scores import Expands, OfPictures, OnPicture, Scores, Target
+from camkit.targets.classes import of_changed_picture
+from camkit.targets.scores import Expands, OnPicture, Scores, Target
 from camkit.types import Failure, ImageLike, TargetLayer
+
+if TYPE_CHECKING:
+    from camkit.options.settings import Settings
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def showing(options: type[Any]) -> Callable[[_Function], _Function]:
+    """Let ``inspect.signature`` and ``help`` show the options of a function instead of its ``**options``."""
+    named = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__)
+        for name, kind in options.__annotations__.items()
+    ]
+
+    def shown(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        others = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=[*others, *named])  # type: ignore[attr-defined]
+        return function
+
+    return shown
+
+
+def config_settings(config: Config) -> Settings:
+    """Return the settings of a config."""
+    from camkit.options.settings import as_settings  # noqa: PLC0415 - few calls have a config
+
+    return as_settings(config)
+
+
+def configured_model(
+    model: Loadable | None,
+    section: Model,
+    *,
+    device: str | torch.device | None = None,
+    trainable: bool = False,
+) -> nn.Module | LoadedModel | ExportedProgram:
+    """Return a model, loaded as the config says if it is given by name; None stands for the config's own model.
+
+    The config's other settings apply to the model that it names, and to every model if it names none.
+
+    Raises:
+        InputError: neither the call nor the config names a model, or the model cannot be loaded.
+    """
+    if isinstance(model, (nn.Module, LoadedModel, ExportedProgram)):
+        return model
+    name = section.name if model is None else model
+    if name is None:
+        raise InputError(
+            f"no model is named; {advice('pass one', 'pass --model')}, or set name in the config's [model] table"
+        )
+    section = section if section.describes(name) else Model()
+    return load_model(name, device=device or section.device, trainable=trainable, **loading(section))
+
+
+def loading(section: Model) -> dict[str, Any]:
+    """Return the arguments of ``load_model`` that a table gives, without the name and the device."""
+    given = {name: value for name, value in vars(section).items() if name not in ("name", "device")}
+    return {**given, "labels": None if section.labels is None else read_labels(section.labels)}
+
+
+def with_inputs(loaded: LoadedModel, options: ExplainerOptions) -> LoadedModel:
+    """Wrap a model as ``inputs``, ``picture``, ``output`` and ``activation`` say."""
+    module = adapted(loaded.module, options.get("inputs"), options.get("picture"), options.get("output"))
+    return replace(loaded, module=module, activation=options.get("activation") or loaded.activation)
+
+
+WITHOUT = "use 'occlusion' or 'rise'"
+"""What to do without layers and gradients."""
+
+
+def for_model(choices: Choices, module: nn.Module) -> Method:
+    """Return the method; "auto" is "occlusion" for a black box.
+
+    Raises:
+        LayerError: a layer was named, and the model is a black box.
+        MethodError: the method needs layers or gradients, and the model is a black box.
+    """
+    method = choices.method
+    box = black_box_in(module)
+    if box is None:
+        return method
+    if choices.target_layer is not None:
+        raise LayerError(box.lacks(advice("pass no target_layer", "leave out --layer")))
+    if method == AUTO:
+        return METHODS["occlusion"]
+    if not method.for_black_boxes:
+        raise MethodError(f"method {method.name!r} cannot be used: {box.lacks(WITHOUT)}")
+    return method
+
 
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
@@ -98,13 +207,7 @@ class _Request:
 
 
 class _UnfitError(Exception):
-    """The pictures of a batch cannot be explained, for the reason in the text."""
-
-    def of_picture(self) -> ImageError:
-        """Return the error of one picture; each has its own."""
-        error = ImageError(str(self))
-        error.__cause__ = self.__cause__
-        return error
+    """A picture of a batch cannot be explained, for the reason in the text; the row's error gets the same cause."""
 
 
 class Explainer:
@@ -140,7 +243,7 @@ class Explainer:
             times its normalised values, in six passes; "eigen" keeps the first principal component of the weighted
             feature maps; "augment+eigen" does both. None leaves the maps as they are.
         spread: how a map's cells are spread over the picture: "measured" (None) draws each cell of a convolutional
-            network where objects in artificial pictures change it, which takes 32 small passes, once for each size of
+            network where objects in artificial pictures change it, which takes 32 small pictures, once for each size of
             input; "even" draws them as other toolkits do.
         config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` names a model, and says how to load a
             model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion, smoothing,
@@ -179,17 +282,26 @@ class Explainer:
         named = model if settings is None else configured_model(model, settings.model, device=device)
         loaded = as_model(named, preprocess=options.get("preprocess"), labels=options.get("labels"), device=device)
         loaded = with_inputs(loaded, options)
-        self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), choices)
+        self._set_up(loaded, choices, None, None)
 
     @classmethod
-    def _sharing(cls, memory: ModelMemory, boxes: CropBoxes, loaded: LoadedModel, choices: Choices) -> Explainer:
-        """Return an Explainer that shares what is known about the model and about preprocessings."""
+    def _of(
+        cls,
+        loaded: LoadedModel,
+        choices: Choices,
+        memory: ModelMemory | None = None,
+        boxes: CropBoxes | None = None,
+    ) -> Explainer:
+        """Return an Explainer that shares what is known about the model and about preprocessings, if anything is."""
         explainer = cls.__new__(cls)
-        explainer._set_up(loaded, memory, boxes, choices)
+        explainer._set_up(loaded, choices, memory, boxes)
         return explainer
 
-    def _set_up(self, loaded: LoadedModel, memory: ModelMemory, boxes: CropBoxes, choices: Choices) -> None:
-        self._loaded, self._memory, self._boxes = loaded, memory, boxes
+    def _set_up(
+        self, loaded: LoadedModel, choices: Choices, memory: ModelMemory | None, boxes: CropBoxes | None
+    ) -> None:
+        memory = ModelMemory(loaded.module) if memory is None else memory
+        self._loaded, self._memory, self._boxes = loaded, memory, boxes or CropBoxes()
         self._rank = spatial_rank(loaded.module)
         outer = (loaded.module, getattr(loaded.module, "model", None))
         self._has_inputs = any(isinstance(part, HeldInputs) and part.others for part in outer)
@@ -212,7 +324,7 @@ class Explainer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy the model and the choices; what is known about the model holds for this one alone."""
-        return _anew, (self._loaded, self._choices)
+        return Explainer._of, (self._loaded, self._choices)
 
     @property
     def model(self) -> nn.Module:
@@ -327,7 +439,7 @@ class Explainer:
             )
         if self._are_several_images(img):
             raise ImageError("explainer(img) explains one picture; use explainer.batch(images) for several")
-        request = replace(self._request(target, 1), methods=methods)
+        request = _Request(self._targets(target), 1, methods)
         _check_count(request, 1)
         rows = self._explain_batch(request, [located(self._prepared(img), self._loaded.preprocess, self._boxes)])
         return [_explanation(row) for row in rows]
@@ -376,10 +488,9 @@ class Explainer:
         Raises:
             InputError: the model does not have the layer, or cannot be explained by the method.
         """
-        memory, loaded = self._memory, self._loaded
-        if model is not None and model is not self.model:
-            memory, loaded = ModelMemory(model), replace(loaded, module=model)
-        return Explainer._sharing(memory, self._boxes, loaded, choices)
+        if model is None or model is self.model:
+            return Explainer._of(self._loaded, choices, self._memory, self._boxes)
+        return Explainer._of(replace(self._loaded, module=model), choices, None, self._boxes)
 
     def scores_of(
         self, img: ImageLike, target: TargetLike | None = None, *, batch_size: int | None = None
@@ -507,11 +618,11 @@ class Explainer:
             batch_size = self._choices.options["batch_size"]
         if batch_size is None:
             batch_size = usual_batch_size(device_of(self.model))
-        if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
-            raise InputError(f"batch_size must be a whole number from 1, not {batch_size!r}")
+        return _Request(self._targets(target), whole_number(batch_size, "batch_size", 1))
+
+    def _targets(self, target: Targets) -> tuple[Target, ...]:
         targets = as_targets(target, self._loaded.labels, self._loaded.activation)
-        completed = [self._completed(each) if isinstance(each, SimilarTarget) else each for each in targets]
-        return _Request(tuple(completed), int(batch_size))
+        return tuple(self._completed(each) if isinstance(each, SimilarTarget) else each for each in targets)
 
     def _completed(self, target: SimilarTarget) -> SimilarTarget:
         """Return a target whose reference picture has been run through the model."""
@@ -579,41 +690,37 @@ class Explainer:
         return rows
 
     def _explain_batch(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
-        """Explain a batch of pictures of one size, in halves if the device has too little memory for all.
+        """Explain a batch of pictures of one size: in halves if memory runs out, one by one if a picture does not fit.
 
         Returns:
             An explanation, or a failure, for each target of each picture: picture by picture, then method by method.
         """
+        middle = len(batch) // 2
         try:
             device, dtype = self._current_memory().record.placement
             with autocasting(device):
                 inputs = stacked([item.tensor for item in batch]).to(device, dtype)
-                return self._of_finite(request, batch, inputs)
-        except OneByOneError:
-            return [row for item in batch for row in self._explain_batch(request, [item])]
+                return self._of_targets(request, batch, inputs)
+        except (OneByOneError, _UnfitError) as error:
+            if isinstance(error, _UnfitError) and len(batch) == 1:
+                failed = ImageError(str(error))  # without a traceback, whose frames would keep the picture alive
+                failed.__cause__ = error.__cause__
+                return [Failure(batch[0].source, failed)]
+            parts = [[item] for item in batch]
         except RuntimeError as error:
             if len(batch) == 1 or not is_out_of_memory(error):
                 raise
-        middle = len(batch) // 2
-        return self._explain_batch(request, batch[:middle]) + self._explain_batch(request, batch[middle:])
-
-    def _of_finite(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
-        """Explain the pictures whose values are finite; a failure comes in the place of each other one."""
-        finite = _finite(inputs)
-        if all(finite):
-            return self._of_targets(request, batch, inputs)
-        rows: list[Explanation | Failure] = []
-        for is_finite, together in itertools.groupby(zip(finite, batch, strict=True), key=lambda pair: pair[0]):
-            items = [item for _, item in together]
-            if is_finite:
-                rows += self._explain_batch(request, items)
-                continue
-            sentence = "holds NaN or infinite values where the model would see it"
-            rows += [Failure(item.source, ImageError(f"{item.source} {sentence}")) for item in items]
-        return rows
+            parts = [batch[:middle], batch[middle:]]
+        return [row for part in parts for row in self._explain_batch(request, part)]
 
     def _of_targets(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
-        """Explain all targets, in as many passes as they need."""
+        """Explain all targets, in as many passes as they need.
+
+        Raises:
+            _UnfitError: a picture has values that are not finite, or as ``_ran``.
+        """
+        if not all(_finite(inputs)):
+            raise _UnfitError(f"{batch[0].source} holds NaN or infinite values where the model would see it")
         shown = shown_pictures(batch, inputs)
         scores: list[Scores] = []
         found: list[list[list[Explanation | Failure]]] = [[[] for _ in request.methods or (None,)] for _ in batch]
@@ -625,8 +732,6 @@ class Explainer:
             except OneTargetError:
                 parts = [*((target,) for target in targets), *parts]
                 continue
-            except _UnfitError as error:
-                return [Failure(item.source, error.of_picture()) for item in batch]
             self._used = ran.layers
             for number, method in enumerate(request.methods or (ran.method,)):
                 explained = self._explained(ran, targets, batch, inputs, method, shown)
@@ -641,16 +746,13 @@ class Explainer:
         """Run a pass for a batch.
 
         Raises:
-            _UnfitError: the model cannot take any of these pictures, or a target has no place on the only one.
-            OneByOneError: a target has no place on one of several pictures.
+            _UnfitError: the model cannot take these pictures, or a target has no place on one of them.
             ModelError: the model cannot run, and the reason is known.
             Exception: as for ``Runner``.
         """
         try:
             of_pictures = _of_pictures(targets, batch)
         except ImageError as error:
-            if len(batch) > 1:
-                raise OneByOneError from error
             raise _UnfitError(str(error)) from error.__cause__
         try:
             return self._runner(of_pictures, inputs)
@@ -789,7 +891,7 @@ def _of_pictures(targets: Sequence[Target], batch: Sequence[Prepared]) -> tuple[
     """Return the targets for the pictures of a batch; some targets differ between pictures."""
     numbers, to_inputs = [item.number for item in batch], [item.to_input for item in batch]
     size = tuple(batch[0].tensor.shape[1:])
-    chosen = [target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets]
+    chosen = [target.of_pictures(numbers) for target in targets]
     return tuple(target.on_inputs(to_inputs, size) if isinstance(target, OnPicture) else target for target in chosen)
 
 
@@ -822,6 +924,163 @@ def _explanation(row: Explanation | Failure) -> Explanation:
     return row
 
 
-def _anew(loaded: LoadedModel, choices: Choices) -> Explainer:
-    """Return an Explainer that knows nothing about the model yet."""
-    return Explainer._sharing(ModelMemory(loaded.module), CropBoxes(), loaded, choices)
+_MOST_LOADED = 2
+"""How many of the models that were loaded by name are kept."""
+
+
+class _Shell:
+    """What ``explain`` keeps between calls, besides a memory for each living model: the last models loaded by name."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[Hashable, ...], LoadedModel] = {}
+        self._boxes = CropBoxes()
+
+    def explainer(
+        self,
+        function: Callable[..., Any],
+        model: Loadable | None,
+        target_layer: Layers | None,
+        options: Options,
+    ) -> Explainer:
+        """Return an Explainer that shares what earlier calls found out about the model."""
+        refuse_unknown_options(function, options, Options.__annotations__)
+        config = options.get("config")
+        settings = None if config is None else config_settings(config)
+        choices = Choices.of(target_layer, options, settings)
+        loaded = self._load(model, settings, options)
+        if {"inputs", "picture", "output", "activation"} & options.keys():
+            loaded = with_inputs(loaded, options)
+        memory = SHARED.get(loaded.module)
+        if memory is None:
+            memory = SHARED.setdefault(loaded.module, ModelMemory(loaded.module))
+        return Explainer._of(loaded, choices, memory, self._boxes)
+
+    def _load(self, model: Loadable | None, settings: Settings | None, options: Options) -> LoadedModel:
+        """Return the model of a call; the last ones that were loaded by name are kept."""
+        device, preprocess, labels = options.get("device"), options.get("preprocess"), options.get("labels")
+        section = Model() if settings is None else settings.model
+        if model is None and settings is not None:
+            model = section.name
+        if isinstance(model, str):
+            where = str(device) if settings is not None else str(pick_device(device))
+            key = (model, repr(section), where, *map(changed_at, (model, section.weights, section.labels)))
+            named = self._loaded.get(key) or as_model(configured_model(model, section, device=device))
+            model = keep_last(self._loaded, key, named, _MOST_LOADED)
+        elif settings is not None:
+            model = configured_model(model, section, device=device)
+        memory = SHARED.get(model) if isinstance(model, nn.Module) and device is None else None
+        if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
+            check_preprocess(preprocess)  # the model itself was checked when its memory was made
+            return LoadedModel(model, type(model).__name__, preprocess, as_labels(labels))
+        return as_model(model, preprocess=preprocess, labels=labels, device=device)
+
+
+_SHELL = _Shell()
+
+
+@showing(Options)
+def explain(
+    model: Loadable | None,
+    img: ImageLike | Sequence[ImageLike],
+    target_layer: Layers | None = None,
+    **options: Unpack[Options],
+) -> Explanation | Explanations:
+    """Show which pixels a model used.
+
+    camkit keeps what it finds out about the model while the model lives, so that later calls are quick. An
+    ``Explainer`` does the same, in an object that you hold.
+
+    Args:
+        model: a module, or a name as ``camkit.load_model`` takes it (``resnet50``, ``timm:NAME``, ``hf:NAME``,
+            ``file.py:factory``, ``demo-fair``); None is the config's model. The module comes back exactly as it went
+            in.
+        img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
+            or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
+        target_layer: None (camkit chooses it), a name, a pattern, a type, a module or a TargetLayer; several are fused.
+        **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``smooth``, ``spread``,
+            ``config``, ``progress``, ``references``, ``inputs``, ``picture``, ``output`` and ``activation`` as for
+            ``Explainer``;
+            ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class,
+            a class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
+
+    Returns:
+        One Explanation for one picture and one target; otherwise a list, ``Explanations``, picture by picture, target
+        by target within.
+        A target that stands for several, such as ``camkit.targets.above``, gives a list too.
+
+    Raises:
+        InputError: something in the call or a picture is wrong; see ``camkit.errors`` for the kinds.
+        Exception: whatever the model, ``preprocess`` or a target function raises.
+
+    Examples:
+        >>> import camkit, torch
+        >>> model = camkit.load_model("demo-fair").module
+        >>> camkit.explain(model, torch.zeros(3, 128, 128), target=2).heatmap.shape
+        (128, 128)
+    """
+    images: Sequence[ImageLike] = img if isinstance(img, (list, tuple)) else [cast("ImageLike", img)]
+    target = options.get("target")
+    explainer = _SHELL.explainer(explain, model, target_layer, options)
+    explained = explainer.batch(images, target)
+    several = are_several_targets(target) or explainer._are_several_images(img)
+    return explained if several else explained[0]
+
+
+@overload
+def explain_many(
+    model: Loadable | None,
+    images: Iterable[ImageLike],
+    target_layer: Layers | None = None,
+    *,
+    on_error: Literal["raise"] = "raise",
+    draft: bool = False,
+    on_pass: Callable[[], None] | None = None,
+    **options: Unpack[Options],
+) -> Iterator[Explanation]: ...
+
+
+@overload
+def explain_many(
+    model: Loadable | None,
+    images: Iterable[ImageLike],
+    target_layer: Layers | None = None,
+    *,
+    on_error: Literal["yield"],
+    draft: bool = False,
+    on_pass: Callable[[], None] | None = None,
+    **options: Unpack[Options],
+) -> Iterator[Explanation | Failure]: ...
+
+
+@showing(Options)
+def explain_many(
+    model: Loadable | None,
+    images: Iterable[ImageLike],
+    target_layer: Layers | None = None,
+    *,
+    on_error: Literal["raise", "yield"] = "raise",
+    draft: bool = False,
+    on_pass: Callable[[], None] | None = None,
+    **options: Unpack[Options],
+) -> Iterator[Explanation | Failure]:
+    """Explain any number of pictures as a stream: memory holds a few batches, and reading overlaps with computing.
+
+    Args:
+        model, target_layer, **options: as for ``explain``.
+        images: any iterable of what ``explain`` takes; it is read only as fast as the results are taken.
+        on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure`` there and
+            go on.
+        draft: read large JPEG files at a half, a quarter or an eighth of their size, at least twice what the model's
+            preprocessing keeps. This is faster and changes the maps a little; see the guide on large folders.
+        on_pass: called before the rows of each pass through the model, and before the row of a picture that cannot be
+            read. A caller that starts again where a pass began gets the same passes, and so the same digits.
+
+    Returns:
+        An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
+        returned; the pictures are read as it advances.
+
+    Raises:
+        InputError: as ``explain``.
+    """
+    explainer = _SHELL.explainer(explain_many, model, target_layer, options)
+    return explainer._checked_stream(images, options.get("target"), None, on_error, draft=draft, on_pass=on_pass)

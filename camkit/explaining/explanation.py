@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
 import torch
@@ -19,22 +19,22 @@ from PIL import Image
 from torch import Tensor
 
 from camkit.drawing import figure, overlay
-from camkit.drawing.encode import as_html, encode, shrink
+from camkit.drawing.encode import Drawable, as_html, encode, pixels_of, size_of
 from camkit.drawing.figure import ColourScale, Resize, draw
-from camkit.drawing.pixels import Drawable, pixels_of, size_of
 from camkit.engine import heatmap as heat
-from camkit.engine.capture import Capture
-from camkit.errors import InputError, TargetError
-from camkit.explaining.choices import Choices, Made
+from camkit.engine.passes import Capture
+from camkit.errors import InputError, MethodError, TargetError, advice
 from camkit.images.files import file_name, write_picture
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
+from camkit.images.references import References
 from camkit.layers.decision import UNSURE
-from camkit.methods import SHARPENED, WEIGHTED, known_method
-from camkit.methods.joined import CHANGES
-from camkit.methods.runs import SignedMaps
+from camkit.layers.names import Layers
+from camkit.methods import AUTO, SHARPENED, WEIGHTED, Method, find_method, known_method
+from camkit.methods.runs import CHANGES, SignedMaps
+from camkit.options import USUAL, Precision, Spread
 from camkit.tables import Rows, Tabular, flat
-from camkit.targets.classes import TopTarget
+from camkit.targets.classes import TopTarget, fixed_target
 from camkit.targets.scores import Scores, Target
 from camkit.types import (
     EVEN,
@@ -53,6 +53,9 @@ from camkit.types import (
     Style,
     TargetLayer,
 )
+
+if TYPE_CHECKING:
+    from camkit.options.settings import Settings
 
 _NOTEBOOK_SIDE = 480
 """The longest side of a picture shown in a notebook, in pixels: it fits beside the code."""
@@ -107,10 +110,10 @@ class LayerMaps:
     fuse: Fusion
     size: tuple[int, ...]
 
-    def heatmap(self) -> Float[np.ndarray, "*size"]:
-        """Return the heatmap at the size of the model's input."""
+    def heatmap(self, limits: Sequence[float] | None = None) -> Float[np.ndarray, "*size"]:
+        """Return the heatmap at the size of the model's input; 1 stands for its maximum, or the layers' ``limits``."""
         raws = [raw[None] for raw in self.raws]
-        return np.asarray(heat.fuse_heatmaps(raws, self.size, self.fuse, self.placements)[0].numpy())
+        return np.asarray(heat.fuse_heatmaps(raws, self.size, self.fuse, self.placements, limits)[0].numpy())
 
     @functools.cached_property
     def maxima(self) -> tuple[float, ...]:
@@ -118,16 +121,90 @@ class LayerMaps:
         pairs = zip(self.raws, self.placements, strict=True)
         return tuple(float(heat.positive(raw[None], self.size, placement).max()) for raw, placement in pairs)
 
-    def on_scale(self, limits: Sequence[float]) -> Float[np.ndarray, "*size"]:
-        """Return the heatmap in which 1 stands for the given value of each layer's map."""
-        raws = [raw[None] for raw in self.raws]
-        return np.asarray(heat.on_scale(raws, self.size, limits, self.fuse, self.placements)[0].numpy())
-
     def has_evidence(self) -> bool:
         """Tell whether the heatmap has a positive value."""
         if len(self.raws) == 1 and not self.placements[0].extent:
             return bool(self.raws[0].numpy().max() > 0)
         return bool(self.heatmap().any())
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """How pictures are explained: what the caller gave, else what the config says, else what is usual.
+
+    Attributes:
+        method: the method.
+        target_layer: the layers that are named; None lets camkit choose.
+        options: the other options, by name.
+
+    Raises:
+        InputError: a choice is unknown, or the method cannot use it.
+    """
+
+    method: Method
+    target_layer: Layers | None
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, target_layer: Layers | None, given: Mapping[str, Any], settings: Settings | None) -> Choices:
+        """Merge the options of a call with a config; those that are None were not given."""
+        asked = {**given, "layer": target_layer}
+        usual = {} if settings is None else vars(settings.explain)
+        names = ("method", "layer", *USUAL)
+        merged = {name: each[name] for each in (USUAL, usual, asked) for name in names if each.get(name) is not None}
+        method = find_method(merged.pop("method", AUTO))
+        if asked.get("references") is None and not method.compares:
+            merged.pop("references", None)
+        layer = merged.pop("layer", None)
+        if asked.get("method") is not None and target_layer is None and not method.layer:
+            layer = None  # the config's
+        return cls(method, layer, USUAL | merged)
+
+    def but(self, **options: Any) -> Choices:
+        """Return the same with other options."""
+        return replace(self, options={**self.options, **options})
+
+    def __post_init__(self) -> None:
+        for name, kind in (("fuse", Fusion), ("precision", Precision), ("smooth", Smoothing), ("spread", Spread)):
+            value = self.options[name]
+            if value is not None and value not in get_args(kind):
+                raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+        if self.target_layer is not None and not self.method.layer:
+            rest = advice("pass no target_layer", "leave out --layer")
+            raise MethodError(f"method {self.method.name!r} reads the whole model and no layer; {rest}")
+        references = self.options["references"]
+        if references is not None and not isinstance(references, References) and not self.method.compares:
+            rest = advice("leave out references", "leave out --references")
+            raise MethodError(f"method {self.method.name!r} uses no reference pictures; use 'expected', or {rest}")
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """How an explanation was made, so that metrics can make maps of other pictures in the same way.
+
+    It is not saved in tables or sent to other processes, because a method may be any function.
+
+    Attributes:
+        choices: those of its Explainer, without the layer, which may hold the model.
+        method: the method that was used.
+        asked: the target that the caller passed.
+        scored: its score of the picture.
+    """
+
+    choices: Choices
+    method: Method
+    asked: Target
+    scored: Scores
+
+    @property
+    def target(self) -> Target | None:
+        """The class, fixed for changed versions of the picture; None for a box, or for what is not a class."""
+        is_class = self.scored.indices is not None and self.scored.boxes is None
+        return fixed_target(self.asked, self.scored) if is_class else None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Become None in a copy for another process."""
+        return type(None), ()
 
 
 Kind: TypeAlias = Literal["text", "whole", "real", "reals", "wholes", "halves"]
@@ -428,7 +505,7 @@ class Explanation:
         """Draw the map, or a frame of it, on the picture as ``resize`` returns it; with the words of a figure."""
         overlay.check(style, colormap, alpha)
         used = self.colour_scale(scale)
-        heat = self.heatmap if used.maps == 1 else self.maps.on_scale(used.limits)
+        heat = self.heatmap if used.maps == 1 else self.maps.heatmap(used.limits)
         paint = functools.partial(
             draw, style="overlay" if style == "figure" else style, colormap=colormap, alpha=alpha, resize=resize
         )
@@ -585,9 +662,7 @@ class Explanation:
 
     def _repr_png_(self) -> bytes:
         """Return the overlay for a notebook that cannot show HTML."""
-        drawn = self.overlay()
-        longest = max(drawn.shape[:2])
-        return encode(shrink(drawn, _NOTEBOOK_SIDE) if longest > _NOTEBOOK_SIDE else drawn)
+        return encode(self.overlay(max_side=_NOTEBOOK_SIDE))
 
     def _repr_html_(self) -> str | None:
         """Show the figure in a notebook; None, and so the line of text, if the map has one axis."""

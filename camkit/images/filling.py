@@ -112,8 +112,6 @@ def fill_linearly(
         hole: True where pixels are missing.
         tolerance: about how large a pixel's error may be, as a share of the standard deviation of the known pixels.
     """
-    if not bool(hole.any()):
-        return picture.clone()
     if bool(hole.all()):
         return picture.flatten(1).mean(1).reshape(-1, *[1] * hole.dim()).expand_as(picture).clone()
     size = hole.shape if hole.dim() > 1 else (1, *hole.shape)  # the neighbours in a signal have equal weights, too

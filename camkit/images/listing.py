@@ -86,7 +86,8 @@ class Pictures:
         if os.path.lexists(path) or not any(sign in str(pattern) for sign in _WILDCARDS):
             return path, [path]
         others = [match for match in _matches(str(pattern)) if _is_photo(match, match.parent)]
-        return _fixed_part(path), [match for match in others if not self._skips(match)] or others or [path]
+        fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))  # the folder before it
+        return fixed, [match for match in others if not self._skips(match)] or others or [path]
 
     def _skips(self, path: Path) -> bool:
         return self._skip is not None and Path(os.path.realpath(path)).is_relative_to(self._skip)
@@ -187,11 +188,6 @@ def _told_apart(roots: Sequence[Path]) -> dict[Path, Path]:
             count += 1
         names[root] = Path(*path.parts[1:][-count:])
     return names
-
-
-def _fixed_part(pattern: Path) -> Path:
-    """Return the folder before the first part of a pattern that has a wildcard."""
-    return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
 
 
 def _matches(pattern: str) -> list[Path]:

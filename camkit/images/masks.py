@@ -45,15 +45,12 @@ _SAMPLE = 200
 _MOST_PIXELS = 1 << 28
 """No further mask is examined when they have more pixels than this together, which take about a minute."""
 
-_SLOPED, _FLAT = 0.7, 0.25
-"""A pixel lies on a slope if it has both a darker and a brighter neighbour. These are shares of the pixels between the
-extreme values. From the first share on, the values are a soft edge: smoothed and resized masks measured 0.83 to 1.00,
-JPEG 0.73 to 0.81. Up to the second share, they are separate objects: masks of classes or instances measured 0.00 to
-0.03. Lossy WebP (0.37 to 0.44) and instances that were resized smoothly (0.09 to 0.38) may be either."""
+_WHITE, _NEAR_WHITE = 1 / 4, 15 / 16
+"""In a mask with a soft edge, at least the first share of what is not black is nearly white: above the second share of
+the largest value. In indices of classes, 255 as a class measured 0.18."""
 
-_LEAST_CLEAR, _CLEAR = 0.4, 1 / 16
-"""In a soft mask, at least the first share of the pixels is almost black or white: within the second share of the range
-from either end. Soft masks measured 0.67 to 0.99; of 13 photographs, 12 measured less than 0.28."""
+_ALIKE = 1 / 2
+"""In a mask, at least this share of the pixels has the value of the pixel to the left; in photographs, few have."""
 
 _ENCLOSED = 0.9
 """A border encloses the objects: at least this share of the pixels next to them is part of it, not of the
@@ -61,9 +58,6 @@ background."""
 
 _BORDERS = {255, 65535, VIVID | 0xE0E0C0}
 """Values of the border around objects: the highest of 8 and of 16 bits, white, and Pascal VOC's (224, 224, 192)."""
-
-_MATTING = ({0, 127, 255}, {0, 128, 255})
-"""The values of a trimap for matting: background, unknown and object."""
 
 _PETS = {1, 2, 3}
 """The values of a trimap of Oxford-IIIT Pets: object, background and border."""
@@ -114,21 +108,18 @@ def understand_masks(files: Sequence[Path]) -> MaskReading:
         InputError: no mask can be read, or it is not clear which values are the object.
     """
     refused = None
-    pixels, sloped, beside, exposed = (Counter[int]() for _ in range(4))
-    square, cross = np.ones((3, 3), np.uint8), cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+    pixels, beside, exposed = (Counter[int]() for _ in range(3))
+    alike, cross = 0, cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
     for file in random.Random(0).sample(files, min(len(files), _SAMPLE)):
         try:
             values = read_mask(file)
         except ImageError as error:  # if other masks can be read, this one is an error of its own picture
             refused = refused or error
             continue
-        exact = values.astype(np.float64)  # OpenCV's filters take no 32-bit numbers
-        on_slope = (cv2.erode(exact, square) < exact) & (exact < cv2.dilate(exact, square))
-        for counter, counted in ((pixels, values), (sloped, values[on_slope])):
-            counter.update(dict(zip(*(each.tolist() for each in np.unique(counted, return_counts=True)), strict=True)))
-        for border in (_BORDERS | {127, 128}) & set(np.unique(values).tolist()):
-            objects = (values != 0) & (values != border)
-            around = cv2.dilate(objects.astype(np.uint8), cross) > 0
+        pixels.update(dict(zip(*(each.tolist() for each in np.unique(values, return_counts=True)), strict=True)))
+        alike += int(np.count_nonzero(values[:, 1:] == values[:, :-1]))
+        for border in _BORDERS & set(np.unique(values).tolist()):
+            around = cv2.dilate(((values != 0) & (values != border)).astype(np.uint8), cross) > 0
             beside[border] += int(np.count_nonzero(around & (values == border)))
             exposed[border] += int(np.count_nonzero(around & (values == 0)))
         if pixels.total() > _MOST_PIXELS:
@@ -136,7 +127,7 @@ def understand_masks(files: Sequence[Path]) -> MaskReading:
     if not pixels and refused is not None:
         raise InputError(str(refused)) from refused
     borders = {value for value in beside if 0 < beside[value] >= _ENCLOSED * (beside[value] + exposed[value])}
-    reading = _convention(pixels, sloped, borders)
+    reading = _convention(pixels, borders, alike / pixels.total())
     objects = np.zeros(1, bool) if reading is None else reading.is_object(np.array(sorted(pixels)))
     if reading is None or not objects.any() or (len(files) > 1 and objects.all()):
         shown = _listed(pixels) + " everywhere" * (len(pixels) == 1)
@@ -147,13 +138,13 @@ def understand_masks(files: Sequence[Path]) -> MaskReading:
     return reading
 
 
-def _convention(pixels: Counter[int], sloped: Counter[int], borders: set[int]) -> MaskReading | None:
+def _convention(pixels: Counter[int], borders: set[int], alike: float) -> MaskReading | None:
     """Return what values mean; None if they fit no convention.
 
     Args:
         pixels: how many pixels have each value.
-        sloped: how many of these lie on a slope.
         borders: the values that enclose the objects.
+        alike: the share of the pixels that have the value of the pixel to the left.
     """
     objects, low, high = pixels.keys() - {0}, min(pixels), max(pixels)
     if pixels.keys() == _PETS:
@@ -161,18 +152,13 @@ def _convention(pixels: Counter[int], sloped: Counter[int], borders: set[int]) -
         return MaskReading(words, frozenset({0, 2, 3}))
     if len(objects) <= 1:
         return MaskReading(f"value {_listed(objects)} is the object" + ", 0 the background" * (0 in pixels))
-    between = pixels.keys() - {low, high}
-    slope = sum(sloped[value] for value in between) / max(1, sum(pixels[value] for value in between))
-    margin, middle = (high - low) * _CLEAR, (low + high) / 2
-    clear = sum(count for value, count in pixels.items() if not low + margin < value < high - margin)
-    if high < VIVID and slope >= _SLOPED and clear >= _LEAST_CLEAR * pixels.total():
+    white = sum(pixels[value] for value in objects if value > _NEAR_WHITE * high)
+    if high < VIVID and len(pixels) > _FEW_VALUES and not borders and white >= _WHITE * (pixels.total() - pixels[0]):
+        middle = (low + high) / 2
         words = f"the levels between {low} and {high} are a soft edge: the object is above {middle:g}"
         return MaskReading(words, above=middle)
-    unknown = borders & {127, 128} if pixels.keys() in _MATTING else set()
-    are_smooth = slope > _FLAT if high < VIVID else len(pixels) > MOST_COLOURS
-    if 0 not in pixels or (are_smooth and not unknown):
+    if 0 not in pixels or alike < _ALIKE:
         return None
-    borders = unknown or borders & _BORDERS
     words = f"every value but 0 is an object ({_listed(objects - borders)})"
     around = f"; {_listed(borders)} is a border, neither object nor background" if borders else ""
     return MaskReading(words + around, frozenset({0, *borders}))
@@ -208,9 +194,10 @@ def read_mask(file: Path, size: tuple[int, int] | None = None) -> Integer[np.nda
 
 
 def _numbers(picture: Image.Image) -> Integer[np.ndarray, "h w"]:
-    opacity = _opacity(picture)
-    if opacity is not None and opacity.min() < opacity.max():
-        return opacity
+    if picture.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
+        opacity: UInt8[np.ndarray, "h w"] = np.asarray(picture.convert("RGBA").getchannel("A"))
+        if opacity.min() < opacity.max():
+            return opacity
     if picture.mode == "P":
         colours, first = _colours(picture), (picture.getpalette() or [])[:3]
         return colours if first != [0, 0, 0] and 0 in colours else np.asarray(picture)
@@ -220,12 +207,6 @@ def _numbers(picture: Image.Image) -> Integer[np.ndarray, "h w"]:
     if levels.ndim == 2:
         return levels.astype(np.uint8 if levels.dtype == bool else levels.dtype.newbyteorder("="))
     return _colours(picture)
-
-
-def _opacity(picture: Image.Image) -> UInt8[np.ndarray, "h w"] | None:
-    """Return the opacity of each pixel; None if the picture stores none."""
-    is_transparent = picture.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info
-    return np.asarray(picture.convert("RGBA").getchannel("A")) if is_transparent else None
 
 
 def _colours(picture: Image.Image) -> Integer[np.ndarray, "h w"]:

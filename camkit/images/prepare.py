@@ -1,10 +1,17 @@
-"""Turns a file, a PIL picture, an array or a tensor into a model's input, and a model's input back into a picture."""
+"""Turns a file, a PIL picture, an array or a tensor into a model's input, and a model's input back into a picture.
+
+A ``Reader`` does so for many pictures: it reads files ahead in other threads, and makes batches of one size.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -13,13 +20,13 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
-from camkit.errors import ImageError, advice
-from camkit.images.crop import CropBoxes
-from camkit.images.read import from_array, open_draft, upright
-from camkit.images.video import read_clip
-from camkit.models.clips import ClipPreprocess
-from camkit.models.modules import CLIPS
-from camkit.types import Box, ClipFrame, ImageLike, Preprocess
+from camkit.drawing.encode import bytes_of
+from camkit.engine.streams import Task, in_order
+from camkit.errors import CamkitError, ImageError, advice
+from camkit.images.read import from_array, open_draft, read_clip, upright
+from camkit.images.regions import CropBoxes
+from camkit.models.modules import CLIPS, ClipPreprocess
+from camkit.types import Box, ClipFrame, Failure, ImageLike, Preprocess
 
 
 def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]:
@@ -65,7 +72,7 @@ def prepare(
         return Prepared(clip, None, None, source, frames=frames)
     reduction = 1.0
     if isinstance(image, (str, Path)):
-        side = _resized_side(preprocess, at_once=True) if draft and preprocess is not None else None
+        side = _resized_side(preprocess) if draft and preprocess is not None else None
         picture, reduction = open_draft(image, None if side is None else DRAFT_MARGIN * side)
     elif isinstance(image, Image.Image):
         picture = upright(image, source)
@@ -104,13 +111,11 @@ averages over several pixels. docs/folders.md has what drafts change in the maps
 def _check_not_thin(picture: Image.Image, preprocess: Preprocess, source: str) -> None:
     """Refuse a picture that the preprocessing would enlarge beyond the size that Pillow considers safe."""
     shorter, longer = sorted(picture.size)
-    resize = _resized_side(preprocess)
-    if resize is None or Image.MAX_IMAGE_PIXELS is None:
-        return
-    if resize * (resize * longer // shorter) > Image.MAX_IMAGE_PIXELS:
+    side = _resized_side(preprocess) or 0
+    if side * (side * longer // shorter) > (Image.MAX_IMAGE_PIXELS or math.inf):
         raise ImageError(
             f"{source} has {picture.width} x {picture.height} pixels and is too thin for this model: its preprocessing "
-            f"resizes the shorter side to {resize} pixels, so that the longer would have {resize * longer // shorter}"
+            f"resizes the shorter side to {side} pixels, so that the longer would have {side * longer // shorter}"
         )
 
 
@@ -118,15 +123,11 @@ _KEEPING_SIZE = ("PILToTensor", "ToDtype", "ToImage", "ToPILImage", "ToTensor", 
 """Steps of a preprocessing whose result is the same picture at any size."""
 
 
-def _resized_side(preprocess: Preprocess, *, at_once: bool = False) -> int | None:
+def _resized_side(preprocess: Preprocess) -> int | None:
     """Return the length to which a preprocessing of torchvision, timm or transformers resizes the shorter side.
 
-    None if it resizes to a fixed size, or is another kind of function.
-
-    Args:
-        preprocess: the preprocessing.
-        at_once: return None also if a step before it depends on the size of the picture, such as a crop of so many
-            pixels.
+    None if it resizes to a fixed size, if a step before it depends on the picture's size, such as a crop of so many
+    pixels, or if it is another kind of function.
     """
     if isinstance(preprocess, ImageClassification):
         return preprocess.resize_size[0] if len(preprocess.resize_size) == 1 else None
@@ -142,7 +143,7 @@ def _resized_side(preprocess: Preprocess, *, at_once: bool = False) -> int | Non
             return sides[0] if len(sides) == 1 else None
         if kind == "ResizeKeepRatio" and not getattr(step, "longest", 0):
             return max(sides)
-        if at_once and kind not in _KEEPING_SIZE:
+        if kind not in _KEEPING_SIZE:
             return None
     return None
 
@@ -164,10 +165,6 @@ def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
         raise ImageError(
             f"a tensor must be a normalised image (C, {axes}) or a batch (N, C, {axes}) of floating-point numbers, "
             f"not {tensor.dtype} of shape {tuple(tensor.shape)}" + f"; {CLIPS}" * (rank == 2 and tensor.dim() == 5)
-        )
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        raise ImageError(
-            f"a tensor must be dense and hold values, but this one is {tensor.layout} on device {tensor.device}"
         )
     box = Box(0, 0, tensor.shape[2], tensor.shape[1]) if rank == 2 else None
     return Prepared(tensor, None, box, source)
@@ -243,3 +240,122 @@ class Prepared:
         box = self.box
         across, down = width / (box.right - box.left), height / (box.bottom - box.top)
         return (x / self.reduction - box.left) * across, (y / self.reduction - box.top) * down
+
+
+_READERS = min(4, os.cpu_count() or 1)
+"""The number of threads that read picture files: with four, decoding keeps up with most models."""
+
+MOST_BYTES = 72 * 2**20
+"""At most this many bytes of pictures are read ahead, and at most as many are in passes, so that memory does not grow
+with the size of the pictures. They suffice for 90 pictures of 227 x 227. One picture at a time may be larger, such as a
+picture of 20 megapixels."""
+
+_MOST_BYTES_PER_BATCH = MOST_BYTES // 2
+
+Batch: TypeAlias = "list[Prepared] | Failure"
+"""Pictures of one size, or a picture that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the pictures of a call become the model's input.
+
+    Attributes:
+        preprocess: as ``prepare`` takes it.
+        rank: the number of axes after the channels.
+        boxes: finds the part of a picture that the model sees.
+    """
+
+    preprocess: Preprocess | None
+    rank: int
+    boxes: CropBoxes
+
+    def batches(self, images: Iterable[ImageLike], batch_size: int, *, draft: bool = False) -> Iterator[Batch]:
+        """Join the pictures into batches of one size, in their order; a failure comes in its place.
+
+        If the caller's iterable fails, what came before is returned first.
+
+        Args:
+            images: what ``prepare`` takes, and batches (N, C, H, W).
+            batch_size: the most pictures in a batch; large ones fill it earlier.
+            draft: as for ``prepare``.
+        """
+        batch: list[Prepared] = []
+        held = 0
+        try:
+            for item in self._ahead(images, batch_size, draft=draft):
+                size = _bytes(item)
+                is_full = len(batch) == batch_size or held + size > _MOST_BYTES_PER_BATCH
+                if batch and (not isinstance(item, Prepared) or is_full or item.tensor.shape != batch[0].tensor.shape):
+                    yield batch
+                    batch, held = [], 0
+                if isinstance(item, Prepared):
+                    batch.append(located(item, self.preprocess, self.boxes))
+                    held += size
+                    continue
+                yield item
+                del item  # while the batch is explained, only its list and its rows hold the pictures
+        except Exception:
+            if batch:
+                yield batch
+            raise
+        if batch:
+            yield batch
+
+    def _ahead(self, images: Iterable[ImageLike], ahead: int, *, draft: bool) -> Iterator[Prepared | Failure]:
+        """Prepare pictures in their order; files are read ahead in other threads."""
+
+        def tasks() -> Iterator[Task[Prepared | Failure]]:
+            for number, image in enumerate(unbatched(images, self.rank), start=1):
+                if isinstance(image, (str, Path)):
+                    yield Task(functools.partial(self._read_or_failed, image, number, draft=draft), in_thread=True)
+                else:  # the caller may close it, or write into it, as soon as the next one is taken
+                    yield Task(functools.partial(_same, self._read_or_failed(image, number)), in_thread=False)
+
+        return in_order(tasks(), workers=_READERS, ahead=ahead, most=MOST_BYTES, size_of=_bytes)
+
+    def _read_or_failed(self, image: ImageLike, number: int, *, draft: bool = False) -> Prepared | Failure:
+        try:
+            prepared = prepare(image, self.preprocess, source_of(image, number), self.rank, draft=draft)
+            return replace(prepared, number=number)
+        except CamkitError as error:
+            return Failure(source_of(image, number), error)
+
+
+def in_rounds(batches: Iterable[Batch], workers: int) -> Iterator[tuple[Batch, bool]]:
+    """Yield the batches in rounds of one for each worker, and tell of each whether the workers run it.
+
+    They run all rounds except a last one that would leave some of them idle: one of fewer batches, or of batches of
+    different lengths. A last picture alone, whose memory format would be slower, gets one from the batch before.
+    """
+    held: list[Batch] = []
+    for batch in batches:
+        if len(held) == workers:
+            yield from ((held.pop(0), True) for _ in range(workers))
+        held.append(batch)
+    match held:
+        case [*_, [_, _, _, *_] as before, [_] as last] if before[-1].tensor.shape == last[0].tensor.shape:
+            last.insert(0, before.pop())
+    lengths = {len(batch) if isinstance(batch, list) else 0 for batch in held}
+    are_equal = len(held) == workers and len(lengths) == 1
+    yield from ((held.pop(0), are_equal) for _ in range(len(held)))
+
+
+def leaves_room(batch: Batch) -> bool:
+    """Tell whether a batch leaves room in memory for others; a batch that does not is a single photo."""
+    return bytes_of_batch(batch) <= _MOST_BYTES_PER_BATCH
+
+
+def bytes_of_batch(batch: Batch) -> int:
+    """Return the bytes that the pictures of a batch hold in memory."""
+    return sum(map(_bytes, batch)) if isinstance(batch, list) else 0
+
+
+def _bytes(item: Prepared | Failure) -> int:
+    if not isinstance(item, Prepared):
+        return 0
+    return item.tensor.nbytes + (0 if item.picture is None else bytes_of(item.picture))
+
+
+def _same(item: Prepared | Failure) -> Prepared | Failure:
+    return item

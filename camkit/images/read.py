@@ -1,4 +1,8 @@
-"""Turns a picture file, a PIL picture or an array into 8-bit sRGB."""
+"""Turns a picture file, a PIL picture or an array into 8-bit sRGB, and reads the frames of videos one by one.
+
+A long video needs no more memory than a short one. OpenCV reads videos, Pillow reads animated GIF, PNG, WebP and AVIF
+files.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,22 @@ import functools
 import importlib
 import io
 import math
+import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import cv2
 import numpy as np
-from PIL import ExifTags, Image, ImageCms, TiffImagePlugin, UnidentifiedImageError
+from jaxtyping import Float
+from PIL import ExifTags, Image, ImageCms, ImageSequence, UnidentifiedImageError
+from torch import Tensor
 
 from camkit.errors import ImageError, as_error, brief, refuse_pipe
-from camkit.images.files import about_address
+from camkit.images.files import about_address, is_regular
+from camkit.models.modules import ClipPreprocess
+from camkit.types import ClipFrame, Pixels
 
 _WHITE_OF_16_BITS = 65535
 
@@ -71,7 +81,7 @@ def open_draft(path: str | Path, shorter: int | None, data: bytes | None = None)
                 picture.draft(None, (math.ceil(picture.width * ratio), math.ceil(picture.height * ratio)))
                 reduction = longest / max(picture.size)
             picture.load()
-            read = _upright_rgb(picture, str(path), copy=False)
+            read = as_rgb(turned(picture), str(path), copy=False)
             several = _has_several_frames(picture)
     except ImageError:
         raise
@@ -136,11 +146,8 @@ def opened(path: Path, data: bytes | None = None) -> Image.Image:
     """
     if data is None:
         refuse_pipe(path, ImageError)
-    try:
-        picture = Image.open(path if data is None else io.BytesIO(data))
-    except UnidentifiedImageError:
-        _register_heif()
-        picture = Image.open(path if data is None else io.BytesIO(data))
+    _register_heif()
+    picture = Image.open(path if data is None else io.BytesIO(data))
     if picture.format == "EPS":
         picture.close()
         raise ImageError(f"{path} is PostScript, a program that camkit does not run; save the picture as PNG")
@@ -191,30 +198,15 @@ def upright(picture: Image.Image, source: str) -> Image.Image:
     if 0 in picture.size:
         raise ImageError(f"{source} has {picture.width} x {picture.height} pixels")
     with as_error(ImageError, lambda error: f"{source} cannot be read: {brief(error)}"):
-        return _upright_rgb(picture, source)
+        return as_rgb(turned(picture), source)
 
 
-def _upright_rgb(picture: Image.Image, source: str, *, copy: bool = True) -> Image.Image:
-    tags: Mapping[int, Any] = getattr(picture, "tag_v2", {})  # turning a picture loses its tags
-    white = 2 ** tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0] - 1
-    # 0 means "white is 0" (TIFF 6.0, section 4), which Pillow does not apply to 16 bits.
-    is_inverted = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
-    return as_rgb(turned(picture), source, (white, 0) if is_inverted else (0, white), copy=copy)
-
-
-def as_rgb(
-    picture: Image.Image,
-    source: str = "the picture",
-    levels: tuple[int, int] = (0, _WHITE_OF_16_BITS),
-    *,
-    copy: bool = True,
-) -> Image.Image:
+def as_rgb(picture: Image.Image, source: str = "the picture", *, copy: bool = True) -> Image.Image:
     """Return any PIL picture as 8-bit sRGB.
 
     Args:
         picture: the picture.
         source: its name for messages.
-        levels: the numbers of black and white in greyscale of up to 16 bits.
         copy: return another object also if the picture is RGB already, since its owner may change it.
 
     Raises:
@@ -222,7 +214,7 @@ def as_rgb(
     """
     profile = picture.info.get("icc_profile")
     if picture.mode in _SIXTEEN_BIT:
-        picture = _from_whole_numbers(picture, source, levels)
+        picture = _from_whole_numbers(picture, source)
     elif picture.mode == "F":
         picture = _from_floating_point(picture, source)
     elif picture.mode == "P" and "transparency" in picture.info:
@@ -232,7 +224,7 @@ def as_rgb(
     return picture if picture.mode == "RGB" and not copy else picture.convert("RGB")
 
 
-def _from_whole_numbers(picture: Image.Image, source: str, levels: tuple[int, int]) -> Image.Image:
+def _from_whole_numbers(picture: Image.Image, source: str) -> Image.Image:
     values = np.asarray(picture)
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     # Before version 11.3, Pillow also gave 16-bit PNG the mode of 32 bits.
@@ -242,8 +234,7 @@ def _from_whole_numbers(picture: Image.Image, source: str, levels: tuple[int, in
             f"{source} holds 32-bit numbers from {low} to {high}, so it is not clear which number is white; save it "
             "with 8 or 16 bits"
         )
-    black, white = (0, _WHITE_OF_16_BITS) if picture.mode == "I" else levels
-    return _grey((values.astype(np.float64) - black) / (white - black) * 255)
+    return _grey(values.astype(np.float64) / _WHITE_OF_16_BITS * 255)
 
 
 def _from_floating_point(picture: Image.Image, source: str) -> Image.Image:
@@ -329,11 +320,10 @@ def from_array(array: np.ndarray) -> Image.Image:
             "pass channels-first images as a torch.Tensor"
         )
     if array.dtype != np.uint8:
-        if not np.issubdtype(array.dtype, np.floating):
-            raise ImageError(f"an array must be uint8 (0 to 255) or floating point (0 to 1), not {array.dtype}")
-        if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
+        if not np.issubdtype(array.dtype, np.floating) or not (array.min() >= 0 and array.max() <= 1):  # NaN is neither
             raise ImageError(
-                "a floating-point array must have values from 0 to 1; pass normalised images as a torch.Tensor"
+                f"an array must be uint8 (0 to 255) or floating point from 0 to 1, and this one of {array.dtype} is "
+                "neither; pass normalised images as a torch.Tensor"
             )
         array = np.rint(array * 255).astype(np.uint8)
     if array.ndim == 3 and array.shape[2] == 1:
@@ -357,3 +347,168 @@ def jpeg_quality(path: Path) -> float:
     scale = sum(table) / len(table) / _STANDARD_MEAN
     quality = 100 - 50 * scale if scale <= 1 else 50 / scale
     return float(min(max(round(quality), 1), 100))
+
+
+_READER = cv2.CAP_FFMPEG if cv2.videoio_registry.hasBackend(cv2.CAP_FFMPEG) else cv2.CAP_ANY
+"""OpenCV's way to read videos. If it may choose, it also tries its own AVI reader, and that prints bytes of damaged
+files."""
+_USUAL_RATE = 25.0
+"""Frames per second of a video that does not say how many it has."""
+_RATES = (0.1, 1000.0)
+"""What is taken for a number of frames per second; files without one say 0, NaN, or the ticks of their clock."""
+_USUAL_DURATION = 100
+"""Milliseconds of a frame of an animated picture that does not say how long it is shown, as in browsers."""
+_FEWEST_READ = 0.98
+"""A file whose frames end before this share of the announced number is broken off. Containers that announce an estimate
+from the duration, such as Matroska, are off by a frame or two in a hundred."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame: its number in the file, from 1, its time in seconds, and its pixels."""
+
+    number: int
+    time: float
+    pixels: Pixels
+
+
+@dataclass(frozen=True)
+class Video:
+    """A video that is open for reading.
+
+    Attributes:
+        rate: frames per second.
+        count: how many frames the file announces; 0 if it does not say.
+        frames: its frames, in order; reading them raises an ImageError where the file breaks off.
+    """
+
+    rate: float
+    count: int
+    frames: Iterator[Frame]
+
+
+def is_video(path: Path) -> bool:
+    """Tell whether a file is a video by its suffix, or an animated picture by its content."""
+    return is_animated(path) or (path.suffix.lower() in VIDEO_SUFFIXES and not path.is_dir())
+
+
+@contextlib.contextmanager
+def opened_video(path: Path, every: int = 1) -> Iterator[Video]:
+    """Open a video or an animated picture, and yield a ``Video`` that reads every ``every``-th frame, from the first.
+
+    Raises:
+        ImageError: there is no such file, or it cannot be read as a video, or it has no frames.
+    """
+    if not path.exists():
+        raise ImageError(about_address(str(path)) or f"there is no file {path}")
+    if not is_regular(path):
+        raise ImageError(f"{path} is a folder, a pipe or a device; save the video to a file and pass that")
+    if path.suffix.lower() not in VIDEO_SUFFIXES:
+        with _animated(path, every) as video:
+            yield video
+        return
+    with quiet_decoders():
+        capture = cv2.VideoCapture(str(path), _READER)
+    try:
+        if not capture.isOpened():
+            raise ImageError(
+                f"{brief(path)} cannot be read as a video: it is damaged, or this OpenCV has no decoder for it"
+            )
+        rate = capture.get(cv2.CAP_PROP_FPS)
+        count = capture.get(cv2.CAP_PROP_FRAME_COUNT)
+        rate = rate if _RATES[0] <= rate <= _RATES[1] else _USUAL_RATE
+        count = int(count) if math.isfinite(count) and count > 0 else 0
+        yield Video(rate, count, _captured(capture, path, rate, count, every))
+    finally:
+        capture.release()
+
+
+def _captured(capture: cv2.VideoCapture, path: Path, rate: float, count: int, every: int) -> Iterator[Frame]:
+    number = 0
+    while capture.grab():
+        number += 1
+        if (number - 1) % every:
+            continue
+        is_read, pixels = capture.retrieve()
+        if not is_read or not pixels.size:  # OpenCV's own reader returns damaged frames as empty ones
+            break
+        yield Frame(number, (number - 1) / rate, np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)))
+    if not number:
+        raise ImageError(f"{path} has no frame that can be read: it is damaged, or this OpenCV has no decoder for it")
+    if number < math.floor(count * _FEWEST_READ):
+        raise ImageError(f"{path} breaks off after {number} of {count} frames")
+
+
+@contextlib.contextmanager
+def _animated(path: Path, every: int) -> Iterator[Video]:
+    durations: list[float] = []
+    problem = ""
+    with contextlib.ExitStack() as stack:
+        try:
+            picture = stack.enter_context(opened(path))
+            for frame in ImageSequence.Iterator(picture):
+                frame.load()  # some formats say how long a frame is shown only when it is decoded
+                durations.append(float(frame.info.get("duration") or _USUAL_DURATION))
+        except Exception as error:  # a damaged file can make its decoder fail in any way
+            if not durations:
+                raise ImageError(f"{brief(path)} cannot be read: {brief(error)}") from error
+            problem = f"{path} breaks off after {len(durations)} frames: {brief(error)}"
+        rate = 1000 * len(durations) / sum(durations)
+        rate = min(max(rate, _RATES[0]), _RATES[1])
+        yield Video(rate, len(durations), _animation(picture, path, durations, every, problem))
+
+
+def _animation(picture: Image.Image, path: Path, durations: list[float], every: int, problem: str) -> Iterator[Frame]:
+    for place in range(0, len(durations), every):
+        picture.seek(place)
+        yield Frame(place + 1, sum(durations[:place]) / 1000, np.asarray(as_rgb(picture.copy(), str(path))))
+    if problem:
+        raise ImageError(problem)
+
+
+@contextlib.contextmanager
+def quiet_decoders() -> Iterator[None]:
+    """Keep OpenCV and FFmpeg from printing lines of their own about damaged files; camkit's error is enough.
+
+    FFmpeg's level is read from the environment when OpenCV opens its first video.
+    """
+    name, level = "OPENCV_FFMPEG_LOGLEVEL", cv2.utils.logging.getLogLevel()
+    is_set = name in os.environ
+    os.environ.setdefault(name, "-8")
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    try:
+        yield
+    finally:
+        cv2.utils.logging.setLogLevel(level)
+        if not is_set:
+            os.environ.pop(name, None)
+
+
+def read_clip(file: Path, preprocess: ClipPreprocess) -> tuple[Float[Tensor, "c t h w"], tuple[ClipFrame, ...]]:
+    """Return the model's input for a video, and its frames.
+
+    Raises:
+        ImageError: the file is not a video, cannot be read, or is too short for the model.
+    """
+    if file.exists() and not is_video(file):
+        raise ImageError(f"{file} is not a video, and the model takes clips; pass a video file")
+    with opened_video(file) as video:
+        count, rate = video.count or sum(1 for _ in video.frames), video.rate
+    frames, read = _frames(file, preprocess.chosen(count, rate))
+    if not frames:  # the file announces more frames than it has
+        frames, _ = _frames(file, preprocess.chosen(read, rate))
+    shown = tuple(ClipFrame(frame.number, frame.time) for frame in frames)
+    return preprocess.of_frames([frame.pixels for frame in frames]), shown
+
+
+def _frames(file: Path, numbers: list[int]) -> tuple[list[Frame], int]:
+    """Return the frames with these numbers, from 0, and how many were read; none if the video ends before."""
+    wanted, kept, read = set(numbers), {}, 0
+    with opened_video(file) as video:
+        for frame in video.frames:
+            read = frame.number
+            if read - 1 in wanted:
+                kept[read - 1] = frame
+            if len(kept) == len(wanted):
+                return [kept[number] for number in numbers], read
+    return [], read

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 from pathlib import Path
 
 import torch
@@ -11,10 +10,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from camkit.engine.guard import same_randomness
+from camkit.engine.guard import interruptible, same_randomness, undisturbed
 from camkit.engine.heatmap import upsample
-from camkit.engine.interrupts import interruptible, undisturbed
-from camkit.engine.references import ReferencePictures
+from camkit.engine.passes import ReferencePictures, keep_last
 from camkit.errors import ImageError
 from camkit.images.listing import Pictures
 from camkit.images.prepare import prepare, unbatched
@@ -42,8 +40,6 @@ def chosen(references: ReferencesLike, rank: int = 2) -> tuple[list[ImageLike], 
     if isinstance(references, (str, Path)):
         found: list[ImageLike] = [file.path for file in Pictures([references])]
         origin = f" of {references}"
-        if not Path(references).exists() and found == [Path(references)]:
-            raise ImageError(f"there are no reference pictures: {references} does not exist")
     else:
         several = [references] if isinstance(references, Tensor) else references
         found, origin = list(unbatched(several, rank)), ", passed as references"
@@ -71,7 +67,7 @@ class References:
         self._chosen = None if references is None else chosen(references, rank)
         self._preprocess, self._rank = preprocess, rank
         self._prepared: list[Tensor] | None = None
-        self._made: OrderedDict[object, ReferencePictures] = OrderedDict()
+        self._made: dict[object, ReferencePictures] = {}
 
     def __call__(self, image: Float[Tensor, "1 c *size"]) -> ReferencePictures:
         """Return the reference pictures for a model's input, at its size.
@@ -82,11 +78,8 @@ class References:
         image = image.detach().float().cpu()
         low_high = () if self._chosen is not None else self._limits(image)
         key = tuple(image.shape), *(tuple(values.tolist()) for values in low_high)
-        if key not in self._made:
-            self._made[key] = self._noise(image, *low_high) if low_high else self._given(image)
-            while len(self._made) > _MOST_MADE:
-                self._made.popitem(last=False)
-        return self._made[key]
+        made = self._made.get(key) or (self._noise(image, *low_high) if low_high else self._given(image))
+        return keep_last(self._made, key, made, _MOST_MADE)
 
     def _given(self, image: Tensor) -> ReferencePictures:
         assert self._chosen is not None

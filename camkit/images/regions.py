@@ -1,20 +1,321 @@
-"""Follow regions of a picture through a preprocessing to the model's input."""
+"""What a preprocessing shows the model: which part of a picture, and which part of a region of it."""
 
 from __future__ import annotations
 
 import functools
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms._presets import ImageClassification
 
-from camkit.engine.guard import generators
+from camkit.drawing.encode import pixels_of
+from camkit.engine.guard import generators, interruptible, same_randomness, undisturbed
+from camkit.engine.passes import keep_last
 from camkit.errors import InputError, as_error
-from camkit.images.crop import is_deterministic
-from camkit.types import Preprocess
+from camkit.types import Box, Preprocess
+
+
+def check_crop(
+    preprocess: Preprocess, picture: Image.Image, tensor: Float[Tensor, "c h w"], boxes: CropBoxes | None = None
+) -> None:
+    """Check that a preprocessing shows the same part of this picture as of any other picture of its size.
+
+    Args:
+        preprocess: turns a PIL picture into the model's input.
+        picture: the picture.
+        tensor: the picture after the preprocessing.
+        boxes: boxes that were measured before, if several pictures are checked.
+
+    Raises:
+        InputError: the crop depends on the picture's content, so a region's mask would be cropped differently.
+    """
+    view = (boxes or CropBoxes()).view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
+    if view is not None and not view.shows(picture, tensor):
+        raise InputError(
+            "regions cannot be followed through this preprocessing: its crop depends on the picture's content; crop "
+            "the pictures and their regions first"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The part that a preprocessing shows of pictures of one size, unless the crop depends on their content.
+
+    Attributes:
+        box: the part of the picture.
+        black, white: a black and a white picture after the preprocessing, as the mean of the channels in each cell of
+            a coarse grid; None if the box need not be compared with the picture.
+        weights: how much red, green and blue contribute to that mean, where black is 0 and white is 1.
+    """
+
+    box: Box
+    black: Float[np.ndarray, "rows columns"] | None = None
+    white: Float[np.ndarray, "rows columns"] | None = None
+    weights: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def shows(self, picture: Image.Image, tensor: Float[Tensor, "c h w"]) -> bool:
+        """Tell whether the model's input shows this box of this picture, and no other part of it.
+
+        The box was measured on artificial pictures. A preprocessing that trims black borders or crops to the object
+        shows these in full. So this compares the coarse brightness of the box with that of the input.
+        """
+        if self.black is None or self.white is None:
+            return True
+        rows, columns = self.black.shape
+        across = np.linspace(self.box.left, self.box.right, columns + 1)
+        down = np.linspace(self.box.top, self.box.bottom, rows + 1)
+        width, height = picture.size
+        used_columns = np.flatnonzero((across[:-1] >= -_EDGE) & (across[1:] <= width + _EDGE))
+        used_rows = np.flatnonzero((down[:-1] >= -_EDGE) & (down[1:] <= height + _EDGE))
+        if min(len(used_rows), len(used_columns)) < _FEWEST_CELLS:
+            return True
+        cells = np.ix_(used_rows, used_columns)
+        inside = Box(
+            max(across[used_columns[0]], 0),
+            max(down[used_rows[0]], 0),
+            min(across[used_columns[-1] + 1], width),
+            min(down[used_rows[-1] + 1], height),
+        )
+        predicted = _coarse_colours(picture, inside, (len(used_columns), len(used_rows))) @ np.array(self.weights)
+        black, contrast = self.black[cells], self.white[cells] - self.black[cells]
+        levels = np.asarray(tensor.detach().float().mean(0).cpu())
+        means, squares = (_coarse(values, self.black.shape)[cells] for values in (levels, np.square(levels)))
+        error = np.mean(np.square((means - black) / contrast - predicted))
+        # Resizing without a filter picks single pixels: the more they differ in a cell, the more their mean varies.
+        spread = np.mean((squares - np.square(means)) / np.square(contrast)) * self.black.size / levels.size
+        allowed = max(_LEAST_ERROR, _LARGEST_ERROR * predicted.std())
+        return bool(error <= allowed**2 + _SPREADS**2 * max(spread, 0))
+
+
+_CELLS = 16
+"""Cells along each side of the grid on which a picture and the model's input are compared: few enough for noise and
+rounding to average out, and enough to see a shift by a hundredth of the picture."""
+_CELL_SIDE = 8
+"""The shortest side of a cell, in pixels of the model's input, because resizing mixes neighbouring pixels."""
+_SAMPLES = 32
+"""This many pixels along each side of a cell are enough for its mean."""
+_FEWEST_CELLS = 3
+"""At least this many cells along each side must lie on the picture for a comparison."""
+_EDGE = 0.5
+"""A cell may extend this many pixels beyond the picture, because boxes are accurate to about a pixel."""
+_LEAST_ERROR, _LARGEST_ERROR = 0.006, 0.1
+"""How far the brightness of cells may differ (root mean square): 1.5 of 255 levels or a tenth of the picture's own
+variation, whichever is larger."""
+_SPREADS = 2
+"""The mean of single pixels may differ by this many standard errors in addition."""
+
+
+def _cells(shown: float, length: int, side: int) -> int:
+    """Return the number of cells along a side of the input if it shows ``shown`` of the picture's ``length`` pixels."""
+    return max(_FEWEST_CELLS, min(_CELLS, side // _CELL_SIDE, round(_CELLS * shown / length)))
+
+
+def _coarse(levels: Float[np.ndarray, "h w"], shape: tuple[int, int]) -> Float[np.ndarray, "rows columns"]:
+    """Return the mean in each cell of a coarse grid."""
+    single = levels.astype(np.float32)
+    return np.asarray(Image.fromarray(single).resize(shape[::-1], Image.Resampling.BOX), np.float64)
+
+
+def _coarse_colours(picture: Image.Image, box: Box, size: tuple[int, int]) -> Float[np.ndarray, "rows columns 3"]:
+    """Return the mean colours 0..1 in a grid of ``size`` (columns, rows) over a box of a picture."""
+    sides = box.right - box.left, box.bottom - box.top
+    steps = [max(1, int(side / (count * _SAMPLES))) for side, count in zip(sides, size, strict=True)]
+    few = picture
+    if steps != [1, 1]:
+        few = Image.fromarray(np.ascontiguousarray(pixels_of(picture)[:: steps[1], :: steps[0]]))
+    part = box.left / steps[0], box.top / steps[1], box.right / steps[0], box.bottom / steps[1]
+    part = part[0], part[1], min(part[2], few.width), min(part[3], few.height)
+    return np.asarray(few.resize(size, Image.Resampling.BOX, box=part)) / 255
+
+
+def _view(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
+    if isinstance(preprocess, ImageClassification):
+        return View(_preset_box(preprocess, size))
+    return _measured_view(preprocess, size, output)
+
+
+class CropBoxes:
+    """Crop boxes that were measured before; they are kept as long as their preprocessing lives."""
+
+    def __init__(self) -> None:
+        self._views: weakref.WeakKeyDictionary[Any, dict[Any, View | None]] = weakref.WeakKeyDictionary()
+
+    def of(self, preprocess: Preprocess, picture: Image.Image, tensor: Float[Tensor, "c h w"]) -> Box | None:
+        """Return the part of a picture that a preprocessing shows the model in a tensor.
+
+        It is measured once for each size; None also if the tensor shows another part of this picture.
+        """
+        view = self.view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
+        return view.box if view is not None and view.shows(picture, tensor) else None
+
+    def view(self, preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
+        """Return the part that a preprocessing shows of pictures of a size, as measured the first time.
+
+        torchvision's presets are read. Any other function is measured, with pictures whose brightness encodes the
+        position. None if it does more than resize, crop, pad and change colours.
+
+        Args:
+            preprocess: turns a PIL picture into the model's input.
+            size: width and height of the picture.
+            output: width and height of the model's input.
+        """
+        # Python creates a bound method anew at each access, so the boxes are kept for the object it belongs to.
+        owner, key = getattr(preprocess, "__self__", preprocess), (getattr(preprocess, "__name__", ""), size, output)
+        try:
+            views = self._views.setdefault(owner, {})
+        except TypeError:  # it cannot be hashed or weakly referenced, so its boxes are not kept
+            return _view(preprocess, size, output)
+        if key not in views:
+            return keep_last(views, key, _view(preprocess, size, output), _MOST_SIZES)
+        return views[key]
+
+
+_MOST_SIZES = 4096
+"""Boxes are kept for this many picture sizes: more than a folder of photos has, in some ten megabytes."""
+
+
+def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
+    crops = preset.crop_size[-1], preset.crop_size[0]
+    shorter, resize = min(size), preset.resize_size[0]
+    resized = [resize if side == shorter else int(resize * side / shorter) for side in size]
+    if len(preset.resize_size) == 2:
+        resized = [preset.resize_size[1], preset.resize_size[0]]
+    # A picture smaller than the crop is padded evenly, with the odd pixel at the end.
+    sides = zip(resized, crops, strict=True)
+    starts = [-((crop - side) // 2) if side < crop else round((side - crop) / 2.0) for side, crop in sides]
+    left, top = (start * side / small for start, side, small in zip(starts, size, resized, strict=True))
+    return Box(left, top, left + crops[0] * size[0] / resized[0], top + crops[1] * size[1] / resized[1])
+
+
+_SMALLEST_SIDE = 8
+"""Pixels that each side of a picture needs: on fewer, a ramp has too few levels to measure a position."""
+
+_POSITION_TOLERANCE = 0.006
+"""How far positions may deviate from a straight line, as a share of the picture: 1.5 steps of an 8-bit ramp."""
+
+_FULL_CONTRAST = 0.99
+"""Share of the largest contrast from which a cell counts as picture; padding and blended edges have less."""
+
+_SMALLEST_VIEW = 0.02
+"""Share of the output that must show the picture for its position to be measured."""
+
+_FEW_POSITIONS = 8
+"""Up to this many positions along an axis, the line is fitted through the outermost ones too."""
+
+
+def _measured_view(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
+    """Measure the box with pictures whose brightness encodes the position; None if the result makes no sense."""
+    if min(size) < _SMALLEST_SIDE:
+        return None
+    with undisturbed(), same_randomness(), interruptible():
+        before = generators()
+        across, down = _positions(preprocess, size, output, axis=1), _positions(preprocess, size, output, axis=0)
+        if across is None or down is None:
+            return None
+        shown = functools.partial(_shown, preprocess, output=output)
+        if generators() != before and not is_deterministic(shown, size):  # another thread may have drawn the numbers
+            return None  # a random preprocessing may have cropped the user's picture elsewhere
+    horizontal, vertical = _span(across.position, axis=1), _span(down.position, axis=0)
+    if horizontal is None or vertical is None:
+        return None
+    width, height = size
+    box = Box(horizontal[0] * width, vertical[0] * height, horizontal[1] * width, vertical[1] * height)
+    shape = _cells(box.bottom - box.top, height, output[1]), _cells(box.right - box.left, width, output[0])
+    weights = _weights(preprocess, size, output, across)
+    return View(box, _coarse(across.black, shape), _coarse(across.white, shape), weights)
+
+
+_REPEATS = 8
+"""Repetitions that tell a random preprocessing from a fixed one: a flip with probability 1/2 shows in all but 0.4 %."""
+
+
+def is_deterministic(prepared: Callable[[Image.Image], Any], size: tuple[int, int]) -> bool:
+    """Return whether repeated calls with an asymmetric picture give the same array."""
+    across, down = np.meshgrid(*(np.linspace(0, end, side) for end, side in zip((155, 100), size, strict=True)))
+    picture = Image.fromarray((across + down).astype(np.uint8)).convert("RGB")
+    first = prepared(picture)
+    return all(np.array_equal(first, prepared(picture)) for _ in range(_REPEATS))
+
+
+def _weights(
+    preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int], measured: _Positions
+) -> tuple[float, float, float]:
+    """Return how much red, green and blue add to the mean of the channels, from black 0 to white 1."""
+    inside = np.isfinite(measured.position)
+    contrast = (measured.white - measured.black)[inside]
+    alone = []
+    for colour in ("red", "blue"):
+        shown = _shown(preprocess, Image.new("RGB", size, colour), output)
+        alone.append(1 / 3 if shown is None else float(np.mean((shown - measured.black)[inside] / contrast)))
+    return alone[0], 1 - sum(alone), alone[1]
+
+
+class _Positions(NamedTuple):
+    """A black and a white picture after the preprocessing, and the position 0..1 in the picture of each cell."""
+
+    black: Float[np.ndarray, "h w"]
+    white: Float[np.ndarray, "h w"]
+    position: Float[np.ndarray, "h w"]
+
+
+def _positions(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int], axis: int) -> _Positions | None:
+    """Measure which position on the picture each cell of the output shows, 0..1 along an axis; NaN in the padding."""
+    length = size[1 - axis]
+    ramp = (np.arange(length) + 0.5) / length
+    levels = (np.zeros(length), np.ones(length), ramp, 0.25 + ramp / 2)
+    lines = [np.rint(line * 255).astype(np.uint8) for line in levels]
+    striped = [np.broadcast_to(line if axis == 1 else line[:, None], size[::-1]) for line in lines]
+    shown = [_shown(preprocess, Image.fromarray(grey).convert("RGB"), output) for grey in striped]
+    black, white, full, half = shown
+    if black is None or white is None or full is None or half is None:
+        return None
+    contrast = white - black
+    inside = np.abs(contrast) > _FULL_CONTRAST * np.abs(contrast).max(initial=0)
+    if inside.mean() < _SMALLEST_VIEW or not np.abs(contrast).max(initial=0) > 0:
+        return None
+    position, check = (
+        np.where(inside, (ramp - black) / np.where(inside, contrast, 1), np.nan) for ramp in (full, half)
+    )
+    # A preprocessing that stretches contrasts makes both ramps equal. Then the levels do not show positions.
+    is_stretched = np.nanmax(np.abs(0.25 + position / 2 - check)) > 2 * _POSITION_TOLERANCE
+    return None if is_stretched else _Positions(black, white, position)
+
+
+def _shown(preprocess: Preprocess, picture: Image.Image, output: tuple[int, int]) -> np.ndarray | None:
+    """Preprocess an artificial picture and return the mean of its channels; None if that fails."""
+    try:
+        tensor = preprocess(picture)
+    except Exception:  # the user's function may refuse an artificial picture
+        return None
+    tensor = tensor[0] if tensor.dim() == 4 else tensor
+    shown = tensor.detach().double().mean(0).cpu().numpy()
+    return shown if shown.shape == (output[1], output[0]) else None
+
+
+def _span(position: Float[np.ndarray, "h w"], axis: int) -> tuple[float, float] | None:
+    """Fit position = a * (index + 0.5) + b along an axis; return where the axis begins and ends, None if not linear."""
+    lines = position if axis == 1 else position.T
+    used = np.isfinite(lines).any(0)
+    mean = np.nanmean(lines[:, used], axis=0)
+    if used.sum() < 3:
+        return None
+    spread = np.nanmax(np.abs(lines[:, used] - mean))
+    index = np.flatnonzero(used) + 0.5
+    middle = slice(1, -1)  # at the edges of the picture, resizing filters are cut off
+    fitted = middle if used.sum() > _FEW_POSITIONS else slice(None)
+    slope, offset = np.polyfit(index[fitted], mean[fitted], 1)
+    residual = np.abs(slope * index + offset - mean)[middle].max()
+    if max(spread, residual) > _POSITION_TOLERANCE or slope <= 0:
+        return None
+    return float(offset), float(offset + slope * len(used))
+
 
 _LEAST_CONTRAST = 1e-12
 """Keeps divisions by the contrast finite where the model sees padding: there black and white look the same."""

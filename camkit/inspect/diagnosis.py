@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, cast, get_args
 
+import numpy as np
 import torch
+from jaxtyping import Float
+from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional
 
 from camkit.drawing.encode import as_html, encode
-from camkit.errors import InputError, ModelError, advice
-from camkit.explaining.choices import configured_model
+from camkit.errors import InputError, TargetError, advice, as_error, brief
+from camkit.explaining.explainer import configured_model
 from camkit.explaining.explanation import finite_or_none
 from camkit.images.files import check_folder, set_aside, write_file
-from camkit.inspect.batch import BatchLike, Loss, prepared_batch, score_for, split_labels
+from camkit.images.prepare import prepare, source_of, stacked, unbatched
 from camkit.inspect.findings import Finding, findings
-from camkit.inspect.layer_statistics import LayerStatistics
-from camkit.inspect.measurement import Measured, measure
+from camkit.inspect.layer_statistics import LayerStatistics, Measured, NamedLoss, measure
 from camkit.inspect.picture import draw
 from camkit.kit.wording import counted
-from camkit.models import about_channels, as_model, refuse_black_box, spatial_rank
+from camkit.layers.trace import scored_tensor
+from camkit.models import as_model, device_of, dtype_of, refuse_black_box, spatial_rank
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.models.modules import explained_failures
 from camkit.options.settings import Settings, as_settings
 from camkit.tables import Rows, Tabular, flat
-from camkit.types import Pixels, Precision, Preprocess
+from camkit.targets.scores import describe, final_activation, main_tensor, rows_that_sum_to
+from camkit.types import ImageLike, Pixels, Precision, Preprocess
 
 REPORTS = ("diagnose.json", "diagnose.png")
 """The files that a diagnosis writes."""
@@ -38,32 +42,25 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Diagnosis(Tabular):
+class Diagnosis(Measured, Tabular):
     """What happens in each layer of a model on a batch of pictures.
 
     Attributes:
         model: the model's name.
         pictures: the number of pictures.
         training: whether the model ran as in a training step.
-        loss: the number that was differentiated; None if it could not be.
-        rows: a ``LayerStatistics`` for each call of each layer, in the order in which they ended.
         findings: what is wrong; empty for a healthy model.
         remarks: what to know when reading the numbers.
         parameters, trained: how many numbers the model's parameters hold, and how many of these require gradients.
-        loss_name: what ``loss`` is: "cross entropy", "binary cross entropy", "own loss" or "mean score of the best
-            class".
     """
 
     model: str
     pictures: int
     training: bool
-    loss: float | None
-    rows: tuple[LayerStatistics, ...]
     findings: tuple[Finding, ...]
     remarks: tuple[str, ...] = ()
     parameters: int = 0
     trained: int = 0
-    loss_name: str = ""
 
     def __getitem__(self, layer: str) -> LayerStatistics:
         """Return the row of a layer.
@@ -201,39 +198,21 @@ def diagnose(
     pictures, labels = split_labels(batch, spatial_rank(loaded.module))
     inputs = prepared_batch(pictures, loaded)
     score = score_for(loss, labels, loaded.module)
-    with explained_failures(loaded.module), _explaining_mistakes(loaded.module, inputs):
+    with explained_failures(loaded.module, inputs):
         measured = measure(loaded.module, inputs, score, training=training, precision=precision)
     to_train = training and not isinstance(model, LoadedModel)
     parameters = list(loaded.module.parameters())
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     return Diagnosis(
-        loaded.name,
-        len(inputs),
-        training,
-        measured.loss,
-        tuple(measured.rows),
-        tuple(findings(measured, len(inputs), to_train=to_train)),
-        tuple(_remarks(measured, bool(parameters), trained)),
-        sum(parameter.numel() for parameter in parameters),
-        trained,
-        measured.loss_name,
+        **vars(measured),
+        model=loaded.name,
+        pictures=len(inputs),
+        training=training,
+        findings=tuple(findings(measured, len(inputs), to_train=to_train)),
+        remarks=tuple(_remarks(measured, bool(parameters), trained)),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trained=trained,
     )
-
-
-@contextmanager
-def _explaining_mistakes(module: nn.Module, inputs: Tensor) -> Iterator[None]:
-    """Turn PyTorch's errors about a wrong number of channels or pictures into a sentence about the call."""
-    try:
-        yield
-    except RuntimeError as error:
-        sentence = about_channels(module, inputs)
-        if sentence is None:
-            raise
-        raise ModelError(sentence) from error
-    except ValueError as error:
-        if len(inputs) > 1 or "more than 1 value per channel" not in str(error):
-            raise
-        raise InputError("batch normalisation in training mode needs more than one picture; pass several") from error
 
 
 def _remarks(measured: Measured, parameters: bool, trained: int) -> Iterator[str]:
@@ -290,3 +269,165 @@ def diagnose_files(
     write_file(out / "diagnose.json", f"{as_json(result)}\n".encode())
     write_file(out / "diagnose.png", encode(result.sheet()))
     return result
+
+
+BatchLike: TypeAlias = "ImageLike | Sequence[ImageLike] | tuple[Any, Any]"
+"""Pictures in any form that ``explain`` accepts, or a pair of such a batch and its labels."""
+
+Loss: TypeAlias = Callable[..., Tensor]
+"""``loss(output)``, or ``loss(output, labels)`` if there are labels; returns one number."""
+
+
+def split_labels(batch: BatchLike, rank: int) -> tuple[Any, Any]:
+    """Return a batch's pictures and its labels, None if it has none.
+
+    A batch with labels is a pair, as a data loader gives it: first a whole batch, either a tensor (N, C, H, W) or a
+    list, and second anything but pictures. Every other sequence is a sequence of pictures.
+    """
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        first, second = batch
+        is_batch = isinstance(first, (list, tuple)) or (isinstance(first, Tensor) and first.dim() == rank + 2)
+        is_pictures = isinstance(second, (str, Path, Image.Image)) or (
+            isinstance(second, Tensor)
+            and second.dim() == rank + 2
+            and second.shape[1:] == getattr(first, "shape", ())[1:]
+        )
+        if is_batch and not is_pictures:
+            return first, second
+    return batch, None
+
+
+def prepared_batch(pictures: Any, model: LoadedModel) -> Float[Tensor, "n c *size"]:
+    """Return pictures as one tensor on the model's device, with its number type.
+
+    Raises:
+        InputError: there is no picture, one cannot be read, or they have several sizes.
+    """
+    rank, device, dtype = spatial_rank(model.module), device_of(model.module), dtype_of(model.module)
+    items = list(pictures) if isinstance(pictures, (list, tuple)) else [cast("ImageLike", pictures)]
+    tensors = [
+        prepare(image, model.preprocess, source_of(image, number), rank).tensor.to(dtype)
+        for number, image in enumerate(unbatched(items, rank), start=1)
+    ]
+    if not tensors:
+        raise InputError("the batch is empty; pass at least one picture")
+    unfit = "the pictures of a batch must have one size after preprocessing"
+    with as_error(InputError, lambda error: f"{unfit} ({brief(error)}); pass them one by one"):
+        batch = stacked(tensors)
+    return batch.to(device)
+
+
+def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> NamedLoss:
+    """Return the function that turns the model's output into one number and its name.
+
+    Without a loss, that is the usual loss if there are labels, and otherwise the mean of the best class's score; for
+    maps of scores, the mean over their cells too.
+
+    Raises:
+        InputError: the loss is not a function, or the labels are not numbers.
+    """
+    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+        raise InputError(
+            "loss must be a function of the output, and of the labels if you pass any, such as torch.nn.MSELoss(), not "
+            f"{loss!r}"
+        )
+    if labels is not None and not isinstance(labels, (Tensor, dict)):
+        unfit = (
+            "labels must be numbers, such as class indices; for others, leave them out and pass loss=, a function of "
+            "the output alone"
+        )
+        with as_error(InputError, lambda _: unfit):
+            labels = torch.as_tensor(np.asarray(labels))
+    device = device_of(module)
+    labels = labels.to(device) if isinstance(labels, Tensor) else labels
+
+    def score(output: Any) -> tuple[Tensor | None, str]:
+        if loss is not None:
+            value = loss(output) if labels is None else loss(output, labels)
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise InputError(f"loss must return one number, a tensor with one element, not {kind}; use .mean()")
+            return value.reshape(()), "own loss"
+        if labels is not None:
+            return usual_loss(output, labels)
+        scores = scored_tensor(output)
+        mean = None if scores is None else (scores.amax(1) if scores.dim() > 1 else scores).float().mean()
+        return mean, "mean score of the best class"
+
+    return score
+
+
+# --- the usual loss for labels of a certain shape and certain values
+
+
+_IGNORED = -100
+"""The label that PyTorch's cross entropy leaves out."""
+
+
+def usual_loss(output: Any, labels: Any) -> tuple[Tensor, str]:
+    """Return the loss of a model's output, and its name.
+
+    Labels that are class indices (N, *cells), or shares of the classes that sum to 1 (N, K, *cells), give the cross
+    entropy. Labels of a single output, and other labels from 0 to 1 (N, K, *cells), give the binary cross entropy. The
+    labels may have an axis of length 1 for the classes. The output of a softmax or sigmoid is read as probabilities.
+
+    Raises:
+        TargetError: no loss fits the output and the labels.
+    """
+    scores = main_tensor(output)
+    if not (isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim() and isinstance(labels, Tensor)):
+        raise TargetError(
+            f"camkit has no usual loss for a model that returns {describe(output)} and labels of the type "
+            f"{type(labels).__name__}; pass loss=, a function of output and labels"
+        )
+    logits = _logits(scores if scores.dim() > 1 else scores[:, None])
+    if logits.dim() > 2 and logits.shape[2:].numel() == 1:
+        logits = logits.flatten(1)
+    one_class = (len(logits), *logits.shape[2:])
+    if labels.shape == (len(logits), 1, *logits.shape[2:]):
+        labels = labels.squeeze(1)
+    if labels.shape == one_class and logits.shape[1] == 1:
+        return _binary(logits.squeeze(1), labels, scores)
+    if labels.shape == one_class and not labels.is_floating_point():
+        return _of_classes(logits, labels.long(), scores), "cross entropy"
+    if labels.shape == logits.shape:
+        if bool(rows_that_sum_to(1, labels.float().movedim(1, -1).flatten(0, -2)).all()):
+            return functional.cross_entropy(logits, labels.float()), "cross entropy"
+        return _binary(logits, labels, scores)
+    raise _unfit(scores, labels, "")
+
+
+def _logits(scores: Tensor) -> Tensor:
+    """Return the logits behind probabilities, and other scores as they are, in float32 at least."""
+    node = final_activation(scores)
+    scores = scores.float() if scores.dtype != torch.float64 else scores
+    if node is None or node.name().startswith("Log"):
+        return scores  # logarithms of probabilities are logits too
+    if node.name().startswith("Sigmoid"):
+        return scores.logit(torch.finfo(scores.dtype).eps)
+    return scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
+
+
+def _binary(logits: Tensor, labels: Tensor, scores: Tensor) -> tuple[Tensor, str]:
+    labels = labels.to(logits.dtype)
+    if not bool(((labels >= 0) & (labels <= 1)).all()):
+        raise _unfit(scores, labels, f" (they range from {float(labels.min()):g} to {float(labels.max()):g})")
+    return functional.binary_cross_entropy_with_logits(logits, labels), "binary cross entropy"
+
+
+def _of_classes(logits: Tensor, labels: Tensor, scores: Tensor) -> Tensor:
+    wrong = labels[(labels != _IGNORED) & ((labels < 0) | (labels >= logits.shape[1]))]
+    if len(wrong):
+        raise _unfit(scores, labels, f" (one is class {int(wrong[0])})")
+    if bool((labels == _IGNORED).all()):
+        raise _unfit(scores, labels, f" (all are {_IGNORED}, so they are ignored)")
+    return functional.cross_entropy(logits, labels)
+
+
+def _unfit(scores: Tensor, labels: Tensor, values: str) -> TargetError:
+    example = ", such as torch.nn.MSELoss()" if labels.is_floating_point() else ""
+    return TargetError(
+        f"neither the cross entropy nor the binary cross entropy fits an output of shape {tuple(scores.shape)} and "
+        f"{str(labels.dtype).removeprefix('torch.')} labels of shape {tuple(labels.shape)}{values}; pass loss=, a "
+        f"function of output and labels{example}"
+    )

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from camkit.inspect.layer_statistics import LayerStatistics
-from camkit.inspect.measurement import Measured
+from camkit.inspect.layer_statistics import LayerStatistics, Measured
 from camkit.kit.wording import counted, first_of
 from camkit.layers.names import THE_MODEL
 
@@ -32,21 +31,11 @@ very little, and sizes differ from those in training: the gradients of healthy f
 orders of magnitude and grow by up to thirteen.
 """
 
-SATURATED = 0.5
-"""If a larger share of values lies on the flat ends of a sigmoid or tanh, most of the gradient is lost there."""
 
 ENOUGH_PICTURES = 8
 """With this many pictures, a silent channel says something about the channel; with fewer, about the pictures. Channels
 in the last layers of trained networks respond to about one picture in five."""
 
-_MANY_CHANNELS = 16
-"""All of this many channels are silent by chance in one of 65,000 layers; fewer, with one number each, more often."""
-
-_MOST_CHANNELS = 6
-"""Channels that a sentence lists."""
-
-_DEVIATIONS = 3.0
-"""How many standard deviations above half of the channels may be silent by chance."""
 
 _QUARTERS = 4
 """The first and the last quarter of the layers are compared, by the largest gradient in each, so that layers on side
@@ -162,12 +151,14 @@ def _gradient_sizes(measured: Measured) -> list[Finding]:
         f"{sizes[0][1]:.2g} at {sizes[0][0].name!r}: "
     )
     if ratio < 1:
-        small = [row.layer for row, norm in sizes if norm < VANISHING * last_norm]
+        affected = [row.layer for row, norm in sizes if norm < VANISHING * last_norm]
         advice = "the first layers hardly learn; normalisation, skip connections or ReLU help"
-        return [Finding("vanishing", tuple(small), text + advice)]
-    large = [row.layer for row, norm in sizes if norm > EXPLODING * last_norm]
-    advice = "a step that suits the last layers is far too long for the first; smaller weights or normalisation help"
-    return [Finding("exploding", tuple(large), text + advice)]
+    else:
+        affected = [row.layer for row, norm in sizes if norm > EXPLODING * last_norm]
+        advice = (
+            "a step that suits the last layers is far too long for the first; smaller weights or normalisation help"
+        )
+    return [Finding("vanishing" if ratio < 1 else "exploding", tuple(affected), text + advice)]
 
 
 def _no_gradient(measured: Measured) -> list[Finding]:
@@ -211,15 +202,15 @@ def _dead_text(row: LayerStatistics, pictures: int) -> str:
     few = pictures < ENOUGH_PICTURES
     batch = "this picture" if pictures == 1 else f"these {pictures} pictures"
     what = f"in {row.name!r} ({row.kind}) {dead} of {row.channels} channels are"
-    if dead == row.channels and (row.off or row.channels >= _MANY_CHANNELS or cells > 1):
+    # All of this many channels are silent by chance in one of 65,000 layers; fewer, with one number each, more often
+    if dead == row.channels and (row.off or row.channels >= 16 or cells > 1):
         meaning = "so the next layer learns nothing about them" if few else "so the layer is dead"
         return f"{what} silent on {batch}: zero in every cell, {meaning}"
     if row.off:
         count = "all" if len(row.off) == dead else str(len(row.off))
         far = f"{count} of them stay far below zero, as after a large negative bias"
-        return (
-            f"{what} {'silent' if few else 'dead'} on {batch}, and {far}: channel {first_of(row.off, _MOST_CHANNELS)}"
-        )
+        # Channels that a sentence lists
+        return f"{what} {'silent' if few else 'dead'} on {batch}, and {far}: channel {first_of(row.off, 6)}"
     if not few and dead / row.channels > chance_silent(row.channels):
         return f"{what} dead on {batch}: zero in every cell of each, so they get no gradient"
     return ""
@@ -235,11 +226,13 @@ def chance_silent(channels: int) -> float:
     >>> chance_silent(64), chance_silent(16), chance_silent(4)
     (0.6875, 0.875, 1.0)
     """
-    return min(1.0, 0.5 + _DEVIATIONS * 0.5 / math.sqrt(channels))
+    # How many standard deviations above half of the channels may be silent by chance
+    return min(1.0, 0.5 + 3.0 * 0.5 / math.sqrt(channels))
 
 
 def _saturated(rows: Sequence[LayerStatistics]) -> list[Finding]:
     """Name sigmoids and tanhs on their flat ends, except the model's last layer, which may be sure of its answers."""
+    # If a larger share of values lies on the flat ends of a sigmoid or tanh, most of the gradient is lost there
     return [
         Finding(
             "saturated",
@@ -248,7 +241,7 @@ def _saturated(rows: Sequence[LayerStatistics]) -> list[Finding]:
             "less than 1 % of the gradient through; its input is too large",
         )
         for row in rows[:-1]
-        if row.saturated is not None and row.saturated > SATURATED
+        if row.saturated is not None and row.saturated > 0.5
     ]
 
 

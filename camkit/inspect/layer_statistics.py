@@ -2,20 +2,260 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import pstdev
 from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from camkit.engine.nested import tensors_in
+from camkit.engine.attach import backward_pass, contiguous_gradients, tensors_in
+from camkit.engine.guard import interruptible, same_requirements, undisturbed
+from camkit.engine.passes import quiet_pass
 from camkit.explaining.explanation import finite_or_none
-from camkit.hooks.recording import NumberedCalls
-from camkit.inspect.tensor_statistics import TensorStatistics, flat_share, off_channels, peaks, plain, silent_channels
+from camkit.hooks import NumberedCalls
 from camkit.layers.names import THE_MODEL, Layers, modules_by_name
+from camkit.types import Precision
+
+BINS = 40
+"""Bins of a histogram of values."""
+
+DECADES = (-40, 20)
+"""The range of a histogram of gradient magnitudes, as decimal logarithms."""
+
+PER_DECADE = 4
+"""Bins of that histogram for each factor of ten."""
+
+_IN_CACHE, _ON_DEVICE = 1 << 17, 1 << 22
+"""How many numbers are processed at once. On a CPU they fit into its cache, which is several times as fast."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """The number of values in each of several equally wide bins from ``low`` to ``high``; both ends are included.
+
+    If ``low`` and ``high`` are equal, the bins are centred on that number. Both are NaN if there are no values.
+    """
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Where the first bin begins and the last one ends; both are 0 if there are no values."""
+        if math.isnan(self.low):
+            return 0.0, 0.0
+        half = max(abs(self.low), 1.0) / 2
+        return (self.low, self.high) if self.low != self.high else (self.low - half, self.high + half)
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The edges of the bins, one more than there are bins."""
+        low, high = self.ends
+        step = (high - low) / len(self.counts)
+        return (*(low + number * step for number in range(len(self.counts))), high)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        low, high = self.ends
+        return {"low": low, "high": high, "counts": list(self.counts)}
+
+
+@dataclass(frozen=True)
+class TensorStatistics:
+    """Statistics of a tensor's numbers; all but the counts are of the finite numbers, and NaN if there are none.
+
+    Attributes:
+        count: how many numbers there are.
+        nan, inf: how many are NaN, and how many infinite.
+        mean, std: the mean and the standard deviation (divided by the count, not the count minus one).
+        zeros: the share that is exactly zero, 0..1.
+        norm: the square root of the sum of squares.
+        histogram: the distribution from the smallest to the largest number, ``low`` and ``high``.
+        magnitudes: the distribution of the decimal logarithms of the absolute values that are not zero; only for
+            gradients. The first and the last bin also hold what lies beyond them.
+    """
+
+    count: int
+    nan: int
+    inf: int
+    mean: float
+    std: float
+    zeros: float
+    norm: float
+    histogram: Histogram
+    magnitudes: Histogram | None = None
+
+    @property
+    def low(self) -> float:
+        """The smallest number."""
+        return self.histogram.low
+
+    @property
+    def high(self) -> float:
+        """The largest number."""
+        return self.histogram.high
+
+    def scaled(self, factor: float) -> TensorStatistics:
+        """Return the statistics of the numbers times a positive factor, without ``magnitudes``."""
+        if factor == 1:
+            return self
+        histogram = Histogram(self.histogram.low * factor, self.histogram.high * factor, self.histogram.counts)
+        numbers = {name: factor * getattr(self, name) for name in ("mean", "std", "norm")}
+        return replace(self, histogram=histogram, magnitudes=None, **numbers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; null if there is no finite number."""
+        numbers = {
+            name: finite_or_none(getattr(self, name)) for name in ("mean", "std", "low", "high", "zeros", "norm")
+        }
+        histograms = {"histogram": self.histogram.to_dict()}
+        if self.magnitudes is not None:
+            histograms["magnitudes"] = self.magnitudes.to_dict()
+        return {"count": self.count, "nan": self.nan, "inf": self.inf, **numbers, **histograms}
+
+
+def plain(values: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return numbers in a form to compute with: dense, real, 32 or 64 bits, on a device that can sum 64 bits."""
+    values = values.detach()
+    values = values.to_dense() if values.layout != torch.strided else values
+    values = values.abs() if values.is_complex() else values
+    values = values.cpu() if values.device.type == "mps" else values
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) -> TensorStatistics:
+    """Return the statistics of a tensor's numbers, summed in 64 bits.
+
+    Args:
+        values: floating-point or complex numbers; for complex ones, the absolute values are used.
+        magnitudes: whether to add a histogram of the logarithms of their sizes.
+
+    >>> values = statistics(torch.tensor([0.0, 0.0, 3.0, 5.0]))
+    >>> values.mean, values.low, values.high, values.zeros, values.histogram.counts[0]
+    (2.0, 0.0, 5.0, 0.5, 2)
+    """
+    flat = plain(values).reshape(-1)
+    count, nan, inf = flat.numel(), 0, 0
+    total = _added(flat, torch.sum)
+    if not math.isfinite(total):
+        nan, inf = int(flat.isnan().sum()), int(flat.isinf().sum())
+        flat = flat[flat.isfinite()]
+        total = _added(flat, torch.sum)
+    finite, log_histogram = flat.numel(), None
+    if magnitudes:
+        least, most = DECADES
+        sizes = flat[flat != 0].abs().double().log10()
+        log_histogram = histogram(sizes, float(least), float(most), (most - least) * PER_DECADE)
+    if not finite:
+        nothing = Histogram(math.nan, math.nan, (0,) * BINS)
+        undefined = (math.nan,) * 4  # mean, std, zeros and norm
+        return TensorStatistics(count, nan, inf, *undefined, nothing, log_histogram)
+    low, high = (float(end) for end in flat.aminmax())
+    return TensorStatistics(
+        count,
+        nan,
+        inf,
+        mean=total / finite,
+        std=norm(flat, total / finite) / math.sqrt(finite),
+        zeros=(finite - _added(flat, lambda part: _squared(part.sign_()))) / finite,
+        norm=norm(flat),
+        histogram=histogram(flat, low, high),
+        magnitudes=log_histogram,
+    )
+
+
+def norm(values: Float[Tensor, "*shape"], centre: float = 0.0) -> float:
+    """Return the Euclidean norm of the differences from a number.
+
+    >>> norm(torch.tensor([3.0, 4.0]))
+    5.0
+    """
+    return math.sqrt(_added(values, lambda part: _squared(part.sub_(centre))))
+
+
+def _added(values: Float[Tensor, "*shape"], of: Callable[[Tensor], Tensor]) -> float:
+    """Apply a function to the values part by part and add up the results, in 64 bits."""
+    return float(torch.stack([of(part) for part in _parts(values)]).sum())
+
+
+def _parts(values: Float[Tensor, "*shape"]) -> Iterator[Float[Tensor, " n"]]:
+    """Return the values part by part in 64 bits, each part in the same memory: use one before taking the next."""
+    size = _IN_CACHE if values.device.type == "cpu" else _ON_DEVICE
+    space = torch.empty(min(size, values.numel()), dtype=torch.float64, device=values.device)
+    return (space[: part.numel()].copy_(part) for part in values.reshape(-1).split(size))
+
+
+def _squared(values: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    return torch.dot(values, values)
+
+
+def histogram(values: Float[Tensor, " n"], low: float, high: float, bins: int = BINS) -> Histogram:
+    """Sort numbers into equally wide bins; those beyond the ends go into the first and the last bin.
+
+    >>> histogram(torch.tensor([0.0, 1.0, 1.0, 4.0]), 0.0, 4.0, bins=4).counts
+    (1, 2, 0, 1)
+    """
+    begin, end = Histogram(low, high, ()).ends
+    counts = torch.zeros(bins, dtype=torch.int64, device=values.device)
+    for part in _parts(values):
+        part.sub_(begin).mul_(bins).div_(end - begin).clamp_(0, bins - 1)  # this order is exact for whole numbers
+        counts += torch.bincount(part.int(), minlength=bins)
+    return Histogram(low, high, tuple(counts.tolist()))
+
+
+def silent_channels(values: Shaped[Tensor, "n *rest"], axis: int) -> tuple[int, ...]:
+    """Return the channels that are zero in every cell of every picture.
+
+    >>> silent_channels(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]), axis=1)
+    (0,)
+    """
+    return tuple((values == 0).movedim(axis, 0).flatten(1).all(1).nonzero().flatten().tolist())
+
+
+def peaks(values: Shaped[Tensor, "n *rest"], axis: int) -> Float[Tensor, "2 c"]:
+    """Return each channel's largest value and its root mean square."""
+    by_channel = plain(values).movedim(axis, 0).flatten(1)
+    return torch.stack([by_channel.amax(1), by_channel.square().mean(1).sqrt()])
+
+
+def off_channels(dead: tuple[int, ...], before: Float[Tensor, "2 c"]) -> tuple[int, ...]:
+    """Return the dead channels that are so far below zero that they are unlikely ever to become active.
+
+    Args:
+        dead: channels that are zero after the activation function, one or more.
+        before: the ``peaks`` of the activation function's input.
+    """
+    highest, size = before.tolist()
+    alive = sorted(size[channel] for channel in range(len(size)) if channel not in set(dead))
+    # From this many channels on, the median of their sizes is taken as the usual size
+    if len(alive) >= max(8, len(dead)):
+        usual = alive[len(alive) // 2]
+    else:  # too few to say what is usual: take the largest of them, or the spread of the dead ones
+        usual = max([*alive, pstdev(highest[channel] for channel in dead)])
+    # A channel is switched off if it stays below zero by this many times the usual size of the other channels. If
+    # values were normally distributed, that would happen to one channel in 30 million.
+    return tuple(channel for channel in dead if len(size) > 1 and highest[channel] < -8.0 * usual)
+
+
+def flat_share(values: Shaped[Tensor, "*shape"], low: float, high: float) -> float:
+    """Return the share of values at which a sigmoid or tanh has less than 1 % of its largest slope.
+
+    The slope of a function from ``low`` to ``high`` is proportional to (y - low) * (high - y).
+
+    >>> round(flat_share(torch.tensor([-6.0, -1.0, 0.0, 9.0]).sigmoid(), 0.0, 1.0), 2)
+    0.5
+    """
+    values = plain(values)
+    slope = (values - low) * (high - values) * (4 / (high - low) ** 2)  # 1 where it is steepest
+    return int((slope < 0.01).sum()) / max(values.numel(), 1)
+
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
@@ -275,3 +515,163 @@ def _comes_from_relu(tensor: Tensor) -> bool:
         inputs = [node for node, _ in function.next_functions if node is not None]
         function = inputs[0] if len(inputs) == 1 and function.name().startswith(_KEEP_CHANNELS) else None
     return function is not None
+
+
+NamedLoss: TypeAlias = Callable[[Any], "tuple[Tensor | None, str]"]
+"""A function from a model's output to the number to differentiate, or None if the output has no gradient, and the
+number's name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What one pass measured.
+
+    Attributes:
+        rows: a row for each call of each layer, in the order in which they ended.
+        loss: the number that was differentiated; None if it could not be.
+        loss_name: what ``loss`` is: "cross entropy", "binary cross entropy", "own loss" or "mean score of the best
+            class".
+        given: for "nan" and "infinity", the names of the layers whose input holds them; "" is the model itself.
+        zero_weights: the layers whose weights are all zero, so that no gradient passes them.
+        backwards: the layers whose gradients hold NaN or infinity, in the order of the backward pass.
+        unnormalised: whether a batch normalisation has seen so few batches that it changes its input very little.
+    """
+
+    rows: tuple[LayerStatistics, ...]
+    loss: float | None
+    loss_name: str
+    given: Mapping[str, frozenset[str]] = field(hash=False)
+    zero_weights: tuple[str, ...]
+    backwards: tuple[str, ...]
+    unnormalised: bool
+
+
+def measure(
+    model: nn.Module,
+    inputs: Float[Tensor, "n c *size"],
+    score: NamedLoss,
+    *,
+    training: bool = False,
+    precision: Precision = "fp32",
+) -> Measured:
+    """Run the model on a batch, differentiate its score, and measure every layer's output and gradient.
+
+    Args:
+        model: left exactly as it was found: flags, buffers, gradients and random generators.
+        inputs: a batch on the model's device.
+        score: the function from the model's output to the number to differentiate.
+        training: whether the model runs in training mode.
+        precision: the precision of the pass.
+    """
+    layers = LayerPass(model, lambda *_: True, _of_tensor, closely=True)  # "*" would leave out the model itself
+    with (
+        undisturbed(),
+        same_requirements(model),
+        quiet_pass(model, inputs.device, precision),
+        _training(model) if training else nullcontext(),
+        torch.enable_grad(),
+        layers.hooked(),
+        interruptible(),
+    ):
+        leaf = inputs.detach().clone().requires_grad_()
+        loss, loss_name = score(model(leaf.clone()))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        norms = _differentiate(loss, leaf, trained)
+    calls = layers.calls
+    return Measured(
+        tuple(_rows(calls, set(trained), norms)),
+        None if loss is None or not loss.requires_grad else float(loss.detach()),
+        loss_name,
+        {flaw: frozenset(name for name, call in calls.items() if flaw in call.flaws) for flaw in ("nan", "infinity")},
+        tuple(
+            name
+            for name, module in modules_by_name(model).items()
+            if isinstance(weight := getattr(module, "weight", None), nn.Parameter)
+            if weight.numel() and not bool(weight.detach().any())
+        ),
+        tuple(dict.fromkeys(layers.broken)),
+        not training and any(map(_is_unsettled, model.modules())),
+    )
+
+
+def _of_tensor(tensor: Tensor) -> TensorStatistics:
+    return statistics(tensor, magnitudes=backward_pass() >= 0)
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    """Set the model to training; give it copies of its buffers to write into, and put its own back."""
+    own = [(module._buffers, module._buffers.copy()) for module in model.modules()]
+    copies: dict[int, Tensor] = {}
+    try:
+        for buffers, before in own:
+            for name, buffer in before.items():
+                if buffer is not None:
+                    buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+        model.train()
+        yield
+    finally:
+        for buffers, before in own:
+            buffers.update(before)
+
+
+def _differentiate(loss: Tensor | None, leaf: Tensor, parameters: list[nn.Parameter]) -> dict[nn.Parameter, float]:
+    """Run the backward pass without touching any ``.grad``, and return the norm of each parameter's gradient."""
+    if loss is None or not loss.requires_grad:
+        return {}
+    if len(leaf) == 1 and leaf.device.type == "cpu":
+        contiguous_gradients(loss)
+    _, *gradients = torch.autograd.grad(loss, [leaf, *parameters], allow_unused=True)
+    return {
+        parameter: norm(plain(gradient))
+        for parameter, gradient in zip(parameters, gradients, strict=True)
+        if gradient is not None
+    }
+
+
+def _rows(
+    calls: Mapping[str, LayerCall], trained: set[nn.Parameter], norms: Mapping[nn.Parameter, float]
+) -> Iterator[LayerStatistics]:
+    """Yield the rows; a layer that returns its input, or what its last inner layer returned, has none."""
+    last = None
+    for name, call in calls.items():
+        numbers = call.outputs.get(0)
+        if numbers is None or numbers is last or isinstance(call.module, (nn.Identity, nn.Flatten, nn.Unflatten)):
+            continue
+        last, own = numbers, list(call.module.parameters(recurse=False))
+        of_own = [norms[parameter] for parameter in own if parameter in norms]
+        yield LayerStatistics(
+            name,
+            type(call.module).__name__,
+            call.shape,
+            sum(parameter.numel() for parameter in own),
+            sum(parameter.numel() for parameter in own if parameter in trained),
+            numbers,
+            call.gradients.get(0),
+            math.hypot(*of_own) if of_own else None,
+            call.channels,
+            call.dead,
+            call.off,
+            call.saturated,
+            all(bool(parameter.detach().isfinite().all()) for parameter in own),
+        )
+
+
+def _is_unsettled(module: nn.Module) -> bool:
+    """Return whether a batch normalisation still holds much of its initial statistics.
+
+    Each batch leaves 1 - momentum of them, so no variance can fall below what is left of the initial 1. If one does,
+    the statistics come from elsewhere: some checkpoints restart the count of batches, or the momentum was changed.
+    """
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return False
+    mean, variance, count = module.running_mean, module.running_var, module.num_batches_tracked
+    if mean is None or variance is None:
+        return False
+    if not bool(mean.any()) and bool(variance.eq(1).all()):
+        return True
+    batches = 0 if count is None else int(count)
+    left = 0.0 if module.momentum is None else (1 - module.momentum) ** batches
+    # If much is left after this many batches, the momentum is too small to be that of the training; it was set later
+    # The share of the initial statistics from which they distort the result: 28 batches with a momentum of 0.1
+    return 0 < batches < 1000 and left > 0.05 and float(variance.min()) > 0.99 * left

@@ -1,21 +1,28 @@
-"""A diagnosis as one picture: for each layer the distributions of its activations and gradient magnitudes."""
+"""A diagnosis as one picture and on a terminal: for each layer its activations and gradients, and what is wrong."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from rich.table import Table
+from rich.text import Text
 
 from camkit.drawing.text import GREY, INK, LINE, Canvas, Colour, fitting, width_of
+from camkit.errors import printable
 from camkit.inspect.findings import Finding
-from camkit.inspect.layer_statistics import LayerStatistics
-from camkit.inspect.tensor_statistics import DECADES, PER_DECADE
-from camkit.kit.wording import bounded_share, figure
+from camkit.inspect.layer_statistics import DECADES, PER_DECADE, LayerStatistics
+from camkit.kit.wording import bounded_share, counted, figure
 from camkit.types import Pixels
+
+if TYPE_CHECKING:
+    from camkit.inspect.diagnosis import Diagnosis
+
 
 _BLUE: Colour = (66, 114, 180)
 _ORANGE: Colour = (217, 125, 40)
 _RED: Colour = (196, 40, 40)
-_PALE_RED: Colour = (253, 238, 236)
 
 _MARGIN = 24
 _ROW = 50
@@ -51,7 +58,7 @@ def draw(title: str, summary: str, rows: Sequence[LayerStatistics], findings: Se
         strips.append((_MARGIN + panel * _PANEL, _TOP + _HEAD + place * _ROW, row, faults.get(row.layer, "")))
     for left, top, _, fault in strips:
         if fault:
-            canvas.box(left, top + 1, left + _PANEL - 14, top + _ROW - 1, _PALE_RED)
+            canvas.box(left, top + 1, left + _PANEL - 14, top + _ROW - 1, (253, 238, 236))
             canvas.box(left, top + 1, left + 4, top + _ROW - 1, _RED)
         canvas.line((left, top), (left + _PANEL - 14, top))
     for panel in range(panels):
@@ -105,7 +112,7 @@ def _activations(canvas: Canvas, left: int, floor: int, row: LayerStatistics) ->
         canvas.text(left, floor - 8, "NaN or infinity throughout", size=12, colour=_RED)
         return
     _bars(canvas, left, floor, _ACTIVATIONS, activations.histogram.counts, _BLUE)
-    low, high = activations.histogram.low, activations.histogram.high
+    low, high = activations.histogram.ends
     if low < 0 < high:
         x = left + _ACTIVATIONS * -low / (high - low)
         canvas.line((x, floor), (x, floor + 4), INK)
@@ -138,3 +145,71 @@ def _bars(canvas: Canvas, left: int, floor: int, width: int, counts: Sequence[in
         if count:
             start, end = (round(left + edge * width / len(counts)) for edge in (number, number + 1))
             canvas.box(start, floor - max(_BARS_HIGH * math.sqrt(count / most), 1.0), end, floor, colour)
+
+
+_SERIOUS = {"nan", "infinity", "exploding", "no gradient", "dead"}
+
+_NAMES = ("layer", "type", "output")
+_NUMBERS = (
+    "parameters", "mean", "std", "least", "largest", "zeros", "dead", "NaN/Inf", "gradient", "of parameters",
+)  # fmt: skip
+"""The columns of the table."""
+
+_COMPACT = ("layer", "mean", "std", "zeros", "dead", "gradient")
+"""The columns of the short table, which fits into 80 characters."""
+
+
+def table(result: Diagnosis, *, complete: bool = True) -> Table:
+    """Return a row for each layer in execution order, coloured if it has a finding.
+
+    Args:
+        result: the diagnosis.
+        complete: whether to show all columns; the others fit into 80 characters, in which long names are folded.
+    """
+    layers = Table(box=None, pad_edge=False)
+    shown = [heading for heading in (*_NAMES, *_NUMBERS) if complete or heading in _COMPACT]
+    for heading in shown:
+        justify: Literal["right", "left"] = "left" if heading in _NAMES else "right"
+        layers.add_column(heading, no_wrap=complete or heading != "layer", overflow="fold", justify=justify)
+    serious = {layer for finding in result.findings if finding.kind in _SERIOUS for layer in finding.layers}
+    affected = {layer for finding in result.findings for layer in finding.layers}
+    for row in result.rows:
+        style = "red" if row.layer in serious else "yellow" if row.layer in affected else ""
+        cells = dict(zip((*_NAMES, *_NUMBERS), _cells(row), strict=True))
+        layers.add_row(*(Text(printable(cells[heading])) for heading in shown), style=style)
+    return layers
+
+
+def _cells(row: LayerStatistics) -> list[str]:
+    activations, gradients = row.activations, row.gradients
+    broken = activations.nan + activations.inf
+    return [
+        row.name,
+        row.kind,
+        "x".join(map(str, row.shape)),
+        f"{row.parameters:,}" if row.parameters else "",
+        *(figure(number) for number in (activations.mean, activations.std, activations.low, activations.high)),
+        bounded_share(activations.zeros),
+        "" if row.dead is None else f"{len(row.dead)}/{row.channels}",
+        f"{broken:,}" if broken else "",
+        "" if gradients is None else "NaN/Inf" if gradients.nan + gradients.inf else figure(gradients.norm),
+        "" if row.parameter_gradient is None else figure(row.parameter_gradient),
+    ]
+
+
+def findings(result: Diagnosis) -> Text:
+    """Return the summary, a line for each finding, and the remarks."""
+    text = Text.assemble(
+        (printable(result.model), "bold"),
+        f" with {result.batch_text}: {counted(len(result.rows), 'layer')}, "
+        f"{counted(result.parameters, 'parameter')}, {result.trained:,} of them trained{result.loss_text}\n",
+    )
+    for finding in result.findings:
+        style = "bold red" if finding.kind in _SERIOUS else "bold yellow"
+        text.append(f"{finding.kind}: ", style).append(f"{printable(finding.text)}\n")
+    if not result.findings:
+        text.append("nothing wrong was found\n", "green")
+    for remark in result.remarks:
+        text.append(f"note: {printable(remark)}\n", "dim")
+    text.rstrip()
+    return text

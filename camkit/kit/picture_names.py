@@ -9,7 +9,7 @@ from pathlib import Path
 
 from camkit.errors import without_control
 from camkit.images.files import has_picture_suffix
-from camkit.kit.fingerprint import digest
+from camkit.kit.store import digest
 
 _LONGEST_STEM = 120
 """The most bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
@@ -63,11 +63,7 @@ def picture_name(path: Path) -> str:
     """
     name = path.name.removesuffix(".jpg") or path.name
     name = path.name if has_picture_suffix(name) else name
-    safe = _cut(without_control(name))
+    safe = without_control(name)
+    while len(os.fsencode(safe)) > _LONGEST_STEM:
+        safe = safe[:-1]
     return safe if safe == name else f"{safe}-{digest(name)[:8]}"
-
-
-def _cut(name: str) -> str:
-    while len(os.fsencode(name)) > _LONGEST_STEM:
-        name = name[:-1]
-    return name

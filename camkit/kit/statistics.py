@@ -6,6 +6,7 @@ Every function depends on its arguments and a seed alone, never on the number of
 from __future__ import annotations
 
 import functools
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,11 @@ class Estimate:
     low: float
     high: float
     groups: int
+
+
+def seed_of(name: str) -> int:
+    """Return the seed that belongs to a name, the same on every machine."""
+    return zlib.crc32(name.encode(errors="surrogateescape"))
 
 
 def group_numbers(groups: Sequence[str]) -> Int[np.ndarray, " n"]:

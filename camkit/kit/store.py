@@ -8,20 +8,137 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
+import hashlib
 import json
 import os
+import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
 from io import FileIO
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeAlias, TypeVar
 
 import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
 
 from camkit.errors import InputError, OutputError, advice, refuse_pipe
-from camkit.kit.fingerprint import Fingerprint, differences
+from camkit.kit.wording import listed
+from camkit.models.loaded import LoadedModel
+from camkit.types import Preprocess
+
+Fingerprint = dict[str, str]
+
+_SAMPLE_SIZE = (331, 257)
+"""The size of the picture that shows what a preprocessing does: not square, and larger than most inputs."""
+
+
+def fingerprint(model: LoadedModel, **options: Any) -> Fingerprint:
+    """Return what decides the results of a run: a line of text for each of its parts.
+
+    The device and the size of the batches do not count, since they change only the last digits.
+
+    Args:
+        model: the model, whose structure, weights and preprocessing count.
+        **options: the method, the layers, the targets and whatever else decides the results.
+    """
+    return {
+        "version of camkit": version("camkit"),
+        "model": model.name,
+        "network": digest(_without_addresses(str(model.module))),
+        "weights": digest_of_weights(model.module),
+        "preprocessing": digest_of_preprocessing(model.preprocess),
+        "labels": digest(describe(model.labels)),
+        **({} if model.activation is None else {"activation": model.activation}),
+        **{name: describe(value) for name, value in options.items()},
+    }
+
+
+def differences(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the names of the parts in which two fingerprints differ, as a phrase; "" if they are the same."""
+    names = [name for name in {**now, **earlier} if earlier.get(name) != now.get(name)]
+    return listed(names) if names else ""
+
+
+def digest(contents: str | bytes | Iterable[str | bytes]) -> str:
+    """Return the SHA-256 of a content, or of several one after another, as hexadecimal digits.
+
+    >>> digest("cat") == digest(["c", b"at"])
+    True
+    """
+    state = hashlib.sha256()
+    for content in [contents] if isinstance(contents, (str, bytes)) else contents:
+        state.update(content.encode(errors="surrogatepass") if isinstance(content, str) else content)
+    return state.hexdigest()
+
+
+def describe(value: Any) -> str:
+    """Return text that is the same for the same value in every process, without addresses in memory.
+
+    A function is described by its name: neither its code nor what it holds counts.
+
+    >>> describe(["cat", 3]), describe(None)
+    ("['cat', 3]", 'None')
+    """
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"{tuple(value.shape)} {digest(value.tobytes() if isinstance(value, np.ndarray) else _bytes_of(value))}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(describe, value))}]"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {describe(item)}" for key, item in value.items())
+    if isinstance(value, Path) and value.is_file():
+        return digest(value.read_bytes())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return f"{type(value).__name__}({describe(fields)})"
+    return _without_addresses(repr(value))
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def digest_of_weights(module: nn.Module) -> str:
+    """Return a checksum of a module's parameters and buffers."""
+
+    def contents() -> Iterator[str | bytes]:
+        for name, value in module.state_dict().items():
+            is_tensor = isinstance(value, Tensor) and value.layout is torch.strided
+            yield f"{name} {tuple(value.shape)} {value.dtype}" if is_tensor else name
+            yield _bytes_of(value) if is_tensor else describe(value)
+
+    return digest(contents())
+
+
+def digest_of_preprocessing(preprocess: Preprocess | None) -> str:
+    """Return a checksum of what a preprocessing makes of a picture: its settings may be anywhere in its code."""
+    if preprocess is None:
+        return "none"
+    noise = np.random.default_rng(0).integers(0, 256, (_SAMPLE_SIZE[1], _SAMPLE_SIZE[0], 3), np.uint8)
+    results = [_tried(preprocess, Image.fromarray(noise)) for _ in range(2)]
+    return results[0] if results[0] == results[1] else describe(type(preprocess))
+
+
+def _tried(preprocess: Callable[[Image.Image], Tensor], picture: Image.Image) -> str:
+    try:
+        return describe(preprocess(picture))
+    except Exception as error:  # it may refuse such a picture, and then each picture says so
+        return describe(type(error))
+
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 try:
     import fcntl
@@ -35,6 +152,9 @@ _STARTED = "store"
 _FORMAT = 7
 _SYNC_SECONDS = 1.0
 """How often the system is told to write to the disk itself. A kill loses nothing in between, but a power cut may."""
+
+
+Opened = TypeVar("Opened", bound="Store")
 
 
 class Store:
@@ -152,7 +272,7 @@ class Store:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def __enter__(self) -> Store:
+    def __enter__(self: Opened) -> Opened:
         """Return the store itself."""
         return self
 
@@ -173,6 +293,62 @@ class Store:
                 Path(self._lock.name).unlink()  # before another run can lock it
             self._lock.close()
         self._file = self._lock = None
+
+
+@dataclass(frozen=True, eq=False)
+class PictureRow:
+    """What one part of a check found out about a picture, by the picture's name."""
+
+    name: str
+
+
+R = TypeVar("R", bound=PictureRow)
+
+RowsOf: TypeAlias = Callable[[Sequence[Any]], Iterator[R]]
+"""Computes the rows of some pictures, and yields each when it is finished."""
+
+
+@dataclass(frozen=True)
+class RowKind(Generic[R]):
+    """A kind of rows: its name, and how its records become JSON and back."""
+
+    name: str
+    records: TypeAdapter[R]
+
+
+class Journal(Store):
+    """The rows of a check, by kind and name."""
+
+    @cached_property
+    def _finished(self) -> dict[tuple[str, str], Row]:
+        return {(row["kind"], row["name"]): row for row in self.rows()}
+
+    def keep(self, kind: RowKind[R], row: R) -> None:
+        """Write a row to disk.
+
+        Raises:
+            OutputError: as ``append``.
+        """
+        self.append([{"kind": kind.name, **kind.records.dump_python(row, mode="json")}])
+
+    def complete(
+        self, kind: RowKind[R], items: Sequence[Any], rows_of: RowsOf[R], progress: Callable[[int, int], None]
+    ) -> dict[str, R]:
+        """Compute the rows that are missing, keep each when it is finished, and return all.
+
+        Raises:
+            OutputError: as ``append``.
+        """
+        found = {item.name: self._finished.get((kind.name, item.name)) for item in items}
+        rows = {name: kind.records.validate_python(row) for name, row in found.items() if row is not None}
+        todo = [item for item in items if item.name not in rows]
+        progress(len(rows), len(items))
+        if todo:
+            for row in rows_of(todo):
+                self.keep(kind, row)
+                rows[row.name] = row
+                progress(len(rows), len(items))
+        return {item.name: rows[item.name] for item in items if item.name in rows}
 
 
 def _begin(path: Path, head: Row, start: Iterable[Row]) -> None:

@@ -73,11 +73,3 @@ def bounded_share(part: float) -> str:
     if 0 < part < 0.005:
         return "<1%"
     return ">99%" if 0.995 <= part < 1 else f"{part:.0%}"
-
-
-def in_words(seconds: float) -> str:
-    """Return a duration as text, such as ``"about 40 s"``."""
-    if seconds < 100:
-        return f"about {max(1, round(seconds))} s"
-    minutes = seconds / 60
-    return f"about {minutes:.0f} min" if minutes < 100 else f"about {minutes / 60:.1f} h"

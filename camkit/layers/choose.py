@@ -1,28 +1,26 @@
-"""The last stage: choose the deepest layer with a spatial grid whose cells still influence the score.
+"""Chooses the deepest layer with a spatial grid whose cells still influence the score.
 
-``decide`` runs all stages on a model and one image: it traces a pass, reads the layouts of its outputs, locates their
-cells, and measures which of them the score depends on, and how much of it they carry. No stage decides by a name.
+``decide`` runs a model on one image, reads the layouts of its outputs, and measures which of their cells the score
+depends on. No step decides by a name.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.interrupts import interruptible
-from camkit.engine.passes import differentiated
-from camkit.engine.record import ModelRecord
-from camkit.layers.decision import UNSURE, Decision, HoldsFor, layer_at, next_best, rows_of
-from camkit.layers.influence import NOT_MEASURED, Influence, ends_beside, measure_influence, shared, twins
+from camkit.engine.attach import tensors_in
+from camkit.engine.guard import ModelRecord, interruptible
+from camkit.engine.passes import differentiated, to_grid
+from camkit.layers.decision import UNSURE, Decision, layer_at, next_best, rows_of
+from camkit.layers.influence import Influence, ends_beside, measure_influence, shared, twins
 from camkit.layers.layouts import LayoutReadings, channels_of, read_layouts
 from camkit.layers.levels import choose_for_boxes
-from camkit.layers.share import WHOLE, Carried, carried, is_balanced
-from camkit.layers.trace import LivePass, Trace, TracedCall, traced
+from camkit.layers.trace import Trace, TracedCall, traced
 from camkit.methods.registry import FINE
 from camkit.models import refuse_black_box
 from camkit.targets.scores import Target
@@ -31,51 +29,9 @@ from camkit.types import TargetLayer
 _MOST_TRIED = 4
 """How many layers with a finer grid are tried: the last block of a stage is among the first ones."""
 
-_MOST_WEAK = 4
-"""How many layers that carry next to nothing are passed over before camkit gives up and says so."""
-
-
-@dataclass(frozen=True, eq=False)
-class Stages:
-    """What the stages found out about a pass, and what can still be measured in it.
-
-    Attributes:
-        trace: what each call returned, and from which values.
-        readings: where the cells of each output lie.
-        influence: on which of them the score depends.
-        live: the pass itself; None for a recorded trace, in which nothing more can be measured.
-    """
-
-    trace: Trace
-    readings: LayoutReadings
-    influence: Influence
-    live: LivePass | None = None
-    _carried: dict[TracedCall, Carried] = field(default_factory=dict)
-
-    @functools.cached_property
-    def everywhere(self) -> Influence:
-        """The influence of every layer; ``influence`` may leave out those before the deepest."""
-        if self.live is None:
-            return self.influence
-        return measure_influence(self.trace, self.readings, self.live.gradients, every=True)
-
-    def carries(self, call: TracedCall) -> Carried:
-        """Measure what the cells of a layer carry, once for each output."""
-        call, layout = self.trace.outermost(call), self.readings[call].layout
-        if self.live is None or layout is None or not self.influence.measured:
-            return Carried()
-        if call not in self._carried:
-            self._carried[call] = carried(self.live, call, layout, constant=bool(self.influence.note))
-        return self._carried[call]
-
-    def is_balanced(self, call: TracedCall) -> bool:
-        """Tell whether activations times gradients add up to 0 in each cell."""
-        layout = self.readings[call].layout
-        return self.live is not None and layout is not None and is_balanced(self.live, call, layout)
-
-    def wide(self, calls: Sequence[TracedCall]) -> list[TracedCall]:
-        """Return the calls whose outputs have several channels: a single one is a gate."""
-        return [call for call in calls if channels_of(call.shape, self.readings[call].layout) > 1]
+_BALANCED = 0.01
+"""The share of the products of activations and gradients that their sum reaches in a cell if it is 0 by the formula: in
+ConvNeXt, what the normalisation adds to the variance leaves less than 0.001."""
 
 
 def decide(
@@ -86,7 +42,7 @@ def decide(
     every: bool = False,
     target: Target | None = None,
 ) -> Decision:
-    """Run all stages on a model: one pass over an image, a backward pass over its end, and three more passes if needed.
+    """Choose a model's layer: one pass over an image, a backward pass over its end, and a few more passes if needed.
 
     Args:
         model: the model; it is restored exactly.
@@ -98,77 +54,93 @@ def decide(
 
     Raises:
         LayerError: the model is a black box.
+        FramesFirstError: the model reads clips as (N, T, C, H, W).
         Exception: whatever the target raises.
     """
     refuse_black_box(model)
     score = None if target is None else lambda output: target(output, 1).values.sum()
 
     def run() -> Decision:
-        with traced(model, image, record, score) as live, interruptible():
-            return _decided(live, every=every)
+        with traced(model, image, record, score) as trace, interruptible():
+            readings = read_layouts(trace)
+            if trace.detects:
+                return choose_for_boxes(trace, readings)  # detectors select boxes by their scores
+            decision = _choose(_Pass(trace, readings, measure_influence(trace, readings, every=every)))
+            return replace(decision, of_picture=trace.reads_picture)
 
     return differentiated(run)
 
 
-def _decided(live: LivePass, *, every: bool) -> Decision:
-    """Run the stages after the trace on a pass whose tensors are kept."""
-    trace = live.trace
-    readings = read_layouts(trace, live.places)
-    if trace.detects:
-        return choose_for_boxes(live, readings)
-    stages = Stages(trace, readings, measure_influence(trace, readings, live.gradients), live)
-    decision = choose(stages)
-    return replace(decision, rows=rows_of(trace, readings, stages.everywhere.verdicts)) if every else decision
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """What is known about a pass: where the cells of each output lie, and on which of them the score depends."""
+
+    trace: Trace
+    readings: LayoutReadings
+    influence: Influence
+
+    def carries_all(self, call: TracedCall) -> bool:
+        """Tell whether the score is computed from the cells of an output alone, as the layer returned them."""
+        trace, layout = self.trace, self.readings[call].layout
+        call = trace.outermost(call)
+        if layout is None or call.output is None or not call.alone:
+            return False
+        if math.prod(layout.grid) * channels_of(call.shape, layout) < math.prod(call.shape):
+            return False  # other tokens may carry some of it
+        return trace.last is not None and not trace.before_the_score(call) & trace.graph.leaves
+
+    def is_balanced(self, call: TracedCall) -> bool:
+        """Tell whether activations times gradients add up to 0 in each cell, so that single products say little.
+
+        They do if only a normalisation of each cell follows, as at the end of ConvNeXt's stages.
+        """
+        layout = self.readings[call].layout
+        assert call.output is not None
+        assert layout is not None
+        gradient = self.trace.gradients("best", [call.output]).get(call.output)
+        if gradient is None:
+            return False
+        cells = to_grid(self.trace.tensors[call.output].detach() * gradient, layout)
+        return bool(cells.sum(1).abs().amax() <= _BALANCED * cells.abs().sum(1).amax())
+
+    def usable(self) -> list[TracedCall]:
+        """Return the named calls that can be explained, without gates, which have a single channel."""
+        fit = [call for call in self.influence.usable if call.name]
+        fit = [call for call in fit if self.readings[call].verdict != "nowhere"] or fit
+        return [call for call in fit if channels_of(call.shape, self.readings[call].layout) > 1] or fit
 
 
-def choose(stages: Stages) -> Decision:
-    """Choose the deepest layer whose cells lie where its layout says, influence the score, and carry enough of it."""
-    trace, readings, influence, carries = stages.trace, stages.readings, stages.influence, stages.carries
+def _choose(known: _Pass) -> Decision:
+    trace, readings, influence = known.trace, known.readings, known.influence
     lasting = influence.measured and not influence.note
-    decision = Decision(trace.size, rows_of(trace, readings, influence.verdicts), lasting=lasting)
-    fit = influence.usable
-    deepest = best = _deepest(stages, stages.wide(fit) or fit)
-    if deepest is None or best is None:
-        return replace(decision, holds_for=_holds_for(stages, weak=False))
-    weak: list[TracedCall] = []  # layers that carry too little beside others
-    if carries(deepest).is_small:
-        fit = stages.everywhere.usable if carries(deepest).is_weak else fit
-        best, weak = _deepest_carrying(stages, fit, deepest)
-    wide = [call for call in stages.wide(fit) if call.name]
-    # Other branches may end in the same grid. Without those that carry too little, a layer before all may stand for
-    # them; if there is none, the caller must say which branch counts.
-    ends = twins(trace, readings, best, wide)
-    branches = [call for call in ends if call is best or not carries(call).is_negligible_beside(carries(best))]
-    weak += [call for call in ends if call not in branches]
-    decision = replace(decision, holds_for=_holds_for(stages, weak=bool(weak) or carries(best).is_weak))
-    if weak:
-        beside = trace.before_the_score(*weak)
-        wide = [call for call in wide if call.is_among(beside)]
-    common = shared(trace, branches, wide)
+    of_weights = influence.hidden or any(reading.unsure for reading in readings.values())
+    decision = Decision(
+        trace.size, rows_of(trace, readings, influence.verdicts), lasting=lasting, of_weights=of_weights
+    )
+    fit = known.usable()
+    best = _deepest(known, fit)
+    if best is None:
+        return decision
+    # Other branches may end in the same grid. If no layer before them stands for all, the caller must say which counts.
+    branches = twins(trace, readings, best, fit)
+    common = shared(trace, branches, fit)
     if len(branches) > 1 and common is None:
         refs = {trace.ref_of(call) for call in branches}
         return replace(decision, equals=tuple(row for row in decision.rows if row.ref in refs))
     chosen = common or best
-    layer = _described(stages, chosen, fit, wide)
-    return replace(decision, layer=layer, any_target=carries(chosen).everything, finer=_finer(stages, chosen))
+    any_target = known.carries_all(chosen) and len(tensors_in(trace.output)) == 1
+    layer = _described(known, chosen, fit)
+    return replace(decision, layer=layer, any_target=any_target, finer=_finer(known, chosen))
 
 
-def _holds_for(stages: Stages, *, weak: bool) -> HoldsFor:
-    """Tell what a decision holds for; see ``Decision``."""
-    if "picture" in stages.trace.reads:
-        return "picture"
-    return "weights" if stages.trace.reads or stages.influence.hidden or weak else "model"
-
-
-def _deepest(stages: Stages, fit: Sequence[TracedCall]) -> TracedCall | None:
+def _deepest(known: _Pass, fit: Sequence[TracedCall]) -> TracedCall | None:
     """Return the last call whose output has usable cells that no later step still refines.
 
     For most networks this is the last usable output. But a module may end the grid, such as an attention pool or an
     attention from which only the class token goes on. The keys and values inside it are usable too, and its input is
     chosen instead.
     """
-    trace, readings = stages.trace, stages.readings
-    fit = [call for call in fit if call.name]
+    trace, readings = known.trace, known.readings
     if not fit:
         return None
     # The first of a module's several outputs may be an earlier layer's: features beside the scores.
@@ -184,7 +156,7 @@ def _deepest(stages: Stages, fit: Sequence[TracedCall]) -> TracedCall | None:
         for output, call in by_output.items()
         if readings[call].grid == readings[last].grid and not call.is_among(before)
     }
-    fitting = set(fit)
+    fitting = set(known.influence.usable)
     ends = [
         call
         for call in trace.calls
@@ -204,73 +176,45 @@ def _grid_inputs(call: TracedCall, by_output: Mapping[int | None, TracedCall]) -
     return [by_output[argument] for argument in call.arguments if argument in by_output]
 
 
-def _deepest_carrying(
-    stages: Stages, fit: Sequence[TracedCall], deepest: TracedCall
-) -> tuple[TracedCall, list[TracedCall]]:
-    """Return the deepest layer that carries the score, and the deeper ones that carry too little beside it.
-
-    Each layer that is tried has a path to the score that avoids all layers tried before. If no layer carries the score,
-    the deepest one is returned.
-    """
-    usable = stages.wide(fit) or fit
-    passed = [deepest]
-    for _ in range(_MOST_WEAK if stages.carries(deepest).is_weak else 1):
-        beside = stages.trace.before_the_score(*passed)
-        best = _deepest(stages, [call for call in usable if call.is_among(beside)])
-        if best is None:
-            break
-        candidate = stages.carries(best)
-        if not candidate.is_weak and all(stages.carries(call).is_negligible_beside(candidate) for call in passed):
-            return best, passed
-        passed.append(best)
-    return deepest, []
-
-
-def _described(stages: Stages, best: TracedCall, fit: Sequence[TracedCall], wide: Sequence[TracedCall]) -> TargetLayer:
+def _described(known: _Pass, best: TracedCall, fit: Sequence[TracedCall]) -> TargetLayer:
     """Return the chosen layer with its layout, its reason and the next best ones."""
-    trace, reading, influence, of_best = stages.trace, stages.readings[best], stages.influence, stages.carries(best)
+    trace, reading, influence = known.trace, known.readings[best], known.influence
     grid = "x".join(map(str, reading.grid))
     evidence = "whose cells influence the score" if influence.measured else "(its influence could not be measured)"
     doubt = UNSURE if reading.unsure else ""
     deeper = [call for call in trace.calls if call.started > best.started and call.finished > best.finished]
-    if any(stages.readings[call].elsewhere for call in deeper):
+    if any(known.readings[call].verdict == "elsewhere" for call in deeper):
         doubt += "; the cells of deeper layers lie elsewhere in the input"
-    names = list(dict.fromkeys(str(trace.ref_of(call)) for call in ends_beside(trace, best, wide)))
+    names = list(dict.fromkeys(str(trace.ref_of(call)) for call in ends_beside(trace, best, fit)))
     beside = f"; the score also depends on {' and '.join(names)}" if names else ""
-    reason = f"the deepest {grid} grid {evidence}{influence.note}{of_best.remark}{doubt}{beside}"
-    earlier = [trace.ref_of(call) for call in reversed(fit) if call.name and call.started <= best.finished]
+    reason = f"the deepest {grid} grid {evidence}{influence.note}{doubt}{beside}"
+    earlier = [trace.ref_of(call) for call in reversed(fit) if call.started <= best.finished]
     others = next_best(earlier, trace.ref_of(best))
-    sure = not reading.unsure and of_best.is_sound
-    return layer_at(trace, stages.readings, best, reason, runners_up=others, sure=sure, share=of_best.share)
+    return layer_at(trace, known.readings, best, reason, runners_up=others, sure=not reading.unsure)
 
 
-def _finer(stages: Stages, chosen: TracedCall) -> TargetLayer | None:
+def _finer(known: _Pass, chosen: TracedCall) -> TargetLayer | None:
     """Return the layer of ``Decision.finer``.
 
     Of the grids that are fine enough the coarsest counts, and of its layers those with the shortest names, which are
     the model's own blocks; of these, the last one that carries the whole score. If activations times gradients add up
     to 0 in each of its cells, there is none: the positive products alone say no more of one class than of another.
     """
-    trace, readings, grid = stages.trace, stages.readings, stages.readings[chosen].grid
+    trace, readings, grid = known.trace, known.readings, known.readings[chosen].grid
     if not grid or min(grid[-2:]) >= FINE:
         return None
     before = trace.graph.ancestors(chosen.operation)
     fine = [
         call
-        for call, verdict in stages.influence.verdicts.items()
-        if call.name
-        and verdict in ("", NOT_MEASURED)
-        and not readings[call].unsure
-        and call.is_among(before)
-        and len(readings[call].grid) == len(grid)
-        and min(readings[call].grid[-2:]) >= FINE
+        for call in known.influence.usable
+        if call.name and not readings[call].unsure and call.is_among(before) and min(readings[call].grid[-2:]) >= FINE
     ]
     coarsest = min((math.prod(readings[call].grid) for call in fine), default=0)
     latest = list(dict.fromkeys(trace.outermost(call) for call in fine if math.prod(readings[call].grid) == coarsest))
     latest.reverse()
     latest.sort(key=lambda call: call.name.count("."))
-    last = next((call for call in latest[:_MOST_TRIED] if (stages.carries(call).share or 0) > WHOLE), None)
-    if last is None or stages.is_balanced(last):
+    last = next((call for call in latest[:_MOST_TRIED] if known.carries_all(call)), None)
+    if last is None or known.is_balanced(last):
         return None
     named = "x".join(map(str, readings[last].grid))
-    return layer_at(trace, readings, last, f"the deepest {named} grid, which carries the whole score", share=1.0)
+    return layer_at(trace, readings, last, f"the deepest {named} grid, which carries the whole score")

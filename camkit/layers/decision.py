@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from camkit.errors import LayerError, advice, listing_layers
 from camkit.layers.influence import ELSEWHERE, NOT_MEASURED
@@ -22,9 +22,6 @@ _LISTED = 6
 
 _STAGES = 4
 """How many sizes of grid ``Decision.stages`` returns: as many as the usual networks have blocks."""
-
-HoldsFor: TypeAlias = Literal["model", "weights", "picture"]
-"""What a decision holds for; see ``Decision``."""
 
 UNSURE = "; the position of its cells is not certain"
 
@@ -65,9 +62,9 @@ class Decision:
         equals: the layers that are equally deep, none of them computed from another.
         lasting: True if it may be remembered. It is false if the influence could not be measured, as with a head of
             zeros.
-        holds_for: what it holds for: all pictures and weights of the "model"; these "weights", if a gate of zero may
-            hide a layer, if only a measurement shows where cells lie, or if a deeper layer carries too little; or
-            this "picture", if the model looks at the picture's values to choose its way.
+        of_weights: True if it must be made again when the weights change: a gate of zero may hide a layer, or some
+            cells could not be located.
+        of_picture: True if it holds for this picture only, because the model looks at the picture to choose its way.
         any_target: True if it holds for any target, because all outputs of the model are computed from the layer.
         finer: a layer before it that carries the whole score, and whose grid is finer; None if there is none, or if the
             layer's own grid is fine enough.
@@ -79,7 +76,8 @@ class Decision:
     layer: TargetLayer | None = None
     equals: tuple[LayerRow, ...] = ()
     lasting: bool = True
-    holds_for: HoldsFor = "model"
+    of_weights: bool = False
+    of_picture: bool = False
     any_target: bool = False
     finer: TargetLayer | None = None
     levels: Levels | None = None

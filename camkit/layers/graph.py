@@ -1,4 +1,4 @@
-"""The autograd graph of a pass as a frozen record: which operation was computed from which others.
+"""The autograd graph of a pass: which operation was computed from which others.
 
 Each operation has a higher number than those it was computed from. A set of operations is an integer with one bit per
 operation, which makes it cheap to look up ancestors.
@@ -6,79 +6,96 @@ operation, which makes it cheap to look up ancestors.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
-_SOFTMAXES = ("SoftmaxBackward", "SafeSoftmaxBackward")
-_LAST_AXIS = (1 << 64) - 1
-"""Autograd stores the axis -1 as this number."""
+_KEEPING = frozenset(
+    [
+        "AdaptiveAvgPool2D", "Add", "AvgPool2D", "AvgPool3D", "Clamp", "ClampMin", "Clone", "Convolution",
+        "CudnnBatchNorm", "Div", "Elu", "Gelu", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyRelu",
+        "MaxPool2DWithIndices", "MaxPool3DWithIndices", "Mean", "Mish", "Mul", "NativeBatchNorm", "NativeDropout",
+        "NativeGroupNorm", "PreluKernel", "Relu", "Sigmoid", "Silu", "Softplus", "Squeeze", "Sub", "Tanh", "ToCopy",
+        "Unsqueeze", "UpsampleBilinear2D", "UpsampleNearest2D",
+    ]
+)  # fmt: skip
+"""The operations of convolutional networks, which leave every cell in its place. After any other operation, camkit
+changes the picture to see where cells lie, which takes passes."""
+
+_ON_AXES = frozenset(
+    [
+        "Cat", "Expand", "ReshapeAlias", "Select", "Slice", "Softmax", "Split", "Stack", "Sum", "Transpose", "Unbind",
+        "UnsafeView", "View",
+    ]
+)  # fmt: skip
+"""The operations that leave every cell in its place if they work on other axes than those of the grid, such as the
+shuffle of channels in ShuffleNet."""
 
 
-@dataclass(frozen=True)
-class Operation:
-    """One step of a forward pass.
+class Graph:
+    """The operations of a pass, recorded as tensors are asked for.
 
-    Attributes:
-        kind: autograd's name for it.
-        inputs: the numbers of the operations it was computed from; None for an input without a gradient.
-        is_input: True if it stands for the input of the pass.
-        axis: the axis of a softmax.
+    Args:
+        leaf: the input of the pass.
     """
 
-    kind: str
-    inputs: tuple[int | None, ...] = ()
-    is_input: bool = False
-    axis: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """All operations of a pass."""
-
-    operations: tuple[Operation, ...]
-
-    def __getitem__(self, number: int) -> Operation:
-        """Return the operation with this number."""
-        return self.operations[number]
-
-    @functools.cached_property
-    def inputs(self) -> int:
+    def __init__(self, leaf: Tensor) -> None:
+        self._leaf = leaf
+        self._numbers: dict[Node, int] = {}
+        self._inputs: list[list[int]] = []
+        self._ancestors: list[int] = []
+        self.kept = 0
+        """The set of operations up to which every cell of the input stays in its place."""
+        self.leaves = 0
         """The set of operations that stand for the input of the pass."""
-        return set_of(number for number, operation in enumerate(self.operations) if operation.is_input)
+        self.attention = 0
+        """The set of softmaxes along the last axis, which are weights and not features."""
+        self.regional = 0
+        """The set of operations that crop regions from feature maps."""
+        self.sampling = 0
+        """The set of operations that may take pixels from places that the picture decides (Jaderberg et al. 2015)."""
 
-    @functools.cached_property
-    def has_own_gradients(self) -> bool:
-        """True if a function of the user's or a hook computes a gradient: names of PyTorch's own end in a number."""
-        return any(operation.kind.endswith("Backward") for operation in self.operations)
+    def begin_at(self, node: Node | None) -> None:
+        """Count cells as kept from this operation on, whatever a model does to its picture before."""
+        number = self.number(node)
+        if number is not None:
+            self.kept |= 1 << number
 
-    @functools.cached_property
-    def _ancestors(self) -> list[int]:
-        sets: list[int] = []
-        for number, operation in enumerate(self.operations):
-            members = 1 << number
-            for before in operation.inputs:
-                if before is not None:
-                    members |= sets[before]
-            sets.append(members)
-        return sets
-
-    @functools.cached_property
-    def _regional(self) -> int:
-        return set_of(number for number, operation in enumerate(self.operations) if "roi" in operation.kind.casefold())
-
-    def before(self, end: int, without: int) -> int:
-        """Return the set of operations from which a path leads to ``end`` that touches none of the set ``without``."""
-        waiting, members = [end], 0
+    def number(self, node: Node | None) -> int | None:
+        """Return the number of an operation; record it and all operations before it if necessary."""
+        waiting = [] if node is None else [node]
         while waiting:
-            number = waiting.pop()
-            if not (members | without) >> number & 1:
-                members |= 1 << number
-                waiting += [before for before in self[number].inputs if before is not None]
-        return members
+            current = waiting[-1]
+            if current in self._numbers:
+                waiting.pop()
+                continue
+            behind = [before for before, _ in current.next_functions if before is not None]
+            missing = [before for before in behind if before not in self._numbers]
+            if not missing:
+                self._record(current, [self._numbers[before] for before in behind])
+            waiting += missing
+        return None if node is None else self._numbers[node]
+
+    def _record(self, node: Node, inputs: list[int]) -> None:
+        own = 1 << len(self._inputs)
+        self._numbers[node] = len(self._inputs)
+        self._inputs.append(inputs)
+        self._ancestors.append(own | self.ancestors(*inputs))
+        kind = node.name().rstrip("0123456789").removesuffix("Backward")
+        derived = [number for number in inputs if self._ancestors[number] & self.leaves]
+        if getattr(node, "variable", None) is self._leaf:
+            self.leaves |= own
+            self.kept |= own
+        keeps = kind in _KEEPING or (kind in _ON_AXES and _leaves_grid(node, self._leaf.dim() - 2))
+        if derived and keeps and all(self.kept >> number & 1 for number in derived):
+            self.kept |= own
+        if kind in ("Softmax", "SafeSoftmax") and not _leaves_grid(node, 1):
+            self.attention |= own
+        if "roi" in kind.casefold():
+            self.regional |= own
+        if any(name in kind.casefold() for name in ("gridsampler", "deformconv")):
+            self.sampling |= own
 
     def ancestors(self, *numbers: int | None) -> int:
         """Return the set of all operations that some operations were computed from, including themselves."""
@@ -88,65 +105,38 @@ class Graph:
                 members |= self._ancestors[number]
         return members
 
-    def is_regional(self, number: int | None) -> bool:
-        """Tell whether an operation was computed from regions cropped from feature maps: its grid covers a region."""
-        return bool(self.ancestors(number) & self._regional)
+    def inputs(self, *numbers: int) -> list[int]:
+        """Return the operations whose results some operations use."""
+        return [before for number in numbers for before in self._inputs[number]]
 
-    def is_attention(self, number: int | None, dimensions: int) -> bool:
-        """Tell whether a tensor with this many dimensions is a softmax along its last axis: weights, not features."""
-        axis = None if number is None else self[number].axis
-        return axis is not None and axis in (dimensions - 1, -1, _LAST_AXIS)
+    def before(self, end: int | None, without: int = 0) -> int:
+        """Return the set of operations from which a path leads to ``end`` that touches none of the set ``without``."""
+        waiting, members = [] if end is None else [end], 0
+        while waiting:
+            number = waiting.pop()
+            if not (members | without) >> number & 1:
+                members |= 1 << number
+                waiting += self._inputs[number]
+        return members
 
 
-def set_of(numbers: Iterable[int | None]) -> int:
+def _leaves_grid(node: Any, rank: int) -> bool:
+    """Tell whether an operation on axes leaves the last ones, those of a grid, alone."""
+    after = tuple(node._input_metadata[0].shape)
+    before = tuple(getattr(node, "_saved_self_sym_sizes", after))
+    axes: list[int] = []
+    for name in ("_saved_dim", "_saved_dim0", "_saved_dim1"):
+        axis = getattr(node, name, ())
+        axes += axis if isinstance(axis, tuple) else [axis]
+    count = max(len(before), len(after))
+    # Autograd stores the axis -1 as 2^64 - 1.
+    return before[-rank:] == after[-rank:] and all(axis < count - rank for axis in axes)
+
+
+def set_of(*numbers: int | None) -> int:
     """Return the set of some operations."""
     members = 0
     for number in numbers:
         if number is not None:
             members |= 1 << number
     return members
-
-
-def contains(members: int, number: int | None) -> bool:
-    """Tell whether a set of operations contains an operation."""
-    return number is not None and bool(members >> number & 1)
-
-
-class GraphRecorder:
-    """Records the autograd graph of some tensors as a ``Graph``, and gives each operation its number."""
-
-    def __init__(self, leaf: Tensor) -> None:
-        self._leaf = leaf
-        self._numbers: dict[Node, int] = {}
-        self._operations: list[Operation] = []
-
-    def graph(self) -> Graph:
-        """Return the operations recorded so far."""
-        return Graph(tuple(self._operations))
-
-    def number(self, node: Node | None) -> int | None:
-        """Return the number of an operation; record it and all operations before it if necessary."""
-        if node is None:
-            return None
-        waiting = [node]
-        while waiting:
-            current = waiting[-1]
-            if current in self._numbers:
-                waiting.pop()
-                continue
-            behind = [before for before, _ in current.next_functions]
-            missing = [before for before in behind if before is not None and before not in self._numbers]
-            if missing:
-                waiting += missing
-                continue
-            inputs = tuple(None if before is None else self._numbers[before] for before in behind)
-            self._numbers[current] = len(self._operations)
-            self._operations.append(self._recorded(current, inputs))
-            waiting.pop()
-        return self._numbers[node]
-
-    def _recorded(self, node: Node, inputs: tuple[int | None, ...]) -> Operation:
-        if not inputs:
-            return Operation(node.name(), is_input=getattr(node, "variable", None) is self._leaf)
-        axis = getattr(node, "_saved_dim", None) if node.name().startswith(_SOFTMAXES) else None
-        return Operation(node.name(), inputs, axis=None if axis is None else int(axis))

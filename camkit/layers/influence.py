@@ -1,4 +1,4 @@
-"""The fourth stage: find the outputs, and the cells of each, that the score depends on, and the branches they are in.
+"""Finds the outputs, and the cells of each, that the score depends on, and the branches they are in.
 
 The functions for networks that end in several branches take the named calls with more than one channel whose cells
 influence the score, in execution order.
@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from camkit.engine.capture import to_grid
-from camkit.layers.graph import contains
-from camkit.layers.layouts import LayoutReading, LayoutReadings, channels_of
-from camkit.layers.trace import Gradients, ScoreFrom, Trace, TracedCall
+from camkit.engine.passes import to_grid
+from camkit.layers.layouts import LayoutReadings, channels_of
+from camkit.layers.order import LayoutReading
+from camkit.layers.trace import ScoreFrom, Trace, TracedCall
 from camkit.types import Layout
 
 _TAIL = 32
@@ -59,8 +59,8 @@ class Influence:
 
     @property
     def usable(self) -> list[TracedCall]:
-        """The calls that nothing speaks against."""
-        return [call for call, verdict in self.verdicts.items() if not verdict]
+        """The calls that nothing speaks against, those before the deepest ones included."""
+        return [call for call, verdict in self.verdicts.items() if verdict in ("", NOT_MEASURED)]
 
 
 @dataclass
@@ -69,7 +69,6 @@ class _Measurement:
 
     trace: Trace
     readings: LayoutReadings
-    gradients: Gradients
     score: ScoreFrom = "best"
     masks: dict[int, Tensor | None] = field(default_factory=dict)
 
@@ -82,14 +81,23 @@ class _Measurement:
             if call.output is not None and reading.layout is not None
         }
 
+    @functools.cached_property
+    def reaching(self) -> int:
+        """The operations that the score is computed from."""
+        return self.trace.before_the_score()
+
     @property
     def succeeded(self) -> bool:
         return any(mask is not None for mask in self.masks.values())
 
     def measure(self, outputs: Sequence[int]) -> None:
         """Measure outputs; the mask of an output that the score is not computed from is None."""
-        masks = self.gradients(self.score, outputs)
-        self.masks.update({number: masks.get(number) for number in outputs})
+        self.masks.update(self.of(self.score, outputs))
+
+    def of(self, score: ScoreFrom, outputs: Sequence[int]) -> dict[int, Tensor | None]:
+        """Return where the gradients of a score are not zero; None for an output that it is not computed from."""
+        found = self.trace.gradients(score, outputs)
+        return {number: None if (own := found.get(number)) is None else own.bool() for number in outputs}
 
     def measure_some(self) -> None:
         """Measure the last outputs or, if the score depends on no cells of these, the others too.
@@ -97,7 +105,7 @@ class _Measurement:
         If the gradients of a score are zero, the next one is tried.
         """
         numbers = list(self.layouts)
-        for score in _SCORES_TO_TRY if self.trace.scored else ():
+        for score in _SCORES_TO_TRY if self.trace.end is not None else ():
             self.score, self.masks = score, {}
             for outputs in (numbers[-_TAIL:], numbers[:-_TAIL]):
                 self.measure(outputs)
@@ -121,51 +129,36 @@ class _Measurement:
     def _verdict(self, call: TracedCall, output: int, layout: Layout) -> str:
         """Return why a call with a grid cannot be explained; empty if it can."""
         if self.succeeded and output not in self.masks:
-            return NOT_MEASURED
+            return NOT_MEASURED if call.is_among(self.reaching) else _OTHER_BRANCH
         mask, channels = self.masks.get(output), channels_of(call.shape, layout)
         if mask is None:
             if self.succeeded:
                 return _OTHER_BRANCH
             return "class scores" if channels == self.trace.classes else ""
         active = _active_cells(mask, layout)
-        if active < _LEAST_CELLS and not (active and self._spreads(output, layout)):
+        if 0 < active < _LEAST_CELLS:  # the best score may come from one cell, and other scores from more
+            active = _active_cells(self.of("mixture", [output])[output], layout)
+        if active < _LEAST_CELLS:
             return _NO_CELLS
         one_channel = int(to_grid(mask, layout)[0].sum(0).amax()) == 1
-        last, of_last = list(self.readings.items())[-1]
-        returns_maps = not last.name and of_last.layout is not None
-        if channels == self.trace.maps or (channels == self.trace.classes and (one_channel or returns_maps)):
+        if channels == self.trace.maps or (channels == self.trace.classes and (one_channel or self.trace.maps)):
             return _SCORES
         return ""
 
-    def _spreads(self, number: int, layout: Layout) -> bool:
-        """Tell whether other scores depend on more cells than the one that the best score comes from."""
-        return _active_cells(self.gradients("mixture", [number]).get(number), layout) >= _LEAST_CELLS
 
-
-def measure_influence(
-    trace: Trace, readings: LayoutReadings, gradients: Gradients, *, every: bool = False
-) -> Influence:
+def measure_influence(trace: Trace, readings: LayoutReadings, *, every: bool = False) -> Influence:
     """Find the outputs that the score depends on, cell by cell.
 
     Args:
         trace: the trace of the pass.
         readings: the results of the stage before.
-        gradients: differentiates a score; called for the last outputs first, and for others only if necessary.
         every: measure every output with a grid, for a list of all layers. The choice of a layer does not need it.
     """
-    measurement = _Measurement(trace, readings, gradients)
+    measurement = _Measurement(trace, readings)
     measurement.measure_some()
     if every and measurement.succeeded:
         measurement.measure([number for number in measurement.layouts if number not in measurement.masks])
     verdicts = measurement.verdicts()
-    # The input of a module around the last usable one may be better, and other branches may end earlier; both may be
-    # too early to have been measured.
-    last = next((call for call in reversed(trace.calls) if not verdicts[call]), None)
-    needed = set() if last is None else _inputs_around(verdicts, last) | _ends_of_other_branches(trace, last, readings)
-    missing = [number for number in measurement.layouts if number in needed and number not in measurement.masks]
-    if missing and measurement.succeeded:
-        measurement.measure(missing)
-        verdicts = measurement.verdicts()
     hidden = any(mask is not None and not mask.any() for mask in measurement.masks.values())
     note = _HEAD_OF_ZEROS if measurement.succeeded and measurement.score == "head" else ""
     return Influence(verdicts, measurement.succeeded, note, hidden)
@@ -181,32 +174,8 @@ def _active_cells(mask: Bool[Tensor, "*shape"] | None, layout: Layout) -> int:
 def structural_verdict(call: TracedCall, reading: LayoutReading) -> str:
     """Return why a call cannot be explained, whatever the score is; empty if there is no such reason."""
     if call.output is None or reading.layout is None:
-        return ELSEWHERE if reading.elsewhere else NO_GRID
+        return ELSEWHERE if reading.verdict == "elsewhere" else NO_GRID
     return NO_FEATURES if call.passes else ""
-
-
-def _inputs_around(verdicts: Mapping[TracedCall, str], last: TracedCall) -> set[int]:
-    """Return the inputs of the modules around the last usable call that are not usable themselves."""
-    return {
-        argument
-        for call, verdict in verdicts.items()
-        if verdict and call.name and call.started < last.started < last.finished < call.finished
-        for argument in call.arguments
-    }
-
-
-def _ends_of_other_branches(trace: Trace, last: TracedCall, readings: LayoutReadings) -> set[int]:
-    """Return the last outputs with a grid on the paths to the score that do not lead through the last usable one."""
-    beside = trace.before_the_score(last)
-    others = [call for call in trace.calls if readings[call].layout is not None and call.is_among(beside)]
-    return {call.output for call in _last_of(trace, others) if call.output is not None}
-
-
-def _last_of(trace: Trace, calls: Sequence[TracedCall]) -> list[TracedCall]:
-    """Return the calls that no output of the others was computed from."""
-    operations = [call.operation for call in calls if call.operation is not None]
-    earlier = trace.graph.ancestors(*(number for operation in operations for number in trace.graph[operation].inputs))
-    return [call for call in calls if not call.is_among(earlier)]
 
 
 def twins(trace: Trace, readings: LayoutReadings, best: TracedCall, fit: Sequence[TracedCall]) -> list[TracedCall]:
@@ -246,6 +215,8 @@ def ends_beside(trace: Trace, best: TracedCall, fit: Sequence[TracedCall]) -> li
     if best.operation is None:
         return []
     before = graph.ancestors(best.operation)
-    others = [call for call in fit if call.output != best.output]
-    others = [call for call in others if call.operation is not None and not call.is_among(before)]
-    return [call for call in _last_of(trace, others) if not contains(graph.ancestors(call.operation), best.operation)]
+    others = [call for call in fit if call.output != best.output and not call.is_among(before)]
+    operations = {call: call.operation for call in others if call.operation is not None}
+    earlier = graph.ancestors(*graph.inputs(*operations.values()))
+    last = [call for call in operations if not call.is_among(earlier)]
+    return [call for call in last if not graph.ancestors(operations[call]) >> best.operation & 1]

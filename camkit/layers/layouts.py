@@ -1,29 +1,23 @@
-"""The second stage: read each layer's output as a grid of cells, (N, C, *grid).
+"""Reads each layer's output as a grid of cells, by its shape and, where a shape leaves a doubt, by a measurement.
 
-Most networks are convolutions, normalisations and poolings, which leave every cell in its place: the shape of an output
-then shows its grid. For any other output, the elements are followed from the input through the operations of a pass,
-and the axes along which their places change are the grid.
+Most networks are convolutions, normalisations and poolings, which leave every cell in its place. For the output of any
+other operation, ``order`` changes the picture at random places and looks whether the cells change there.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from camkit.layers.trace import Convolution, Followed, Places, Trace, TracedCall
+from camkit.layers.order import LayoutReading, Verdict, find_orders
+from camkit.layers.trace import CONVOLUTIONS, Trace, TracedCall, likeness
 from camkit.types import Extent, Layout, LayoutKind
-
-_STRIDES = (1, 2, 4, 8, 16, 32)
-"""The usual strides of vision networks: pixels per cell along each axis, in powers of two."""
-
-_EXACT = 0.02
-"""Share of a grid's size below which edges do not count: less than a cell of any grid up to 50 cells wide."""
 
 MOST_CELLS_LOST = 2.5
 """Cells that a grid may have fewer than the input's size divided by the stride: an unpadded 3 x 3
@@ -36,325 +30,197 @@ _MOST_PREFIX_TOKENS = 16
 """The most class, distillation and register tokens expected before a grid: DINOv2 with registers has 5, and a much
 larger number would let almost any sequence length pass as a grid."""
 
-KNOWN = 0.5
-"""The share of a cell's channels that must come from a known place, of those that do in the cell with most."""
+_FRAMES_OF_A_CELL = (1, 2, 4)
+"""How many frames of a clip a token stands for: one in TimeSformer, two in VideoMAE and ViViT."""
 
-_LEAST_KNOWN = 5e-3
-"""The least share of a cell's channels that must come from a known place. A Perceiver joins a picture's three channels
-with 258 constants, the position of each pixel: 0.0115."""
-
-_ROUNDED = 1e-3
-"""Differences between places that are smaller than this share of a cell are rounding."""
-
-_LEAST_APART = 0.05
-"""The least mean distance of neighbouring cells, in cells: closer ones are all averages of nearly the whole input."""
-
-_ASIDE, _ASIDE_AT_PADDING = 0.5, 2.0
-"""How far a cell may lie from its place in an even grid, in cells: usually, and if some of its channels come from
-padding, which draws the mean place of the others aside. Where NASNet shifts half of the channels by a pixel, they reach
-0.23 and 1.9."""
-
-TOKENS = ("tokens", "tokens_last", "sequence_first")
-"""The kinds of outputs that have all their cells along one axis."""
-
-Cells: TypeAlias = Float[Tensor, "coordinates ..."]
-"""How many of each cell's channels have a known place, as a share of the most in any cell, and the mean of these places
-along each axis of the input, from -1 to 1."""
+_MOST_TOKENS_BESIDE = 128
+"""The most tokens beside those of a grid that an earlier layer has: YOLOS has 100 detection tokens."""
 
 
-@dataclass(frozen=True)
-class LayoutReading:
-    """How one call's output is laid out, and how certain that is.
+_SKEW = 0.1
+"""The share of a step along one axis by which a place may change along another one."""
 
-    Attributes:
-        layout: the layout; None if the output has no grid.
-        elsewhere: True if its cells come from the input in another order than that of a grid.
-        unsure: True if the position of the cells is not certain.
-    """
 
-    layout: Layout | None = None
-    elsewhere: bool = False
-    unsure: bool = False
+_ONCE = 1.5
+"""A pixel whose gradient is at most this many times the usual small one reaches the first convolution once."""
 
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """The sides of the grid; empty if there is none."""
-        return () if self.layout is None else self.layout.grid
+_ALIKE = 0.99
+"""The correlation from which what the first convolution gets is the picture, in another scale."""
+
+_LEAST_STEP = 1e-3
+"""Two neighbouring pixels are at least this far apart in what the first convolution gets."""
 
 
 LayoutReadings: TypeAlias = Mapping[TracedCall, LayoutReading]
 """The reading of each call of a trace, in the trace's order."""
 
 
-def read_layouts(trace: Trace, places: Places) -> LayoutReadings:
-    """Read the layout of each output of a pass.
-
-    Args:
-        trace: the trace of the pass.
-        places: follows cells from the input; called at most once.
-    """
-    plain = {call: _plain(call, trace.size) for call in trace.calls}
-    unknown = [call for call in trace.calls if call.output is not None and plain[call] is None]
-    first = next((call for call in trace.calls if call.convolution is not None), None)
-    keys = {call.output: call.key for call in reversed(unknown)}  # several modules may return the same tensor
-    followed = places(list(keys.values()), None if first is None else first.key) if unknown else {}
-    received = None if first is None or first.key not in followed else followed[first.key].received
-    extent: Extent = ()
-    scattered = False  # the pixels that the first convolution gets
-    if first is not None and first.convolution is not None and first.convolution.size and received is not None:
-        scattered = not _are_in_order(received)
-        extent = () if scattered else _input_in(received, first.convolution, first.shape[2:])
-    by_output: dict[int | None, LayoutReading] = {None: LayoutReading()}
-    grids: set[tuple[int, ...]] = {trace.size}
+def read_layouts(trace: Trace) -> LayoutReadings:
+    """Read the layout of each output of a pass; the model runs a few more times if a shape leaves a doubt."""
+    size, extent, received = _received(trace)
+    options: dict[TracedCall, list[Layout]] = {}
     readings: dict[TracedCall, LayoutReading] = {}
+    grids: set[tuple[int, ...]] = set()
     for call in trace.calls:
-        shown = plain[call]
-        if call.output not in by_output:
-            if shown is not None:
-                reading = shown
-            elif trace.graph.is_attention(call.operation, len(call.shape)):
-                reading = LayoutReading()
-            else:
-                reading = _read(call, followed.get(keys[call.output]), trace.size, extent, grids)
-            by_output[call.output] = reading
-            grids.add(reading.grid)
-        reading = by_output[call.output]
-        unsure = reading.unsure or call.moved or (scattered and shown is None)
-        readings[call] = replace(reading, unsure=unsure and reading.layout is not None)
-    return readings
+        is_first = call.output is not None and trace.by_output[call.output][0] is call
+        if not is_first or not call.name or call.is_among(trace.graph.attention):
+            continue
+        if call.is_among(trace.graph.kept):
+            fits = _fits(call.shape[2:], size)
+            if len(call.shape) == len(size) + 2 and call.shape[0] == 1 and math.prod(call.shape[2:]) > 1:
+                layout = Layout("channels_first", call.shape[2:], extent=extent)
+                readings[call] = LayoutReading(layout, "sure" if fits else "unsure")
+                grids.add(call.shape[2:])
+        else:
+            layouts = _layouts(call.shape, size, grids)
+            # Some models crop what they padded.
+            if layouts:
+                parts = dict.fromkeys((extent, ()))
+                options[call] = [replace(layout, extent=part) for part in parts for layout in layouts]
+    readings |= find_orders(trace, options)
+    none = LayoutReading()
+    read = {call: readings.get(trace.by_output[call.output][0], none) for call in trace.calls}
+    if received == "elsewhere":
+        return {
+            call: reading if reading.layout is None else LayoutReading(None, received) for call, reading in read.items()
+        }
+    if received == "unsure":
+        return {
+            call: replace(reading, verdict=received) if reading.layout and reading.verdict == "sure" else reading
+            for call, reading in read.items()
+        }
+    return read
 
 
-def _plain(call: TracedCall, size: tuple[int, ...]) -> LayoutReading | None:
-    """Read an output whose shape shows its grid, because every operation before left cells in place; None if not."""
-    if not call.kept:
+def _received(trace: Trace) -> tuple[tuple[int, ...], Extent, Verdict]:
+    """Return the size of the picture that the first convolution gets, and the part of its grid that is the input.
+
+    A model may resize, pad or crop its picture first. The part is smaller than the grid if the model pads the picture,
+    and larger if it crops it. It includes pixels that whole patches leave over, but not the edges that are added to fit
+    the kernel.
+
+    Returns:
+        The size, the part, and whether cells lie where the part says: "elsewhere" if the model mirrors or turns the
+        picture, "unsure" if that cannot be seen or depends on the picture.
+    """
+    if trace.stem is None:
+        return trace.size, (), "sure"
+    convolution, received = trace.stem
+    assert isinstance(convolution, CONVOLUTIONS)
+    if received.dim() != trace.leaf.dim() or len(received) != 1:
+        return trace.size, (), "sure"
+    size = tuple(received.shape[2:])
+    # Where a model subtracts the picture's own mean, gradients do not show where pixels go.
+    is_same = received.shape == trace.leaf.shape and likeness(received, trace.leaf) > _ALIKE
+    mapping = (torch.eye(len(size)), torch.zeros(len(size))) if is_same else _mapping(received, trace.leaf)
+    if mapping is None:
+        return trace.size, (), "unsure" if received.requires_grad or size != trace.size else "sure"
+    steps, offsets = mapping
+    along = steps.diagonal()
+    if float(along.amin()) < _LEAST_STEP or float((steps - along.diag()).abs().amax()) > _SKEW * float(along.amin()):
+        return trace.size, (), "elsewhere"
+    padding = (0,) * len(size) if isinstance(convolution.padding, str) else convolution.padding
+    more = [max(0, added - kernel // 2) for added, kernel in zip(padding, convolution.kernel_size, strict=True)]
+    size = tuple(side + 2 * added for side, added in zip(size, more, strict=True))  # FCN pads by 100 (Long et al. 2015)
+    extent = []
+    geometry = zip(size, trace.size, convolution.kernel_size, convolution.stride, more, strict=True)
+    for axis, (whole, side, kernel, stride, added) in enumerate(geometry):
+        start = round(added + float(offsets[axis]) + 0.5 - float(along[axis]) / 2, 1)
+        end = round(start + float(along[axis]) * side, 1)
+        count = math.floor((whole - kernel) / stride) + 1
+        reach = count * stride if kernel == stride and not any(padding) else whole
+        fits = 0 <= whole - (end - start) < kernel
+        extent.append((0.0, whole / reach) if fits else (start / reach, end / reach))
+    before = trace.graph.ancestors(trace.graph.number(received.grad_fn))
+    verdict: Verdict = "unsure" if before & trace.graph.sampling else "sure"
+    return size, () if all(part == (0.0, 1.0) for part in extent) else tuple(extent), verdict
+
+
+def _mapping(received: Tensor, picture: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return where the pixels of a picture lie in what a convolution gets, as a matrix and an offset; None if unknown.
+
+    If each value of what it gets is multiplied by its place, the gradient of their sum at a pixel, divided by that of
+    the plain sum, is the place that the pixel reached.
+    """
+    if not received.requires_grad:
         return None
-    if math.prod(call.shape[2:]) == 1:
-        return LayoutReading()
-    layout = plain_layout(call.shape, 1, size)
-    return None if layout is None else LayoutReading(layout)
+    values = received.sum((0, 1))
+    places = [
+        torch.arange(side).reshape(-1, *[1] * (values.dim() - 1 - axis)) for axis, side in enumerate(values.shape)
+    ]
+    sums = [values.sum(), *((values * place.to(values)).sum() for place in places)]
+    gradients = [torch.autograd.grad(each, picture, retain_graph=True, allow_unused=True)[0] for each in sums]
+    if any(gradient is None for gradient in gradients):
+        return None
+    plain, *weighted = [gradient[0].sum(0).double().cpu() for gradient in gradients if gradient is not None]
+    gains = plain.abs()
+    if not gains.any():
+        return None
+    once = _ONCE * gains[gains > 0].quantile(0.1)  # a reflected pixel reaches several places
+    pixels = torch.nonzero((gains > 0) & (gains < once))
+    reached = torch.stack([places[tuple(pixels.T)] for places in weighted], 1) / plain[tuple(pixels.T)][:, None]
+    known = torch.cat([pixels, torch.ones(len(pixels), 1)], 1).double()
+    fitted = torch.linalg.lstsq(known, reached).solution
+    is_linear = float((known @ fitted - reached).abs().amax()) < 1  # unlike a picture that was rolled
+    return (fitted[:-1].T, fitted[-1]) if is_linear else None
 
 
-def _read(
-    call: TracedCall,
-    followed: Followed | None,
-    size: tuple[int, ...],
-    extent: Extent,
-    grids: Collection[tuple[int, ...]],
-) -> LayoutReading:
-    """Read an output whose elements were followed.
+def _layouts(shape: tuple[int, ...], size: tuple[int, ...], grids: Collection[tuple[int, ...]]) -> list[Layout]:
+    """Return every way to read an output of this shape as a grid, the likely ones first.
 
     Args:
-        call: the call that returned it.
-        followed: where its elements come from; None if not from the input.
-        size: the size of the input.
-        extent: the part of the first grid that is the input.
-        grids: the grids of earlier outputs.
+        shape: the shape of the output, for one picture.
+        size: the size of the picture.
+        grids: the grids of earlier layers.
     """
-    if followed is None:
-        return LayoutReading()
-    if not followed.places:
-        return LayoutReading(infer_layout(call.shape, 1, size), unsure=True)
-    vary = False
-    for kind, places in followed.places.items():
-        cells = cells_of(places)
-        found = grid_in(kind, cells)
-        if found is not None and not _is_pooled(found[0].grid, grids):
-            layout, on_grid = found
-            own = _own_extent(on_grid, extent)
-            unsure = own != extent and not _are_evenly_apart(on_grid)
-            return LayoutReading(replace(layout, extent=own), unsure=unsure)
-        vary |= _vary(cells)
-    return LayoutReading(elsewhere=vary and followed.certain)
+    found: list[Layout] = []
+    if len(shape) == len(size) + 2 and shape[0] == 1:
+        if _fits(shape[2:], size):
+            found.append(Layout("channels_first", shape[2:]))
+        if _fits(shape[1:-1], size):
+            found.append(Layout("channels_last", shape[1:-1]))
+    counts: dict[LayoutKind, int] = {}
+    if len(shape) == 3 and shape[0] == 1:
+        counts = {"tokens": shape[1], "tokens_last": shape[2]}
+    elif len(shape) == 3 and shape[1] == 1:
+        counts = {"sequence_first": shape[0]}
+    for kind, count in counts.items():
+        for grid, beside in _token_grids(count, size, grids):
+            if kind != "tokens_last" or (not beside and shape[1] > 1):
+                between = range(1, beside) if grid in grids else ()
+                found += [Layout(kind, grid, prefix) for prefix in dict.fromkeys((beside, 0, *between))]
+    frames_last = (1, 2, 0)
+    return found + [replace(layout, order=frames_last) for layout in found if layout.has_tokens and len(size) == 3]
 
 
-def cells_of(places: Tensor) -> Cells:
-    """Return the places of cells from the means of their elements' weights and weighted places.
-
-    Channels that are the same everywhere, such as constants, have no place, so the most of any cell count as all.
-    """
-    places = places.cpu()
-    known = places[:1]
-    return torch.cat([known / known.amax().clamp(min=_LEAST_KNOWN), places[1:] / known.where(known > 0, 1)])
-
-
-def grid_in(kind: LayoutKind, cells: Cells) -> tuple[Layout, Cells] | None:
-    """Return the layout of one kind in which cells are in the order of a grid, and the grid's cells; None if none."""
-    if kind in TOKENS:
-        orders = _ORDERS if len(cells) == 4 else _ORDERS[:1]
-        return next(filter(None, (_grid_of_tokens(kind, cells, order) for order in orders)), None)
-    if kind == "channels_last" and cells.dim() == 2 and not bool((cells[0] > KNOWN).all()):
-        return None  # a signal with a class token
-    return (Layout(kind, tuple(cells.shape[1:])), cells) if _are_in_order(cells) else None
-
-
-_ORDERS: tuple[tuple[int, ...], ...] = ((), (1, 2, 0))
-"""The orders in which tokens may run through the axes of a clip's grid: as usual, and frame by frame within each patch
-(TimeSformer). See ``Layout.order``."""
-
-
-def _grid_of_tokens(kind: LayoutKind, cells: Cells, order: tuple[int, ...]) -> tuple[Layout, Cells] | None:
-    """Return the grid through whose axes tokens run in this order; None if they do not."""
-    axes = order or tuple(range(len(cells) - 1))
-    tokens = cells[[0, *(1 + axis for axis in axes)]]
-    prefix, end = _longest_run(tokens)
-    tokens = tokens[:, prefix:end]
-    sides = _sides(tokens[1:])
-    if sides is None or (prefix and kind == "tokens_last"):
-        return None
-    back = [1 + axes.index(axis) for axis in range(len(axes))]
-    grid = tokens[[0, *back]].reshape(-1, *sides).permute(0, *back)
-    return (Layout(kind, tuple(grid.shape[1:]), prefix, order=order), grid) if _are_in_order(grid) else None
-
-
-def _longest_run(cells: Cells) -> tuple[int, int]:
-    """Return where the tokens of the picture begin and end: most known tokens, between others such as a class token.
-
-    A run ends at a token whose place is not known, and where the place along the first axis falls back, as before a
-    token that stands for the whole picture.
-    """
-    known = cells[0] > KNOWN
-    begins = known.clone()
-    begins[1:] &= ~known[:-1] | (cells[1].diff() < -_ROUNDED)
-    runs = torch.where(known, begins.cumsum(0), 0)
-    lengths = torch.bincount(runs)[1:]
-    if not lengths.numel():
-        return 0, 0
-    longest = runs == 1 + lengths.argmax()
-    own, every = cells[1:, longest], cells[1:, known]
-    if 2 * int(lengths.amax()) <= int(known.sum()) or not torch.equal(
-        torch.stack(own.aminmax(dim=1)), torch.stack(every.aminmax(dim=1))
-    ):
-        return 0, 0  # some of the others come from beyond the run, as if the tokens were rolled
-    places = torch.nonzero(longest)
-    return int(places[0]), int(places[-1]) + 1
-
-
-def _sides(places: Float[Tensor, "axes cells"]) -> tuple[int, ...] | None:
-    """Return the sides of the grid that cells in a row come from, the last axis running fastest; None if there is none.
-
-    A line ends where the place along its axis falls back, or where the place along an earlier axis changes.
-    """
-    if not places.shape[1]:
-        return None
-    sides: list[int] = []
-    lines = places
-    for axis in range(len(places) - 1, 0, -1):
-        ends = (lines[:axis].diff(dim=1).abs() > _ROUNDED).any(0) | (lines[axis].diff() < -_ROUNDED)
-        first = torch.nonzero(ends)[:1, 0].tolist()
-        sides.insert(0, first[0] + 1 if first else lines.shape[1])
-        lines = lines[:, :: sides[0]]
-    count = math.prod(sides)
-    return (places.shape[1] // count, *sides) if places.shape[1] % count == 0 else None
-
-
-def _are_in_order(cells: Cells) -> bool:
-    """Tell whether the cells of a grid come from the input in the grid's order.
-
-    Along an axis of the grid, the places along the same axis of the input must grow, and those along the others must
-    stay the same; or all cells must lie near their places in an even grid.
-    """
-    known, places = cells[0] > KNOWN, cells[1:]
-    if known.dim() != len(places) or known.numel() < 2:
-        return False
-    smallest = 2 / max(known.shape)
-    for axis, side in enumerate(known.shape):
-        if side == 1:
-            own = places[axis][known]
-            if bool(own.numel()) and float(own.amax() - own.amin()) > _ASIDE * smallest:
-                return False
-            continue
-        both = known.narrow(axis, 1, side - 1) & known.narrow(axis, 0, side - 1)
-        steps = places.diff(dim=axis + 1)[:, both] * side / 2
-        if not steps.numel() or not float(steps[axis].mean()) > _LEAST_APART:
-            return False
-        others = steps[[other for other in range(len(places)) if other != axis]]
-        grows = not bool((steps[axis] < -_ROUNDED).any() or (others.abs() > _ROUNDED).any())
-        if not grows and not _are_even(places[axis] * side / 2, cells[0], axis):
-            return False
-    return True
-
-
-def _are_even(places: Float[Tensor, "*grid"], shares: Float[Tensor, "*grid"], axis: int) -> bool:
-    """Tell whether the places along an axis, in cells, are those of an even grid, except for a part of a cell."""
-    grid, known = places.shape, shares > KNOWN
-    numbers = torch.arange(grid[axis]).reshape([-1 if other == axis else 1 for other in range(places.dim())])
-    number, place = numbers.expand(grid)[known].float(), places[known]
-    number, place = number - number.mean(), place - place.mean()
-    apart = (number * place).sum() / (number * number).sum()
-    most = torch.where(shares[known] < 1 - _ROUNDED, _ASIDE_AT_PADDING, _ASIDE)
-    return bool(apart > 0) and not bool(((place - apart * number).abs() > most).any())
-
-
-def _vary(cells: Cells) -> bool:
-    """Tell whether cells come from different places along each axis of the input."""
-    places = cells[1:, cells[0] > KNOWN]
-    return bool(places.numel()) and bool((places.amax(1) - places.amin(1) > _LEAST_APART).all())
-
-
-def _is_pooled(grid: tuple[int, ...], grids: Collection[tuple[int, ...]]) -> bool:
-    """Tell whether an axis of one cell was averaged away: strides lead to one cell from two at most."""
-    return any(
-        side == 1 and not any(len(before) == len(grid) and before[axis] <= 2 for before in grids)
-        for axis, side in enumerate(grid)
+def _token_grids(
+    count: int, size: tuple[int, ...], grids: Collection[tuple[int, ...]]
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield the grids that a number of tokens can hold, and how many tokens are beside them; the likely ones first."""
+    beside = {grid: count - math.prod(grid) for grid in grids}
+    yield from sorted(
+        ((grid, more) for grid, more in beside.items() if 0 <= more <= _MOST_TOKENS_BESIDE), key=lambda item: item[1]
     )
+    if len(size) > 1:
+        yield from ((grid, more) for grid, more in _cut_grids(count, size) if grid not in grids)
 
 
-def _edges(cells: Cells) -> tuple[tuple[float, float], ...]:
-    """Return where the input begins and ends along each axis of a grid whose cells are in order, in cells."""
-    edges: list[tuple[float, float]] = []
-    for axis, side in enumerate(cells.shape[1:]):
-        lines = cells.movedim(1 + axis, 1).flatten(2) if cells.dim() > 2 else cells[..., None]
-        known = lines[0] > KNOWN
-        counts = known.sum(1)
-        certain = torch.nonzero(counts)[:, 0]
-        if side == 1 or len(certain) < 2:
-            edges.append((0.0, float(side)))
-            continue
-        means = torch.where(known, lines[1 + axis], 0).sum(1)[certain] / counts[certain]
-        step = float(means[-1] - means[0]) / float(certain[-1] - certain[0])
-        zero = float(certain[0]) + 0.5 - float(means[0]) / step
-        edges.append((round(zero - 1 / step, 3), round(zero + 1 / step, 3)))
-    return tuple(edges)
+@functools.lru_cache
+def _cut_grids(count: int, size: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
+    """Return the grids of patches that a number of tokens can hold, and the tokens before them.
 
-
-def _input_in(cells: Cells, geometry: Convolution, grid: tuple[int, ...]) -> Extent:
-    """Return the part of the grids that is the input, from where the pixels lie that the first convolution gets.
-
-    The part is smaller than the grid if the model pads the picture, and larger if it crops it. It includes pixels that
-    whole patches leave over, but not the edges that are added to fit the kernel.
+    Patches that divide the input and short prefixes come first.
     """
-    extent: list[tuple[float, float]] = []
-    axes = zip(_edges(cells), cells.shape[1:], geometry.kernel, geometry.stride, grid, strict=True)
-    for (start, end), whole, kernel, stride, count in axes:
-        fits = 0 <= whole - (end - start) < kernel
-        reach = count * stride if kernel == stride and not geometry.padded else whole
-        extent.append((0.0, whole / reach) if fits else (start / reach, end / reach))
-    return () if all(part == (0.0, 1.0) for part in extent) else tuple(extent)
-
-
-def _own_extent(cells: Cells, expected: Extent) -> Extent:
-    """Return the part of a grid that is the input: what is expected, unless the grid's own cells clearly differ.
-
-    The centre of a cell's kernels may lie half a cell beside its place, and unpadded convolutions lose a few cells.
-    """
-    edges = _edges(cells)
-    sides = cells.shape[1:]
-    extent = expected or ((0.0, 1.0),) * len(sides)
-    most = 1 if expected else MOST_CELLS_LOST
-    if all(
-        abs((own[1] - own[0]) - (part[1] - part[0]) * side) <= most
-        for own, part, side in zip(edges, extent, sides, strict=True)
-    ):
-        return expected
-    own = tuple((start / side, end / side) for (start, end), side in zip(edges, sides, strict=True))
-    return () if all(part == (0.0, 1.0) for part in own) else own
-
-
-def _are_evenly_apart(cells: Cells) -> bool:
-    """Tell whether neighbouring cells of a grid are about as far apart everywhere, and along all axes."""
-    steps = [cells[axis].diff(dim=axis - 1).flatten() * cells.shape[axis] / 2 for axis in range(1, len(cells))]
-    joined = torch.cat(steps)
-    return not joined.numel() or float(joined.amax() - joined.amin()) <= _ASIDE * float(joined.mean())
+    frames, pixels = size[:-2], size[-2:]
+    options = {
+        (any(side % patch for side in pixels), prefix, grid)
+        for patch in range(1, min(pixels) + 1)
+        for at_once in (_FRAMES_OF_A_CELL if frames else (1,))
+        for cells in (tuple(side // patch for side in pixels), tuple(-(-side // patch) for side in pixels))
+        for grid in ((*(side // at_once for side in frames), *cells),)
+        if 0 <= (prefix := count - math.prod(grid)) <= _MOST_PREFIX_TOKENS and math.prod(grid) > 1
+    }
+    return [(grid, prefix) for _, prefix, grid in sorted(options)]
 
 
 def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout | None:
@@ -377,41 +243,19 @@ def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> L
     'tokens 14x14 after 1'
 
     """
-    if not shape or shape[0] != batch:
-        if len(shape) != 3 or shape[1] != batch or len(size) < 2:
-            return None
-        tokens = _tokens(shape[0], size)
-        return None if tokens is None else replace(tokens, kind="sequence_first")
-    if len(shape) == len(size) + 2:
-        if _fits(shape[2:], size):
-            return Layout("channels_first", shape[2:])
-        return Layout("channels_last", shape[1:-1]) if _fits(shape[1:-1], size) else None
-    return _tokens(shape[1], size) if len(shape) == 3 and len(size) > 1 else None
-
-
-def _tokens(length: int, size: tuple[int, ...]) -> Layout | None:
-    """Return the patch grid that a number of tokens can hold; patches that divide the input and short prefixes first.
-
-    Examples:
-        >>> str(_tokens(64, (128, 128)))
-        'tokens 8x8'
-    """
-    options = [
-        (any(side % patch for side in size), prefix, grid)
-        for patch in range(1, min(size) + 1)
-        for grid in sorted({tuple(side // patch for side in size), tuple(-(-side // patch) for side in size)})
-        if 0 <= (prefix := length - math.prod(grid)) <= _MOST_PREFIX_TOKENS and math.prod(grid) > 1
-    ]
-    if not options:
-        return None
-    _, prefix, grid = min(options)
-    return Layout("tokens", grid, prefix)
+    if len(shape) == 3 and shape[0] != batch and shape[1] == batch:
+        shape = (shape[0], 1, shape[2])
+    elif shape[:1] == (batch,):
+        shape = (1, *shape[1:])
+    return next((layout for layout in _layouts(shape, size, ()) if layout.kind != "tokens_last"), None)
 
 
 def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
     """Tell whether a grid can cover the input at one integer stride, except for a few cells lost at the edges."""
-    if len(grid) != len(size) or math.prod(grid) < 2 or min(grid) < 1:
+    if len(grid) != len(size) or math.prod(grid) < 2:
         return False
+    if len(size) == 3:  # a clip's time has its own stride
+        return grid[0] <= size[0] and _fits(grid[1:], size[1:])
     strides = [side / cells for cells, side in zip(grid, size, strict=True)]
     if max(strides) > _MOST_DISTORTION * min(strides):
         return False
@@ -428,15 +272,3 @@ def channels_of(shape: tuple[int, ...], layout: Layout | None) -> int:
     if layout is None:
         return 0
     return shape[1 if layout.kind in ("channels_first", "tokens_last") else -1]
-
-
-def plain_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout | None:
-    """Return the layout of an output (N, C, *grid) whose grid is the input at a usual stride; None for any other shape.
-
-    The channels certainly come first only if all operations before the output leave cells in their places.
-    """
-    if len(shape) != len(size) + 2 or shape[0] != batch or not _fits(shape[2:], size):
-        return None
-    strides = [side / cells for side, cells in zip(size, shape[2:], strict=True)]
-    usual = all(any(abs(own / stride - 1) <= _EXACT for stride in _STRIDES) for own in strides)
-    return Layout("channels_first", shape[2:]) if usual else None

@@ -10,25 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from camkit.engine.passes import to_grid
 from camkit.layers.decision import Decision, Levels, layer_at, next_best, rows_of
 from camkit.layers.influence import structural_verdict
 from camkit.layers.layouts import LayoutReadings
-from camkit.layers.share import takes_one_cell
-from camkit.layers.trace import LivePass, Trace, TracedCall
+from camkit.layers.trace import Trace, TracedCall
 from camkit.types import Layout
 
 _LEAST_SIDE = 2
 """A grid with fewer cells along an axis is a summary of the picture, such as the gate of squeeze-and-excitation."""
 
 
-def choose_for_boxes(live: LivePass, readings: LayoutReadings) -> Decision:
+def choose_for_boxes(trace: Trace, readings: LayoutReadings) -> Decision:
     """Choose the layers of a detector: the inputs of its neck, or else the deepest one that every box is computed from.
 
     A box's score depends on a few cells of one scale, and a picture without detections has no score. So the structure
     decides: the last grid of each size before the neck, or the last one before the scales branch off, or before regions
     are cropped from it.
     """
-    trace, graph = live.trace, live.trace.graph
+    graph = trace.graph
     pyramid = next((call for call in reversed(trace.calls) if call.scales), None)
     common = -1
     for scale in pyramid.scales if pyramid is not None else ():
@@ -36,7 +36,7 @@ def choose_for_boxes(live: LivePass, readings: LayoutReadings) -> Decision:
     usable: dict[TracedCall, Layout] = {}
     verdicts: dict[TracedCall, str] = {}
     for call, reading in readings.items():
-        verdict, is_regional = structural_verdict(call, reading), graph.is_regional(call.operation)
+        verdict, is_regional = structural_verdict(call, reading), bool(graph.ancestors(call.operation) & graph.regional)
         beside = is_regional if pyramid is None else not call.is_among(common)
         verdicts[call] = verdict or ("not every box is computed from it" if beside else "")
         # The rows of all boxes may happen to form a grid, whose place is not certain then.
@@ -48,7 +48,7 @@ def choose_for_boxes(live: LivePass, readings: LayoutReadings) -> Decision:
         reason = f"the inputs of the neck, {len(of_levels)} grids that all boxes are computed from"
         levels = Levels(layer_at(trace, readings, call, reason) for call in of_levels)
         return Decision(trace.size, rows, levels[-1], any_target=True, levels=levels)
-    last = _last_before_all_boxes(live, usable)
+    last = _last_before_all_boxes(trace, usable)
     first = [calls[0] for calls in trace.by_output.values()]  # an outer module returns it later
     fit = [call for call in first if call.name and not verdicts[call] and call is not last]
     fit += [] if last is None else [last]
@@ -72,7 +72,7 @@ def _levels(trace: Trace, layouts: Mapping[TracedCall, Layout]) -> list[TracedCa
     """
     grids = {call: math.prod(layout.grid) for call, layout in layouts.items() if min(layout.grid) >= _LEAST_SIDE}
     backbone, necks = _split(trace, grids)
-    if not necks or trace.end is None:
+    if not necks or trace.last is None:
         return []
     before_necks = trace.graph.ancestors(*(call.operation for call in necks))
     usable = [call for call in backbone if call.is_among(before_necks) and call.alone]
@@ -82,24 +82,31 @@ def _levels(trace: Trace, layouts: Mapping[TracedCall, Layout]) -> list[TracedCa
         last = next((call for call in reversed(usable) if grids[call] == cells and call.is_among(reaching)), None)
         if last is not None:
             levels.insert(0, last)
-    beside = trace.before_the_score(*levels) & trace.graph.inputs
+    beside = trace.before_the_score(*levels) & trace.graph.leaves
     return levels if len(levels) > 1 and not beside else []
 
 
-def _last_before_all_boxes(live: LivePass, layouts: dict[TracedCall, Layout]) -> TracedCall | None:
+def _last_before_all_boxes(trace: Trace, layouts: dict[TracedCall, Layout]) -> TracedCall | None:
     """Return the last layer with a grid that all boxes are computed from, and from nothing else of the picture.
 
     If each box is computed from one cell of a layer, as at the end of OWL-ViT, this cell would have all the heat: the
     layer lies before.
     """
-    trace = live.trace
     for call, layout in reversed(layouts.items()):
-        if trace.end is None or not call.alone:
+        if trace.last is None or not call.alone:
             continue
-        beside = trace.before_the_score(call) & trace.graph.inputs
-        if not beside and not takes_one_cell(live, call, layout):
+        beside = trace.before_the_score(call) & trace.graph.leaves
+        if not beside and not _takes_one_cell(trace, call, layout):
             return call
     return None
+
+
+def _takes_one_cell(trace: Trace, call: TracedCall, layout: Layout) -> bool:
+    """Tell whether the best box's score is computed from one cell of a layer alone."""
+    if trace.end is None or not trace.end.numel() or call.output is None:
+        return False
+    gradient = trace.differentiate(trace.end.max(), [call.output]).get(call.output)
+    return gradient is not None and int(to_grid(gradient, layout).bool().any(1).sum()) == 1
 
 
 def _split(trace: Trace, grids: Mapping[TracedCall, int]) -> tuple[list[TracedCall], list[TracedCall]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from types import FunctionType, MappingProxyType
 from typing import Any, TypeAlias, cast
@@ -13,20 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.batches import keeps_pictures_apart
-from camkit.engine.capture import Pass
-from camkit.engine.guard import is_in_use
-from camkit.engine.record import ModelRecord, WeightMarks
-from camkit.engine.references import KeptReferences
+from camkit.engine.guard import ModelRecord, WeightMarks, is_in_use
+from camkit.engine.passes import KeptReferences, Pass, keep_last, keeps_pictures_apart
 from camkit.errors import LayerError, TargetError, advice
 from camkit.layers.choose import decide
 from camkit.layers.decision import Decision
 from camkit.layers.names import select_layers
 from camkit.layers.places import with_places
 from camkit.targets.classes import FunctionTarget
-from camkit.targets.outputs import logits_of
-from camkit.targets.probabilities import ScoreReading
-from camkit.targets.scores import Target
+from camkit.targets.scores import ScoreReading, Target, logits_of
 from camkit.types import LayerRef, Layout, Precision, Spread, TargetLayer
 
 _MOST_SIZES = 32
@@ -47,7 +41,6 @@ class ModelMemory:
     Attributes:
         answers_alike: for each precision, whether the model gives the same results in both memory formats.
         may_resize: whether the model may resize its input itself.
-        without_attention: the kinds of inputs for which a pass showed no attention.
         not_all_tokens: the kinds of inputs for which attention does not run between all tokens, or cannot be read.
         checked_tokens: the kinds of inputs and the layouts for which all tokens of the grid are the picture's.
         overwrites: whether the model overwrites tensors that its backward pass needs.
@@ -69,7 +62,6 @@ class ModelMemory:
         record = ModelRecord.of_model(model)
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
-        self.without_attention: set[InputKind] = set()
         self.not_all_tokens: set[InputKind] = set()
         self.checked_tokens: set[tuple[InputKind, Layout]] = set()
         self.overwrites = False
@@ -77,9 +69,8 @@ class ModelMemory:
         self._final_activation: str | None = None
         self._apart: dict[tuple[LayerRef, ...], tuple[int, bool | None]] = {}
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
-        self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
-        self._named: OrderedDict[tuple[InputKind, LayerRef], TargetLayer] = OrderedDict()
-        self._placed: OrderedDict[tuple[InputKind, LayerRef, Layout | None, Spread], Layout | None] = OrderedDict()
+        self._decisions: dict[_DecisionKey, tuple[Decision, WeightMarks | None]] = {}
+        self._placed: dict[tuple[InputKind, LayerRef, Layout | None, Spread], Layout | None] = {}
         self._placed_with = WeightMarks(record.modules(), buffers=False)
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
@@ -129,8 +120,10 @@ class ModelMemory:
         outputs are computed from the layer.
         """
         decision = self._decided(image, None, None)
-        if target is None or decision.any_target or not _is_the_users(target):
+        if target is None or decision.any_target:
             return decision
+        if not isinstance(target, FunctionTarget) and type(target).__module__.startswith("camkit."):
+            return decision  # camkit's own targets read the model's main scores
         try:
             return self._decided(image, target, _identity(target))
         except Exception:  # noqa: BLE001 - a target may raise anything, for example if it is made for a larger batch
@@ -151,7 +144,7 @@ class ModelMemory:
             stages = [(layer, modules[layer.ref]) for layer in new]
             for ref, layout in with_places(self.living, image, stages, spread, self.record).items():
                 placed[ref] = layout
-                _keep(self._placed, keys[ref], layout)
+                keep_last(self._placed, keys[ref], layout, _MOST_SIZES)
         return {ref: placed[ref] for ref in keys}
 
     def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
@@ -161,21 +154,14 @@ class ModelMemory:
     def _decided(self, image: Tensor, target: Target | None, identity: Hashable) -> Decision:
         key = kind_of(image), identity
         is_kept = target is None or identity is not None
-        if is_kept and self._still_holds(key):
-            return self._decisions[key][0]
+        kept = self._decisions.get(key) if is_kept else None
+        if kept is not None and (kept[1] is None or kept[1].still_hold(self.record.modules())):
+            return kept[0]
         decision = decide(self.living, image, self.record, target=target)
-        if is_kept and decision.lasting and decision.holds_for != "picture":
-            marks = WeightMarks(self.record.modules()) if decision.holds_for == "weights" else None
-            _keep(self._decisions, key, (decision, marks))
+        if is_kept and decision.lasting and not decision.of_picture:
+            marks = WeightMarks(self.record.modules()) if decision.of_weights else None
+            keep_last(self._decisions, key, (decision, marks), _MOST_SIZES)
         return decision
-
-    def has_decided(self, image: Float[Tensor, "n c *size"]) -> bool:
-        """Tell whether a decision for inputs like this image is remembered and still holds."""
-        return self._still_holds((kind_of(image), None))
-
-    def _still_holds(self, key: _DecisionKey) -> bool:
-        kept = self._decisions.get(key)
-        return kept is not None and (kept[1] is None or kept[1].still_hold(self.record.modules()))
 
     def keeps_pictures_apart(
         self,
@@ -218,35 +204,14 @@ class ModelMemory:
                 self._final_activation = ScoreReading.of(logits_of(run.output, 1)).final
         return self._final_activation
 
-    def known(self, ref: LayerRef, image: Float[Tensor, "n c *size"]) -> TargetLayer | None:
-        """Return the remembered layer with this name, for inputs like this image; None if there is none."""
-        return self._named.get((kind_of(image), ref))
-
-    def remember(self, layer: TargetLayer, image: Float[Tensor, "n c *size"]) -> None:
-        """Remember a layer that the caller named, for inputs like this image."""
-        _keep(self._named, (kind_of(image), layer.ref), layer)
-
     def forget(self) -> None:
         """Forget all decisions, after a pass showed that they no longer hold."""
         self._decisions.clear()
-        self._named.clear()
         self._placed.clear()
 
 
 SHARED: weakref.WeakKeyDictionary[nn.Module, ModelMemory] = weakref.WeakKeyDictionary()
 """The memory of each living model that ``explain`` was called with: later calls share it."""
-
-
-def _keep(kept: OrderedDict[Any, Any], key: Hashable, value: object) -> None:
-    """Keep a value, and drop the oldest if there are too many."""
-    kept[key] = value
-    if len(kept) > _MOST_SIZES:
-        kept.popitem(last=False)
-
-
-def _is_the_users(target: Target) -> bool:
-    """Tell whether a target may read any output; camkit's own read the model's main scores."""
-    return isinstance(target, FunctionTarget) or not type(target).__module__.startswith("camkit.")
 
 
 def _identity(target: Target) -> Hashable:

@@ -11,7 +11,7 @@ off. Of all places that the grid may have, its cells a stride apart, the one tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from camkit.engine.attach import forward_hooks
-from camkit.engine.interrupts import interruptible
-from camkit.engine.nested import feature_tensor
-from camkit.engine.passes import is_out_of_memory, quiet_pass
-from camkit.engine.record import ModelRecord
+from camkit.engine.attach import feature_tensor, forward_hooks
+from camkit.engine.guard import ModelRecord, interruptible
+from camkit.engine.passes import in_parts, is_out_of_memory, quiet_pass
 from camkit.layers.layouts import MOST_CELLS_LOST
 from camkit.types import CellPositions, LayerRef, Layout, Spread, TargetLayer
 
@@ -76,12 +74,13 @@ def with_places(
     wanted = [stage for stage in stages if spread == "measured" and _is_convolutional(model, stage[0], image)]
     if not wanted:
         return layouts
-    try:
-        middles = _measure(model, image, size, wanted, record)
-    except Exception as error:  # a model that takes one size or one picture raises anything
-        if is_out_of_memory(error):
-            raise
-        return layouts
+    middles: dict[LayerRef, tuple[float, ...]] = {}
+    for at_once in (1 + _PLACES, 1):  # some models take one picture, or reorder those of a batch
+        try:
+            middles = middles or _measure(model, image, size, wanted, record, at_once)
+        except Exception as error:  # a model that takes one size raises anything
+            if is_out_of_memory(error):
+                raise
     for ref, middle in middles.items():
         layout = layouts[ref]
         assert layout is not None
@@ -117,26 +116,30 @@ def _positions(grid: Sequence[int], size: Sequence[int], middle: Sequence[float]
 
 
 def _measure(
-    model: nn.Module, image: Tensor, size: tuple[int, ...], stages: Sequence[Stage], record: ModelRecord
+    model: nn.Module,
+    image: Tensor,
+    size: tuple[int, ...],
+    stages: Sequence[Stage],
+    record: ModelRecord,
+    at_once: int,
 ) -> dict[LayerRef, tuple[float, ...]]:
     """Return how far the middle of each layer's grid looks beside the picture's middle, in cells along each axis."""
-    seen: dict[LayerRef, list[tuple[Tensor, Tensor]]] = {layer.ref: [] for layer, _ in stages}
-    centres = []
+    pictures, centres = _pictures(size)
+    inputs = _like(pictures, image)
+    parts: list[dict[LayerRef, Tensor]] = []
     with quiet_pass(model, image.device, "fp32", record):
-        for scene, pictures in _pictures(size):
-            before = _features(model, _like(scene, image), stages)
-            for picture, centre in pictures:
-                after = _features(model, _like(picture, image), stages)
-                centres.append(centre)
-                for ref, maps in after.items():
-                    change = (maps.float() - before[ref].float()).square().sum((0, 1))
-                    seen[ref].append((change.sum(1), change.sum(0)))
+        in_parts(
+            len(inputs),
+            at_once,
+            lambda part: parts.append(_features(model, inputs[part.start : part.stop], stages)),
+        )
     middles = {}
-    for ref, changes in seen.items():
-        axes = [torch.stack([change[axis] for change in changes]).double().cpu().numpy() for axis in (0, 1)]
-        middle = tuple(_middle(lines, np.array(centres)[:, axis], size[axis]) for axis, lines in enumerate(axes))
+    for layer, _ in stages:
+        maps = torch.cat([part[layer.ref] for part in parts]).float().unflatten(0, (-1, 1 + _PLACES))
+        changes = (maps[:, 1:] - maps[:, :1]).square().sum(2).flatten(0, 1).double().cpu().numpy()
+        middle = tuple(_middle(changes.sum(2 - axis), centres[:, axis], size[axis]) for axis in (0, 1))
         if np.isfinite(middle).all():
-            middles[ref] = middle
+            middles[layer.ref] = middle
     return middles
 
 
@@ -164,7 +167,7 @@ def _middle(changes: np.ndarray, places: np.ndarray, side: int) -> float:
     return float(_BESIDE.flat[misses.argmin()])
 
 
-def _features(model: nn.Module, picture: Tensor, stages: Sequence[Stage]) -> dict[LayerRef, Tensor]:
+def _features(model: nn.Module, pictures: Tensor, stages: Sequence[Stage]) -> dict[LayerRef, Tensor]:
     """Run a model until all layers have returned, and return their maps."""
     found: dict[LayerRef, Tensor] = {}
     calls = dict.fromkeys((module for _, module in stages), 0)
@@ -180,36 +183,39 @@ def _features(model: nn.Module, picture: Tensor, stages: Sequence[Stage]) -> dic
 
     try:
         with forward_hooks(dict.fromkeys(calls, end)), interruptible():
-            model(picture)
+            model(pictures)
     except _ReachedError:
         pass
     return found
 
 
-def _like(picture: Float[Tensor, "3 *size"], image: Float[Tensor, "1 c *size"]) -> Tensor:
-    """Return a picture with values from 0 to 1 as the input of a model that takes such an image: its scale and type."""
+def _like(pictures: Float[Tensor, "n 3 *size"], image: Float[Tensor, "1 c *size"]) -> Float[Tensor, "n c *size"]:
+    """Bring pictures with values from 0 to 1 to the scale, the channels and the type of a model's input."""
     low, high = (float(value) for value in image.aminmax())
     if image.shape[1] != 3:
-        picture = picture.mean(0).expand(image.shape[1], -1, -1)
+        pictures = pictures.mean(1, keepdim=True).expand(-1, image.shape[1], -1, -1)
     if high > 10:
-        picture = picture * 255
+        pictures = pictures * 255
     elif low < 0 or high > 1:
-        picture = (picture - _MEAN) / _STD
-    return picture[None].to(image)
+        pictures = (pictures - _MEAN) / _STD
+    return pictures.to(image)
 
 
-def _pictures(size: tuple[int, ...]) -> Iterator[tuple[Tensor, list[tuple[Tensor, tuple[float, ...]]]]]:
-    """Yield scenes (3, H, W), and each with objects in it, with the objects' centres in pixels."""
+def _pictures(size: tuple[int, ...]) -> tuple[Float[Tensor, "n 3 *size"], Float[np.ndarray, "m 2"]]:
+    """Return scenes, each followed by the same scene with objects in it, and the objects' centres in pixels."""
     files = [sorted(folder.glob("*.jpg"))[:_PER_CLASS] for folder in sorted((_SCENES / "pictures").iterdir())]
     scenes = [_opened(file, size) for files_of_class in files for file in files_of_class]
+    pictures: list[Tensor] = []
+    centres: list[tuple[float, ...]] = []
     for index, (scene, _) in enumerate(scenes):
-        with_objects = []
-        for number in range(index * _PLACES, (index + 1) * _PLACES):
-            spot = [0.2 + 0.6 * ((0.5 + number * step) % 1) for step in _STEPS]
-            with_objects.append(_with_object(scene, *scenes[(number + 3) % len(scenes)], spot))
+        numbers = range(index * _PLACES, (index + 1) * _PLACES)
+        spots = [[0.2 + 0.6 * ((0.5 + number * step) % 1) for step in _STEPS] for number in numbers]
+        others = [scenes[(number + 3) % len(scenes)] for number in numbers]
+        with_objects = [_with_object(scene, *other, spot) for other, spot in zip(others, spots, strict=True)]
         for turned in ((), (-2, -1)):
-            pictures = [(picture.flip(turned), _centre(cover.flip(turned))) for picture, cover in with_objects]
-            yield scene.flip(turned), pictures
+            pictures += [each.flip(turned) for each in (scene, *(picture for picture, _ in with_objects))]
+            centres += [_centre(cover.flip(turned)) for _, cover in with_objects]
+    return torch.stack(pictures), np.array(centres)
 
 
 _STEPS = (0.6180339887, 0.7548776662)

@@ -10,23 +10,21 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.capture import Capture, NotRunError, Pass, ReadLayout
 from camkit.engine.cut import RepeatedError
-from camkit.engine.passes import is_overwriting, keeping_overwritten
+from camkit.engine.passes import Capture, NotRunError, Pass, is_overwriting, keeping_overwritten
 from camkit.errors import LayerError, MethodError
 from camkit.layers.decision import UNSURE, Decision, Levels
-from camkit.layers.layouts import infer_layout, plain_layout
+from camkit.layers.layouts import infer_layout
 from camkit.layers.memory import ModelMemory, kind_of
 from camkit.layers.names import Layers
-from camkit.layers.operations import watching_places
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import AUTO, METHODS, ODAM, SHARPENED, Method
-from camkit.methods.on_attention import NoAttentionError, check_cells
+from camkit.methods.on_attention import check_cells
 from camkit.methods.on_one_picture import at_once
 from camkit.methods.registry import FINE, Way, sharpening
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
-from camkit.types import WHOLE_MODEL, LayerRef, Layout, TargetLayer
+from camkit.types import WHOLE_MODEL, LayerRef, TargetLayer
 
 _AS_NAMED = "as named"
 
@@ -40,10 +38,6 @@ class OneByOneError(Exception):
 
 class OneTargetError(Exception):
     """The targets need different layers, so camkit explains them one by one."""
-
-
-class _NotPlainError(Exception):
-    """A layer's shape alone does not say where its cells lie."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,62 +109,26 @@ class Runner:
 
     def _of_layers(self, method: Method, targets: tuple[Target, ...], inputs: Tensor) -> Ran:
         """Run the model with its layers; with all tokens if "auto" stands for a method that reads attention."""
-        looked = None if self.selectors is None else self._first_look(method, targets, inputs)
-        if looked is None:
-            way = self._settled(method, targets, inputs, attends=kind_of(inputs) not in self.memory.not_all_tokens)
-            if way[0].reads_attention:
-                try:
-                    ran = self._of_tokens(way[0], targets, inputs)
-                except MethodError:  # its attention runs in windows, for example
-                    self.memory.not_all_tokens.add(kind_of(inputs))
-                    way = self._settled(method, targets, inputs)
-                else:
-                    (layer,) = ran.layers
-                    reason = f"auto: attention runs between all tokens; {layer.reason}"
-                    return replace(ran, layers=(replace(layer, reason=reason),))
-            looked = self._at_layers(method, targets, inputs, way)
-        captured, layers, used = looked
+        way = self._settled(method, targets, inputs, attends=kind_of(inputs) not in self.memory.not_all_tokens)
+        if way[0].reads_attention:
+            try:
+                ran = self._of_tokens(way[0], targets, inputs)
+            except MethodError:  # its attention runs in windows, for example
+                self.memory.not_all_tokens.add(kind_of(inputs))
+                way = self._settled(method, targets, inputs)
+            else:
+                (layer,) = ran.layers
+                reason = f"auto: attention runs between all tokens; {layer.reason}"
+                return replace(ran, layers=(replace(layer, reason=reason),))
+        captured, layers, used = self._at_layers(method, targets, inputs, way)
         captured = used.joined(captured, tuple(inputs.shape[2:]))
         # Grad-CAM weights whole channels, which a detector's boxes share.
         for_boxes = METHODS["hirescam"] if self.method in (AUTO, SHARPENED) and used != ODAM else None
         return Ran(captured, layers, used, for_boxes)
 
-    def _first_look(
-        self, method: Method, targets: tuple[Target, ...], inputs: Tensor
-    ) -> tuple[Capture, tuple[TargetLayer, ...], Method] | None:
-        """Run a method at named layers about which nothing is known yet; None if they need a decision first.
-
-        They need none if each returns (N, C, *grid) in proportion to the input, and all operations before it leave
-        cells in their places.
-        """
-        memory, size = self.memory, tuple(inputs.shape[2:])
-        if memory.has_decided(inputs):
-            return None
-        layers = self._known(inputs)
-        if all(layer.size for layer in layers):
-            return None
-        unknown = tuple(TargetLayer(layer.name, layer.call, reason=_AS_NAMED) for layer in layers)
-        modules = tuple(memory.selected(tuple(layer.ref for layer in layers)).values())
-        try:
-            with watching_places(memory.living, modules, inputs) as kept:
-                captured = self._run(method, targets, inputs, unknown, _plain_or_not)
-        except _NotPlainError:
-            return None
-        if not all(kept.get(module, False) for module in modules):
-            return None
-        for layer, layout in zip(unknown, captured.layouts, strict=True):
-            memory.remember(replace(layer, layout=layout, size=size), inputs)
-        used, layers = self._at_named(method, inputs)
-        placed = memory.placed(layers, inputs[:1], self.options["spread"])
-        if any(placed.get(layer.ref) is not layer.layout for layer in layers):
-            captured = self._run(used, targets, inputs, layers)
-        return captured, layers, used
-
     def _of_tokens(self, method: Method, targets: tuple[Target, ...], inputs: Tensor) -> Ran:
         """Run the model with a layer that has its tokens, which says how they form a grid."""
         kind, memory = kind_of(inputs), self.memory
-        if kind in memory.without_attention:
-            raise NoAttentionError(method.name)
         try:
             way = self._settled(method, (), inputs)
             captured, (tokens,), _ = self._at_layers(method, targets, inputs, way)
@@ -179,9 +137,6 @@ class Runner:
                 f"{method.name!r} needs tokens that form a grid, and camkit finds none in this model; use "
                 "'gradcam' or 'hirescam' with a layer that you name"
             ) from error
-        except NoAttentionError:
-            memory.without_attention.add(kind)
-            raise
         (layout,) = captured.layouts
         if (kind, layout) not in memory.checked_tokens:
             check_cells(memory.living, inputs[:1], layout, method.name, memory.record)
@@ -200,18 +155,22 @@ class Runner:
         except NotRunError:
             if self.selectors is not None:
                 raise
-        if captured is None or not _fits(captured, layers):
+        # The layers return grids of the decided size, or the maps have the input's size.
+        if captured is None or not all(
+            layer.layout is None or tuple(maps.activations.shape[2:]) in (layer.layout.grid, layer.size)
+            for layer, maps in zip(layers, captured.features, strict=True)
+        ):
             self.memory.forget()
             used, layers = self._settled(method, targets, inputs)
             captured = self._run(used, targets, inputs, layers)
-        if self.selectors is None and _may_miss(captured, layers, used):
+        if self.selectors is None and _may_miss(captured, used):
             # This picture and this target may need another layer, for example if the best of several scales decides.
             if len(inputs) > 1:
                 raise OneByOneError
             if len(targets) > 1:
                 raise OneTargetError
             decision = self.memory.decision_for(inputs, targets[0])
-            if decision.layer is not None and decision.layer.ref != layers[-1].ref:
+            if decision.layer is not None and decision.lasting and decision.layer.ref != layers[-1].ref:
                 used, layers = method.at(decision)
                 captured = self._run(used, targets, inputs, layers)
         return captured, layers, used
@@ -232,15 +191,18 @@ class Runner:
         says next to nothing about a cell, so each cell has its own weight there. If the model cannot run on a single
         image, the layouts are read from shapes.
         """
-        layers = self._known(inputs)
-        if not all(layer.size for layer in layers):
+        size, refs = tuple(inputs.shape[2:]), self.memory.selected(self.selectors or ())
+        given = [layer for layer in self.selectors or () if isinstance(layer, TargetLayer)]
+        known = {layer.ref: layer for layer in given if layer.size == size and layer.layout is not None}
+        if known.keys() >= set(refs):
+            layers = tuple(known[ref] for ref in refs)
+        else:
             decision = self._decision_if_any(inputs)
-            unsure = _AS_NAMED + UNSURE
             layers = tuple(
-                replace(layer, layout=None, size=(), reason=unsure, sure=False)
+                TargetLayer(ref.name, ref.call, reason=_AS_NAMED + UNSURE, sure=False)
                 if decision is None
-                else decision.named(layer.ref, _AS_NAMED)
-                for layer in layers
+                else decision.named(ref, _AS_NAMED)
+                for ref in refs
             )
         if method == SHARPENED:
             return sharpening(layers) if len(layers) == 2 else (METHODS["gradcam"], layers)
@@ -254,16 +216,6 @@ class Runner:
         is_deep = deepest is not None and all(grid == deepest.grid for grid in grids)
         return METHODS["gradcam" if is_deep else "gradcam-elementwise"], layers
 
-    def _known(self, inputs: Tensor) -> tuple[TargetLayer, ...]:
-        """Return the named layers with what is known of them at this size: from the caller, or from a first look."""
-        size = tuple(inputs.shape[2:])
-        given = {layer.ref: layer for layer in self.selectors or () if isinstance(layer, TargetLayer)}
-        given = {ref: layer for ref, layer in given.items() if layer.size == size and layer.layout is not None}
-        return tuple(
-            given.get(ref) or self.memory.known(ref, inputs) or TargetLayer(ref.name, ref.call)
-            for ref in self.memory.selected(self.selectors or ())
-        )
-
     def _decision(self, inputs: Tensor, target: Target | None = None) -> Decision:
         """Return the decision on the model's layers for a batch and a target.
 
@@ -271,7 +223,7 @@ class Runner:
             OneByOneError: each picture of the batch needs a decision of its own.
         """
         decision = self.memory.decision(inputs[:1], target)
-        if decision.holds_for == "picture" and len(inputs) > 1:
+        if decision.of_picture and len(inputs) > 1:
             raise OneByOneError
         return decision
 
@@ -279,7 +231,7 @@ class Runner:
         """Return the decision for a batch; None if the model cannot run on a single image, or for any other reason.
 
         Raises:
-            OneByOneError, FramesFirstError: as for ``_decision``.
+            OneByOneError, FramesFirstError: as for ``_decision``, and if the model reads clips as (N, T, C, H, W).
         """
         try:
             return self._decision(inputs)
@@ -294,7 +246,6 @@ class Runner:
         targets: tuple[Target, ...],
         inputs: Tensor,
         layers: Sequence[TargetLayer],
-        read_layout: ReadLayout = infer_layout,
     ) -> Capture:
         memory = self.memory
         refs = tuple(layer.ref for layer in layers)
@@ -309,7 +260,7 @@ class Runner:
             targets,
             modules,
             memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"]),
-            read_layout,
+            infer_layout,
             precision=self.options["precision"],
             answers_alike=memory.answers_alike,
             record=memory.record,
@@ -332,29 +283,14 @@ class Runner:
             if memory.overwrites or not is_overwriting(error):
                 raise
             memory.overwrites = True
-            return self._run(method, targets, inputs, layers, read_layout)
+            return self._run(method, targets, inputs, layers)
         memory.may_resize = captured.resized
         return captured
 
 
-def _may_miss(captured: Capture, layers: Sequence[TargetLayer], method: Method) -> bool:
-    """Tell whether a layer is known to carry only a part of the score, and some score does not depend on it."""
-    if not method.reads_gradients or all(layer.share in (None, 1.0) for layer in layers):
+def _may_miss(captured: Capture, method: Method) -> bool:
+    """Tell whether some score does not depend on the layers."""
+    if not method.reads_gradients:
         return False
     gradients = (gradient for features in captured.features for gradient in features.by_target)
     return not all(bool(gradient.flatten(1).any(1).all()) for gradient in gradients)
-
-
-def _plain_or_not(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout:
-    layout = plain_layout(shape, batch, size)
-    if layout is None:
-        raise _NotPlainError
-    return layout
-
-
-def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:
-    """Tell whether the layers returned grids of the decided size, or the maps have the input's size."""
-    return all(
-        layer.layout is None or tuple(maps.activations.shape[2:]) in (layer.layout.grid, layer.size)
-        for layer, maps in zip(layers, captured.features, strict=True)
-    )

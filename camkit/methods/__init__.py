@@ -43,10 +43,8 @@ __all__ = [
 
 _FAMILIES = (
     "gradient",
-    "cam",
     "activations",
     "head_forward",
-    "expected",
     "input_forward",
     "full_gradient",
     "attention",

@@ -7,16 +7,10 @@ the same for every class.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 
-from camkit.methods.registry import register_method
-
-if TYPE_CHECKING:
-    from torch import Tensor
-else:
-    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
+from camkit.methods.registry import Tensor, register_method, torch
 
 
 def _scaled(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c cells"]:
@@ -24,8 +18,6 @@ def _scaled(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c cells"]:
 
     Values that are not finite become 0: eigenvectors of them do not exist.
     """
-    import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
-
     cells = maps.float().flatten(2).nan_to_num(0, 0, 0)
     largest = cells.abs().amax((1, 2), keepdim=True)
     scaled: Tensor = cells / torch.where(largest > 0, largest, 1)
@@ -39,8 +31,6 @@ def first_component(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *one
     the map shows where the maps are strong. If that average is only rounding error, as after an instance norm, the sign
     of ``_skewness`` decides.
     """
-    import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
-
     cells = _scaled(maps)
     # The vector is an eigenvector of the smaller of the two products of the matrix with itself.
     if cells.shape[1] <= cells.shape[2]:
@@ -129,21 +119,12 @@ def kpcacam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]
     between cells by rounding error only, as after a layer norm, the component gets the sign with which it is skewed to
     positive values: few cells lie far above the others.
     """
-    import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
-
     # In float32, rounding would hide the differences of small features; MPS has no float64.
     exact = activations.float() if activations.device.type == "mps" else activations.double()
     precision = torch.finfo(activations.dtype).eps
     maps = [_first_kernel_component(cells.mT, precision) for cells in exact.flatten(2)]
     return torch.stack(maps).reshape(len(maps), *activations.shape[2:]).float()
 
-
-_MOST_KERNEL_BYTES = 2**31
-"""A larger kernel, of more than 16,384 cells, is not kept, but computed again in parts for each product with it. About
-20 products are needed."""
-
-_KERNEL_ROWS = 1024
-"""Rows of the kernel that are computed at once."""
 
 _FEW_CELLS = 256
 """The kernel of so few cells is decomposed whole: that takes 10 ms, and SciPy takes longer to import."""
@@ -154,15 +135,17 @@ _SAME_COMPONENT = 1e-6
 
 def _first_kernel_component(cells: Float[Tensor, "cells c"], precision: float) -> Float[Tensor, " cells"]:
     """Return the projection of each cell of one picture; NaN if a value is not finite, and there is no component."""
-    import torch  # noqa: PLC0415 - as above
-
     if not bool(cells.isfinite().all()):
         return torch.full_like(cells[:, 0], torch.nan)
     if bool((cells == cells[0]).all()):
         return torch.zeros_like(cells[:, 0])
     sizes = cells.abs().sum(1)
     cells = cells - cells.mean(0)
-    variance, vector = _decomposed(cells) if len(cells) <= _FEW_CELLS else _largest(cells)
+    if len(cells) <= _FEW_CELLS:
+        variances, vectors = torch.linalg.eigh(_centred_kernel(cells))
+        variance, vector = float(variances[-1]), vectors[:, -1]
+    else:
+        variance, vector = _largest(cells)
     projection: Tensor = vector * math.sqrt(max(variance, 0.0))
     rises = projection @ cells.sum(1)
     if rises.abs() <= precision * (projection.abs() @ sizes):
@@ -170,43 +153,24 @@ def _first_kernel_component(cells: Float[Tensor, "cells c"], precision: float) -
     return -projection if bool(rises < 0) else projection
 
 
-def _kernel(part: Float[Tensor, "some c"], cells: Float[Tensor, "cells c"]) -> Float[Tensor, "some cells"]:
-    return (part @ cells.mT).div_(cells.shape[1]).add_(1).tanh_()
-
-
-def _decomposed(cells: Float[Tensor, "cells c"]) -> tuple[float, Float[Tensor, " cells"]]:
-    """Return the largest eigenvalue of the centred kernel, and its eigenvector."""
-    import torch  # noqa: PLC0415 - as above
-
-    kernel = _kernel(cells, cells)
-    centred = kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
-    variances, vectors = torch.linalg.eigh(centred)
-    return float(variances[-1]), vectors[:, -1]
+def _centred_kernel(cells: Float[Tensor, "cells c"]) -> Float[Tensor, "cells cells"]:
+    kernel = (cells @ cells.mT).div_(cells.shape[1]).add_(1).tanh_()
+    return kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
 
 
 def _largest(cells: Float[Tensor, "cells c"]) -> tuple[float, Float[Tensor, " cells"]]:
-    """Return the same from products of the kernel with vectors, by the Lanczos method."""
-    import numpy as np  # noqa: PLC0415 - as above
-    import torch  # noqa: PLC0415 - as above
-    from scipy.sparse.linalg import LinearOperator, eigsh  # noqa: PLC0415 - as above
+    """Return the largest eigenvalue of the centred kernel, and its eigenvector, by the Lanczos method.
 
-    count, parts = len(cells), cells.split(_KERNEL_ROWS)
-    fits = count**2 * cells.element_size() <= _MOST_KERNEL_BYTES
-    kept = [_kernel(part, cells) for part in parts] if fits else None
+    It takes less time for many cells.
+    """
+    import numpy as np  # noqa: PLC0415 - only this method needs it
+    from scipy.sparse.linalg import eigsh  # noqa: PLC0415
 
-    def centred(vector: Any) -> Any:
-        """Return the product of the centred kernel with a vector."""
-        moved = torch.from_numpy(vector.ravel()).to(cells)
-        moved = moved - moved.mean()
-        rows = (_kernel(part, cells) for part in parts) if kept is None else kept
-        product = torch.cat([some @ moved for some in rows])
-        return (product - product.mean()).double().numpy(force=True)
-
-    start = np.random.default_rng(0).standard_normal(count)
-    if not centred(start).any():  # the cells differ by less than rounding
+    start = np.random.default_rng(0).standard_normal(len(cells))
+    kernel = _centred_kernel(cells).double().numpy(force=True)
+    if not (kernel @ start).any():  # the cells differ by less than rounding
         return 0.0, torch.zeros_like(cells[:, 0])
-    operator = LinearOperator((count, count), matvec=centred, dtype=np.float64)
-    variances, vectors = eigsh(operator, k=1, which="LA", v0=start, tol=_SAME_COMPONENT)
+    variances, vectors = eigsh(kernel, k=1, which="LA", v0=start, tol=_SAME_COMPONENT)
     return float(variances[0]), torch.from_numpy(vectors[:, 0]).to(cells)
 
 

@@ -9,16 +9,10 @@ computed from, as weights that sum to 1. What comes back is a value for each tok
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 
-from camkit.methods.registry import register_method
-
-if TYPE_CHECKING:
-    from torch import Tensor
-else:
-    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
+from camkit.methods.registry import Tensor, register_method
 
 _BACK = "1, and back through the model"
 

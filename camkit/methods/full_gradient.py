@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from jaxtyping import Float
 
-from camkit.methods.registry import register_method
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from camkit.types import GuidedGradients, PartsOfScore
-else:
-    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
-    GuidedGradients = PartsOfScore = Any
+from camkit.methods.registry import GuidedGradients, PartsOfScore, Tensor, register_method, torch
 
 
 @register_method(
@@ -36,8 +26,6 @@ def fullgrad(
     psi takes the absolute values, scales those of one layer to 0..1, all channels together as in the authors' code,
     sums over the channels, and enlarges. So the map has no sign, and no units.
     """
-    import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
-
     total: Tensor | None = None
     for part in score.parts:
         sizes = part.float().abs()

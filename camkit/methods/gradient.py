@@ -1,4 +1,4 @@
-"""The gradient methods: from feature maps A and gradients G = dS/dA to weights.
+"""The gradient methods, from feature maps A and gradients G = dS/dA to weights; and CAM, from class weights.
 
 The index names are those of the papers: k is a channel, i and j are a cell, S is the score before the softmax. Weights
 are computed in float32, whatever the precision of the pass. No method adds an epsilon: if a formula can divide by zero,
@@ -7,17 +7,9 @@ its docstring says what replaces the quotient.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from jaxtyping import Float
 
-from camkit.methods.registry import register_method
-
-if TYPE_CHECKING:
-    from torch import Tensor
-else:
-    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
-
+from camkit.methods.registry import Tensor, register_method, torch
 
 _CANCELLED = 1e-5
 """The share of its terms below which a sum over the channels counts as 0. Layer norms leave 1e-7 to 3e-6 in float32 and
@@ -83,12 +75,10 @@ def hirescam(
     does not change with a cell's length: the sum of G A over the channels is 0, apart from rounding and the norm's
     epsilon. If no cell of a picture keeps more than a share ``_CANCELLED`` of its terms, the weights are 0.
     """
-    from torch import finfo  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
-
     weights = gradients.float()
     terms = weights * activations.float()
     largest, most = (maps.flatten(1).amax(1) for maps in (terms.sum(1).abs(), terms.abs().sum(1)))
-    cancelled = largest <= max(finfo(activations.dtype).eps, _CANCELLED) * most
+    cancelled = largest <= max(torch.finfo(activations.dtype).eps, _CANCELLED) * most
     return weights.masked_fill(cancelled.reshape(-1, *[1] * (weights.dim() - 1)), 0)
 
 
@@ -108,11 +98,9 @@ def xgradcam(
     values), the weight is 0. The paper's maps follow a ReLU. If a layer has negative values and a channel sums to about
     0, noise can decide its weight.
     """
-    from torch import finfo  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
-
     maps = activations.float()
     total = maps.sum(_cells(maps), keepdim=True)
-    precision = max(finfo(kind).eps for kind in (activations.dtype, maps.dtype))
+    precision = max(torch.finfo(kind).eps for kind in (activations.dtype, maps.dtype))
     rounding = precision * maps.abs().sum(_cells(maps), keepdim=True)
     mean = (gradients.float() * maps).sum(_cells(maps), keepdim=True) / total
     return mean.masked_fill(total.abs() <= rounding, 0)
@@ -198,3 +186,17 @@ def refinecam(
 ) -> Float[Tensor, "n c *ones"]:
     """Weight channel k of each layer as Grad-CAM++ does; the positive maps, each scaled to 1, are multiplied."""
     return gradcam_plus_plus(activations, gradients)
+
+
+@register_method(
+    "cam",
+    title="CAM",
+    summary="the weights of the linear layer; only for global average pooling followed by one linear layer",
+    paper="Zhou et al. 2016, Learning Deep Features for Discriminative Localization, arXiv:1512.04150",
+    needs="head",
+    cost="1",
+    unit="Evidence in units of the score",
+)
+def cam(activations: Float[Tensor, "n c *grid"], class_weights: Float[Tensor, "n c"]) -> Float[Tensor, "n c *ones"]:
+    """Weight channel k by the class weight w_k (section 2): M(x, y) = sum_k w_k f_k(x, y), without the bias."""
+    return class_weights.reshape(*class_weights.shape, *[1] * (activations.dim() - 2))

@@ -1,25 +1,17 @@
 """The methods that run the head, the part of the model after the layer, on changed feature maps.
 
 Each takes the feature maps of one picture (1, C, *grid) and the head, a function from changed feature maps
-(M, C, *grid) to the scores (M,) that the picture would have with them. The trunk is not run again.
+(M, C, *grid) to the scores (M,) that the picture would have with them. The trunk is not run again. Expected gradients
+take the gradients of such scores instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 
-from camkit.methods.registry import register_method
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from camkit.types import ScoresOfMaps
-else:
-    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
-    ScoresOfMaps = Any
+from camkit.methods.registry import ScoresOfMaps, Tensor, register_method, torch
 
 
 def _portions(count: int, head: ScoresOfMaps) -> Iterator[range]:
@@ -41,8 +33,6 @@ def ablationcam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> 
 
     The paper divides by S, which scales the map; if S is negative, it would also turn it round, so camkit does not.
     """
-    import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
-
     channels = activations.shape[1]
     without: list[Tensor] = []
     for portion in _portions(channels, head):
@@ -68,8 +58,6 @@ def feature_scorecam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps
     Score-CAM does the same to the picture, with the channel enlarged. A channel that is the same everywhere masks
     nothing and has no weight.
     """
-    import torch  # noqa: PLC0415 - as above
-
     maps = activations[0]
     cells = tuple(range(1, maps.dim()))
     low, high = maps.amin(cells, keepdim=True), maps.amax(cells, keepdim=True)
@@ -95,8 +83,6 @@ def reciprocam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> F
 
     In a transformer the cells are the patches; the class token and other prefix tokens keep their values.
     """
-    import torch  # noqa: PLC0415 - as above
-
     grid = activations.shape[2:]
     cells = grid.numel()
     masks = torch.eye(cells, device=activations.device).reshape(cells, *grid)
@@ -108,3 +94,33 @@ def reciprocam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> F
         [head(activations * masks[list(portion), None].to(activations)) for portion in _portions(cells, head)]
     )
     return (scores - scores.amin()).reshape(1, *grid)
+
+
+@register_method(
+    "expected",
+    title="Expected gradients",
+    summary="what each cell adds to the score, compared with reference pictures; the cells sum to the difference",
+    paper="Erion et al. 2021, Improving performance of deep learning models with axiomatic attribution priors and "
+    "expected gradients, Nature Machine Intelligence 3, arXiv:1906.10670, on feature maps",
+    needs="references",
+    cost="1, and the head and back once for each of 16 references",
+    unit="Part of the score's difference from references",
+)
+def expected(
+    activations: Float[Tensor, "1 c *grid"],
+    references: Float[Tensor, "m c *grid"],
+    gradients: Float[Tensor, "m c *grid"],
+) -> Float[Tensor, "1 *grid"]:
+    """Give cell ij the mean over the references B of sum_k (A_kij - B_kij) dS/dA_kij, taken at B + a (A - B).
+
+    Each reference has one a, and together they lie evenly in (0, 1). S of a class is its log-odds: its logit minus the
+    logarithm of the summed exponentials of the others, so that evidence against a rival counts as evidence for the
+    class. S of any other target is its score. The cells sum to S minus its mean over the references, except for three
+    parts, which ``Explanation.references`` and ``Explanation.residual`` report:
+
+    - Tokens that are not cells, such as a class token, take part in the step from B to A, and get a share of the
+      difference that no cell shows. From the last blocks of a ViT, it is almost all of it.
+    - A path beside the layer, such as a skip connection, keeps the values of the picture.
+    - A mean over 16 references estimates an integral.
+    """
+    return ((activations.float() - references.float()) * gradients.float()).sum(1).mean(0, keepdim=True)

@@ -11,19 +11,10 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Bool, Float, Integer
 
-from camkit.methods.registry import Between, Whole, register_method
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from camkit.types import ScoresOfPictures
-else:
-    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
-    ScoresOfPictures = Any
+from camkit.methods.registry import Between, ScoresOfPictures, Tensor, Whole, register_method, torch
 
 
 @register_method(
@@ -66,8 +57,6 @@ def sscam(
     This is the paper's second form, with noise on the normalised mask of the input. The noise depends on the number of
     the picture alone, so the map is the same in every run.
     """
-    import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
-
     varying = _varying(activations)
     maps, size = activations[0, varying], scores.image.shape[2:]
 
@@ -101,8 +90,6 @@ def iscam(
     The steps add up, so the last pictures of the published N = 10 are 4.5 times as strong as X H_k. The first is black
     for every channel and drops out of the softmax, so it is not run.
     """
-    import torch  # noqa: PLC0415 - as above
-
     varying = _varying(activations)
     maps = activations[0, varying]
     strengths = torch.arange(1, steps, device=maps.device).cumsum(0) / steps
@@ -148,8 +135,6 @@ def rise(
     For a box of a detector, P_i is how well the boxes of the masked picture match it (Petsiuk et al. 2021, D-RISE,
     arXiv:2006.03204), which published 5,000 masks of 16 cells; see ``camkit.targets.boxes.SameBoxTarget``.
     """
-    import torch  # noqa: PLC0415 - as above
-
     size = image.shape[2:]
     sides = [-(-side // cells) for side in size]
     larger = tuple((cells + 1) * side for side in sides)
@@ -194,8 +179,6 @@ def occlusion(
     pixels, by default half a window; the last places are cut off at the edge. With ``segments``, about this many
     regions of similar colour are covered one by one in its place (watershed from a regular grid).
     """
-    import torch  # noqa: PLC0415 - as above
-
     size = image.shape[2:]
     if segments is not None:
         regions = _segments(image, segments)
@@ -229,7 +212,6 @@ def _segments(image: Float[Tensor, "1 c h w"], count: int) -> Integer[Tensor, "h
     """Divide a picture into about ``count`` regions of similar colour, numbered from 0."""
     import cv2  # noqa: PLC0415 - only this method needs it
     import numpy as np  # noqa: PLC0415
-    import torch  # noqa: PLC0415 - as above
 
     pixels = image[0].float().mean(0) if image.shape[1] not in (1, 3) else image[0].float()
     low, high = pixels.amin(), pixels.amax()
@@ -258,8 +240,6 @@ def _segments(image: Float[Tensor, "1 c h w"], count: int) -> Integer[Tensor, "h
 
 def _summed(values: Float[Tensor, "t m"], made: Callable[[range], Tensor]) -> Float[Tensor, "t *size"]:
     """Return the sum of M masks, times T values of each; ``made(part)`` makes those with the numbers in ``part``."""
-    import torch  # noqa: PLC0415 - as above
-
     count = values.shape[1]
     parts = [range(start, min(start + _MASKS_AT_ONCE, count)) for start in range(0, count, _MASKS_AT_ONCE)]
     sums = (torch.tensordot(values[:, part.start : part.stop], made(part), 1) for part in parts)
@@ -283,8 +263,6 @@ def _varying(activations: Float[Tensor, "1 c *grid"]) -> Bool[Tensor, " c"]:
 
 def _masks(maps: Float[Tensor, "m *grid"], scores: ScoresOfPictures) -> Float[Tensor, "m *size"]:
     """Enlarge channels to the picture's size, and scale each to 0..1."""
-    import torch  # noqa: PLC0415 - as above
-
     masks = scores.enlarge(maps.float())
     pixels = tuple(range(1, masks.dim()))
     low, high = masks.amin(pixels, keepdim=True), masks.amax(pixels, keepdim=True)

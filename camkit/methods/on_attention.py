@@ -1,40 +1,217 @@
-"""Run a transformer once, and differentiate its attention maps for the methods that read them."""
+"""Run a transformer once, and differentiate its attention maps for the methods that read them.
+
+Attention may be computed by fused kernels, ``nn.MultiheadAttention`` or the model's own code. The model is not changed,
+and neither are its settings. While the mode is on, PyTorch hands over each call of one of its functions in the current
+thread. A fused attention is computed step by step instead, so that its map softmax(QK') is a tensor of the graph; and a
+softmax over the last axis may be the map of an attention that the model computes itself. Each attention lies in a
+block: a module of a chain whose modules take and return all tokens.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from camkit.engine.attach import contiguous_gradients, hooked
-from camkit.engine.attention import AttentionRecorder, Block, after_blocks, are_chained, noting_blocks
-from camkit.engine.batches import unlike
-from camkit.engine.capture import Capture, Forward, Pass, is_absent, on_grid
+from camkit.engine.attach import (
+    contiguous_gradients,
+    feature_tensor,
+    forward_hooks,
+    hooked,
+    starts,
+    tensors_in,
+    with_tensor,
+)
 from camkit.engine.cut import Saved, Tape
-from camkit.engine.interrupts import interruptible
-from camkit.engine.nested import tensors_in
-from camkit.engine.passes import quiet_pass
-from camkit.engine.record import ModelRecord
+from camkit.engine.guard import ModelRecord, interruptible
+from camkit.engine.head import answering
+from camkit.engine.passes import SAME, Capture, Forward, Pass, are_alike, is_absent, on_grid, quiet_pass, unlike
 from camkit.errors import MethodError
 from camkit.methods.registry import Method
-from camkit.targets.fixed import fixed_target
-from camkit.targets.outputs import maps_of
-from camkit.targets.scores import Scores, Target
+from camkit.targets.classes import fixed_target
+from camkit.targets.scores import Scores, Target, maps_of
 from camkit.types import LayerRef, Layout
 
-_OTHERS = "use 'gradcam' or 'hirescam'"
+_OPENED = (functional.multi_head_attention_forward, torch.autograd.grad)
+"""Functions of PyTorch that compute attention: the second if activation checkpointing repeats a part of the pass."""
 
-_SAME = 1e-3
-"""How far the score of the model's own last tokens, put through the head alone, may differ from the model's score, as a
-share of the largest score: more than rounding, and less than any change that matters."""
+_SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
+
+
+class AttentionRecorder(TorchFunctionMode):
+    """Keeps the attention maps of one pass, as tensors (N, heads, queries, keys) that can be differentiated.
+
+    Args:
+        pictures: the number N of pictures in the batch.
+
+    Attributes:
+        maps: the maps, in the order in which they are computed.
+        others: the shapes of those that do not belong to one picture each, such as maps of windows.
+        recording: switch this off when the pass is over; activation checkpointing computes parts of it again.
+    """
+
+    def __init__(self, pictures: int) -> None:
+        super().__init__()
+        self.maps: list[Saved] = []
+        self.others: list[tuple[int, ...]] = []
+        self.recording = True
+        self._pictures = pictures
+        self._open = {function: _open(function) for function in _OPENED}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one of PyTorch's functions, or what takes its place."""
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        if func in _OPENED:
+            with self:
+                return self._open[func](*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func not in _SOFTMAX:
+            return result
+        given = [kwargs[name] for name in ("dim", "axis") if name in kwargs] or args[1 - ("input" in kwargs) :]
+        # Without an axis, the default is not a map's last.
+        return self._kept(result) if given and given[0] in (-1, result.dim() - 1) else result
+
+    def _attend(
+        self,
+        query: Float[Tensor, "*n queries c"],
+        key: Float[Tensor, "*m keys c"],
+        value: Float[Tensor, "*m keys d"],
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Compute what ``scaled_dot_product_attention`` computes, by the formula in its documentation."""
+        if enable_gqa:
+            key, value = (part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value))
+        logits = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
+        if is_causal:
+            attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            logits = logits.masked_fill(~attn_mask, -math.inf)
+        elif attn_mask is not None:
+            logits = logits + attn_mask
+        maps = self._kept(logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)))
+        return functional.dropout(maps, dropout_p).to(value.dtype) @ value
+
+    def _kept(self, result: Tensor) -> Tensor:
+        """Keep a softmax if it can be a map of attention, and return it as a part of the graph."""
+        if result.dim() < 3:
+            return result
+        # With three axes, the heads of one picture after another are on the first. More than four are windows.
+        whole = result.dim() == 4 and len(result) == self._pictures
+        if not whole and (result.dim() != 3 or len(result) % self._pictures):
+            if self.recording:
+                self.others.append(tuple(result.shape))
+            return result
+        torch.set_grad_enabled(True)  # also inside a no_grad block of the model
+        maps = result.reshape(self._pictures, -1, *result.shape[-2:])
+        if not maps.requires_grad:
+            maps = maps.detach().requires_grad_()
+        if self.recording:
+            self.maps.append(saved := Saved(maps, maps))
+            maps.register_hook(saved.keeper())
+        return maps.reshape(result.shape)
+
+
+def _open(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of one of PyTorch's functions that runs while a mode is on, so that the mode sees what it calls.
+
+    The original begins by asking whether a mode is on, and would be handed over for ever.
+    """
+    assert isinstance(function, FunctionType)
+    names = function.__globals__ | {"has_torch_function": lambda _: False}
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One call of one block.
+
+    Attributes:
+        module: the block.
+        arguments: the tensors that it took.
+        output: what it returned.
+        path: the keys that lead to the tokens in its output.
+        tokens: these tokens, with their graph: (N, L, C) or (L, N, C).
+    """
+
+    module: nn.Module
+    arguments: list[Tensor]
+    output: Any
+    path: tuple[Any, ...]
+    tokens: Tensor
+
+
+@contextmanager
+def noting_blocks(model: nn.Module, attention: AttentionRecorder) -> Iterator[dict[int, Block]]:
+    """Note the block around each attention map of a pass, by the number of the map.
+
+    It is the outermost item of a list of modules that contains this attention and no other and returns tokens; or the
+    outermost module, if the model keeps its blocks in no list.
+    """
+    blocks: dict[int, Block] = {}
+    running: list[tuple[nn.Module, int]] = []
+    listed = {
+        child for parent in model.modules() if isinstance(parent, (nn.ModuleList, nn.Sequential)) for child in parent
+    }
+
+    def note(module: nn.Module, arguments: list[Tensor], output: Any) -> None:
+        before = len(attention.maps)
+        while running:
+            started, before = running.pop()
+            if started is module:
+                break
+        found = feature_tensor(output)
+        if len(attention.maps) != before + 1 or found is None or found[1].dim() != 3:
+            return
+        if before not in blocks or module in listed or blocks[before].module not in listed:
+            blocks[before] = Block(module, arguments, output, *found)
+
+    modules = list(model.modules())
+    with (
+        starts(modules, lambda module: running.append((module, len(attention.maps)))),
+        forward_hooks(dict.fromkeys(modules, note)),
+    ):
+        yield blocks
+
+
+def after_blocks(model: nn.Module, images: Tensor, blocks: list[Block]) -> Callable[[Tensor], Any]:
+    """Return what comes after the blocks as a function from their last tokens to the model's output.
+
+    The blocks do not run again. What comes before them does; it is cheap in a transformer.
+    """
+
+    def run(tokens: Tensor) -> Any:
+        answers: defaultdict[nn.Module, list[Any]] = defaultdict(list)
+        for block in blocks:
+            replaced = tokens if block is blocks[-1] else block.tokens.detach()
+            answers[block.module].append(with_tensor(block.output, block.path, replaced.clone()))
+        with answering(answers):
+            return model(images.clone())
+
+    return run
+
+
+_OTHERS = "use 'gradcam' or 'hirescam'"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,16 +258,6 @@ class _Run:
         return [saved.gradients.pop().float() for saved in maps]
 
 
-class NoAttentionError(MethodError):
-    """A pass ran no attention that camkit can see."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__(
-            f"{method!r} reads attention maps, and camkit saw none: the model has no attention, or computes it in "
-            f"a kernel that does not show them (flash-attn, flex attention); {_OTHERS}"
-        )
-
-
 @contextmanager
 def _attending(
     options: Pass, method: Method, during: Callable[[AttentionRecorder], AbstractContextManager[Any]]
@@ -105,24 +272,16 @@ def _attending(
     with options.forward(attention, during=during(attention), gradients=False, leaf=True) as run:
         attention.recording = False
         ((ref, layout),) = run.layouts.items()
-        tokens = _count(run.tape.layers[ref].output, layout)
+        axis = _AXES.get(layout.kind)
+        tokens = math.prod(layout.grid) if axis is None else run.tape.layers[ref].output.shape[axis]
         maps = _checked(attention, tokens, method.name)
         yield _Run(options, method, run, attention, layout, tokens, maps, run.scores())
 
 
 def _captured(run: _Run, relevances: Iterable[Tensor]) -> Capture:
-    """Return the relevance of the tokens (N, tokens) for each target as maps on their grid.
-
-    Raises:
-        MethodError: the method did not return one number for each token.
-    """
-    (features,), expected = run.forward.features(), (run.pictures, run.tokens)
-    by_target: list[Tensor] = []
-    for relevance in relevances:
-        if (given := tuple(relevance.shape)) != expected:
-            name = run.method.name
-            raise MethodError(f"method {name!r} must return a number for each token, {expected}, not {given}")
-        by_target.append(on_grid(relevance, run.layout))
+    """Return the relevance of the tokens (N, tokens) for each target as maps on their grid."""
+    (features,) = run.forward.features()
+    by_target = [on_grid(relevance, run.layout) for relevance in relevances]
     return run.forward.captured([replace(features, by_target=tuple(by_target))], run.scores)
 
 
@@ -131,11 +290,6 @@ _AXES: Mapping[str, int] = {"tokens": 1, "tokens_last": 2, "sequence_first": 0}
 
 _UNCHANGED = 1e-4
 """A token that changes by less than this share of the largest change does not depend on the picture."""
-
-
-def _count(output: Tensor, layout: Layout) -> int:
-    """Return how many tokens the output of a layer has."""
-    return output.shape[_AXES[layout.kind]] if layout.kind in _AXES else math.prod(layout.grid)
 
 
 def check_cells(
@@ -195,7 +349,10 @@ def _checked(attention: AttentionRecorder, tokens: int, method: str) -> list[Sav
         MethodError: there are none, or some are not over all tokens.
     """
     if not attention.maps and not attention.others:
-        raise NoAttentionError(method)
+        raise MethodError(
+            f"{method!r} reads attention maps, and camkit saw none: the model has no attention, or computes it in "
+            f"a kernel that does not show them (flash-attn, flex attention); {_OTHERS}"
+        )
     shapes = [tuple(saved.output.shape[2:]) for saved in attention.maps]
     partial = [*attention.others, *(shape for shape in shapes[:-1] if shape != (tokens, tokens))]
     if shapes and shapes[-1][1] != tokens:  # any number of queries may pool the tokens at the end
@@ -293,16 +450,23 @@ def _layers(run: _Run, maps: Sequence[Saved], noted: dict[int, Block]) -> Iterat
 
     The tokens are replaced with their mean, so that the score is that of the mean whichever token the head reads. An
     attention pool reads the tokens themselves.
+
+    Raises:
+        MethodError: the blocks are no chain, or what comes after them, run alone, gives other scores than the model.
     """
     whole = [saved for saved in maps if saved.output.shape[2] == run.tokens]
     pools = len(whole) < len(maps)
     blocks = [noted[number] for number in range(len(whole)) if number in noted]
     axis = 0 if run.layout.kind == "sequence_first" else 1
     complete = 0 < len(blocks) == len(whole) and all(block.tokens.shape[axis] == run.tokens for block in blocks)
-    if not complete or not are_chained(blocks):
+    pairs = itertools.pairwise(blocks)
+    if not complete or not all(any(each is before.tokens for each in block.arguments) for before, block in pairs):
         raise _no_chain(run)
     after = after_blocks(run.options.model, run.options.inputs, blocks)
-    _check_same(run, after(blocks[-1].tokens.detach()))
+    alone = after(blocks[-1].tokens.detach())
+    for target, scored in zip(run.forward.targets, run.scores, strict=True):
+        if not are_alike(scored.values, target(alone, run.pictures).values.detach(), SAME):
+            raise _no_chain(run)
     run.attention.recording = True
     for block, saved in zip(blocks, whole, strict=True):
         seen = run.attention.maps = []
@@ -318,18 +482,6 @@ def _no_chain(run: _Run) -> MethodError:
         f"{run.method.name!r} needs a chain of blocks that each take and return all tokens, and a head after them that "
         "can run alone; camkit does not find them in this model; use 'chefer' or 'gradcam'"
     )
-
-
-def _check_same(run: _Run, output: Any) -> None:
-    """Check that what comes after the blocks, run alone, gives the model's own scores.
-
-    Raises:
-        MethodError: it does not.
-    """
-    for target, before in zip(run.forward.targets, run.scores, strict=True):
-        values = target(output, run.pictures).values.detach().float()
-        if bool(((values - before.values).abs() > _SAME * before.values.abs().amax()).any()):
-            raise _no_chain(run)
 
 
 def _same_class(run: _Run, target: Target, scored: Scores) -> Target:

@@ -1,31 +1,207 @@
-"""The passes of methods that differentiate more than the head once: the whole model, or the head twice."""
+"""The passes of methods that differentiate more than the head once: the whole model, or the head twice.
+
+FullGrad needs what each operation of a pass adds to a network that is otherwise linear around one input: its bias.
+Around an input x, an operation is y = J x + b. Convolutions, linear layers and additions of constants have the bias b
+that they add; a batch norm in evaluation mode has the bias that its mean, variance, weight and bias give together. An
+activation function has the implicit bias f(x) - f'(x) x (Srinivas and Fleuret 2019, section 3.1), which is zero for
+ReLU; the product of two feature maps has -x y. The gradients times all biases, and the gradient times the input, add up
+to the score.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from camkit.engine.attach import nodes_behind
-from camkit.engine.biases import NotedBiases, is_spectral
-from camkit.engine.capture import Capture, Features, Forward, Pass, is_absent
+from camkit.engine.attach import nodes_behind, precise, with_tensors
 from camkit.engine.cut import Saved, Tape
+from camkit.engine.guard import interruptible
 from camkit.engine.heatmap import enlarge
-from camkit.engine.interrupts import interruptible
-from camkit.engine.nested import precise
-from camkit.engine.passes import is_out_of_memory
+from camkit.engine.passes import Capture, Features, Forward, Pass, is_absent, is_out_of_memory
 from camkit.errors import LayerError, MethodError
 from camkit.methods.registry import Method
 from camkit.targets.scores import Scores
 from camkit.types import GuidedGradients, LayerRef, PartsOfScore, Placement
+
+Note: TypeAlias = Callable[[Tensor, Tensor], None]
+"""``note(output, bias)``: the bias broadcasts against the output."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A call of one of PyTorch's functions.
+
+    ``moves(value)`` tells whether an argument depends on the network's input, and is neither a weight nor computed from
+    weights alone.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    moves: Callable[[Any], bool]
+
+    @property
+    def maps(self) -> Tensor:
+        """The feature maps: the first argument."""
+        maps: Tensor = self.args[0] if self.args else self.named["input"]
+        return maps
+
+    def of(self, maps: Tensor) -> Tensor:
+        """Return the result for other feature maps."""
+        named = {name: value for name, value in self.named.items() if name != "input"}
+        result: Tensor = self.function(maps, *self.args[1:], **named)
+        return result
+
+
+Bias: TypeAlias = Callable[[_Call], "Tensor | None"]
+"""``bias(call)`` returns what an operation adds; None if that is nothing."""
+
+
+class NotedBiases(TorchFunctionMode):
+    """Calls ``note`` with the output and the bias of each operation in the block that has a bias.
+
+    It acts in the current thread only, and changes nothing in the model.
+
+    Raises:
+        MethodError: (in the block) a feature map is complex.
+    """
+
+    def __init__(self, note: Note) -> None:
+        super().__init__()
+        self._note = note
+        self._moving: set[Node] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and note its bias."""
+        named = kwargs or {}
+        find = _BIASES.get(func)
+        bias = None if find is None or not torch.is_grad_enabled() else find(_Call(func, args, named, self._moves))
+        output = func(*args, **named)
+        if isinstance(output, Tensor) and output.is_complex() and self._moves(output):
+            raise MethodError(
+                "this method cannot use complex feature maps, such as those of a Fourier transform; use 'hirescam' or "
+                "'layercam'"
+            )
+        if bias is not None and self._moves(output):
+            self._note(output, bias)
+        return output
+
+    def _moves(self, value: Any) -> bool:
+        """Tell whether a value is a tensor that depends on the input."""
+        if not isinstance(value, Tensor) or not value.requires_grad or isinstance(value, nn.Parameter):
+            return False
+        if value.grad_fn is None:  # the input itself
+            return True
+        waiting, seen = [value.grad_fn], {value.grad_fn}
+        while waiting:
+            node: Any = waiting.pop()
+            if node in self._moving or (hasattr(node, "variable") and not isinstance(node.variable, nn.Parameter)):
+                self._moving.add(value.grad_fn)
+                return True
+            new = {before for before, _ in node.next_functions if before is not None} - seen
+            seen |= new
+            waiting += new
+        return False
+
+
+def _of_layer(call: _Call) -> Tensor | None:
+    """Return the bias of a convolution (C, 1, ...), or of a linear layer (C,)."""
+    args, named = call.args, call.named
+    bias = args[2] if len(args) > 2 else named.get("bias")
+    weight = args[1] if len(args) > 1 else named["weight"]
+    result: Tensor | None = None if bias is None else bias.detach().reshape(-1, *[1] * (weight.dim() - 2))
+    return result
+
+
+def _at_zero(call: _Call) -> Tensor:
+    """Return what a batch norm gives for zeros."""
+    maps = call.maps
+    with torch.no_grad():
+        return call.of(maps.new_zeros(1, maps.shape[1], *[1] * (maps.dim() - 2)))
+
+
+def _of_sum(call: _Call, terms: int = 2) -> Tensor | None:
+    """Return the constant that is added to a feature map, or from which it is subtracted.
+
+    With three terms, it is the constant b in b + x W or b + W x; the product of two feature maps is not linear.
+    """
+    moving = list(map(call.moves, call.args[:terms]))
+    if len(moving) < terms or not any(moving) or all(moving[-2:]):
+        return None
+    named = {name: value for name, value in call.named.items() if name != "out"}
+    with torch.no_grad():
+        # Copies of the others, since the function may work in place.
+        pairs = zip(call.args, moving, strict=False)
+        first = [torch.zeros_like(value) if moves else with_tensors(value, Tensor.clone) for value, moves in pairs]
+        result: Tensor = call.function(*first, *call.args[terms:], **named)
+    return result
+
+
+def _of_product(call: _Call) -> Tensor | None:
+    """Return -x y for the product of two feature maps; the product with a constant has no bias."""
+    factors = call.args[:2]
+    if len(factors) < 2 or not all(map(call.moves, factors)):
+        return None
+    product: Tensor = factors[0].detach() * factors[1].detach()
+    return -product
+
+
+def _of_activation(call: _Call) -> Tensor:
+    """Return f(x) - f'(x) x."""
+    with torch.enable_grad():
+        leaf = call.maps.detach().clone().requires_grad_()
+        values = call.of(leaf.clone())
+        (slope,) = torch.autograd.grad(values.sum(), leaf)
+    result: Tensor = values.detach() - slope * leaf.detach()
+    return result
+
+
+_CONVOLUTIONS = (
+    *(torch.conv1d, torch.conv2d, torch.conv3d),
+    *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+)
+_ACTIVATIONS = (
+    *(functional.hardtanh, functional.relu6, functional.hardswish, functional.hardsigmoid, functional.silu),
+    *(functional.gelu, functional.mish, functional.elu, functional.celu, functional.selu, functional.softplus),
+    *(functional.logsigmoid, functional.softsign, functional.tanhshrink),
+    *(functional.sigmoid, torch.sigmoid, Tensor.sigmoid, Tensor.sigmoid_),
+    *(functional.tanh, torch.tanh, Tensor.tanh, Tensor.tanh_),
+    *(torch.clamp, Tensor.clamp, Tensor.clamp_, torch.exp, Tensor.exp, torch.square, Tensor.square),
+)
+_SUMS = (
+    *(torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__),
+    *(torch.sub, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__rsub__, Tensor.__isub__),
+)
+_SUMS_WITH_PRODUCTS = (
+    *(torch.addmm, Tensor.addmm, Tensor.addmm_),
+    *(torch.baddbmm, Tensor.baddbmm, Tensor.baddbmm_),
+)
+_PRODUCTS = (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__)
+
+_BIASES: Mapping[Any, Bias] = {
+    **dict.fromkeys((*_CONVOLUTIONS, functional.linear), _of_layer),
+    functional.batch_norm: _at_zero,
+    **dict.fromkeys(_ACTIVATIONS, _of_activation),
+    **dict.fromkeys(_SUMS, _of_sum),
+    **dict.fromkeys(_SUMS_WITH_PRODUCTS, functools.partial(_of_sum, terms=3)),
+    **dict.fromkeys(_PRODUCTS, _of_product),
+}
+"""The bias of each operation. ReLU, leaky ReLU, pooling and resizing have none: around an input, they are linear."""
+
 
 _INPUT = LayerRef("input")
 
@@ -47,14 +223,8 @@ def of_parts(options: Pass, method: Method) -> Capture:
     """
     inputs = options.inputs
     biases: list[tuple[Saved, Tensor]] = []
-    others: set[Any] = set()
 
     def note(output: Tensor, bias: Tensor) -> None:
-        if _as_grid(output, inputs) is not None and is_spectral(output, others):
-            raise MethodError(
-                "the model has biases between a Fourier transform and its inverse, and these have no place in the "
-                "picture; use 'hirescam' or 'layercam'"
-            )
         shape_only = output.detach().new_zeros(()).expand(output.shape)
         biases.append((Saved(shape_only, get_gradient_edge(output)), bias))
         output.register_hook(biases[-1][0].keeper())
@@ -69,12 +239,13 @@ def of_parts(options: Pass, method: Method) -> Capture:
     weights: list[Tensor] = []
     for number, scored in enumerate(scores):
         parts = [precise(inputs.detach()) * at_input.gradients[number]]
-        parts += [_product(saved.gradients[number], bias) for saved, bias in biases]
+        parts += [precise(saved.gradients[number]) * bias for saved, bias in biases]
         _check_complete(parts, scored, options)
-        grids = [_as_grid(part, inputs) for part in parts]
-        elsewhere = [_of_images(part, inputs) for part, grid in zip(parts, grids, strict=True) if grid is None]
+        # A part without a grid, or with one of a single cell, has no place.
+        have_grids = [part.dim() == inputs.dim() and math.prod(part.shape[2:]) > 1 for part in parts]
+        elsewhere = (_of_images(part, inputs) for part, placed in zip(parts, have_grids, strict=True) if not placed)
         rest = sum(elsewhere, torch.zeros(len(inputs), device=inputs.device))
-        placed = tuple(grid for grid in grids if grid is not None)
+        placed = tuple(itertools.compress(parts, have_grids))
         weights.append(method.weigh(inputs, PartsOfScore(placed, rest, to_size)))
     return replace(captured, features=(Features(inputs, tuple(weights)),), scores=_detached(scores))
 
@@ -164,7 +335,7 @@ def _guiding(score: Tensor) -> Iterator[None]:
             "guided backpropagation changes what ReLUs pass back, and this model ran none; use 'gradcam', 'hirescam' "
             "or 'scorecam'"
         )
-    handles = [relu.register_prehook(_positive) for relu in relus]
+    handles = [relu.register_prehook(lambda gradients: with_tensors(gradients, Tensor.relu)) for relu in relus]
     try:
         yield
     finally:
@@ -172,20 +343,11 @@ def _guiding(score: Tensor) -> Iterator[None]:
             handle.remove()
 
 
-def _positive(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    return tuple(None if gradient is None else gradient.relu() for gradient in gradients)
-
-
 def _is_relu(node: Node) -> bool:
     """Tell whether a node of an autograd graph is a ReLU: ReLU, ReLU6, or clamping at zero."""
     if node.name() in ("HardtanhBackward0", "ClampMinBackward0", "ClampBackward1"):
         return getattr(node, "_saved_min_val", getattr(node, "_saved_min", None)) == 0
     return node.name() == "ReluBackward0"
-
-
-def _product(gradient: Tensor, bias: Tensor) -> Tensor:
-    """Return how far each value of a bias changes the score; PyTorch returns the conjugates of complex gradients."""
-    return (gradient.conj() * bias).real if gradient.is_complex() else precise(gradient) * bias
 
 
 def _check_complete(parts: Sequence[Tensor], scored: Scores, options: Pass) -> None:
@@ -208,11 +370,6 @@ def _check_complete(parts: Sequence[Tensor], scored: Scores, options: Pass) -> N
             f"{score:.4g}: the model has parts that FullGrad has no bias for, such as layer norms or attention; use "
             "'hirescam' or 'layercam'"
         )
-
-
-def _as_grid(part: Tensor, inputs: Tensor) -> Tensor | None:
-    """Return a part (N, C, *grid); None if it has no grid, or one of a single cell, which has no place."""
-    return part if part.dim() == inputs.dim() and math.prod(part.shape[2:]) > 1 else None
 
 
 def _of_images(part: Tensor, inputs: Tensor) -> Float[Tensor, " n"]:

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from camkit.engine.capture import Capture, Features, Pass, detached, is_absent, to_grid
+from camkit.engine.attach import precise, with_tensors
 from camkit.engine.cut import cut
+from camkit.engine.guard import ModelRecord, interruptible
 from camkit.engine.head import Head, recording
 from camkit.engine.heatmap import enlarge, upsample
-from camkit.engine.interrupts import interruptible
-from camkit.engine.nested import mapped, precise
-from camkit.engine.passes import in_parts
-from camkit.engine.record import ModelRecord
-from camkit.engine.references import ReferenceMaps
-from camkit.errors import MethodError
+from camkit.engine.passes import (
+    Capture,
+    Features,
+    Pass,
+    ReferenceMaps,
+    detached,
+    faster_format,
+    in_parts,
+    is_absent,
+    to_grid,
+)
+from camkit.errors import MethodError, TargetError
 from camkit.methods.registry import Method
 from camkit.models.modules import usual_batch_size
-from camkit.targets.fixed import ConfidenceTarget, against_rivals, fixed_target, given_by
-from camkit.targets.scores import Scores, Target
-from camkit.types import LayerRef, PicturesOf, Placement, ReferenceScores
+from camkit.targets.classes import ConfidenceTarget, FinerTarget, TopTarget, against_rivals, fixed_target
+from camkit.targets.scores import Scores, Target, maps_of
+from camkit.types import Activation, LayerRef, PicturesOf, Placement, Precision, ReferenceScores
 
 _AT_ONCE_CPU, _AT_ONCE = 16, 64
 """Changed pictures per pass on a CPU and elsewhere; halved if memory runs out. On two cores, MobileNetV2 and ResNet-18
@@ -43,15 +50,13 @@ def of_pictures(options: Pass, method: Method) -> Capture:
     Without layers, the method gets the picture in place of feature maps.
 
     Raises:
-        MethodError: a target is a part of a box, or a row of weights is missing.
+        MethodError: a target is a part of a box.
     """
     image = options.inputs
     with options.forward(gradients=False, leaf=True) as run, interruptible():
         scores = run.scores()
         fixed = [
-            ConfidenceTarget(
-                _same_box(target, scored), None if scored.boxes is not None else given_by(run.score(target))
-            )
+            ConfidenceTarget(_same_box(target, scored), "" if scored.boxes is not None else run.score(target).final)
             for target, scored in zip(run.targets, scores, strict=True)
             if not is_absent(scored)
         ]
@@ -62,11 +67,6 @@ def of_pictures(options: Pass, method: Method) -> Capture:
         # The papers spread a map evenly to mask the picture, wherever its cells are drawn.
         pictures = ChangedPictures(options, fixed, Placement(explained.placement.extent))
         by_target = method.weigh(explained.activations, pictures).split(1) if fixed else ()
-        if len(by_target) != len(fixed):
-            raise MethodError(
-                f"method {method.name!r} must return one row of weights for each target: {len(fixed)}, not "
-                f"{len(by_target)}"
-            )
         rows = iter(by_target)
         none = torch.zeros_like(explained.activations)
         weights = tuple(none if is_absent(scored) else next(rows) for scored in scores)
@@ -98,7 +98,7 @@ class ChangedPictures:
         self._options, self._targets, self._placement = options, targets, placement
         self._at_once = at_once(self.image.device) if options.apart else 1
         batch = self.image.expand(at_once(self.image.device), *self.image.shape[1:])
-        self._memory_format = options.memory_format(batch)
+        self._memory_format = faster_format(options.model, batch, options.precision, options.answers_alike)
 
     def enlarge(self, maps: Float[Tensor, "m *grid"], size: tuple[int, ...] | None = None) -> Float[Tensor, "m *size"]:
         """Interpolate maps to another size; None stands for the picture's."""
@@ -147,7 +147,7 @@ def of_scores(options: Pass, method: Method) -> Capture:
     with options.forward(*recordings, whole=True) as run, interruptible():
         layouts, recorded = run.layouts, run.entered
         captured = run.captured(run.features(), run.scores())
-        fixed = [_same_class(*pair) for pair in zip(run.targets, captured.scores, strict=True)]
+        fixed = _same_classes(run.targets, captured.scores)
     del run  # frees the graph
     features: list[Features] = []
     for ref, record, maps in zip(layouts, recorded, captured.features, strict=True):
@@ -155,12 +155,22 @@ def of_scores(options: Pass, method: Method) -> Capture:
         for target, scored in zip(fixed, captured.scores, strict=True):
             weight = _missing(maps, scored)
             if weight is None:
-                value = functools.partial(_value, target)
+                value = functools.partial(_values, [target])
                 head = Head(options, ref, layouts[ref], record, value, float(scored.values[0]))
                 weight = method.weigh(head.activations, head)
             weights.append(weight)
         features.append(replace(maps, by_target=tuple(weights)))
     return replace(captured, features=tuple(features))
+
+
+def _same_classes(targets: Sequence[Target], scores: Sequence[Scores]) -> list[Target]:
+    """Return the targets that score the same classes, whatever the changed feature maps do to the others."""
+    if any(scored.boxes is not None for scored in scores):
+        raise MethodError(
+            "methods that run the model's head on changed feature maps explain scores, not boxes; use 'gradcam' or "
+            "'hirescam'"
+        )
+    return [fixed_target(*pair) if not is_absent(pair[1]) else pair[0] for pair in zip(targets, scores, strict=True)]
 
 
 def _missing(maps: Features, scored: Scores) -> Tensor | None:
@@ -169,20 +179,6 @@ def _missing(maps: Features, scored: Scores) -> Tensor | None:
         return torch.zeros_like(maps.activations)
     is_finite = bool(scored.values.isfinite().all() and maps.activations.isfinite().all())
     return None if is_finite else torch.full_like(maps.activations, torch.nan)
-
-
-def _same_class(target: Target, scored: Scores) -> Target:
-    """Return the target that scores the same class, whatever the changed feature maps do to the others."""
-    if scored.boxes is not None:
-        raise MethodError(
-            "methods that run the model's head on changed feature maps explain scores, not boxes; use 'gradcam' or "
-            "'hirescam'"
-        )
-    return fixed_target(target, scored) if not is_absent(scored) else target
-
-
-def _value(target: Target, output: Any, batch: int) -> Tensor:
-    return target(output, batch).values
 
 
 def of_references(options: Pass, method: Method) -> Capture:
@@ -205,7 +201,7 @@ def of_references(options: Pass, method: Method) -> Capture:
     with options.forward(recording(options.model, ref), whole=True) as run, interruptible():
         (recorded,), (layout,), (maps,) = run.entered, run.layouts.values(), run.features()
         captured = run.captured([maps], run.scores())
-        all_fixed = [_same_class(*pair) for pair in zip(run.targets, captured.scores, strict=True)]
+        all_fixed = _same_classes(run.targets, captured.scores)
         weights = [_missing(maps, scored) for scored in captured.scores]
         numbers = [number for number, missing in enumerate(weights) if missing is None]
         fixed = [all_fixed[number] for number in numbers]
@@ -233,8 +229,9 @@ def of_references(options: Pass, method: Method) -> Capture:
     return replace(captured, features=(replace(maps, by_target=by_target),), references=tuple(scores))
 
 
-def _values(targets: Sequence[Target], output: Any, batch: int) -> Float[Tensor, "n k"]:
-    return torch.stack([precise(target(output, batch).values) for target in targets], 1)
+def _values(targets: Sequence[Target], output: Any, batch: int) -> Float[Tensor, "n *k"]:
+    """Return the scores of several targets (N, K), or of one (N,)."""
+    return torch.stack([precise(target(output, batch).values) for target in targets], 1).squeeze(1)
 
 
 def _references(options: Pass, ref: LayerRef, head: Head) -> tuple[str, ReferenceMaps]:
@@ -265,19 +262,10 @@ def _run_references(options: Pass, ref: LayerRef, axis: int) -> ReferenceMaps:
         with options.quiet(), cut(modules, gradients=False) as tape, interruptible():
             output = options.model(options.inputs[part.start : part.stop].clone())
             outputs.append(tape.layers[ref].output)
-            answers.append((mapped(output, _without_graph), len(part)))
+            answers.append((with_tensors(output, Tensor.detach), len(part)))
 
     in_parts(len(options.inputs), usual_batch_size(options.inputs.device) if options.apart else 1, run)
-    if len({tuple(output.movedim(axis, 0).shape[1:]) for output in outputs}) > 1:
-        raise MethodError(
-            f"layer {str(ref)!r} returns outputs of different shapes for the reference pictures; choose another layer, "
-            "or use 'gradcam'"
-        )
     return ReferenceMaps(torch.cat(outputs, axis), tuple(answers))
-
-
-def _without_graph(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _shares(count: int) -> Float[Tensor, " count"]:
@@ -288,3 +276,102 @@ def _shares(count: int) -> Float[Tensor, " count"]:
     generator = torch.Generator().manual_seed(0)
     parts = torch.randperm(count, generator=generator)
     return (parts + torch.rand(count, generator=generator)) / count
+
+
+class PictureScores:
+    """Returns the scores of changed versions of one picture.
+
+    The target is fixed by the picture itself: if it is the best class, it stays the class that is best for the
+    unchanged picture. The model is left as it was after each call.
+
+    Args:
+        model: the model.
+        picture: the model's input (C, *size), on the model's device and in its type.
+        target: a target for one picture.
+        activation: what turns the model's scores into probabilities.
+        precision: as for ``Explainer``.
+        at_once: pictures per pass; halved if memory runs out.
+        current: returns the model's record, and for each precision whether the model answers alike in both memory
+            formats.
+
+    Raises:
+        TargetError: the target does not exist in the picture, or is a box, which a changed picture would move.
+
+    Attributes:
+        picture: the model's input.
+        target: the target, fixed.
+        confidence_target: the target whose scores are returned.
+        answer: the target's score of the unchanged picture, with its class and probability.
+        confidence: its probability, or the score itself if the target has no probability.
+        best: the class that the model itself answers, and its probability (None if it has none). ``best`` is None if
+            the output is no list of class scores.
+        quantity: what the confidence is: "probability", or the target's own phrase.
+        passes: how many pictures have been run through the model so far.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        picture: Float[Tensor, "c *size"],
+        target: Target,
+        activation: Activation | None,
+        precision: Precision,
+        at_once: int,
+        current: Callable[[], tuple[ModelRecord, dict[Precision, bool]]],
+    ) -> None:
+        self.picture, self.at_once, self.passes = picture, at_once, 1
+        self._options, self._current = Pass(model, picture[None], (), precision=precision), current
+        # The graph of this pass shows whether the model returns probabilities.
+        with replace(self._options, record=current()[0]).forward(leaf=True) as run:
+            output = run.output
+            answer = target(output, 1)
+            if answer.boxes is not None:
+                raise TargetError(
+                    "a detector's box moves when the picture changes; pass a target function that scores a class"
+                )
+            if is_absent(answer):
+                raise TargetError(answer.absence)
+            self.target = fixed_target(target, answer)
+            of_class = self.target.of if isinstance(self.target, FinerTarget) else self.target
+            self.confidence_target = ConfidenceTarget(of_class, answer.final)
+            first = self.confidence_target(output, 1)
+            self.best = _best_class(output, activation)
+        self.answer = detached(answer)
+        self.confidence = float(first.values[0])
+        self.quantity = first.quantity if isinstance(first.quantity, str) else first.quantity[0]
+
+    def __call__(self, pictures: Float[Tensor, "m c *size"]) -> Float[Tensor, " m"]:
+        """Return the confidence of each picture, as float32 on the CPU.
+
+        The pictures may have any floating-point type and lie on any device; one pass takes ``at_once`` of them.
+        """
+        record, alike = self._current()
+        options = replace(self._options, record=record)
+        scores: list[Tensor] = []
+
+        def run(numbers: range) -> None:
+            part = pictures[numbers.start : numbers.stop].to(self.picture.device, self.picture.dtype)
+            memory_format = faster_format(options.model, part, options.precision, alike)
+            with options.quiet(), interruptible():
+                output = options.model(part.clone(memory_format=memory_format))
+                scores.append(self.confidence_target(output, len(part)).values.cpu())
+
+        self.at_once = in_parts(len(pictures), self.at_once, run)
+        self.passes += len(pictures)
+        return torch.cat(scores) if scores else torch.zeros(0)
+
+
+def _best_class(output: Any, activation: Activation | None) -> tuple[int, float | None] | None:
+    """Return the best class of an output for one picture, and its probability."""
+    target = TopTarget(activation=activation)
+    try:
+        if maps_of(output, 1) is not None:
+            return None
+        top = target(output, 1)
+    except TargetError:
+        return None
+    if top.indices is None or top.classes == 1:  # a single score says yes or no to the same class
+        return None
+    if top.probabilities is None:
+        return top.indices[0], None
+    return top.indices[0], float(ConfidenceTarget(target, top.final)(output, 1).values[0])

@@ -19,12 +19,32 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from camkit.errors import MethodError, did_you_mean
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from camkit.engine.capture import Capture, Pass
-    from camkit.types import Fusion, TargetLayer
+    from camkit.engine.passes import Capture, Pass
+    from camkit.types import Fusion, GuidedGradients, PartsOfScore, ScoresOfMaps, ScoresOfPictures, TargetLayer
 else:
-    Tensor = Any
+
+    class _Torch:
+        """PyTorch, which is imported when something in it is needed first."""
+
+        def __getattr__(self, name: str) -> Any:
+            value = getattr(import_module("torch"), name)
+            setattr(self, name, value)
+            return value
+
+    torch, Tensor = _Torch(), Any  # the shapes are checked all the same
+    GuidedGradients = PartsOfScore = ScoresOfMaps = ScoresOfPictures = Any
+
+__all__ = [
+    "GuidedGradients",
+    "PartsOfScore",
+    "ScoresOfMaps",
+    "ScoresOfPictures",
+    "Tensor",
+    "torch",
+]
 
 WeightFunction: TypeAlias = Callable[..., Tensor]
 Needs: TypeAlias = Literal[
@@ -206,7 +226,7 @@ class Method:
         """Run the model, and return feature maps with gradients or weights, and scores.
 
         Raises:
-            LayerError, TargetError: as for ``camkit.engine.capture.capture``.
+            LayerError, TargetError: as for ``camkit.engine.passes.capture``.
             MethodError: the model does not have what the method needs.
         """
         # Modules that compute import PyTorch and the methods, so they come in at the first pass.
@@ -218,7 +238,7 @@ class Method:
         if self not in (SHARPENED, ODAM):
             return captured
         name = "sharpened" if self == SHARPENED else "pooled"
-        joined: Capture = getattr(import_module("camkit.methods.joined"), name)(captured, size)
+        joined: Capture = getattr(import_module("camkit.methods.runs"), name)(captured, size)
         return joined
 
     def weigh(self, *given: Any) -> Tensor:
@@ -389,42 +409,6 @@ def register_method(
     return add
 
 
-PUBLISHED = {
-    "deeplift": "DeepLIFT",
-    "gradientshap": "GradientSHAP",
-    "groupcam": "Group-CAM",
-    "inputxgradient": "input times gradient",
-    "integratedgradients": "integrated gradients",
-    "lime": "LIME",
-    "lrp": "layer-wise relevance propagation",
-    "opticam": "Opti-CAM",
-    "polycam": "Poly-CAM",
-    "relevancecam": "Relevance-CAM",
-    "saliency": "gradient saliency",
-    "shap": "SHAP",
-    "smoothgrad": "SmoothGrad",
-    "smoothgradcampp": "Smooth Grad-CAM++",
-}
-"""Published methods that camkit does not have, by their name in plain letters; remove those that are added."""
-
-
-def _plain_letters(name: str) -> str:
-    """Return a method's name as all spellings of it have it: "Grad-CAM++" and "gradcam_pp" are the same."""
-    return re.sub(r"[^a-z0-9]", "", name.lower().replace("plus", "+").replace("+", "p"))
-
-
-def _instead_of(name: str) -> str:
-    """Return the sentence for a name that no method has, with the methods to choose from."""
-    wanted = _plain_letters(name)
-    listed = f"; choose from {', '.join(METHODS)}"
-    for known, method in METHODS.items():
-        if wanted in (_plain_letters(known), _plain_letters(method.title)):
-            return f"unknown method {name!r}; did you mean {known!r}?"
-    if wanted in PUBLISHED:
-        return f"camkit does not have the method {name!r} ({PUBLISHED[wanted]}){listed}"
-    return f"unknown method {name!r}{did_you_mean(name, METHODS) or listed}"
-
-
 def find_method(method: MethodLike) -> Method:
     """Return a method from its name, or make one of a function ``(activations, gradients) -> weights``.
 
@@ -439,7 +423,8 @@ def find_method(method: MethodLike) -> Method:
     if isinstance(method, str):
         known = known_method(method)
         if known is None:
-            raise MethodError(_instead_of(method))
+            instead = did_you_mean(method, METHODS) or f"; choose from {', '.join(METHODS)}"
+            raise MethodError(f"unknown method {method!r}{instead}")
         return known
     if not callable(method):
         raise MethodError(

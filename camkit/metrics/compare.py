@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from camkit.drawing.encode import as_html, encode
-from camkit.drawing.figure import percent
+from camkit.drawing.figure import Tile, contact_sheet, percent
 from camkit.drawing.figure import sheet as stacked
 from camkit.drawing.text import AMBER, GREY, Canvas, wrapped
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
@@ -21,16 +21,14 @@ from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation, finite_or_none
 from camkit.images.files import check_folder, write_file
 from camkit.images.read import open_picture
-from camkit.kit.tiles import Tile, contact_sheet
 from camkit.kit.wording import counted
 from camkit.layers.names import Layers, find_layers, named_layers
 from camkit.methods import Method, find_method, known_method
 from camkit.methods.registry import NAMES_OF_REFERENCES, MethodLike
-from camkit.metrics.evaluator import Evaluator
-from camkit.metrics.registry import Metric, Value, find_metric
+from camkit.metrics.evaluator import Evaluator, Metric, OfModel, Value, find_metric
 from camkit.models import black_box_in
-from camkit.tables import Rows, Tabular, markdown_table
-from camkit.targets.names import label_of
+from camkit.tables import Rows, markdown_table
+from camkit.targets.scores import label_of
 from camkit.types import ImageLike, Pixels, Progress
 
 if TYPE_CHECKING:
@@ -63,8 +61,6 @@ REFERENCE_TITLES = {"random": "random map", "centre": "centred blob", "colour": 
 QUICK = "top-loss"
 """The usual metric. It reads nothing but the map, so equal maps have equal values."""
 
-_OF_BLACK_BOXES = ("occlusion", "rise")
-"""The methods that need neither layers nor gradients."""
 
 _SIDE, _LETTERS, _ACROSS = 256, 21, 7
 """The side of a map and the height of letters on a sheet, and the most maps in a row: the sheet is then no wider than a
@@ -72,9 +68,6 @@ slide of 1920 pixels, on which the letters have 11 points."""
 
 _MOST_LINES = 9
 """The most lines of a text on a sheet."""
-
-_EQUAL = 1e-5
-"""Two maps with heat from 0 to 1 count as equal if they differ by less, since float32 rounds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,20 +204,14 @@ class ComparedPicture:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(Tabular):
-    """Several methods on the same pictures.
+class Comparison(OfModel[ComparedPicture]):
+    """Several methods on the same pictures, with a row for each picture and layer.
 
     Attributes:
-        rows: one for each picture and layer.
         metric: the metric that the maps are judged by.
-        model: the model's name.
-        unreadable: pictures that could not be read, with the reason.
     """
 
-    rows: tuple[ComparedPicture, ...]
     metric: Metric
-    model: str
-    unreadable: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> Rows:
         """Return a row for each picture, layer and method, and for each reference map, whose method is empty."""
@@ -348,8 +335,6 @@ def compare(
     """
     explainer, chosen = prepared(model, methods, DEFAULTS, options)
     pictures: list[Any] = list(images) if isinstance(images, (list, tuple)) else [images]
-    if not pictures:
-        raise InputError("the list of pictures is empty")
     judged_by = find_metric(metric)
     if judged_by.needs_region:
         raise InputError(
@@ -374,17 +359,20 @@ def compare(
             first = next((one.explanation for one in maps if one.explanation is not None), None)
             if first is None:
                 raise MethodError(f"no method works on this picture: {maps[0].reason}")
-            answer = _other_answer(evaluator, first, explainer.labels)
+            # the model's own best class and its probability, if it is not the class that is explained
+            best, answer = evaluator.scores.best, None
+            if best is not None and best[0] != first.target and math.isfinite(first.score):
+                answer = label_of(best[0], explainer.labels) or f"class {best[0]}", best[1]
             named = "" if layer is None else str(layer)
             rows.append(ComparedPicture(source, named, tuple(maps), by_chance, answer))
         if progress is not None:
             progress(number, len(pictures))
     if not rows:
-        raise ImageError(next(iter(unreadable.values())))
+        raise ImageError(next(iter(unreadable.values()), "the list of pictures is empty"))
     if methods is None:
         works = {one.method for row in rows for one in row.maps if one.explanation is not None}
         rows = [replace(row, maps=tuple(one for one in row.maps if one.method in works)) for row in rows]
-    return Comparison(tuple(rows), judged_by, explainer.name, unreadable)
+    return Comparison(explainer.name, tuple(rows), unreadable, judged_by)
 
 
 def prepared(
@@ -422,7 +410,8 @@ def prepared(
         uses = next((method for method in chosen if method.compares), None)
         explainer = Explainer(model, method=None if options.get("references") is None else uses, **options)
     if methods is None and black_box_in(explainer.model):
-        chosen = list(map(find_method, _OF_BLACK_BOXES))
+        # The methods that need neither layers nor gradients
+        chosen = list(map(find_method, ("occlusion", "rise")))
     return explainer, chosen
 
 
@@ -482,23 +471,14 @@ def _maps(
             maps.append(ComparedMap(method.name, None, reason=str(error)))
             continue
         heat = evaluator.heat(found)
-        equal = (other for values, other in known if torch.allclose(values, heat.values, rtol=0, atol=_EQUAL))
+        # Two maps with heat from 0 to 1 count as equal if they differ by less, since float32 rounds
+        equal = (other for values, other in known if torch.allclose(values, heat.values, rtol=0, atol=1e-5))
         same = next(equal, None)
         value = same.value if same is not None and metric == QUICK else evaluator(heat, metric)[metric]
         maps.append(ComparedMap(method.name, found, value, same_as="" if same is None else same.title))
         if same is None and found.status == "ok":
             known.append((heat.values, maps[-1]))
     return maps
-
-
-def _other_answer(
-    evaluator: Evaluator, explained: Explanation, labels: tuple[str, ...] | None
-) -> tuple[str, float | None] | None:
-    """Return the model's own best class and its probability, if it is not the class that is explained."""
-    best = evaluator.scores.best
-    if best is None or best[0] == explained.target or not math.isfinite(explained.score):
-        return None
-    return label_of(best[0], labels) or f"class {best[0]}", best[1]
 
 
 def value_words(value: Value) -> str:

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
-from camkit.errors import InputError, refusing_other_arguments
+from camkit.engine.heatmap import cell_means, enlarge
+from camkit.errors import InputError, LayerError, did_you_mean, whole_number
 from camkit.explaining.explainer import Explainer
-from camkit.explaining.explanation import Explanation
+from camkit.explaining.explanation import Choices, Explanation
 from camkit.images.filling import fill_linearly, fill_smoothly
 from camkit.layers.names import find_layers
-from camkit.metrics.heat import (
-    Curve,
-    Heat,
-    as_heat,
-    cells_of,
-    curve_sets,
-    even_shares,
-    real_values,
-    reference_maps,
-    shares_of,
-)
-from camkit.metrics.registry import Metric, UndefinedError, Value, Values, ValueTable, find_metric
-from camkit.targets.outputs import describe
-from camkit.types import ImageLike
+from camkit.tables import Rows, Tabular, markdown_table
+from camkit.targets import Target
+from camkit.targets.maps import names_cells
+from camkit.targets.scores import describe
+from camkit.types import WHOLE_MODEL, ImageLike
 
 if TYPE_CHECKING:
-    from camkit.metrics.heat import MapLike
     from camkit.models.loaded import Loadable
-    from camkit.targets import Target, TargetLike
+    from camkit.targets import TargetLike
     from camkit.types import TargetLayer
 
 
@@ -195,9 +190,7 @@ class Evaluator:
     ) -> None:
         if fill is not None and fill not in FILLS:
             raise InputError(f"fill must be one of {', '.join(FILLS)}, not {fill!r}")
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise InputError(f"steps must be a whole number from 1, not {steps!r}")
-        check_seed(seed)
+        steps, seed = whole_number(steps, "steps", 1), whole_number(seed, "seed", 0)
         self.explainer = model if isinstance(model, Explainer) else Explainer(model)
         if layer is not None:
             find_layers(self.explainer.model, layer)
@@ -285,12 +278,37 @@ class Evaluator:
         return ValueTable(rows | {name: self(heat, named) for name, heat in known.items()}, tuple(known))
 
     def references(self, *, colour: bool = True) -> dict[str, Heat]:
-        """Return the reference maps of the picture: "random", "centre" and "colour", as ``references`` describes.
+        """Return the reference maps of the picture: "random", "centre" and "colour".
+
+        "random" differs between pictures and between seeds; "centre" is a blob in the middle. "colour" is the best
+        single colour: of the maps of all colours, the one whose hotter half keeps the score highest and loses it most
+        when it is removed (SRG in two steps, which takes two passes for each colour).
 
         Args:
             colour: False leaves out "colour", for which the model runs 16 times.
         """
-        return reference_maps(self.picture, self.seed, partial(self.without, fill="blur") if colour else None)
+        makers: dict[str, Callable[[Tensor], Tensor]] = {
+            "random": functools.partial(_random_for, self.seed),
+            "centre": lambda picture: centred_map(tuple(picture.shape[1:])),
+        }
+        problem = None
+        if colour:
+            colours = colours_of(self.picture)
+            halves = torch.cat([hot_sets(colour_map(self.picture, each), [0.5]) for each in colours])
+            try:
+                best = int((self.without(~halves, "blur") - self.without(halves, "blur")).argmax())
+            except UndefinedError as error:  # the model has no score for a changed picture
+                problem, best = error, 0
+            makers["colour"] = functools.partial(colour_map, colour=colours[best])
+        return {
+            name: Heat(
+                make(self.picture),
+                name,
+                remake=functools.partial(_remade, make),
+                problem=problem if name == "colour" else None,
+            )
+            for name, make in makers.items()
+        }
 
     def heat(self, given: MapLike) -> Heat:
         """Return a map as metrics read it.
@@ -314,8 +332,7 @@ class Evaluator:
         try:
             if heat.problem is not None:
                 raise heat.problem
-            with refusing_other_arguments(metric.measure, 2, InputError, f"metric {metric.name!r}"):
-                measured = metric.measure(self, heat)
+            measured = metric.measure(self, heat)
         except UndefinedError as error:
             return Value(metric.name, None, error.status, str(error), fill)
         try:
@@ -408,20 +425,638 @@ class Evaluator:
         between = self.without(~sets if kept else sets, fill)
         ends = (self.emptied(fill), self.confidence)
         first, last = ends if kept else ends[::-1]
-        return Curve(np.concatenate([[0.0], shares_of(sets), [1.0]]), np.concatenate([[first], between, [last]]))
-
-
-def check_seed(seed: object) -> None:
-    """Refuse what numpy's generators do not take as a seed.
-
-    Raises:
-        InputError: it is no whole number from 0.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed must be a whole number from 0, not {seed!r}")
+        return Curve.through(sets, np.concatenate([[first], between, [last]]))
 
 
 def _names(metrics: str | Iterable[str] | None) -> Iterable[str]:
     if metrics is None:
         return DEFAULTS
     return (metrics,) if isinstance(metrics, str) else tuple(metrics)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The model's confidence along the hot sets of a map, from the empty set to all cells.
+
+    Attributes:
+        shares: the share of the cells in each hot set, from 0 to 1.
+        scores: the confidence for each.
+    """
+
+    shares: Float[np.ndarray, " k"]
+    scores: Float[np.ndarray, " k"]
+
+    @classmethod
+    def through(cls, sets: Bool[Tensor, "k *size"], scores: Float[np.ndarray, " k+2"]) -> Curve:
+        """Return the curve through the empty set, some sets and that of all cells, from the score of each."""
+        shares = sets.flatten(1).double().mean(1).numpy()
+        return cls(np.concatenate([[0.0], shares, [1.0]]), scores)
+
+    @property
+    def area(self) -> float:
+        """The area under the curve, by trapezoids; in the unit of the scores."""
+        return float(((self.scores[1:] + self.scores[:-1]) / 2 * np.diff(self.shares)).sum())
+
+
+def even_shares(steps: int) -> tuple[float, ...]:
+    """Return the shares of ``steps`` equal steps, without 0: ``(0.25, 0.5, 0.75, 1.0)`` for 4."""
+    return tuple((number + 1) / steps for number in range(steps))
+
+
+def hot_sets(heat: Float[Tensor, "*size"], shares: Sequence[float]) -> Bool[Tensor, "k *size"]:
+    """Return the set of the hottest cells for each share, as near to it in size as equal cells allow.
+
+    Args:
+        heat: the map; it may have any sign.
+        shares: ascending, above 0 and up to 1.
+    """
+    wanted, sets, hotter = _sets(heat, shares)
+    counts, fewer = sets.flatten(1).sum(1), hotter.flatten(1).sum(1)
+    nearer = (wanted - fewer < counts - wanted) & (fewer > 0)
+    return torch.where(nearer.reshape(-1, *[1] * heat.dim()), hotter, sets)
+
+
+def curve_sets(heat: Float[Tensor, "*size"], shares: Sequence[float]) -> Bool[Tensor, "m *size"]:
+    """Return the sets of a curve, from the smallest to the largest, without the empty set and that of all cells.
+
+    Args:
+        heat, shares: as for ``hot_sets``.
+    """
+    wanted, sets, hotter = _sets(heat, shares)
+    tied = sets.flatten(1).sum(1) > wanted
+    both = torch.cat([sets, hotter[tied]])
+    counts = both.flatten(1).sum(1)
+    order = [number for number in counts.argsort(stable=True).tolist() if 0 < counts[number] < heat.numel()]
+    kept = [number for place, number in enumerate(order) if not place or counts[number] != counts[order[place - 1]]]
+    return both[kept]
+
+
+def _sets(
+    heat: Float[Tensor, "*size"], shares: Sequence[float]
+) -> tuple[Int[Tensor, " k"], Bool[Tensor, "k *size"], Bool[Tensor, "k *size"]]:
+    """Return for each share its number of cells, the cells at least as hot as the last of them, and the hotter ones."""
+    cells = heat.numel()
+    wanted = cells_of(shares, cells)
+    ranks = [cells - count for count in wanted]
+    ordered = np.partition(heat.numpy(), ranks, axis=None)  # puts these ranks in order, which is faster than sorting
+    limits = torch.from_numpy(ordered[ranks]).reshape(-1, *[1] * heat.dim())
+    return torch.tensor(wanted), heat[None] >= limits, heat[None] > limits
+
+
+def cells_of(shares: Sequence[float], cells: int) -> list[int]:
+    """Return how many of a map's cells make up each share: rounded up, and at least one."""
+    return [min(cells, max(1, math.ceil(share * cells - _ROUNDING))) for share in shares]
+
+
+_ROUNDING = 1e-6
+"""Cells by which a share times the number of cells may exceed a whole number by rounding."""
+
+
+Remake: TypeAlias = "Callable[[Tensor, nn.Module | None], Sequence[Tensor]]"
+"""``remake(pictures, model)`` makes the maps of pictures (N, C, *size); None is the Evaluator's own model."""
+
+MapLike: TypeAlias = "Explanation | Heat | np.ndarray | Tensor"
+"""What is judged: an explanation; or an array of the input's size, or a coarser one that is enlarged bilinearly."""
+
+
+@dataclass(frozen=True, eq=False)
+class Heat:
+    """A map to be judged.
+
+    Attributes:
+        values: the map at the size of the input, float32 on the CPU. An explanation's heatmap is 0..1; an array may
+            have any sign and scale, of which metrics that order cells read the order only.
+        name: the name of the method or of the reference map.
+        cells: the map on the grid of the layer ``layer``, without negative values; None for a map of no single layer.
+        layer: the name of that layer.
+        remake: makes the map for other pictures, and with another model; None if it is not known how.
+        problem: why the map cannot be judged; None if it can.
+        curves: the curves that were already measured for this map.
+    """
+
+    values: Float[Tensor, "*size"]
+    name: str = "array"
+    cells: Float[Tensor, "*grid"] | None = None
+    layer: str = ""
+    remake: Remake | None = None
+    problem: UndefinedError | None = None
+    curves: dict[object, Curve] = field(default_factory=dict, repr=False)
+
+    @property
+    def unit(self) -> Float[Tensor, "*size"]:
+        """The map's positive part divided by its maximum, 0..1: an explanation's heatmap as it is.
+
+        Raises:
+            UndefinedError: no cell is positive.
+        """
+        positive = self.values.relu()
+        largest = float(positive.max())
+        if not largest > 0:
+            raise UndefinedError("empty_map", "the map has no positive value")
+        return positive / largest
+
+    def check_order(self) -> None:
+        """Refuse a map whose cells have no order.
+
+        Raises:
+            UndefinedError: all cells are equal.
+        """
+        if bool((self.values == self.values.flatten()[0]).all()):
+            raise UndefinedError("constant_map", "all cells of the map are equal, so they have no order")
+
+    def made_anew(self, pictures: Float[Tensor, "n c *size"], model: nn.Module | None = None) -> list[Tensor]:
+        """Return the maps of other pictures, float32 on the CPU.
+
+        Raises:
+            UndefinedError: it is not known how the map was made.
+        """
+        if self.remake is None:
+            raise UndefinedError(
+                "needs_method",
+                "this metric computes the map again, and an array or a row of a table does not say how; pass the "
+                "explanation of the picture",
+            )
+        return [made.detach().to("cpu", torch.float32) for made in self.remake(pictures, model)]
+
+
+def as_heat(given: object, explainer: Explainer, target: Target, picture: Float[Tensor, "c *size"]) -> Heat:
+    """Return what was passed as a map to be judged.
+
+    Args:
+        given: the map.
+        explainer: explains pictures with the model.
+        target: the target of the map, fixed.
+        picture: the model's input.
+
+    Raises:
+        InputError: it is no map of real numbers, or has another number of axes than the input.
+    """
+    size = tuple(picture.shape[1:])
+    if isinstance(given, (Heat, Explanation)):
+        own = tuple(given.values.shape) if isinstance(given, Heat) else given.maps.size
+        if own != size:
+            raise InputError(
+                f"the map is for an input of {'x'.join(map(str, own))}, but this picture's input is "
+                f"{'x'.join(map(str, size))}; pass the picture that was explained, or the map as an array"
+            )
+    if isinstance(given, Heat):
+        return given if given.problem is not None else replace(given, problem=_problem(given.values))
+    if isinstance(given, Explanation):
+        return _of_explanation(given, explainer, target)
+    values = real_values(given, "a map is an explanation or an array")
+    if values.dim() != len(size) or not values.numel():
+        raise InputError(
+            f"the map has shape {tuple(values.shape)}, and the model's input has size {'x'.join(map(str, size))}; pass "
+            f"a map with {len(size)} axes"
+        )
+    enlarged = values if tuple(values.shape) == size else enlarge(values[None], size)[0]
+    return Heat(enlarged, problem=_problem(values))
+
+
+def real_values(given: object, what: str) -> Float[Tensor, "..."]:
+    """Return an array as float32 on the CPU.
+
+    Args:
+        given: the array.
+        what: what it must be, as the first words of the error.
+
+    Raises:
+        InputError: it is no array of real numbers.
+    """
+    if isinstance(given, np.ndarray) and given.dtype.kind in "biuf":
+        return torch.from_numpy(np.array(given, np.float32))  # a copy: PyTorch takes no mirrored or big-endian array
+    if isinstance(given, Tensor) and not given.is_complex():
+        return given.detach().to("cpu", torch.float32)
+    raise InputError(f"{what} of real numbers, not of {getattr(given, 'dtype', type(given).__name__)}")
+
+
+def _problem(values: Tensor) -> UndefinedError | None:
+    if not bool(torch.isfinite(values).all()):
+        return UndefinedError("non_finite", "the map contains NaN or infinity")
+    return None if bool(values.any()) else UndefinedError("empty_map", "the map is zero everywhere")
+
+
+def _of_explanation(explanation: Explanation, explainer: Explainer, target: Target) -> Heat:
+    values = torch.from_numpy(np.asarray(explanation.heatmap, np.float32))
+    problem = None
+    if explanation.status == "non_finite":
+        problem = UndefinedError("non_finite", "the map contains NaN or infinity")
+    elif explanation.status != "ok":
+        problem = UndefinedError("empty_map", f"the map is empty ({explanation.status})")
+    single = len(explanation.maps.raws) == 1 and not explanation.placement.extent
+    single = single and explanation.layer != str(WHOLE_MODEL)
+    cells = torch.from_numpy(np.maximum(explanation.raw, 0)) if single else None
+    remake = _remake_of(explanation, explainer, target)
+    return Heat(values, explanation.method, cells, explanation.layer, remake, problem)
+
+
+def _remake_of(explanation: Explanation, explainer: Explainer, target: Target) -> Remake | None:
+    """Return what makes the map of an explanation again; None for one of a table, which does not say how."""
+    made = explanation.made
+    if made is None:
+        return None
+    kept = {name: explainer.choices.options[name] for name in ("progress", "batch_size")}
+    options = {**made.choices.options, **kept, "fuse": explanation.maps.fuse, "smooth": explanation.smooth}
+    choices = Choices(made.method, explanation.layer if made.method.layer else None, options)
+    own = target if made.target is None else made.target
+    return functools.partial(_made_again, explainer.choosing(choices), own)
+
+
+def _made_again(explainer: Explainer, target: Target, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:
+    """Return the heatmaps of other pictures; with another model, at the same layers."""
+    if model is not None:
+        layers = None
+        if explainer.method.layer:
+            # The model itself chooses the layers; shuffled weights must not.
+            with contextlib.suppress(LayerError):
+                layers = explainer.layers
+            if layers is None:
+                explainer(pictures[0], target)
+                layers = explainer.layers
+        explainer = explainer.using(target_layer=layers, model=model)
+    return [torch.from_numpy(made.heatmap) for made in explainer.batch(list(pictures), target)]
+
+
+SIGMA = 0.25
+"""Standard deviation of the centred blob as a share of each side."""
+
+
+def grid_of(size: Sequence[int]) -> tuple[int, ...]:
+    """Return the grid of the reference maps for an input of this size."""
+    # Cells along each axis of the reference maps: the grid of the usual networks at 224 pixels. Heat that is scattered
+    # over single pixels would break any picture, and be a baseline that is too easy to beat.
+    return tuple(min(7, side) for side in size)
+
+
+def random_map(size: tuple[int, ...], seed: int | Sequence[int] = 0) -> Float[Tensor, "*size"]:
+    """Return uniform random cells on a grid of 7 x 7, enlarged as heatmaps are; 0..1.
+
+    >>> random_map((14, 14), seed=1).shape
+    torch.Size([14, 14])
+    """
+    cells = np.random.default_rng(seed).uniform(size=grid_of(size)).astype(np.float32)
+    return _scaled(enlarge(torch.from_numpy(cells)[None], size)[0])
+
+
+def centred_map(size: tuple[int, ...]) -> Float[Tensor, "*size"]:
+    """Return a Gaussian in the middle of the picture, SIGMA of each side wide; 0..1.
+
+    Photographers put objects into the middle, so it is a strong baseline.
+    """
+    blob = torch.ones(())
+    for side in size:
+        places = (torch.arange(side) + 0.5) / side - 0.5
+        blob = blob[..., None] * torch.exp(-((places / SIGMA) ** 2) / 2)
+    return _scaled(blob)
+
+
+def colours_of(picture: Float[Tensor, "c *size"]) -> Float[Tensor, "k c"]:
+    """Return the single colours of a picture: each channel alone at its largest and at its smallest value, and all.
+
+    Channels range from the smallest to the largest value of the picture. For RGB these are the 8 corners of the cube:
+    black, white, red, green, blue, cyan, magenta and yellow; for grey pictures, black and white.
+    """
+    channels = len(picture)
+    low, high = picture.flatten(1).amin(1), picture.flatten(1).amax(1)
+    alone = torch.eye(channels, dtype=torch.bool)
+    corners = torch.cat([torch.zeros(1, channels, dtype=torch.bool), alone])
+    corners = torch.cat([corners, ~corners]).unique(dim=0)
+    return torch.where(corners, high, low)
+
+
+def colour_map(picture: Float[Tensor, "c *size"], colour: Float[Tensor, " c"]) -> Float[Tensor, "*size"]:
+    """Return how near each cell of a 7 x 7 grid is to a colour: 1 at the nearest, 0 at the farthest; enlarged.
+
+    The distance of a pixel is Euclidean, in the units of the model's input; a cell has the mean of its pixels.
+    """
+    distance = (picture - colour.reshape(-1, *[1] * (picture.dim() - 1))).norm(dim=0)
+    size = tuple(distance.shape)
+    cells = cell_means(-distance[None], grid_of(size))[0]
+    return _scaled(enlarge((cells - cells.amin())[None], size)[0])
+
+
+def _random_for(seed: int, picture: Tensor) -> Tensor:
+    """Return a random map that depends on the picture and the seed.
+
+    With one random map for all pictures, chance would not average out over a folder. The map would also be coherent,
+    since a changed picture would have the same one.
+    """
+    return random_map(tuple(picture.shape[1:]), (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
+
+
+def _remade(make: Callable[[Tensor], Tensor], pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:  # noqa: ARG001
+    """Return the reference maps of other pictures; they depend on no model."""
+    return [make(picture.contiguous()) for picture in pictures]
+
+
+def _scaled(values: Float[Tensor, "*size"]) -> Float[Tensor, "*size"]:
+    """Divide a map without negative values by its maximum."""
+    largest = values.max()
+    return values / torch.where(largest > 0, largest, 1)
+
+
+Better: TypeAlias = Literal["higher", "lower"]
+Space: TypeAlias = Literal["input", "features", "map", "model"]
+Measure: TypeAlias = Callable[..., float]
+"""``measure(evaluator, heat)`` returns a metric's value for a map, or raises ``UndefinedError``."""
+
+_NAME = re.compile(r"[\w-]+")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One way to judge a map.
+
+    Attributes:
+        name: what ``metrics=`` takes.
+        title: the name as people write it.
+        summary: one line of what it says.
+        paper: where the formula comes from.
+        better: whether a "higher" or a "lower" value is better.
+        space: what is changed: the "input" of the model, the "features" of a layer (the head alone is run), the
+            "model" and its weights, or nothing at all: a value of the "map" alone. Values of different spaces do not
+            belong into one column.
+        cost: the time it takes, in plain passes of the model for one picture.
+        faithful: whether it tests that the map shows what the model used. The others test the map's form, its
+            stability, or where it lies.
+        fill: what replaces removed pixels unless the call says otherwise; empty if none are removed, or if
+            the metric's definition fixes it.
+        needs_region: whether it compares the map with the region of an object, so that the Evaluator needs one.
+        measure: ``measure(evaluator, heat)`` returns the value, or raises ``UndefinedError``.
+    """
+
+    name: str
+    title: str
+    summary: str
+    paper: str
+    better: Better
+    space: Space
+    cost: str
+    faithful: bool
+    fill: str
+    needs_region: bool
+    measure: Measure
+
+
+METRICS: dict[str, Metric] = {}
+"""Every metric by its name, the user's own included."""
+
+
+def register_metric(
+    name: str,
+    *,
+    title: str | None = None,
+    summary: str = "",
+    paper: str = "",
+    better: Better = "higher",
+    space: Space = "input",
+    cost: str = "",
+    faithful: bool = False,
+    fill: str = "",
+    needs_region: bool = False,
+    replace: bool = False,
+) -> Callable[[Measure], Measure]:
+    """Add a metric to ``camkit.metrics.METRICS`` under a name, as a decorator.
+
+    The function gets the ``Evaluator``, which runs the model on changed pictures, and the ``Heat``, and returns a
+    number. It raises ``camkit.metrics.UndefinedError`` if there is none.
+
+    Args:
+        name: what ``metrics=`` takes: letters, digits, ``-`` and ``_``.
+        title, summary, paper, better, space, cost, faithful, fill, needs_region: as in ``Metric``.
+        replace: allow a name that is taken, for example when a notebook cell runs again.
+
+    Raises:
+        InputError: the name is taken or has other characters, or ``better`` or ``space`` is unknown.
+
+    Examples:
+        >>> from camkit import metrics
+        >>> @metrics.register_metric("peak-share", better="higher", space="map", cost="0")
+        ... def peak_share(evaluator, heat):
+        ...     return float(heat.values.max() / heat.values.sum())
+        >>> del metrics.METRICS["peak-share"]  # forgets it again
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(f"the name of a metric consists of letters, digits, '-' and '_', not {name!r}")
+    for argument, value, kind in (("better", better, Better), ("space", space, Space)):
+        if value not in get_args(kind):
+            raise InputError(f"metric {name!r}: {argument} must be one of {', '.join(get_args(kind))}, not {value!r}")
+    if name in METRICS and not replace:
+        raise InputError(f"there is already a metric {name!r}; choose another name, or pass replace=True")
+
+    def add(function: Measure) -> Measure:
+        METRICS[name] = Metric(
+            name, title or name, summary, paper, better, space, cost, faithful, fill, needs_region, function
+        )
+        return function
+
+    return add
+
+
+def find_metric(name: str) -> Metric:
+    """Return the metric with a name.
+
+    Raises:
+        InputError: there is none; the message suggests the nearest.
+    """
+    if isinstance(name, str) and name in METRICS:
+        return METRICS[name]
+    hint = did_you_mean(name, METRICS) if isinstance(name, str) else ""
+    raise InputError(f"unknown metric {name!r}{hint or '; choose from ' + ', '.join(METRICS)}")
+
+
+# --- what metrics return
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, eq=False)
+class OfModel(Tabular, Generic[Row]):
+    """Results that were measured on one model.
+
+    Attributes:
+        model: the model's name.
+        rows: the results.
+        unreadable: pictures that could not be used, with the reason.
+    """
+
+    model: str
+    rows: tuple[Row, ...]
+    unreadable: dict[str, str]
+
+
+ValueStatus: TypeAlias = Literal[
+    "ok", "empty_map", "constant_map", "non_finite", "needs_method", "needs_region", "undefined"
+]
+
+_WORDS = {
+    "empty_map": "empty map",
+    "constant_map": "constant map",
+    "non_finite": "not finite",
+    "needs_method": "needs the method",
+    "needs_region": "needs a region",
+    "undefined": "undefined",
+}
+
+
+class UndefinedError(Exception):
+    """A metric has no value for a map; it becomes the status of a ``Value``, and no error.
+
+    Args:
+        status: one of the statuses of ``Value``.
+        reason: a sentence without a full stop.
+    """
+
+    def __init__(self, status: ValueStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status: ValueStatus = status
+
+
+@dataclass(frozen=True)
+class Value:
+    """The value of one metric for one map.
+
+    Attributes:
+        metric: the metric's name.
+        number: the value; None unless ``status`` is "ok".
+        status: "ok", or why there is no number: "empty_map", the map shows no evidence; "constant_map", all its cells
+            are equal, so they have no order; "non_finite", the map or a score of the model is NaN or infinite;
+            "needs_method", the map was passed as an array, and the metric makes it anew; "needs_region", the metric
+            compares the map with a region and there is none; "undefined" for everything else, as ``reason`` says.
+        reason: a sentence about the status; empty for "ok".
+        fill: what replaced removed pixels; empty if nothing was removed.
+    """
+
+    metric: str
+    number: float | None
+    status: ValueStatus = "ok"
+    reason: str = ""
+    fill: str = ""
+
+    def __str__(self) -> str:
+        """Return the number with three digits, or the status in words."""
+        return _WORDS[self.status] if self.number is None else f"{self.number:.3f}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the value as plain JSON values."""
+        return {"value" if name == "number" else name: value for name, value in asdict(self).items()}
+
+
+class Values(dict[str, Value]):
+    """The values of one map, by the metric's name."""
+
+    def numbers(self) -> dict[str, float | None]:
+        """Return the plain numbers; None where there is none."""
+        return {name: value.number for name, value in self.items()}
+
+    def __repr__(self) -> str:
+        """Return, for example, ``<srg 0.412, insertion 0.721>``."""
+        return f"<{', '.join(f'{name} {value}' for name, value in self.items())}>"
+
+
+@dataclass(frozen=True, repr=False)
+class ValueTable(Tabular):
+    """The values of several maps of one picture: a row for each map, and one for each reference map.
+
+    Attributes:
+        rows: the values by the map's name; the reference maps come last.
+        references: the names of the rows that are reference maps.
+    """
+
+    rows: Mapping[str, Values]
+    references: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the table in Markdown; the arrow behind a metric shows which direction is better."""
+        names = list(dict.fromkeys(name for row in self.rows.values() for name in row))
+        arrows = [f"{name} {'↑' if METRICS[name].better == 'higher' else '↓'}" for name in names]
+        rows = []
+        for title, row in self.rows.items():
+            shown = f"({title})" if title in self.references else title
+            rows.append([shown, *(str(row[name]) if name in row else "" for name in names)])
+        return markdown_table(["map", *arrows], rows)
+
+    def __repr__(self) -> str:
+        """Return a line with the names of the maps."""
+        return f"<ValueTable of {', '.join(self.rows)}>"
+
+    def table(self) -> Rows:
+        """Return a row for each map, with the number of each metric; None where there is none."""
+        return [
+            {"map": name, "reference": name in self.references, **values.numbers()}
+            for name, values in self.rows.items()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table as plain JSON values."""
+        rows = {title: {name: value.to_dict() for name, value in values.items()} for title, values in self.rows.items()}
+        return {"rows": rows, "references": list(self.references)}
+
+
+# --- in one call
+
+
+def evaluate(
+    model: ModelLike,
+    given: MapLike,
+    picture: ImageLike,
+    metrics: str | Iterable[str] | None = None,
+    *,
+    target: TargetLike | None = None,
+    **options: Any,
+) -> Values:
+    """Judge one map of one picture. For several maps, an ``Evaluator`` prepares the picture once.
+
+    Args:
+        model: an ``Explainer``, or what it takes as a model.
+        given: an explanation of this picture, or an array: at the size of the model's input, or coarser, which is
+            enlarged bilinearly.
+        picture: what was explained.
+        metrics: names from ``METRICS``; None for ``DEFAULTS``.
+        target: what the map is for; None for the class of the explanation, or for the picture's best class if the map
+            is an array.
+        **options: ``region``, ``fill``, ``steps``, ``layer``, ``seed`` and ``batch_size`` as for ``Evaluator``.
+
+    Returns:
+        A ``Value`` for each metric: a number, or the reason why there is none.
+
+    Raises:
+        InputError: an argument, the model, the picture or the map is wrong.
+
+    Examples:
+        >>> import camkit
+        >>> plane = camkit.scenes.scene_paths()["plane-sky"]
+        >>> camkit.metrics.evaluate("demo-fair", camkit.explain("demo-fair", plane), plane, ["complexity"])
+        <complexity 0...>
+    """
+    if isinstance(given, Explanation) and target is None:
+        if given.target is None or (given.made is None and names_cells(given.quantity)):
+            raise InputError(
+                f"the explanation of {given.name!r} ({given.quantity}) is not of a single class; pass its target"
+            )
+        kept = None if given.made is None else given.made.target
+        target = given.target if kept is None else kept
+    return Evaluator(model, picture, target, **options)(given, metrics)
+
+
+def references(
+    model: ModelLike, picture: ImageLike, target: TargetLike | None = None, **options: Any
+) -> dict[str, Heat]:
+    """Return the maps that every table has for comparison: "random", "centre" and "colour".
+
+    A random map of 7 x 7 cells; a Gaussian in the middle; and how near the cells are to a single colour, for the best
+    of the corners of the picture's colour cube. The best is the colour whose hotter half of the picture keeps the score
+    highest and loses it most when it is removed. Apart from that choice, none of them uses the model.
+
+    Args:
+        model, picture, target: as for ``evaluate``.
+        **options: as for ``evaluate``; ``seed`` is that of the random map.
+
+    Returns:
+        A ``Heat`` for each, which ``Evaluator`` judges like an explanation; ``.values`` is the map at the size of the
+        model's input.
+
+    Raises:
+        InputError: an argument, the model or the picture is wrong.
+    """
+    return Evaluator(model, picture, target, **options).references()

@@ -12,10 +12,10 @@ import json
 import math
 import random
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -29,6 +29,7 @@ from camkit.errors import (
     TargetError,
     as_markdown,
     printable,
+    whole_number,
 )
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import finite_or_none
@@ -36,15 +37,14 @@ from camkit.images.files import write_file
 from camkit.images.listing import find_pictures
 from camkit.images.read import open_picture
 from camkit.kit.pages import templates
-from camkit.kit.statistics import bootstrap_sums, holm, interval, p_above
+from camkit.kit.statistics import Estimate, bootstrap_sums, holm, interval, p_above
 from camkit.kit.wording import NONE, VERSION, counted, first_of, listed
 from camkit.layers.names import Layers, find_layers
 from camkit.methods import Method
 from camkit.methods.registry import MethodLike
 from camkit.metrics.compare import DEFAULTS, chosen_layers, prepared
-from camkit.metrics.evaluator import Evaluator, check_seed
-from camkit.metrics.registry import METRICS, Better, UndefinedError
-from camkit.tables import Rows, Tabular, flat, markdown_table
+from camkit.metrics.evaluator import METRICS, Better, Evaluator, OfModel, UndefinedError
+from camkit.tables import Rows, flat, markdown_table
 
 if TYPE_CHECKING:
     from camkit.models.loaded import Loadable
@@ -64,9 +64,6 @@ _MEASURED = (*DECIDING, "insertion", "deletion", "average-drop", "complexity")
 _RANDOMISED = "mprt"
 """The metric that tells whether a map changes with the weights."""
 
-_RANDOMISED_PICTURES = 4
-"""The number of pictures on which the weights are shuffled. Each needs 8 maps of each method, and the values vary
-little."""
 
 _FILL = "blur"
 """The fill for removed pixels in all metrics. With one fill, SRG is exactly insertion minus deletion, and the three
@@ -94,12 +91,6 @@ network learned. scripts/results/judged.md has the values of the methods on thre
 REFERENCES = {"random": "a random map", "centre": "a centred blob", "colour": "the best single colour"}
 """The reference rows, with their names in sentences."""
 
-_RESAMPLES = 4000
-"""Bootstrap resamples; the normal tail serves for smaller p-values."""
-
-_SIMILAR_COST = 1.6
-"""Costs up to this many times the cheapest cost count as equal: on a busy machine, the time of a map on a small network
-varies by as much."""
 
 REPORTS = ("judge.html", "judge.json", "judge.md")
 """The files that a judgement writes."""
@@ -117,9 +108,6 @@ HOW_TO_READ = (
     "single colour. A method that is no better than these rows shows nothing about the network.",
 )
 """What the numbers and marks of a table mean."""
-
-_FIRST_PICTURES = 5
-"""A report names at most this many of the pictures that were left out; judge.json names all."""
 
 
 @dataclass(frozen=True)
@@ -180,30 +168,24 @@ class JudgedRow:
 
 
 @dataclass(frozen=True)
-class MethodJudgement(Tabular):
-    """Which methods are faithful on a model, over a sample of pictures.
+class MethodJudgement(OfModel[JudgedRow]):
+    """How faithful each method is to a model, over a sample of pictures. ``rows`` has the reference maps last.
 
     Attributes:
-        model: the model's name.
-        rows: the methods, and the reference maps last.
         recommendation: which one to use, and why.
         pictures: the pictures of the sample.
-        unreadable: pictures that could not be used, with the reason.
         layer: the layer whose cells "feature-srg" removes, for all rows alike; empty if it never had a value.
         seed: the seed of the sample and of all draws.
         seconds: how long it took.
         metrics: the metrics in the order of the columns.
     """
 
-    model: str
-    rows: tuple[JudgedRow, ...]
     recommendation: Recommendation
     pictures: tuple[str, ...]
-    unreadable: dict[str, str]
     layer: str
     seed: int
     seconds: float = field(compare=False)
-    metrics: tuple[str, ...] = _MEASURED
+    metrics = _MEASURED
 
     def table(self) -> Rows:
         """Return a row for each method and each reference map, with the mean and interval of each metric."""
@@ -235,7 +217,6 @@ class MethodJudgement(Tabular):
             "recommendation": {
                 "row": found.row,
                 "sentence": found.sentence,
-                "metrics_agree": found.agreed,
                 "against": dict(found.against),
             },
             "deciding_metrics": list(DECIDING),
@@ -292,7 +273,7 @@ class MethodJudgement(Tabular):
         """Return a line with the recommendation."""
         methods = sum(bool(row.method) for row in self.rows)
         chosen = self.recommendation.row or "none"
-        return f"<MethodJudgement of {methods} methods on {len(self.pictures)} pictures: {chosen}>"
+        return f"<MethodJudgement of {counted(methods, 'method')} on {len(self.pictures)} pictures: {chosen}>"
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""
@@ -320,10 +301,9 @@ class MethodJudgement(Tabular):
         said = [f"{row.name} fails on {row.failed[0]} of {of} pictures: {row.failed[1]}." for row in failing]
         said += [f"{row.name}: {row.empty} of {of} maps are empty, and count like the random map." for row in empty]
         said += [f"{name} is not recommended: {reason}." for name, reason in self.recommendation.against.items()]
-        if not self.recommendation.agreed:
-            said.append("The metrics prefer different methods: look at more than one map.")
         if self.unreadable:
-            left_out = first_of(self.left_out, _FIRST_PICTURES)
+            # A report names at most this many of the pictures that were left out; judge.json names all
+            left_out = first_of(self.left_out, 5)
             said.append(f"{counted(len(self.unreadable), 'picture')} could not be used: {left_out}.")
         return said
 
@@ -371,15 +351,18 @@ def judge(
     Examples:
         >>> import camkit
         >>> scenes = list(camkit.scenes.scene_paths().values())
-        >>> camkit.judge("demo-fair", scenes, ["gradcam", "layercam"])
-        <MethodJudgement of 2 methods on 6 pictures: gradcam>
+        >>> camkit.judge("demo-fair", scenes, ["gradcam"], pictures=5)
+        <MethodJudgement of 1 method on 5 pictures: gradcam>
     """
     begin = time.perf_counter()
-    if isinstance(pictures, bool) or not isinstance(pictures, int) or pictures < _FEWEST:
-        raise InputError(f"pictures must be a whole number from {_FEWEST}, not {pictures!r}")
-    check_seed(seed)
+    pictures, seed = whole_number(pictures, "pictures", _FEWEST), whole_number(seed, "seed", 0)
+    if not isinstance(images, (str, Path, Iterable)):
+        raise InputError(f"judge takes a folder or a list of pictures, not {type(images).__name__}; pass [img] for one")
     explainer, chosen = prepared(model, methods, USUAL, options)
-    sample = _sample(images, pictures, seed)
+    found: list[Any] = find_pictures([Path(images)]) if isinstance(images, (str, Path)) else list(images)
+    if isinstance(images, (str, Path)) and found == [Path(images)]:
+        open_picture(found[0])  # says what is wrong if there is no such file, or no picture in the folder
+    sample = random.Random(seed).sample(list(enumerate(found, start=1)), min(pictures, len(found)))
     layers = chosen_layers(explainer, target_layer)
     tried = {
         f"{method.name} at {layer}" if len(layers) > 1 and method.layer else method.name: (method, layer)
@@ -426,34 +409,21 @@ def judge(
         for metric in _MEASURED
     }
     figures = {metric: figures_of(rows, METRICS[metric].better, seed) for metric, rows in values.items()}
-    pass_time = float(np.median(plain))
     rows = tuple(
         _row(
             name,
             tried[name][0] if name in tried else None,
             maps[name],
             {each: figures[each][name] for each in figures},
-            pass_time,
+            float(np.median(plain)),
         )
         for name in names
     )
     costs = {row.name: row.cost for row in rows if row.name in works}
     unmoved = [row.name for row in rows if row.hardly_changes]
-    found = recommend({metric: values[metric] for metric in DECIDING}, figures, costs, unmoved, seed)
+    recommended = recommend({metric: values[metric] for metric in DECIDING}, figures, costs, unmoved, seed)
     seconds = time.perf_counter() - begin
-    return MethodJudgement(explainer.name, rows, found, tuple(used), unreadable, layer_of_cells, seed, seconds)
-
-
-def _sample(images: str | Path | Sequence[ImageLike], most: int, seed: int) -> list[tuple[int, ImageLike]]:
-    """Return the pictures to use with their numbers, in a random order that the seed fixes."""
-    if not isinstance(images, (str, Path, Iterable)):
-        raise InputError(
-            f"images must be a folder or a list of pictures, not {type(images).__name__}; pass [img] for one"
-        )
-    found: list[Any] = find_pictures([Path(images)]) if isinstance(images, (str, Path)) else list(images)
-    if isinstance(images, (str, Path)) and found == [Path(images)]:
-        open_picture(found[0])  # says what is wrong if there is no such file, or no picture in the folder
-    return random.Random(seed).sample(list(enumerate(found, start=1)), min(most, len(found)))
+    return MethodJudgement(explainer.name, rows, unreadable, recommended, tuple(used), layer_of_cells, seed, seconds)
 
 
 def _refuse_few(usable: int, rows: int, unreadable: Mapping[str, str]) -> None:
@@ -492,7 +462,9 @@ def _measured(evaluator: Evaluator, picture: Any, method: Method, layer: Layers 
     except (MethodError, LayerError, TargetError) as error:
         return _Map({}, failure=str(error))
     seconds = time.perf_counter() - start
-    shuffled = sum(each.values.get(_RANDOMISED) is not None for each in earlier) < _RANDOMISED_PICTURES
+    # The number of pictures on which the weights are shuffled. Each needs 8 maps of each method, and the values vary
+    # little.
+    shuffled = sum(each.values.get(_RANDOMISED) is not None for each in earlier) < 4
     values = evaluator(found, [*_MEASURED, _RANDOMISED] if shuffled else _MEASURED).numbers()
     return _Map(values, found.layer, seconds, found.status != "ok")
 
@@ -520,17 +492,15 @@ def _row(
 OfRows: TypeAlias = Mapping[str, Float[np.ndarray, " n"]]
 """For each row, one value per picture; NaN where it has none."""
 
-_Key = TypeVar("_Key", bound=Hashable)
-
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(Estimate):
     """What one metric says about one row.
 
     Attributes:
-        mean: the mean over the pictures.
+        value: the mean over these pictures.
         low, high: its 95 % interval; NaN for few pictures.
-        pictures: the number of pictures with a value.
+        groups: the number of pictures that count, including those in ``counted_like_random``.
         beats_random: whether it is significantly better than the random map on the same pictures.
         loses_to_random: whether it is significantly worse than the random map.
         level_with_best: whether it is not significantly worse than the metric's best method by more than
@@ -542,10 +512,6 @@ class Figure:
             "!" for one that loses to it; empty for others and for reference maps.
     """
 
-    mean: float
-    low: float
-    high: float
-    pictures: int
     beats_random: bool
     loses_to_random: bool
     level_with_best: bool
@@ -555,7 +521,7 @@ class Figure:
 
     def __str__(self) -> str:
         """Return the mean with two digits; a dash if there is none."""
-        return f"{self.mean:z.2f}" if self.pictures else NONE
+        return f"{self.value:z.2f}" if self.groups else NONE
 
     @property
     def span(self) -> str:
@@ -565,7 +531,9 @@ class Figure:
     def to_dict(self) -> dict[str, Any]:
         """Return the figure as plain JSON values."""
         found = {name: finite_or_none(value) for name, value in asdict(self).items() if name not in ("mark", "values")}
-        return found | {"values": [finite_or_none(value) for value in self.values]}
+        first = {"mean": found.pop("value"), "low": found.pop("low"), "high": found.pop("high")}
+        first["pictures"] = found.pop("groups")
+        return first | found | {"values": [finite_or_none(value) for value in self.values]}
 
 
 def gains_of(measured: OfRows, better: Better) -> dict[str, Float[np.ndarray, " n"]]:
@@ -591,29 +559,26 @@ def figures_of(measured: OfRows, better: Better, seed: int) -> dict[str, Figure]
     """
     gains = gains_of(measured, better)
     methods = [name for name in gains if name not in REFERENCES]
-    above = p_values({name: gains[name] - gains["random"] for name in gains if name != "random"}, seed)
-    beats = significant({name: above[name] for name in methods})
-    beats |= {name: p < SIGNIFICANCE for name, p in above.items() if name in REFERENCES}
-    loses = significant(p_values({name: gains["random"] - gains[name] for name in methods}, seed))
+    ahead = {name: of_row - gains["random"] for name, of_row in gains.items() if name != "random"}
+    together = [methods, *([name] for name in ahead if name in REFERENCES)]  # the correction is for the methods alone
+    beats = {name for names in together for name in clearly_above({each: ahead[each] for each in names}, seed)}
+    loses = clearly_above({name: -ahead[name] for name in methods}, seed)
     level = level_with_best(gains, methods, seed)
     figures = {}
     for name, of_row in gains.items():
         values = of_row if better == "higher" else -of_row
         known = int(np.isfinite(values).sum())
         estimate = interval(_draws(values, seed), mean(values), known)
-        beating, losing, best = beats.get(name, False), loses.get(name, False), name in level
+        beating, losing, best = name in beats, name in loses, name in level
         mark = "*" if best and beating else "" if beating else "!" if losing else "?"
         figures[name] = Figure(
-            estimate.value,
-            estimate.low,
-            estimate.high,
-            known,
-            beating,
-            losing,
-            best,
-            known - int(np.isfinite(measured[name]).sum()),
-            tuple(measured[name].tolist()),
-            mark if known and name in methods else "",
+            **vars(estimate),
+            beats_random=beating,
+            loses_to_random=losing,
+            level_with_best=best,
+            counted_like_random=known - int(np.isfinite(measured[name]).sum()),
+            values=tuple(measured[name].tolist()),
+            mark=mark if known and name in methods else "",
         )
     return figures
 
@@ -637,8 +602,8 @@ def not_behind(behind: OfRows, best: str, margin: float, seed: int) -> list[str]
         margin: a difference that does not matter.
         seed: the seed of the draws.
     """
-    clearly = significant(p_values({name: by for name, by in behind.items() if name != best}, seed, margin))
-    return [name for name in behind if not clearly.get(name, False)]
+    clearly = clearly_above({name: by for name, by in behind.items() if name != best}, seed, margin)
+    return [name for name in behind if name not in clearly]
 
 
 def mean(values: Float[np.ndarray, " n"]) -> float:
@@ -647,17 +612,13 @@ def mean(values: Float[np.ndarray, " n"]) -> float:
     return float(known.mean()) if len(known) else float("nan")
 
 
-def p_values(differences: Mapping[_Key, Float[np.ndarray, " n"]], seed: int, limit: float = 0.0) -> dict[_Key, float]:
-    """Return for each mean difference the one-sided p-value that it is not above a limit."""
-    return {
-        name: p_above(_draws(values, seed), limit, int(np.isfinite(values).sum())) if np.isfinite(values).any() else 1.0
-        for name, values in differences.items()
-    }
-
-
-def significant(p_values: Mapping[_Key, float]) -> dict[_Key, bool]:
-    """Tell which p-values remain significant after the correction for their number."""
-    return {name: p < SIGNIFICANCE for name, p in zip(p_values, holm(list(p_values.values())), strict=True)}
+def clearly_above(differences: OfRows, seed: int, limit: float = 0.0) -> set[str]:
+    """Return the rows whose mean difference is significantly above a limit, corrected for their number (Holm)."""
+    p_values = [
+        p_above(_draws(values, seed), limit, int(np.isfinite(values).sum())) if np.isfinite(values).any() else 1.0
+        for values in differences.values()
+    ]
+    return {name for name, p in zip(differences, holm(p_values), strict=True) if p < SIGNIFICANCE}
 
 
 def _draws(values: Float[np.ndarray, " n"], seed: int) -> Float[np.ndarray, " b"]:
@@ -665,7 +626,8 @@ def _draws(values: Float[np.ndarray, " n"], seed: int) -> Float[np.ndarray, " b"
     known = values[np.isfinite(values)]
     if not len(known):
         return np.zeros(0)
-    sums = bootstrap_sums(known[:, None], np.arange(len(known)), (seed,), _RESAMPLES)
+    # Bootstrap resamples; the normal tail serves for smaller p-values
+    sums = bootstrap_sums(known[:, None], np.arange(len(known)), (seed,), 4000)
     return np.asarray(sums[:, 0] / len(known))
 
 
@@ -679,13 +641,11 @@ class Recommendation:
     Attributes:
         row: the name of the row; None if there is nothing to recommend.
         sentence: the recommendation with its reason.
-        agreed: whether the metrics agree on the row, or, if there is no row, on what is best.
         against: for each method that cannot be recommended, why.
     """
 
     row: str | None
     sentence: str
-    agreed: bool
     against: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -721,21 +681,22 @@ def recommend(
     against = {name: reason for name, reason in reasons.items() if reason}
     fit = {name: advantage[name] for name in costs if name not in against}
     if not fit:
-        pictures = max(figure.pictures for rows in figures.values() for figure in rows.values())
+        pictures = max(figure.groups for rows in figures.values() for figure in rows.values())
         sentence = f"On these {pictures} pictures no method can be recommended; judge more before you trust any map."
-        return Recommendation(None, sentence, _agree(figures, list(costs)), against)
+        return Recommendation(None, sentence, against)
     best = max(fit, key=lambda name: mean(_overall(fit[name])))
     behind = {name: _overall(fit[best] - values) for name, values in fit.items()}
     as_good = not_behind(behind, best, PRACTICALLY_LEVEL * mean(_overall(fit[best])), seed)
-    cheap = _SIMILAR_COST * max(1.0, min(costs[name] for name in as_good))
+    # Costs up to this many times the cheapest cost count as equal: on a busy machine, the time of a map on a small
+    # network varies by as much
+    cheap = 1.6 * max(1.0, min(costs[name] for name in as_good))
     chosen = next(name for name in as_good if costs[name] <= cheap)
-    level = {metric: level_with_best(of_rows, list(fit), seed) for metric, of_rows in gains.items()}
     beaten = [METRICS[metric].title for metric, rows in figures.items() if rows[chosen].beats_random]
     sentence = (
         f"Use {chosen}: it beats a random map in {listed(beaten)}, no method that can be recommended is clearly better "
         f"over all metrics, and none that is as good is much cheaper ({costs[chosen]:.1f} plain passes)."
     )
-    return Recommendation(chosen, sentence, all(chosen in names for names in level.values() if names), against)
+    return Recommendation(chosen, sentence, against)
 
 
 def advantages(
@@ -783,7 +744,7 @@ def _against(
     A fit method beats the random map in most of the metrics in which it has values, and loses to it in none. Over all
     metrics its mean is better than those of the other reference maps, and its map changes with the weights.
     """
-    measured = {METRICS[metric].title: rows[name] for metric, rows in figures.items() if rows[name].pictures}
+    measured = {METRICS[metric].title: rows[name] for metric, rows in figures.items() if rows[name].groups}
     lost = [title for title, figure in measured.items() if figure.loses_to_random]
     if name in unmoved:
         return "almost the same map if the weights are shuffled"
@@ -793,13 +754,3 @@ def _against(
         return "not significantly better than a random map in most of the metrics that decide"
     behind = [other for other in others if mean(_overall(advantage[name] - advantage[other])) <= 0]
     return f"over all metrics no better than {listed([REFERENCES[other] for other in behind], 'or')}" if behind else ""
-
-
-def _agree(figures: Mapping[str, Mapping[str, Figure]], methods: Sequence[str]) -> bool:
-    """Tell whether one method is among the best of each metric that tells methods from chance, and loses in none."""
-    telling = [rows for rows in figures.values() if any(rows[name].mark == "*" for name in methods)]
-    return not telling or any(
-        all(rows[name].mark == "*" for rows in telling)
-        and not any(rows[name].loses_to_random for rows in figures.values())
-        for name in methods
-    )

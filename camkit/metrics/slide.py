@@ -21,8 +21,7 @@ from camkit.images.prepare import as_pixels
 from camkit.images.read import open_picture
 from camkit.kit.wording import listed
 from camkit.metrics.compare import prepared
-from camkit.metrics.evaluator import Evaluator
-from camkit.metrics.heat import hot_sets
+from camkit.metrics.evaluator import Evaluator, hot_sets
 from camkit.targets import contrast
 from camkit.types import ImageLike, Pixels
 
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT = 1920, 1080
 """The size of a slide in pixels, 16:9."""
-_DPI = 144
-"""Pixels of an inch in a PDF: the page is then 13.3 x 7.5 inches, the usual size of a wide slide."""
 _MARGIN, _GAP = 60, 30
 _TITLE, _TEXT, _SENTENCE = 30, 24, 38
 _LEADING = 1.35
@@ -48,8 +45,6 @@ metric interpolates the score, but a slide shows a picture."""
 
 _MOST_TARGETS = 5
 """With the picture, six panels in two rows; more would be too small."""
-
-_TITLES = ("What speaks for the answer", "What speaks for the true class", "Answer rather than true class")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +79,10 @@ class Slide:
             row, column = divmod(number, columns)
             left, upper = _MARGIN + column * (width + _GAP), round(top + row * height)
             _lines(canvas, (left, upper), title, width, _TITLE, INK, 1)
-            drawn = _enlarged(pixels, width, int(height - above - below))
+            ratio = _ratio(pixels, width, int(height - above - below))
+            size = (max(1, int(pixels.shape[1] * ratio)), max(1, int(pixels.shape[0] * ratio)))
+            way = cv2.INTER_AREA if ratio < 1 else cv2.INTER_CUBIC
+            drawn = np.asarray(cv2.resize(np.ascontiguousarray(pixels), size, interpolation=way))
             canvas.picture(left, upper + above, drawn)
             _lines(canvas, (left, upper + above + drawn.shape[0] + 6), words, width, _TEXT, GREY, 2)
 
@@ -113,7 +111,8 @@ class Slide:
             self._draw_on(canvas)
             contents = canvas.svg().encode()
         elif path.suffix == ".pdf":
-            contents = as_pdf(self.draw(), _DPI)
+            # Pixels of an inch in a PDF: the page is then 13.3 x 7.5 inches, the usual size of a wide slide
+            contents = as_pdf(self.draw(), 144)
         else:
             contents = encode(self.draw(), path.suffix or ".png")
         write_file(path, contents)
@@ -184,7 +183,14 @@ def slide(
         hottest = "hottest fifth" if round(share, 2) == _HOTTEST else f"hottest {percent(share)}"
     before, after = (float(score) for score in evaluator.scored(torch.stack([evaluator.picture, blurred])))
     panels = [_first_panel(answer)]
-    panels += [(_TITLES[number], row.overlay(scale="each"), _words_of(row)) for number, row in enumerate(found)]
+    panels += [
+        (
+            ("What speaks for the answer", "What speaks for the true class", "Answer rather than true class")[number],
+            row.overlay(scale="each"),
+            _words_of(row),
+        )
+        for number, row in enumerate(found)
+    ]
     pixels = as_pixels(blurred[None])
     if pixels is not None and answer.status == "ok":
         words = f"Blurred where most speaks for {answer.name}: {_value(answer, after)}."
@@ -198,7 +204,11 @@ def _of_targets(explainer: Explainer, picture: ImageLike, targets: list[TargetLi
     if not 1 <= len(found) <= _MOST_TARGETS:
         raise InputError(f"a slide shows 1 to {_MOST_TARGETS} targets, not {len(found)}")
     panels = [_first_panel(found[0])]
-    panels += [(_named(row), row.overlay(scale="each"), _words_of(row)) for row in found]
+    shares = ["" if row.probability is None else f" ({percent(row.probability)})" for row in found]
+    panels += [
+        (f"{row.name}{share}", row.overlay(scale="each"), _words_of(row))
+        for row, share in zip(found, shares, strict=True)
+    ]
     score = float(found[0].score if found[0].probability is None else found[0].probability)
     sentence = f"{explainer.name}: what speaks for {listed([row.name for row in found])}."
     return Slide(tuple(panels), sentence, tuple(found), score, None)
@@ -225,20 +235,8 @@ def _sentence(model: str, found: Sequence[Explanation], before: float, after: fl
     return f"{said} Without the {hottest}, {answer.name} {verb} {then}."
 
 
-def _named(row: Explanation) -> str:
-    return row.name if row.probability is None else f"{row.name} ({percent(row.probability)})"
-
-
 def _words_of(row: Explanation) -> str:
     return row.meaning() if row.status == "ok" else f"Nothing speaks for {row.name}."
-
-
-def _enlarged(pixels: Pixels, width: int, height: int) -> Pixels:
-    """Return a picture as large as its place allows, in its own proportions."""
-    ratio = _ratio(pixels, width, height)
-    size = (max(1, int(pixels.shape[1] * ratio)), max(1, int(pixels.shape[0] * ratio)))
-    way = cv2.INTER_AREA if ratio < 1 else cv2.INTER_CUBIC
-    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size, interpolation=way))
 
 
 def _ratio(pixels: Pixels, width: int, height: float | int) -> float:

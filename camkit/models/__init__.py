@@ -15,19 +15,19 @@ from torch import nn
 
 from camkit.errors import InputError, ModelError, advice, did_you_mean
 from camkit.models import from_torchvision
-from camkit.models.black_box import black_box
-from camkit.models.from_file import KINDS
+from camkit.models.from_file import KINDS, as_module
 from camkit.models.from_ultralytics import holds_ultralytics
-from camkit.models.inputs import adapted
-from camkit.models.loaded import Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels
+from camkit.models.loaded import Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels, read_weights
 from camkit.models.modules import (
     about_channels,
     about_failure,
+    adapted,
+    black_box,
     black_box_in,
-    check_tensors,
     device_of,
     dtype_of,
     refuse_black_box,
+    refuse_lazy,
     spatial_rank,
     unwrapped,
     usual_batch_size,
@@ -35,7 +35,6 @@ from camkit.models.modules import (
 from camkit.models.scene_net import LABELS as SCENE_LABELS
 from camkit.models.scene_net import SceneNet, load_scene_net
 from camkit.models.scene_net import preprocess as scene_preprocess
-from camkit.models.weights import read_weights
 from camkit.types import Activation, Preprocess
 
 __all__ = [
@@ -69,7 +68,7 @@ _EXTRAS = {
 }
 """The extra of camkit that installs each optional package."""
 
-_RUN_NO_CODE = ("from_timm", "from_huggingface", "from_ultralytics", "from_export", "from_onnx", "from_torchscript")
+_RUN_NO_CODE = ("from_timm", "from_huggingface", "from_ultralytics", "from_file", "from_onnx")
 """The modules of this package that run no Python code of the user's without ``trust_remote_code``."""
 
 
@@ -163,7 +162,7 @@ def load_model(
     with torch.inference_mode(mode=False):
         loaded = _load(request)
         module = adapted(unwrapped(loaded.module), output=output)
-        check_tensors(module)
+        refuse_lazy(module)
         module = module.eval().to(pick_device(device))
         module = module if trainable else module.requires_grad_(requires_grad=False)
     named = loaded.weights if weights is None else str(weights)  # a factory may say which weights it loaded
@@ -273,8 +272,6 @@ def as_model(
         _check_device(model.module, device)
         return replace(model, preprocess=preprocess or model.preprocess, labels=names or model.labels)
     if isinstance(model, torch.export.ExportedProgram):
-        from camkit.models.from_export import as_module  # noqa: PLC0415 - few models are programs
-
         model = as_module(model, "the program")
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
@@ -285,7 +282,7 @@ def as_model(
         )
     module = unwrapped(model)
     _check_device(module, device)
-    check_tensors(module)
+    refuse_lazy(module)
     return LoadedModel(module, type(module).__name__, preprocess, names)
 
 

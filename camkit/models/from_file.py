@@ -1,4 +1,7 @@
-"""What exported files of all kinds have in common: how they are found, and how pictures are prepared for them."""
+"""Loads programs of ``torch.export`` (``.pt2``) and TorchScript files (``.pt``, ``.ts``).
+
+And what exported files of all kinds have in common: how they are found, and how pictures are prepared for them.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,30 @@ import ast
 import contextlib
 import hashlib
 import json
+import logging
 import math
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
-from camkit.errors import InputError, ModelError, advice, refuse_pipe
+from camkit.errors import InputError, ModelError, advice, as_error, brief, refuse_pipe
 from camkit.models.loaded import LoadedModel, Request, as_labels, is_file
+from camkit.models.modules import FileBox, dtype_of
 
 KINDS = {
-    ".pt2": "from_export",
+    ".pt2": "from_file",
     ".onnx": "from_onnx",
-    ".pt": "from_torchscript",
-    ".ts": "from_torchscript",
-    ".torchscript": "from_torchscript",
+    ".pt": "from_file",
+    ".ts": "from_file",
+    ".torchscript": "from_file",
 }
 """The module of this package that loads files with this suffix."""
 
@@ -40,6 +49,93 @@ _NAMES = ("labels", "names", "classes")
 """The keys under which metadata holds the names of the classes."""
 
 _LISTS = (list, tuple, dict)
+
+
+def load(request: Request) -> LoadedModel:
+    """Load a program of ``torch.export``, or a TorchScript file."""
+    path = file_to_read(request)
+    return _program(request, path) if path.suffix.lower() == ".pt2" else _script(request, path)
+
+
+def _program(request: Request, path: Path) -> LoadedModel:
+    """Load a program of ``torch.export``, as a module whose layers have the names of the exported model."""
+    refuse_code(request, path, "a program of torch.export")
+    log = logging.getLogger("torch.export")  # it would print a traceback before the error
+    said = f"{path} cannot be read as a program of torch.export"
+    with as_error(ModelError, lambda error: f"{said} ({brief(error)})"), mock.patch.object(log, "disabled", True):
+        program = torch.export.load(path)
+    shape = _picture_shape(program, str(path))
+    with zipfile.ZipFile(path) as archive:
+        metadata = extra_texts(archive)
+    kind = f"a program of torch.export, run with gradients by torch {version('torch')}"
+    return described(as_module(program, str(path)), request, shape, kind, metadata)
+
+
+def as_module(program: ExportedProgram, name: str) -> nn.Module:
+    """Return a module with the names, the weights and the layers of the model that was exported.
+
+    Raises:
+        ModelError: the program does not take one picture, or was exported without the names of its modules.
+    """
+    _picture_shape(program, name)
+    with as_error(ModelError, lambda error: f"the layers of {name} cannot be found ({brief(error)})"):
+        module: nn.Module = torch.export.unflatten(program)  # fails for programs that were changed after the export
+    return module
+
+
+def _picture_shape(program: ExportedProgram, name: str) -> tuple[int | None, ...]:
+    """Return the shape (N, C, H, W) of the program's one input; None for a length that may vary."""
+    inputs = set(program.graph_signature.user_inputs)
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs]
+    if len(values) != 1 or not isinstance(values[0], torch.Tensor):
+        raise ModelError(f"{name} takes {len(values)} inputs; camkit explains programs whose only input is the picture")
+    shape = tuple(length if isinstance(length, int) else None for length in values[0].shape)
+    if shape[:1] not in ((1,), (None,)):
+        raise ModelError(
+            f"{name} takes exactly {shape[0]} pictures; export it for one, or with dynamic_shapes for any number"
+        )
+    return shape
+
+
+def _script(request: Request, path: Path) -> LoadedModel:
+    """Load a TorchScript file as a black box: scripted modules have no hooks."""
+    with as_error(ModelError, lambda error: f"{path} cannot be read as a TorchScript file ({brief(error)})"):
+        metadata = _metadata(path)
+        refuse_code(request, path, "TorchScript")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TorchScript is deprecated
+            script = torch.jit.load(path, map_location="cpu").eval()
+    kind = f"a TorchScript file, run without gradients by torch {version('torch')}"
+    box = FileBox(
+        lambda pictures: script(pictures.to(dtype_of(script))),
+        sigmoid=_ends_in_sigmoid(script),
+        reason="camkit cannot read the layers and gradients of a TorchScript file",
+        way_out="export the model with torch.export and pass the .pt2 file",
+    )
+    return described(box, request, (None, COLOURS, None, None), kind, metadata)
+
+
+_KEEPING = ("aten::to", "aten::clamp", "aten::clip", "aten::contiguous", "aten::clone", "aten::detach", "aten::float")
+"""Operations after a sigmoid that leave its results as they are."""
+
+
+def _ends_in_sigmoid(script: torch.jit.ScriptModule) -> bool:
+    graph = script.inlined_graph  # the nodes live as long as it does
+    node = next(graph.outputs()).node()
+    while node.kind() in _KEEPING:
+        node = next(node.inputs()).node()
+    return str(node.kind()) in ("aten::sigmoid", "aten::sigmoid_")
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Return the texts beside a script, and refuse what is not TorchScript, such as state dicts."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(name.partition("/")[2] == "constants.pkl" for name in archive.namelist()):
+                return extra_texts(archive)
+    raise ModelError(
+        f"{path} is not a TorchScript file; if it holds a state dict, name the network and pass the file as its weights"
+    )
 
 
 def file_to_read(request: Request) -> Path:
@@ -123,10 +219,8 @@ def described(
     if request.changes and not is_coloured:
         raise ModelError(f"{request.name} takes {shape[1]} channels; size, mean and std are for pictures in colour")
     preprocess = request.prepared(**known) if is_coloured else None
-    checksum = hashlib.sha256()
     with Path(request.name).open("rb") as stream:
-        while part := stream.read(1 << 24):
-            checksum.update(part)
+        checksum = hashlib.file_digest(stream, "sha256")
     for data in beside:
         checksum.update(data)
     module.register_buffer("checksum_of_file", torch.tensor(list(checksum.digest()), dtype=torch.uint8))

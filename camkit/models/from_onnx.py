@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,13 @@ import onnx
 import onnxruntime
 import onnxslim
 import torch
-from onnx.reference import ReferenceEvaluator
 from onnx2pytorch import ConvertModel
 from torch import Tensor, nn
 
 from camkit.errors import ModelError, as_error, brief
-from camkit.models.black_box import FileBox
 from camkit.models.from_file import COLOURS, described, file_to_read
-from camkit.models.inputs import Adapter
 from camkit.models.loaded import LoadedModel, Request
-from camkit.models.modules import dtype_of
+from camkit.models.modules import Adapter, FileBox, dtype_of
 
 TOLERANCE = 1e-4
 """How far a converted module's outputs may be from onnxruntime's: the norm of the difference, as a share of theirs."""
@@ -43,13 +40,10 @@ _LEAST = 1e-5
 
 _TYPES = ("tensor(float)", "tensor(float16)")
 
-_STORING = ("QuantizeLinear", "DequantizeLinear")
-"""Operators that only change how numbers are stored."""
-
-_FIRST_OPSET = 19
-"""The first opset whose operators of ``_STORING`` ONNX's own evaluator runs; earlier ones compute the same."""
-
-_QUANTISED = (*_STORING, "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
+_QUANTISED = (
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+    *("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"),
+)
 
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
 """onnxruntime's own operators."""
@@ -88,7 +82,6 @@ def load(request: Request) -> LoadedModel:
     else:
         kind += f", run by {runtime} without gradients ({reason})"
     if module is None:
-        runs.check(noise, str(path), reason or "")
         lacking = f"camkit runs this file without layers and gradients ({reason})"
         module = FileBox(runs, shape[0], sigmoid=_ends_in_sigmoid(graph.graph), reason=lacking)
     return described(module, request, shape, kind, session.get_modelmeta().custom_metadata_map, beside)
@@ -125,18 +118,6 @@ class Session:
         found: list[Any] = self._session.run(None, {self._input.name: numbers})
         return found
 
-    def check(self, pictures: Tensor, name: str, reason: str) -> None:
-        """Run the file once.
-
-        Raises:
-            ModelError: it cannot be run, or returns something other than arrays; ``reason`` says why it has no module.
-        """
-        shape = tuple(pictures.shape)
-        with as_error(ModelError, lambda error: f"{name} cannot be run on pictures of shape {shape} ({brief(error)})"):
-            outputs = self.outputs(pictures)
-        if not all(isinstance(output, np.ndarray) and output.dtype.kind in "fiub" for output in outputs):
-            raise ModelError(f"{name} returns something other than arrays of numbers ({reason})")
-
     def __call__(self, pictures: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return what the file returns."""
         outputs = tuple(torch.from_numpy(output) for output in self.outputs(pictures))
@@ -165,9 +146,9 @@ class _Converted(ConvertModel):  # type: ignore[misc]
     The names of its layers have no dots, which would mean layers inside layers, and its concatenations are layers too.
     """
 
-    def __init__(self, graph: onnx.ModelProto, shape: Sequence[int | None]) -> None:
+    def __init__(self, graph: onnx.ModelProto) -> None:
         super().__init__(graph, experimental=True)
-        self._shape = tuple(shape)
+        self._shape = tuple(axis.dim_value for axis in graph.graph.input[0].type.tensor_type.shape.dim)
         joined = {name: part for name, part in vars(self).items() if getattr(part, "func", None) is torch.cat}
         for name, part in joined.items():
             setattr(self, name, _Concat(part.keywords["dim"]))
@@ -183,7 +164,7 @@ class _Converted(ConvertModel):  # type: ignore[misc]
         Raises:
             ModelError: they have another size than the file takes.
         """
-        if any(wanted not in (None, length) for wanted, length in zip(self._shape[1:], images.shape[1:], strict=True)):
+        if any(wanted not in (0, length) for wanted, length in zip(self._shape[1:], images.shape[1:], strict=True)):
             raise ModelError(f"the file takes pictures of shape {self._shape[1:]}, not {tuple(images.shape[1:])}")
         outputs = super().forward(images)
         return tuple(outputs) if isinstance(outputs, list) else outputs
@@ -255,16 +236,14 @@ def _converted(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _fold_weights(graph)
             if any(node.op_type in _QUANTISED for node in graph.graph.node):
-                return None, "its activations are quantised, which have no gradients"
+                return None, "it is quantised, and integers have no gradients"
             simple = onnxslim.slim(graph)
             for node in simple.graph.node:
                 for attribute in [each for each in node.attribute if each.name == "training_mode"]:
                     node.attribute.remove(attribute)
             is_half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in _tensors(simple))
-            shape = [axis.dim_value or None for axis in simple.graph.input[0].type.tensor_type.shape.dim]
-            module: nn.Module = _Converted(simple, shape).eval()
+            module: nn.Module = _Converted(simple).eval()
             module = Adapter(module, _channels_last) if session.channels_last else module
             for picture, tolerance in pictures.items():
                 reason = _difference(module, session, picture, max(tolerance, _ROUGH * is_half))
@@ -273,26 +252,6 @@ def _converted(
     except Exception as error:  # noqa: BLE001 - the converter raises anything on operators that it lacks
         return None, f"it cannot be converted to PyTorch: {brief(error)}"
     return module, None
-
-
-def _fold_weights(graph: onnx.ModelProto) -> None:
-    """Make floating-point constants of quantised weights, in place; the converter knows no quantised numbers."""
-    constants = {each.name: each for each in graph.graph.initializer}
-    opset = max([_FIRST_OPSET, *(entry.version for entry in graph.opset_import if not entry.domain)])
-    rest = []
-    for node in graph.graph.node:
-        named = [name for name in node.input if name]
-        if node.op_type not in _STORING or node.domain or not all(name in constants for name in named):
-            rest.append(node)
-            continue
-        shaped = onnx.ValueInfoProto(name=node.output[0])
-        alone = onnx.helper.make_graph([node], "fold", [], [shaped], [constants[name] for name in named])
-        model = onnx.helper.make_model(alone, opset_imports=[onnx.helper.make_opsetid("", opset)])
-        (value,) = ReferenceEvaluator(model).run(None, {})
-        constants[node.output[0]] = onnx.numpy_helper.from_array(np.asarray(value), node.output[0])
-        graph.graph.initializer.append(constants[node.output[0]])
-    del graph.graph.node[:]
-    graph.graph.node.extend(rest)
 
 
 def _difference(module: nn.Module, session: Session, picture: Tensor, tolerance: float) -> str:

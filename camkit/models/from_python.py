@@ -16,10 +16,9 @@ from typing import Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from camkit.errors import ModelError, did_you_mean, refusing_exit, refusing_other_arguments
-from camkit.models.from_export import as_module
-from camkit.models.loaded import LoadedModel, Request, is_file
-from camkit.models.weights import read_weights
+from camkit.errors import ModelError, as_error, did_you_mean, refusing_exit
+from camkit.models.from_file import as_module
+from camkit.models.loaded import LoadedModel, Request, is_file, read_weights
 
 
 @refusing_exit()
@@ -31,13 +30,10 @@ def load(request: Request) -> LoadedModel:
     if not source.strip("./") or not attribute:
         raise ModelError(f"unknown model {request.name!r}; name your own network as file.py:factory")
     module = _module(source)
-    try:
+    with as_error(ModelError, lambda error: f"{request.name}: {error}{did_you_mean(attribute, dir(module))}"):
         factory = operator.attrgetter(attribute)(module)
-    except AttributeError as error:
-        raise ModelError(f"{request.name}: {error}{did_you_mean(attribute, dir(module))}") from error
     if callable(factory) and not isinstance(factory, nn.Module):
-        with refusing_other_arguments(factory, 0, ModelError, request.name):
-            factory = factory()
+        factory = factory()
     loaded = _as_loaded(factory, request)
     note = loaded.note
     if request.weights is not None:

@@ -9,8 +9,7 @@ from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, res
 from torch import nn
 
 from camkit.errors import ModelError, advice, as_error, brief, did_you_mean
-from camkit.models.loaded import LoadedModel, Request
-from camkit.models.weights import read_weights
+from camkit.models.loaded import LoadedModel, Request, read_weights
 from camkit.types import Preprocess
 
 

@@ -15,10 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification, VideoClassification
 
-from camkit.errors import ModelError, advice, brief, did_you_mean
-from camkit.models.clips import ClipPreprocess, refuse_short
-from camkit.models.loaded import LoadedModel, Request, changed_preset, is_file
-from camkit.models.weights import read_weights
+from camkit.errors import ModelError, advice, as_error, brief, did_you_mean
+from camkit.models.loaded import LoadedModel, Request, changed_preset, is_file, read_weights
+from camkit.models.modules import ClipPreprocess, refuse_short
 from camkit.types import Pixels, Preprocess
 
 _KINDS = (
@@ -132,21 +131,13 @@ def _build(name: str, classes: int | None, state: Mapping[str, Tensor]) -> nn.Mo
 
 
 def _published(request: Request, weights: Any) -> LoadedModel:
-    name = request.name
-    try:
+    name, file = request.name, Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
+    instead = (
+        f"pass a local file with {advice('weights=...', '--weights FILE')}, try what needs no download: "
+        f"{advice('the model demo-fair', 'camkit demo')}; if {file} is damaged, delete it"
+    )
+    with as_error(ModelError, lambda error: f"the weights of {name} cannot be downloaded ({brief(error)}); {instead}"):
         # torchvision itself loads the file as a pickle, which can run code. This line refuses such a file.
         weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
         module = torchvision.models.get_model(name, weights=weights)
-    except OSError as error:
-        raise ModelError(
-            f"the weights of {name} cannot be downloaded ({brief(error)}); pass a local file with "
-            f"{advice('weights=...', '--weights FILE')}, or try what needs no download: "
-            + advice("the model demo-fair", "camkit demo")
-        ) from error
-    except Exception as error:
-        file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
-        raise ModelError(
-            f"the weights in {file} are damaged or belong to another model ({brief(error)}); delete the file and "
-            "try again"
-        ) from error
     return LoadedModel(module, name, _prepared(weights, request), tuple(weights.meta["categories"]))

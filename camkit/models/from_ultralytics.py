@@ -24,8 +24,8 @@ from torchvision.ops import batched_nms, box_convert
 
 from camkit.errors import ModelError, advice, as_error, brief
 from camkit.models.from_file import file_to_read
-from camkit.models.inputs import Adapter
 from camkit.models.loaded import LoadedModel, Request, preset
+from camkit.models.modules import Adapter
 
 _LARGEST_PICKLE = 64 << 20
 """The most bytes of a pickle that is searched for the package's name; without its tensors, it takes less than 1 MiB."""
@@ -270,14 +270,11 @@ class Letterbox:
         inner = round(height * scale), round(width * scale)
         if inner != (height, width):
             pixels = cv2.resize(pixels, inner[::-1], interpolation=cv2.INTER_LINEAR)
-        padded = pixels
-        for axis, side in enumerate(inner):
-            margin = (self.size[axis] - side) % _STRIDE
-            before = margin // 2  # of an odd margin, the last row or column is one more
-            widths = [(0, 0)] * 3
-            widths[axis] = (before, margin - before)
-            padded = np.pad(padded, widths, constant_values=_GREY)
-        return torch.from_numpy(np.ascontiguousarray(padded)).permute(2, 0, 1).float() / 255
+        down, across = ((most - side) % _STRIDE for most, side in zip(self.size, inner, strict=True))
+        # An odd margin has its extra row or column at the bottom or right.
+        sides = down // 2, down - down // 2, across // 2, across - across // 2
+        padded = cv2.copyMakeBorder(pixels, *sides, cv2.BORDER_CONSTANT, value=(_GREY, _GREY, _GREY))
+        return torch.from_numpy(padded).permute(2, 0, 1).float() / 255
 
 
 _MOST_COMPARED = 1000

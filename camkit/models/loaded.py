@@ -1,21 +1,24 @@
-"""A model with its preprocessing and its labels, and the request for one by name."""
+"""A model with its preprocessing and its labels, the request for one by name, and weights from files."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 import torch
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torchvision.transforms._presets import ImageClassification
 
-from camkit.errors import InputError, ModelError, advice, as_error, refuse_pipe
+from camkit.errors import InputError, ModelError, advice, as_error, brief, refuse_pipe
 from camkit.types import Activation, Preprocess
 
 
@@ -85,11 +88,7 @@ def as_labels(labels: Labels | None) -> tuple[str, ...] | None:
         labels = [by_index[str(index)] for index in range(len(by_index))]
     if isinstance(labels, (str, Set)) or not isinstance(labels, Iterable):
         raise InputError(f"labels must be a list of class names, as in ['cat', 'dog'], not {labels!r}")
-    names = list(labels)
-    wrong = [name for name in names if not isinstance(name, (str, int))]
-    if wrong:
-        raise InputError(f"labels must be a list of class names, as in ['cat', 'dog']; {wrong[0]!r} is not a name")
-    return tuple(map(str, names)) or None
+    return tuple(map(str, labels)) or None
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
@@ -99,24 +98,13 @@ def read_labels(path: Path) -> tuple[str, ...]:
         InputError: the file cannot be read or holds something else.
     """
     refuse_pipe(path)
-    try:
+    with as_error(InputError, lambda error: f"the labels in {path} cannot be read: {brief(error)}"):
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the labels in {path} cannot be read: {error}") from error
-    if path.suffix.lower() != ".json":
-        names = [line.strip() for line in text.splitlines()]
-        while names and not names[-1]:
-            names.pop()
-        if not names or not all(names):
-            raise InputError(
-                f"{path} must hold one class name per line, in the order of the indices, without empty lines"
-            )
-        return tuple(names)
-    with as_error(InputError, lambda error: f"{path} is not JSON: {error}"):
-        labels = as_labels(json.loads(text))
-    if labels is None:
-        raise InputError(f"{path} holds no class names")
-    return labels
+        is_json = path.suffix.lower() == ".json"
+        names = as_labels(json.loads(text) if is_json else [line.strip() for line in text.rstrip().splitlines()])
+    if not names or not all(names):
+        raise InputError(f"{path} must hold one class name per line, in the order of the indices, without empty lines")
+    return names
 
 
 @dataclass(frozen=True)
@@ -156,12 +144,12 @@ class Request:
             ("mean", "numbers", self.mean, -math.inf),
             ("std", "positive numbers", self.std, 0),
         ):
-            if values is not None and not all(isinstance(value, Real) and least < value <= 1 for value in values):
+            given = (1.0,) if values is None else values
+            if len(given) not in (1, 3) or not all(isinstance(each, Real) and least < each <= 1 for each in given):
                 raise InputError(
-                    f"{name} must be {kinds} for values from 0 to 1, not {values}; divide those up to 255 by 255"
+                    f"{name} must be one number, or one each for red, green and blue: {kinds} for values from 0 to 1, "
+                    f"not {values}; divide those up to 255 by 255"
                 )
-            if values is not None and len(values) not in (1, 3):
-                raise InputError(f"{name} must be one number, or one each for red, green and blue, not {values}")
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -218,19 +206,8 @@ class Request:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a path is a file.
-
-    Raises:
-        ModelError: this is unknown, for example because the folder is unreadable or the name is too long.
-    """
-    try:
-        return path.is_file()
-    except OSError as error:
-        raise ModelError(f"{str(path)[:_LONGEST_NAME]!r} cannot be read: {error.strerror}") from error
-
-
-_LONGEST_NAME = 120
-"""An error quotes at most this many characters of a file's name."""
+    """Return whether a path is a file; False for names that no file can have."""
+    return os.path.isfile(path)  # noqa: PTH113 - pathlib's raises for names that are too long
 
 
 def preset(
@@ -254,3 +231,150 @@ def changed_preset(usual: ImageClassification, request: Request) -> ImageClassif
     """Return a torchvision preset with the parts that the request replaces."""
     side = usual.crop_size[0]
     return preset(request.size or (side, side), request.mean or usual.mean, request.std or usual.std, usual)
+
+
+_PLAIN_KEYS = ("state_dict", "model_state_dict", "model")
+_EMA_KEYS = ("model_ema", "state_dict_ema", "ema_state_dict", "model_ema_state_dict", "ema")
+"""Keys under which checkpoints usually hold the state dict, and its moving average over the training (EMA)."""
+_AVERAGED = "n_averaged"
+"""The counter that ``torch.optim.swa_utils.AveragedModel`` adds to the weights that it averages."""
+_LONGEST_HEADER = 100_000_000
+"""safetensors refuses headers with more bytes."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A state dict that was read from a file.
+
+    Attributes:
+        state: the tensors by name.
+        path: the file.
+        note: which weights were taken, if the file holds several; else None.
+    """
+
+    state: Mapping[str, Tensor]
+    path: Path
+    note: str | None = None
+
+    def build(self, make: Callable[[int | None], nn.Module], name: str) -> tuple[nn.Module, int | None]:
+        """Return a network with these weights, and its number of classes if that is not the usual one.
+
+        It is the length of the last tensor whose shape differs in the first dimension only.
+
+        Args:
+            make: makes the network with this number of classes; None for the usual one.
+            name: the network's name, for the error.
+        """
+        try:
+            with torch.device("meta"):
+                usual = make(None).state_dict()
+        except NotImplementedError:  # RegNet computes its widths from tensors, which have no values on the meta device
+            usual = make(None).state_dict()
+        state = _without_prefix(self.state, usual)
+        differ = [key for key, value in usual.items() if key in state and state[key].shape != value.shape]
+        heads = (
+            state[key] for key in reversed(differ) if state[key].dim() and state[key].shape[1:] == usual[key].shape[1:]
+        )
+        head = next(heads, torch.empty(0))
+        # A damaged file may claim a shape larger than its contents, for which no memory would be large enough.
+        classes = len(head) if 0 < head.nbytes <= head.untyped_storage().nbytes() else None
+        module = make(classes)
+        self.fill(module, name)
+        return module, classes
+
+    def fill(self, module: nn.Module, name: str) -> None:
+        """Load the weights into a module.
+
+        Raises:
+            ModelError: the weights do not fit, or are not floating-point numbers where the model has such.
+        """
+        own = module.state_dict()
+        state = _without_prefix(self.state, own)
+        for key in filter(state.__contains__, own):
+            floats = isinstance(own[key], Tensor) and own[key].is_floating_point()  # not a module's extra state
+            if floats and not (state[key].is_floating_point() and state[key].itemsize > 1):
+                raise ModelError(
+                    f"{self.path} holds {state[key].dtype} for {key!r}, where {name} has {own[key].dtype}; pass the "
+                    "floating-point weights of the model (quantised values mean nothing without their scales)"
+                )
+        with as_error(ModelError, lambda error: f"{self.path} does not fit {name} ({brief(error)})"):
+            module.load_state_dict(dict(state))
+
+
+def read_weights(path: str | Path) -> Weights:
+    """Read weights without running any code from the file (``weights_only=True``, or safetensors).
+
+    The content decides the format, not the file's suffix. ``*.index.json`` names the files of a state dict in
+    several parts (shards). A checkpoint may hold the state dict under a usual key.
+
+    Raises:
+        ModelError: the file is missing, is not a state dict, or would have to run code.
+    """
+    path, note = Path(path), None
+    state = _shards(path) if path.name.endswith(".index.json") else _content(path)
+    outer: list[Any] = []  # a damaged file may hold a dictionary that contains itself
+    while isinstance(state, dict) and not any(state is container for container in outer):
+        outer.append(state)
+        held = [key for key in _PLAIN_KEYS + _EMA_KEYS if isinstance(state.get(key), dict) and state[key]]
+        if not held:
+            break
+        if len(held) > 1 or held[0] in _EMA_KEYS:
+            ema = ", a moving average (EMA)" if held[0] in _EMA_KEYS else ""
+            others = f", not those under {' and '.join(map(repr, held[1:]))}" if held[1:] else ""
+            note = note or f"{path}: using the weights under {held[0]!r}{ema}{others}"
+        state = state[held[0]]
+    entries = state.items() if isinstance(state, dict) else ()
+    if not entries or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in entries):
+        raise ModelError(f"{path} is not a state dict; save one with torch.save(model.state_dict(), ...)")
+    return Weights(state, path, note)
+
+
+def _content(path: Path) -> Any:
+    """Return what a file holds; its first bytes tell the format."""
+
+    def said(error: Exception) -> str:
+        if isinstance(error, FileNotFoundError):
+            return f"there is no weights file {path}"
+        # PyTorch's words advise to run the code.
+        reason = brief(error) if isinstance(error, OSError) else "it holds Python objects or is damaged"
+        return (
+            f"{path} cannot be read as weights ({reason}); save a state dict with torch.save(model.state_dict(), ...)"
+        )
+
+    refuse_pipe(path, ModelError)
+    with as_error(ModelError, said), path.open("rb") as file:
+        start = file.read(9)
+        if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST_HEADER:
+            return load_file(path)
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                    raise ModelError(  # a small file may unpack to more than the memory holds
+                        f"{path} is a compressed archive, as TorchScript is; save the weights with "
+                        "torch.save(model.state_dict(), ...)"
+                    )
+        file.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _shards(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of all the files that an index names."""
+    refuse_pipe(path, ModelError)
+    with as_error(ModelError, lambda error: f"{path} cannot be read as an index of weights ({brief(error)})"):
+        names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+        if any(Path(name).name != name for name in names):
+            raise ModelError(f"{path} names weights in other folders; its shards must lie beside it")
+        return {key: value for name in names for key, value in dict(_content(path.parent / name)).items()}
+
+
+def _without_prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Remove the name of a module that held the model from all tensors' names, such as Lightning's ``model.``.
+
+    It is removed only if all names begin with it and none fits the model already.
+    """
+    while own.keys().isdisjoint(state):
+        state = {key: value for key, value in state.items() if key != _AVERAGED}
+        if len({key.partition(".")[0] for key in state}) > 1 or not all(key.partition(".")[2] for key in state):
+            break
+        state = {key.partition(".")[2]: value for key, value in state.items()}
+    return state

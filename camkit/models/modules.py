@@ -1,20 +1,392 @@
-"""Facts about a module: its device, the input it takes, and whether camkit can put hooks on it."""
+"""Facts about a module: its device, the input it takes, and whether camkit can put hooks on it.
+
+Models with several inputs or outputs, models of clips and functions are wrapped: they take one picture and return one
+output.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from jaxtyping import Float
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map, tree_map_only
 
-from camkit.errors import LayerError, ModelError, advice, brief
-from camkit.models.black_box import BlackBox
-from camkit.models.inputs import HeldInputs, OneOutput
+from camkit.errors import (
+    ImageError,
+    InputError,
+    LayerError,
+    ModelError,
+    RunError,
+    advice,
+    as_error,
+    brief,
+    did_you_mean,
+    whole_number,
+)
+from camkit.models.loaded import Labels, LoadedModel, as_labels
+from camkit.types import Pixels, Preprocess
+
+Scores: TypeAlias = Callable[[Tensor], Any]
+"""Takes pictures (N, C, H, W), float32 and on the CPU, and returns one row of scores (N, classes) for each of them, as
+a tensor or as anything that NumPy makes an array of; or a list with a dictionary of each picture's boxes."""
+
+
+class BlackBox(nn.Module):
+    """A module without layers and gradients that calls a function.
+
+    Args:
+        function: returns the scores of pictures.
+        batch: how many pictures the function takes at a time; None for any number. The last pictures are filled up
+            with copies.
+        sigmoid: whether the scores are the results of a sigmoid.
+        reason: why the model has neither layers nor gradients.
+        way_out: what to do to have both; empty if nothing is known.
+
+    Attributes:
+        function: the function.
+    """
+
+    def __init__(
+        self,
+        function: Scores,
+        batch: int | None = None,
+        *,
+        sigmoid: bool = False,
+        reason: str = "a black box has neither layers nor gradients",
+        way_out: str = "",
+    ) -> None:
+        super().__init__()
+        self._reason, self._way_out = reason, way_out
+        # A module is called, not registered: camkit would look for layers in it.
+        self.function = function.__call__ if isinstance(function, nn.Module) else function
+        self._batch, self._sigmoid = batch, sigmoid
+
+    def lacks(self, instead: str = "") -> str:
+        """Return a sentence: why there are neither layers nor gradients, and what to do, for example ``instead``."""
+        ways = ", or ".join(way for way in (self._way_out, instead) if way)
+        return f"{self._reason}; {ways}" if ways else self._reason
+
+    def forward(self, images: Tensor) -> Any:
+        """Return the scores of pictures (N, C, H, W), or their boxes, on the same device.
+
+        Raises:
+            RunError: the function returned something other than a row of numbers for each picture.
+        """
+        pictures = images.detach().float().cpu()
+        parts = [pictures]
+        if self._batch is not None:
+            parts = list(pictures.split(self._batch))
+            missing = self._batch - len(parts[-1])
+            parts[-1] = torch.cat([parts[-1], parts[-1][-1:].expand(missing, *parts[-1].shape[1:])])
+        with torch.no_grad():
+            joined = self._joined([self._run(part) for part in parts], len(pictures))
+        scores = tree_map_only(Tensor, lambda value: value.to(images.device), joined)
+        return _with_sigmoid(scores) if self._sigmoid and isinstance(scores, Tensor) else scores
+
+    def _joined(self, parts: Sequence[Any], count: int) -> Any:
+        """Return the outputs of all parts as one, for the first pictures."""
+        boxes = [detections for part in parts if isinstance(part, list) for detections in part]
+        return boxes[:count] or torch.cat([part for part in parts if isinstance(part, Tensor)])[:count]
+
+    def _run(self, pictures: Tensor) -> Any:
+        scores = self.function(pictures.clone())  # which the function may write to
+        if isinstance(scores, (list, tuple)) and scores and all(isinstance(each, dict) for each in scores):
+            return _boxes(scores, len(pictures))
+        with as_error(RunError, lambda _: f"the function returned {type(scores).__name__}, not an array of scores"):
+            rows = scores.detach() if isinstance(scores, Tensor) else torch.from_numpy(np.array(scores, np.float32))
+        if rows.dim() != 2 or len(rows) != len(pictures):
+            raise RunError(
+                f"the function returned scores of shape {tuple(rows.shape)} for {len(pictures)} pictures; it must "
+                "return a row of scores for each picture"
+            )
+        return rows.to("cpu", torch.float32, copy=True)  # the function may use its array again
+
+
+class FileBox(BlackBox):
+    """A file that camkit can only run. It may return anything that a model may; targets find the scores in it.
+
+    Raises:
+        RunError: (when it is called) the file failed.
+    """
+
+    def _run(self, pictures: Tensor) -> Any:
+        try:
+            outputs = self.function(pictures.clone())
+        except Exception as error:  # what runs the file may raise anything
+            lines = (str(error).strip() or type(error).__name__).splitlines()
+            cause = lines[-1] if "TorchScript" in lines[0] else " ".join(lines)  # TorchScript begins with its trace
+            raise RunError(f"the file failed on pictures of shape {tuple(pictures.shape)} ({brief(cause)})") from error
+        detached = tree_map_only(Tensor, Tensor.detach, outputs)
+        return tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, detached)
+
+    def _joined(self, parts: Sequence[Any], count: int) -> Any:
+        if self._batch is None:
+            return parts[0]
+        return tree_map(lambda *values: torch.cat(values)[:count], *parts)
+
+
+_ROUNDING = 1e-3
+"""How far rounding may take a probability out of 0..1."""
+
+
+def _with_sigmoid(scores: Tensor) -> Tensor:
+    """Return the results of a sigmoid with its graph, which shows what they are.
+
+    Raises:
+        RunError: they cannot be the results of a sigmoid.
+    """
+    if bool(((scores < -_ROUNDING) | (scores > 1 + _ROUNDING)).any()):
+        raise RunError("the function returned scores below 0 or above 1, which are not the results of a sigmoid")
+    logits = scores.double().logit(torch.finfo(torch.float64).eps)
+    return logits.requires_grad_(torch.is_grad_enabled()).sigmoid().to(scores.dtype)
+
+
+def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]]:
+    """Return the boxes of each picture as tensors.
+
+    Raises:
+        RunError: they are not ``boxes`` (K, 4) and ``scores`` (K,), perhaps with ``labels`` (K,), for each picture.
+    """
+    wrong = "the function must return a dictionary for each picture, with boxes (K, 4) and scores (K,)"
+    with as_error(RunError, lambda _: wrong):
+        found = [
+            {name: torch.as_tensor(row[name]).detach().cpu() for name in ("boxes", "scores", "labels") if name in row}
+            for row in rows
+        ]
+        sizes = [(each["boxes"].reshape(-1, 4), *each.values()) for each in found]
+    if len(found) != count or any(len({len(value) for value in values}) != 1 for values in sizes):
+        raise RunError(wrong)
+    return [
+        {name: value.float() if name != "labels" else value.long() for name, value in each.items()} for each in found
+    ]
+
+
+def black_box(
+    function: Scores,
+    *,
+    labels: Labels | None = None,
+    preprocess: Preprocess | None = None,
+    name: str | None = None,
+    batch: int | None = None,
+    sigmoid: bool = False,
+) -> LoadedModel:
+    """Return a function as a model, for ``camkit.explain``, ``camkit.check`` and everything else that takes models.
+
+    camkit then knows only the scores. Methods that need layers or gradients are refused; "occlusion", the default, and
+    "rise" run the function on changed pictures.
+
+    Args:
+        function: takes pictures (N, C, H, W) as a float32 tensor on the CPU, prepared by ``preprocess``, and returns
+            their scores (N, classes): logits, or probabilities that add up to 1; or for a detector a list with a
+            dictionary of ``boxes`` (K, 4), ``scores`` and ``labels`` (K,) for each. What it raises passes through.
+        labels: the names of the classes.
+        preprocess: prepares a PIL picture for the function.
+        name: what reports call the model; the function's name if not given.
+        batch: how many pictures the function takes at a time; None for any number.
+        sigmoid: pass True if the scores are the results of a sigmoid: probabilities of classes that do not exclude each
+            other. Otherwise camkit treats scores that do not add up to 1 as logits.
+
+    Raises:
+        ModelError: ``function`` cannot be called, or ``batch`` is below 1.
+
+    Examples:
+        >>> import camkit
+        >>> brightness = camkit.black_box(lambda pictures: pictures.flatten(2).mean(2), labels=["red", "green", "blue"])
+        >>> picture = camkit.scenes.scene_paths()["plane-sky"]
+        >>> explanation = camkit.explain(brightness, picture, preprocess=camkit.load_model("demo-fair").preprocess)
+        >>> explanation.method
+        'occlusion'
+    """
+    if not callable(function):
+        raise ModelError(f"a black box is a function from pictures to scores, not {function!r}")
+    if batch is not None:
+        batch = whole_number(batch, "batch", 1, ModelError)
+    module = BlackBox(function, batch, sigmoid=sigmoid).eval()
+    named = name or str(getattr(function, "__name__", type(function).__name__))
+    return LoadedModel(module, named, preprocess, as_labels(labels))
+
+
+class Adapter(nn.Module):
+    """A model as one that takes pictures alone, and returns what camkit reads.
+
+    Args:
+        model: the model.
+        run: returns the output of the model for pictures (N, C, *size).
+        held: what else ``run`` takes, by name; it moves with the model to another device.
+
+    Attributes:
+        spatial_axes: how many axes the input has after the channels, if the model's first convolution does not say it.
+    """
+
+    spatial_axes: int | None = None
+
+    def __init__(self, model: nn.Module, run: Callable[..., Any], **held: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self._run, self._held = run, tuple(held)
+        for name, value in held.items():
+            self.register_buffer(name, value)
+
+    def forward(self, pictures: Tensor) -> Any:
+        """Return the output for a batch of pictures."""
+        return self._run(self.model, pictures, **{name: getattr(self, name) for name in self._held})
+
+
+class HeldInputs(nn.Module):
+    """Runs a model on pictures and on other inputs that are the same for each of them.
+
+    Args:
+        model: the model.
+        others: its other arguments by name. A tensor whose first axis has one element is repeated for each picture of
+            a batch, also inside lists and dictionaries; everything else is passed on as it is.
+        picture: the name of the argument for the picture; None passes it first.
+    """
+
+    def __init__(self, model: nn.Module, others: Mapping[str, Any], picture: str | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.others = dict(others)
+        self.picture = picture
+
+    def forward(self, pictures: Tensor) -> Any:
+        """Return the model's output for a batch of pictures."""
+
+        def beside(value: Tensor) -> Tensor:
+            value = value.to(pictures.device)
+            return value.expand(len(pictures), *value.shape[1:]) if value.shape[:1] == (1,) else value
+
+        others = tree_map_only(Tensor, beside, self.others)
+        named = others if self.picture is None else {self.picture: pictures, **others}
+        return self.model(pictures, **named) if self.picture is None else self.model(**named)
+
+
+class OneOutput(nn.Module):
+    """Returns one of several outputs of a model.
+
+    Args:
+        model: the model, which returns a dictionary, a tuple, a list, or an object with attributes.
+        name: the key, the attribute, or the index, from 0.
+    """
+
+    def __init__(self, model: nn.Module, name: str | int) -> None:
+        super().__init__()
+        self.model = model
+        self.name = name
+
+    def forward(self, pictures: Tensor) -> Any:
+        """Return this output for a batch of pictures.
+
+        Raises:
+            ModelError: the model has no such output.
+        """
+        output: Any = self.model(pictures)
+        named = dict(output) if isinstance(output, Mapping) else {}
+        if isinstance(output, (tuple, list)):
+            named = {str(place): value for place, value in enumerate(output)}
+            named |= output._asdict() if hasattr(output, "_asdict") else {}
+        elif not named:
+            named = dict(getattr(output, "__dict__", {}))
+        keys = {str(key): key for key in named}
+        if str(self.name) not in keys:
+            has = f"; it has {', '.join(map(repr, keys))}" if keys else ""
+            raise ModelError(f"the model has no output {str(self.name)!r}: it returned a {type(output).__name__}{has}")
+        return named[keys[str(self.name)]]
+
+
+def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: str | int | None = None) -> nn.Module:
+    """Return a model that holds its other inputs and returns one of its outputs; the model itself if none is named.
+
+    Raises:
+        InputError: ``others`` is not a dictionary of names, ``picture`` is one of the others, or the model has no such
+            argument.
+    """
+    names = [] if others is None else others
+    if others is not None and not (isinstance(others, Mapping) and all(isinstance(name, str) for name in others)):
+        raise InputError(
+            f"inputs must be a dictionary of the model's other arguments by name, not {brief(repr(others))}"
+        )
+    if others is not None or picture is not None:
+        parameters = inspect.signature(model.forward, follow_wrapped=False).parameters
+        first = picture or next(iter(parameters), None)
+        if first in names:
+            raise InputError(
+                f"{first!r} is the argument for the picture, but also among the other inputs; leave it out of inputs, "
+                "or name the picture's argument with picture=..."
+            )
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for name in () if takes_any else [*names, *([picture] if picture else [])]:
+            if name not in parameters:
+                near = did_you_mean(name, parameters)
+                raise InputError(f"the model's forward has no argument {name!r}; it has {', '.join(parameters)}{near}")
+        model = HeldInputs(model, others or {}, picture)
+    return model if output is None else OneOutput(model, output)
+
+
+def taking_clips(model: nn.Module, argument: str) -> Adapter:
+    """Return a model that reads clips frame by frame, (N, T, C, H, W), as one that takes them as (N, C, T, H, W).
+
+    Args:
+        model: the model.
+        argument: the name of its argument for the clips.
+    """
+    module = Adapter(model, functools.partial(_by_frames, argument=argument))
+    module.spatial_axes = 3
+    return module
+
+
+def _by_frames(model: nn.Module, clips: Float[Tensor, "n c t h w"], *, argument: str) -> object:
+    return model(**{argument: clips.transpose(1, 2)})
+
+
+class ClipPreprocess(ABC):
+    """Chooses frames of a video, and turns them into the input of a model."""
+
+    @abstractmethod
+    def chosen(self, count: int, rate: float) -> list[int]:
+        """Return the numbers of the frames that the model sees, from 0.
+
+        Args:
+            count: how many frames the video has.
+            rate: how many of them a second has.
+
+        Raises:
+            ImageError: the video is too short.
+        """
+
+    @abstractmethod
+    def of_frames(self, frames: Sequence[Pixels]) -> Float[Tensor, "c t h w"]:
+        """Return the model's input for these frames, (H, W, 3) each."""
+
+    def __call__(self, picture: Image.Image) -> Tensor:  # noqa: ARG002
+        """Refuse a single picture.
+
+        Raises:
+            ImageError: always.
+        """
+        raise ImageError("the model takes clips, and this is one picture; pass a video file, or a tensor (C, T, H, W)")
+
+
+def refuse_short(count: int, needed: int) -> None:
+    """Refuse a video with fewer frames than a model takes.
+
+    Raises:
+        ImageError: it has fewer.
+    """
+    if count < needed:
+        raise ImageError(f"the model takes {needed} frames, but the video has {count}")
+
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -69,21 +441,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def check_tensors(module: nn.Module) -> None:
-    """Check that a model's parameters and buffers have values with which gradients can be computed.
+def refuse_lazy(module: nn.Module) -> None:
+    """Refuse a model that makes its weights in its first pass.
 
     Raises:
-        ModelError: some are lazy, or made in inference mode.
+        ModelError: some of its layers are lazy.
     """
-    modules = list(module.modules())  # walked once: each of PyTorch's iterators walks again
-    parameters = [tensor for part in modules for tensor in part._parameters.values() if tensor is not None]
-    tensors = [*parameters, *(buffer for part in modules for buffer in part._buffers.values() if buffer is not None)]
-    if any(map(is_lazy, tensors)):
+    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
         raise ModelError("the model has lazy layers without weights; run it once before you explain it")
-    if any(map(torch.Tensor.is_inference, tensors)):
-        raise ModelError(
-            "the model was built inside torch.inference_mode(), so it can never have gradients; build it outside"
-        )
 
 
 CLIPS = "camkit explains clips only if the model's first convolution is a Conv3d"
@@ -104,6 +469,8 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
         "BatchedTensorImpl|TensorWrapper|functorch transform|backward through the graph a second time": "the model "
         "runs layers inside torch.func, such as vmap or grad, and their outputs cannot be saved; name a layer outside "
         "torch.func, or use 'rise', a method that reads no layer",
+        "more than 1 value per channel": "batch normalisation in training mode needs more than one picture; pass "
+        "several",
         r"unpack \(expected 5, got 4\)": f"the model takes clips, of five axes, not pictures (N, C, H, W); {CLIPS}",
     }
     found = next((sentence for pattern, sentence in advices.items() if re.search(pattern, str(error))), None)
@@ -118,12 +485,13 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
 
 
 @contextlib.contextmanager
-def explained_failures(module: nn.Module) -> Iterator[None]:
-    """Raise ModelError in the block in place of an error that ``about_failure`` has a sentence for."""
+def explained_failures(module: nn.Module, inputs: Tensor) -> Iterator[None]:
+    """Raise ModelError in the block if an error has a sentence of ``about_channels`` or ``about_failure``."""
     try:
         yield
     except Exception as error:
-        sentence = about_failure(module, error)
+        sentence = about_channels(module, inputs) if isinstance(error, RuntimeError) else None
+        sentence = sentence or about_failure(module, error)
         if sentence is None:
             raise
         raise ModelError(sentence) from error

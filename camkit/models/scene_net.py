@@ -16,7 +16,6 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-NAMES = ("demo-biased", "demo-fair")
 INPUT_SIZE = 128
 MEAN = (0.45, 0.47, 0.47)
 STD = (0.25, 0.25, 0.25)
@@ -70,19 +69,10 @@ class SceneNet(nn.Module):
 
 
 def load_scene_net(name: str) -> SceneNet:
-    """Return ``"demo-biased"`` or ``"demo-fair"`` in eval mode, with the weights that ship with camkit.
-
-    Raises:
-        ValueError: ``name`` is neither of the two.
-    """
-    if name not in NAMES:
-        raise ValueError(f"unknown demo network {name!r}: use {' or '.join(NAMES)}")
+    """Return ``"demo-biased"`` or ``"demo-fair"`` in eval mode, with the weights that ship with camkit."""
     stored = load(files("camkit.models").joinpath("files", f"{name}.safetensors").read_bytes())
     network = SceneNet()
-    network.load_state_dict({key: _widened(value) for key, value in stored.items()})
+    # Weights are stored as float16; counters stay as they are.
+    weights = {key: value.float() if value.is_floating_point() else value for key, value in stored.items()}
+    network.load_state_dict(weights)
     return network.eval()
-
-
-def _widened(value: Tensor) -> Tensor:
-    """Return weights, stored as float16, as float32, and counters unchanged."""
-    return value.float() if value.is_floating_point() else value

@@ -84,7 +84,7 @@ class Settings(_Section):
 
     def relative_to(self, folder: Path) -> Settings:
         """Return the settings with every path as seen from a folder, as a config in that folder gives it."""
-        return _with_paths(self, _KEYS, Path(), lambda path: _seen_from(folder, path))
+        return _with_paths(self, _KEYS, Path(), lambda path: Path(os.path.relpath(path, folder)))
 
     def waived(self, today: dt.date) -> dict[str, Waiver]:
         """Return the waivers in force, by class; a waiver is still in force on its last day."""
@@ -104,7 +104,6 @@ class Settings(_Section):
         return frozenset(normalize_name(name) for name in expect) if isinstance(expect, list) else frozenset()
 
 
-_OF_WAIVERS = [field.alias or name for name, field in Waiver.model_fields.items()]
 _KEYS: dict[str, list[str]] = {
     name: [key for key, option in options_of(field.annotation).items() if option.in_config]
     for name, field in Settings.model_fields.items()
@@ -139,10 +138,6 @@ def as_settings(config: Settings | Mapping[str, Any] | str | Path | None) -> Set
     return settings_from(config, "config") if isinstance(config, Mapping) else read_config(Path(config))
 
 
-_MODEL_FILES = ("name", "weights")
-"""Settings that are names or files; they are taken as files if there is such a file."""
-
-
 def _with_paths(
     settings: Settings, tables: Mapping[str, Iterable[str]], folder: Path, changed: Callable[[Path], Path]
 ) -> Settings:
@@ -152,23 +147,13 @@ def _with_paths(
         section = getattr(settings, name)
         paths = {key: changed(path) for key in tables[name] if isinstance(path := getattr(section, key), Path)}
         sections[name] = replace(section, **paths)
-    names = {key: name for key in _MODEL_FILES if (name := getattr(settings.model, key)) is not None}
-    files = {key: _changed_file(name, folder, changed) for key, name in names.items()}
+    names = {key: name for key in ("name", "weights") if (name := getattr(settings.model, key)) is not None}
+    files: dict[str, str] = {}
+    for key, name in names.items():  # model.pth, or net.py:make
+        stem, separator, attribute = name.partition(".py:")
+        file = Path(f"{stem}.py" if separator else stem)
+        files[key] = f"{changed(file)}{separator[3:]}{attribute}" if (folder / file).is_file() else name
     return settings.model_copy(update={**sections, "model": replace(sections.get("model", settings.model), **files)})
-
-
-def _changed_file(name: str, folder: Path, changed: Callable[[Path], Path]) -> str:
-    """Return ``model.pth`` or ``net.py:make`` with its path changed if the folder has that file; else the name."""
-    stem, separator, attribute = name.partition(".py:")
-    file = Path(f"{stem}.py" if separator else stem)
-    return f"{changed(file)}{separator[3:]}{attribute}" if (folder / file).is_file() else name
-
-
-def _seen_from(folder: Path, path: Path) -> Path:
-    try:
-        return Path(os.path.relpath(path, folder))
-    except ValueError:  # on another drive
-        return path.resolve()
 
 
 def settings_from(
@@ -213,7 +198,13 @@ def _sentence(error: Any, named: Callable[[str], str]) -> str:
     path += [str(part) for part in error["loc"][depth:] if isinstance(part, int)]
     setting = named(".".join(path))
     if error["type"] == "extra_forbidden":
-        known = list(Settings.model_fields) if not path[1:] else ["expect"] if path[0] == "classes" else _OF_WAIVERS
+        known = (
+            list(Settings.model_fields)
+            if not path[1:]
+            else ["expect"]
+            if path[0] == "classes"
+            else [field.alias or name for name, field in Waiver.model_fields.items()]
+        )
         return f"there is no setting {setting}{did_you_mean(path[-1], known)}"
     if error["type"] == "missing":
         return f"{setting} is missing"

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from camkit.errors import InputError, refuse_pipe
+from camkit.errors import InputError, as_error, refuse_pipe
 
 FILE, PROJECT_FILE = "camkit.toml", "pyproject.toml"
 """The files that can hold a config; in the second, the config is one table among others."""
@@ -31,14 +31,8 @@ def read_table(file: Path) -> dict[str, Any] | None:
         InputError: the file cannot be read, is not TOML, or its ``[tool.camkit]`` is not a table.
     """
     refuse_pipe(file)
-    try:
+    with as_error(InputError, lambda error: f"the config {file} cannot be read: {error}"):
         content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        raise InputError(f"the config {file} cannot be read: there is no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the config {file} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the config {file} is not TOML: {error}") from error
     if file.name != PROJECT_FILE:
         return content
     tools = content.get("tool", {})

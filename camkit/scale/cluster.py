@@ -26,11 +26,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from camkit.errors import CamkitError, ImageError, InputError, ModelError, RunError, as_error, brief
+from camkit.errors import CamkitError, InputError, ModelError, RunError, as_error, brief
+from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation
-from camkit.explaining.session import explain_many
-from camkit.images.read import open_picture
-from camkit.kit.fingerprint import Fingerprint, differences, digest, fingerprint
+from camkit.images.read import from_array, open_picture
+from camkit.kit.store import Fingerprint, differences, digest, fingerprint
 from camkit.layers.names import Layers
 from camkit.models import as_model, black_box_in, device_of, load_model, usual_batch_size
 from camkit.models.loaded import Loadable, LoadedModel
@@ -43,24 +43,12 @@ if TYPE_CHECKING:
 else:
     Dataset = Any
 
-_SPARED = 1 / 8
-"""The share of the cores, at least one core, that is left to the tasks that read a dataset. These tasks would wait
-forever if actors held all cores."""
-_PASSES_ON_GPU = 8
-"""An actor with a GPU gets the pictures of this many passes at once, so that reading them overlaps computing."""
 _PIECES_PER_ACTOR, _MOST_PASSES = 8, 8
 """The number of pieces for each actor, and the most passes of a piece. While the last actor finishes, the others are
 idle for at most an eighth of the time, and a lost worker costs its pieces."""
 _MOST_DEATHS = 4
 """An actor may die this many times, alone or with its node, until the run ends: pictures that need too much memory
 kill every actor."""
-_CONNECT_SECONDS = 10.0
-"""How long to wait until a cluster answers."""
-_NAMED_CLUSTERS = ("auto", "local")
-"""Ray's own names for the cluster that runs here, and for a new one."""
-_SAME_ON_ALL_NODES = ("version of camkit", "network", "weights", "labels")
-"""The parts of a fingerprint that must be the same on every node. A preprocessing may round differently on another
-processor."""
 
 Source: TypeAlias = Loadable | Callable[[], Any]
 """What ``explain_dataset`` accepts as a model: a module, a name, or a function that makes a module."""
@@ -120,12 +108,13 @@ def explain_dataset(
     explain_many(loaded, [], **settings)  # checks the arguments
     pool = Pool.of_cluster(actors, cpus, gpus, spare=True)
     settings["batch_size"] = options.get("batch_size") or usual_batch_size(pool.device)
-    size = settings["batch_size"] * (_PASSES_ON_GPU if pool.gpus else 1)
+    # An actor with a GPU gets the pictures of this many passes at once, so that reading them overlaps computing
+    size = settings["batch_size"] * (8 if pool.gpus else 1)
     cluster = Cluster(pool, make, fingerprint(loaded), named["device"])
     return cluster.mapped(dataset, functools.partial(_on_batches, settings), batch_size=size, batch_format="numpy")
 
 
-def _made(model: Source, *, device: str | torch.device, preprocess: Any = None, labels: Any = None) -> LoadedModel:
+def _made(model: Any, *, device: str | torch.device, preprocess: Any = None, labels: Any = None) -> LoadedModel:
     """Return a model on a device; a module of the caller's stays where it is."""
     if isinstance(model, str):
         model = load_model(model, device=device)
@@ -133,10 +122,6 @@ def _made(model: Source, *, device: str | torch.device, preprocess: Any = None, 
         model = model()
         if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module):
             model = LoadedModel(model[0], type(model[0]).__name__, model[1])
-        if not isinstance(model, (nn.Module, LoadedModel)):
-            raise ModelError(
-                f"the function that makes the model returned {type(model).__name__}, not a torch.nn.Module"
-            )
     loaded = as_model(model, preprocess=preprocess, labels=labels)
     is_there = black_box_in(loaded.module) is not None or device_of(loaded.module).type == torch.device(device).type
     return replace(loaded, module=(loaded.module if is_there else copy.deepcopy(loaded.module).to(device)).eval())
@@ -173,7 +158,9 @@ class Pool:
         resources = import_ray().cluster_resources()
         cores, devices = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
         gpus = float(devices >= 1) if gpus is None else float(gpus)
-        spared = max(1, math.floor(cores * _SPARED)) if spare and actors is None else 0
+        # The share of the cores, at least one core, that is left to the tasks that read a dataset. These tasks would
+        # wait forever if actors held all cores.
+        spared = max(1, math.floor(cores / 8)) if spare and actors is None else 0
         room = math.floor(devices / gpus if gpus else (cores - spared) / cpus)
         pool = cls(actors or max(1, room), cpus, gpus)
         if room < pool.actors:
@@ -313,8 +300,13 @@ class _Actor:
             torch.set_num_threads(max(1, int(cluster.pool.cpus)))
         loaded = cluster.make(device=str(cluster.device or cluster.pool.device))
         here = fingerprint(loaded)
+        # The parts of a fingerprint that must be the same on every node. A preprocessing may round differently on
+        # another processor.
         different = differences(
-            *({name: made[name] for name in _SAME_ON_ALL_NODES} for made in (cluster.made_with, here))
+            *(
+                {name: made[name] for name in ("version of camkit", "network", "weights", "labels")}
+                for made in (cluster.made_with, here)
+            )
         )
         if different:
             raise ModelError(
@@ -379,7 +371,7 @@ def _pictures(batch: Mapping[str, np.ndarray], unread: list[Failure]) -> Iterato
     for name, data in zip(batch.get("path", itertools.repeat("")), batch[column], strict=False):
         source = str(name or digest(bytes(data))[:32])
         try:
-            picture = _from_pixels(data, source) if column == "image" else open_picture(source, data)
+            picture = from_array(data) if column == "image" else open_picture(source, data)
         except CamkitError as error:
             unread.append(Failure(source, error))
             continue
@@ -387,17 +379,9 @@ def _pictures(batch: Mapping[str, np.ndarray], unread: list[Failure]) -> Iterato
         yield picture
 
 
-def _from_pixels(pixels: np.ndarray, name: str) -> Image.Image:
-    if pixels.dtype != np.uint8:
-        raise ImageError(f"{name} is an array of {pixels.dtype}; the column 'image' must hold pixels of uint8")
-    shape = f"{name} is an array of shape {pixels.shape}, not a picture (H, W, 3) or (H, W)"
-    with as_error(ImageError, lambda _: shape):
-        return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
-
-
 @contextlib.contextmanager
 def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
-    """Connect to a cluster while a ``with`` block runs.
+    """Connect to a cluster while a ``with`` block runs. How much Ray prints stays as the first block sets it.
 
     Args:
         address: as ``ray.init`` takes it, such as "auto" or "10.0.0.1:6379"; None takes the cluster in RAY_ADDRESS, or
@@ -414,21 +398,17 @@ def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
     is_own = not ray.is_initialized()
     if is_own and address is not None:
         _refuse_unreachable(address)
-    context, log = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
-    before = context.enable_progress_bars, log.level
+    if quiet:
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    if is_own:
+        where = f"the cluster at {address}" if address else "a cluster on this machine"
+        options = {} if address else {"include_dashboard": False}
+        with as_error(InputError, lambda error: f"camkit cannot use {where}: {brief(error)}"):
+            ray.init(address, log_to_driver=not quiet, logging_level=logging.ERROR, **options)
     try:
-        if quiet:
-            context.enable_progress_bars = False
-            log.setLevel(logging.CRITICAL)
-        if is_own:
-            where = f"the cluster at {address}" if address else "a cluster on this machine"
-            options = {} if address else {"include_dashboard": False}
-            with as_error(InputError, lambda error: f"camkit cannot use {where}: {brief(error)}"):
-                ray.init(address, log_to_driver=not quiet, logging_level=logging.ERROR, **options)
         yield
     finally:
-        context.enable_progress_bars = before[0]
-        log.setLevel(before[1])
         if is_own:
             ray.shutdown()
 
@@ -437,7 +417,8 @@ def _refuse_unreachable(address: str) -> None:
     """Try to connect, because Ray itself tries for minutes and prints a lot."""
     named = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
     if named is None:
-        if address not in _NAMED_CLUSTERS:
+        # Ray's own names for the cluster that runs here, and for a new one
+        if address not in ("auto", "local"):
             raise InputError(
                 f"{address!r} is not the address of a Ray cluster; pass auto, host:port or ray://host:port"
             )
@@ -446,7 +427,8 @@ def _refuse_unreachable(address: str) -> None:
         InputError, lambda error: f"no Ray cluster answers at {address}: {getattr(error, 'strerror', None) or error}"
     )
     with refusing:
-        socket.create_connection((named[1], int(named[2])), _CONNECT_SECONDS).close()
+        # How long to wait until a cluster answers
+        socket.create_connection((named[1], int(named[2])), 10.0).close()
 
 
 def import_ray() -> Any:
@@ -455,9 +437,7 @@ def import_ray() -> Any:
     Raises:
         InputError: it is not installed.
     """
-    try:
+    with as_error(InputError, lambda _: "explaining on a cluster needs Ray: pip install 'camkit[ray]'"):
         import ray  # noqa: PLC0415 - an extra, which only clusters need
         import ray.data  # noqa: PLC0415
-    except ImportError as error:
-        raise InputError("explaining on a cluster needs Ray: pip install 'camkit[ray]'") from error
     return ray

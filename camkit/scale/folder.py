@@ -22,34 +22,23 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from camkit.drawing.encode import mark_video
-from camkit.drawing.figure import Caption, compose, fitted, side_within
+from camkit.drawing.encode import bytes_of, mark_video, size_of
+from camkit.drawing.figure import Caption, ColourScale, compose, fitted, side_within
 from camkit.drawing.overlay import limited, render
-from camkit.drawing.pixels import bytes_of, size_of
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, ImageError, InputError, OutputError, RunError, TargetError, advice
+from camkit.errors import CamkitError, ImageError, InputError, OutputError, RunError, TargetError, advice, as_error
+from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation
-from camkit.explaining.session import explain_many
 from camkit.images.files import names_file, write_picture
 from camkit.images.listing import FoundPicture, Pictures
-from camkit.images.video import Frame, is_video, opened_video, quiet_decoders
+from camkit.images.read import Frame, is_video, opened_video, quiet_decoders
 from camkit.models import device_of, usual_batch_size
-from camkit.models.clips import ClipPreprocess
 from camkit.models.loaded import LoadedModel
+from camkit.models.modules import ClipPreprocess
 from camkit.scale.job import Job, Scales, Written
 from camkit.scale.table import Bundle, Table, row_of, row_of_failure
-from camkit.types import Failure, Pixels
-
-FRAMES_PER_PASS = 8
-"""The most frames in one pass. A frame stays in memory until it is drawn, and a 4K frame takes 25 MB."""
-
-_CODEC = "mp4v"
-"""MPEG-4 Part 2: every build of OpenCV can write it, and every player plays it, though few browsers do. Builds with
-H.264 are rare because of its licence."""
-
-_CLIP_RATE = 4.0
-"""Frames per second of a drawn clip of one frame."""
+from camkit.types import Failure, Pixels, Status
 
 Explained: TypeAlias = Callable[[Iterable[Image.Image | Path]], Iterator[Explanation | Failure]]
 """Explains pictures as a stream, one row for each, with a Failure for a picture without the target."""
@@ -81,7 +70,7 @@ def _draw_video(found: FoundPicture, job: Job, explained: Explained) -> Written:
     video, every = found.path, job.how.every
     scales = Scales(explained(_frames_of(video, every)) if job.how.scale == "shared" else ())
     labels: Counter[str] = Counter()
-    statuses: set[str] = set()
+    statuses: set[Status] = set()
     first: Explanation | None = None
     absent: Failure | None = None
     problem = ""
@@ -107,13 +96,20 @@ def _draw_video(found: FoundPicture, job: Job, explained: Explained) -> Written:
         if first is None:
             assert absent is not None
             raise absent.error
-        written = job.file_for(first, found, 1, ".mp4")
-        file.finish(written)
-    status = "ok" if "ok" in statuses else first.status
-    drawn = {"source": str(video), "frames": file.frames, "every": every, "rate": file.rate, "status": status}
-    drawn["labels"] = dict(labels.most_common())
-    scale = scales.of(first.layer, first.method) if status == "ok" else None
-    return Written(first, written, scale, video=drawn | ({"error": problem} if problem else {}))
+        status: Status = "ok" if "ok" in statuses else first.status
+        scale = scales.of(first.layer, first.method) if status == "ok" else None
+        more = {"error": problem} if problem else {}
+        return _finished(file, found, job, first, scale, status=status, labels=dict(labels.most_common()), **more)
+
+
+def _finished(
+    file: _VideoFile, found: FoundPicture, job: Job, row: Explanation, scale: ColourScale | None, **more: Any
+) -> Written:
+    """Give the file of a video its name, and return what was written; ``more`` is what JSON has of it besides."""
+    written = job.file_for(row, found, 1, ".mp4")
+    file.finish(written)
+    drawn = {"source": str(found.path), "frames": file.frames, "every": job.how.every, "rate": file.rate, **more}
+    return Written(row, written, scale, video=drawn)
 
 
 def _draw_clip(found: FoundPicture, job: Job, explained: Explained) -> Written:
@@ -127,19 +123,18 @@ def _draw_clip(found: FoundPicture, job: Job, explained: Explained) -> Written:
     options = job.drawing()
     del options["max_side"]  # the frames have the size of the model's input
     first, last = row.frames[0].time or 0.0, row.frames[-1].time or 0.0
-    rate = (len(row.frames) - 1) / (last - first) if last > first else _CLIP_RATE
-    with _VideoFile(job.folder, rate) as file:
-        for frame in row.drawn_frames(**options):
-            file.write(frame)
-        written = job.file_for(row, found, 1, ".mp4")
-        file.finish(written)
-    drawn = {"source": str(found.path), "frames": file.frames, "every": 1, "rate": rate, "status": row.status}
-    drawn["labels"] = {row.name: file.frames}
+    # Frames per second of a drawn clip of one frame
+    rate = (len(row.frames) - 1) / (last - first) if last > first else 4.0
+    more = {}
     if job.out is not None and not names_file(job.out):
         sheet = job.file_for(row, found, 1, ".png")
         write_picture(sheet, row.overlay(**job.drawing()))
-        drawn["sheet"] = str(sheet)
-    return Written(row, written, row.colour_scale("each") if row.status == "ok" else None, video=drawn)
+        more["sheet"] = str(sheet)
+    with _VideoFile(job.folder, rate) as file:
+        for frame in row.drawn_frames(**options):
+            file.write(frame)
+        scale = row.colour_scale("each") if row.status == "ok" else None
+        return _finished(file, found, job, row, scale, status=row.status, labels={row.name: file.frames}, **more)
 
 
 def _frame(row: Explanation, drawing: dict[str, Any]) -> Pixels:
@@ -172,7 +167,7 @@ def _without_target(pixels: Pixels, reason: str, drawing: dict[str, Any]) -> Pix
     return render(picture, np.zeros(size_of(picture), np.float32), None, style=style, colormap=drawing["colormap"])
 
 
-class _VideoFile:
+class _VideoFile(AbstractContextManager["_VideoFile"]):
     """An MP4 file that is written under another name until it is finished, and removed if it never is."""
 
     def __init__(self, folder: Path, rate: float) -> None:
@@ -181,9 +176,6 @@ class _VideoFile:
         self._size: tuple[int, int] | None = None
         self._unfinished = folder / f".camkit-{secrets.token_hex(8)}.mp4"
         self._writer: Any = None
-
-    def __enter__(self) -> _VideoFile:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -205,7 +197,9 @@ class _VideoFile:
             self._size = size = pixels.shape[1], pixels.shape[0]
             self._unfinished.parent.mkdir(parents=True, exist_ok=True)
             with quiet_decoders():
-                self._writer = cv2.VideoWriter(str(self._unfinished), cv2.VideoWriter.fourcc(*_CODEC), self.rate, size)
+                # MPEG-4 Part 2: every build of OpenCV can write it, and every player plays it, though few browsers do.
+                # Builds with H.264 are rare because of its licence.
+                self._writer = cv2.VideoWriter(str(self._unfinished), cv2.VideoWriter.fourcc(*"mp4v"), self.rate, size)
             if not self._writer.isOpened():
                 raise OutputError(f"cannot write MP4 files into {self._unfinished.parent}: this OpenCV has no encoder")
         if pixels.shape[1::-1] != self._size:  # the encoder would leave the frame out
@@ -222,15 +216,11 @@ class _VideoFile:
         self._writer.release()
         if not self._unfinished.is_file() or not self._unfinished.stat().st_size:
             raise OutputError(f"cannot write {file}: nothing was written; perhaps the disk is full")
-        try:
+        with as_error(OutputError, lambda error: f"cannot write {file}: {getattr(error, 'strerror', None) or error}"):
             mark_video(self._unfinished)
             self._unfinished.replace(file)
-        except OSError as error:
-            raise OutputError(f"cannot write {file}: {error.strerror or error}") from error
 
 
-_WRITERS = max(2, min(4, os.cpu_count() or 1))
-"""Threads that draw and write."""
 _MOST_UNWRITTEN = 64
 _MOST_UNWRITTEN_BYTES = 72 * 2**20
 """The most explanations that may wait to be drawn, and the most bytes of their pictures, so that memory stays bounded.
@@ -280,21 +270,26 @@ def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = No
         table = Table(results.table, job.fingerprint(model), resume=results.resume, overwrite=overwritten)
     if results.bundle is not None:
         bundle = Bundle(results.bundle, job.fingerprint(model), overwrite=overwrite)
-    stills = Stills(job.pictures, table)
+    run = Run(job.pictures, table)
     stream = functools.partial(elsewhere or functools.partial(explain_many, model, on_error="yield"), **options)
 
     def find_scales() -> Scales:
         measured: Stream = here if elsewhere is None else stream  # its rows are needed, so no photo comes later
-        return Scales(measured(stills.all()) if job.how.scale == "shared" and job.out is not None else ())
+        return Scales(measured(run.all()) if job.how.scale == "shared" and job.out is not None else ())
 
-    tasks, ahead = _tasks(stream, stills, find_scales, job), max(_MOST_UNWRITTEN, 2 * size)
+    tasks, ahead = _tasks(stream, run, find_scales, job), max(_MOST_UNWRITTEN, 2 * size)
     most, cores = _MOST_UNWRITTEN_BYTES, cores_of_a_pass()
-    written = in_order(tasks, workers=_WRITERS, ahead=ahead, prompt=True, most=most, cores=cores)
+    # Threads that draw and write
+    written = in_order(
+        tasks, workers=max(2, min(4, os.cpu_count() or 1)), ahead=ahead, prompt=True, most=most, cores=cores
+    )
     rows = (row for row, _ in written) if table is None else _tabled(written, table)
-    of_frames = functools.partial(here, batch_size=min(size, FRAMES_PER_PASS))
+    # The most frames in one pass. A frame stays in memory until it is drawn, and a 4K frame takes 25 MB.
+    of_frames = functools.partial(here, batch_size=min(size, 8))
     is_clip = isinstance(model.preprocess, ClipPreprocess)
-    videos = (draw(found, job, of_frames, is_clip=is_clip) for found in stills.videos if job.out is not None)
-    return Run(_everything([rows, videos], bundle), stills)
+    videos = (draw(found, job, of_frames, is_clip=is_clip) for found in run.videos if job.out is not None)
+    run.rows = _everything([rows, videos], bundle)
+    return run
 
 
 def _everything(parts: Sequence[Generator[Result, None, None]], bundle: Bundle | None) -> Generator[Result, None, None]:
@@ -318,39 +313,26 @@ class Run(Iterator[Result], AbstractContextManager["Run"]):
     """The rows of a run, each when it is finished; a context that ends the run.
 
     Attributes:
-        stills: the pictures that are explained.
-    """
-
-    def __init__(self, rows: Generator[Result, None, None], stills: Stills) -> None:
-        self._rows, self.stills = rows, stills
-
-    def __next__(self) -> Result:
-        """Return the next row."""
-        return next(self._rows)
-
-    def close(self) -> None:
-        """End the run; what is finished is written into the table."""
-        self._rows.close()
-
-    def __exit__(self, *error: object) -> None:
-        """End the run."""
-        self.close()
-
-
-class Stills:
-    """The pictures that are to be explained, and the videos that were found among them.
-
-    Attributes:
-        videos: the videos, which are explained last.
+        rows: the rows. When they are closed, what is finished is written into the table.
+        videos: the videos that were found among the pictures, which are explained last.
         skipped: the pictures that were left out because the table has them.
         failed_before: the skipped pictures for which the table has only errors.
     """
 
     def __init__(self, pictures: Pictures, table: Table | None) -> None:
+        self.rows: Generator[Result, None, None]
         self._pictures, self._table = pictures, table
         self._pending: deque[FoundPicture] = deque()
         self.videos: list[FoundPicture] = []
         self.skipped = self.failed_before = 0
+
+    def __next__(self) -> Result:
+        """Return the next row."""
+        return next(self.rows)
+
+    def __exit__(self, *error: object) -> None:
+        """End the run."""
+        self.rows.close()
 
     def paths(self) -> Iterator[Path]:
         """List the pictures that are not finished."""
@@ -376,7 +358,7 @@ class Stills:
 
 
 def _tasks(
-    stream: Stream, stills: Stills, find_scales: Callable[[], Scales], job: Job
+    stream: Stream, run: Run, find_scales: Callable[[], Scales], job: Job
 ) -> Iterator[Task[tuple[Written | Failure, int]]]:
     """Explain the pictures that are not finished, and yield the work of drawing each row, with the number of its pass.
 
@@ -389,11 +371,11 @@ def _tasks(
         nonlocal number
         number += 1
 
-    for row in stream(stills.paths(), on_pass=on_pass):
+    for row in stream(run.paths(), on_pass=on_pass):
         rank, source = 1 if row.source != source else rank + 1, row.source
         shown = row.shown if isinstance(row, Explanation) and rank == 1 else None
         size = bytes_of(shown) if isinstance(shown, Image.Image) else 0
-        task = functools.partial(_written, row, stills.of(source), rank, scales, job)
+        task = functools.partial(_written, row, run.of(source), rank, scales, job)
         yield Task(functools.partial(_with_number, task, number), in_thread=True, size=size)
 
 
@@ -419,8 +401,7 @@ def _written(
         return _Undrawn(explanation.source, error)
     except Exception as error:
         return _Undrawn(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
-    is_reduced = file is not None and job.reduces(explanation)
-    return Written(explanation.released(found.path), file, scale, name, drawing, row, is_reduced)
+    return Written(explanation.released(found.path), file, scale, name, drawing, row)
 
 
 def _tabled(written: Iterator[tuple[Written | Failure, int]], table: Table) -> Generator[Written | Failure, None, None]:

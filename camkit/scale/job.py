@@ -17,11 +17,10 @@ from camkit.errors import InputError, OutputError, advice
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import check_folder, is_drawing, names_file, refuse_input, refuse_other_file
 from camkit.images.listing import FoundPicture, Pictures
+from camkit.images.read import is_video
 from camkit.images.references import chosen
-from camkit.images.video import is_video
-from camkit.kit.fingerprint import Fingerprint, digest, fingerprint
 from camkit.kit.picture_names import drawing_names, picture_name
-from camkit.kit.store import Row
+from camkit.kit.store import Fingerprint, Row, digest, fingerprint
 from camkit.methods import AUTO, find_method
 from camkit.models.loaded import LoadedModel
 from camkit.options import Explain, Results
@@ -75,7 +74,6 @@ class Written:
         name: its place below the folder of all drawings; if nothing was drawn, where its drawing would be.
         drawing: how it was drawn, as the arguments of ``Explanation.overlay``.
         row: its row in the table; None if there is no table.
-        is_reduced: whether the drawing is smaller than the picture because of ``max_side``.
         video: of a video, what JSON has of it: its file as "source", "frames", "every", "rate", "labels" and "status",
             and "sheet" and "error" if there are any.
     """
@@ -86,7 +84,6 @@ class Written:
     name: Path = Path()
     drawing: Mapping[str, Any] = field(default_factory=dict)
     row: Row | None = None
-    is_reduced: bool = False
     video: Mapping[str, Any] | None = None
 
     @property
@@ -173,11 +170,6 @@ class Job:
         """
         is_jpeg = os.path.splitext(picture)[1].lower() in JPEG_SUFFIXES  # noqa: PTH122 - a source may be no path
         return f".{self.how.format or ('jpg' if is_jpeg and self.how.style in _PHOTOGRAPHIC else 'png')}"
-
-    def reduces(self, explanation: Explanation) -> bool:
-        """Tell whether the drawing of an explanation is smaller than its picture."""
-        size, most = explanation.picture_size, self.how.max_side
-        return bool(most) and size is not None and max(size) > most and self.how.style in _PHOTOGRAPHIC
 
     @functools.cached_property
     def _video(self) -> Path | None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import cv2
 import numpy as np
 
-from camkit.drawing.pixels import size_within
-from camkit.errors import InputError
+from camkit.drawing.encode import size_within
+from camkit.errors import InputError, as_error
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
-from camkit.kit.report_rows import shares_right
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
 from camkit.types import Failure
@@ -84,9 +84,10 @@ def add_verdicts(samples: Any, report: Mapping[str, Any], folder: str | Path, *,
         image = images.get(Path(sample.filepath).resolve())
         if image is None:
             continue
-        own, other = shares_right(image)
         sample[f"{field}_verdict"] = report["classes"][image["label"]]["verdict"]
-        if own is not None and other is not None:
+        by_fill = [image.get("same"), image.get("other")]
+        if all(by_fill):
+            own, other = (round(fmean(shares.values()), 3) for shares in by_fill)
             sample[f"{field}_change"] = round(own - other, 3)
         written += 1
     dataset = fo.load_dataset(getattr(samples, "dataset_name", None) or samples.name)  # a view has no info of its own
@@ -101,7 +102,10 @@ def _fields(fo: Any, row: Explanation | Failure) -> dict[str, Any]:
     fields = {"answer": _answer(fo, row)}
     if row.box is None:
         return {**fields, "error": "the preprocessing warps the picture, so its heat has no place on it"}
-    return {**fields, "heat": fo.Heatmap(map=_small(row), range=[0, 1], **row.values())}
+    heat = row.heatmap_on_picture()
+    if max(heat.shape) > _LARGEST_SIDE:
+        heat = np.asarray(cv2.resize(heat, size_within(heat.shape, _LARGEST_SIDE)[::-1], interpolation=cv2.INTER_AREA))
+    return {**fields, "heat": fo.Heatmap(map=heat, range=[0, 1], **row.values())}
 
 
 def _answer(fo: Any, row: Explanation) -> Any:
@@ -114,18 +118,8 @@ def _answer(fo: Any, row: Explanation) -> Any:
     return fo.Detection(bounding_box=corners, **said)
 
 
-def _small(row: Explanation) -> np.ndarray:
-    """Return the heat on the whole picture, at a size for the database."""
-    heat = row.heatmap_on_picture()
-    if max(heat.shape) <= _LARGEST_SIDE:
-        return heat
-    return np.asarray(cv2.resize(heat, size_within(heat.shape, _LARGEST_SIDE)[::-1], interpolation=cv2.INTER_AREA))
-
-
 def _fiftyone() -> Any:
     """Import FiftyOne."""
-    try:
+    with as_error(InputError, lambda _: "datasets of FiftyOne need its package: pip install fiftyone"):
         import fiftyone  # noqa: PLC0415 - optional
-    except ImportError as error:
-        raise InputError("datasets of FiftyOne need its package: pip install fiftyone") from error
     return fiftyone

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import MISSING, fields
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
@@ -25,20 +26,16 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from camkit.errors import InputError, OutputError, advice, as_cell, as_error, brief, from_cell, refuse_pipe, text_of
 from camkit.explaining.explanation import FIELDS, Explanation, Explanations, Kind, explanation_of, sharing_scale
 from camkit.images.files import check_folder, csv_line, why_unwritable, write_file
-from camkit.kit.fingerprint import Fingerprint, differences, digest
-from camkit.kit.store import Row, Store, packed, rows_of, started_with, unpacked
+from camkit.kit.store import Fingerprint, Row, Store, differences, digest, packed, rows_of, started_with, unpacked
 from camkit.scale.job import slug
 from camkit.types import Failure
 
 _ROWS = 4096
 """Rows of a part. A million pictures make 250 files, which is few enough for every reader of tables."""
-_BYTES = 16 * 2**20
-"""The most bytes of maps in a part; large maps make a part shorter."""
 
 
 COLUMNS: dict[str, Kind] = {
@@ -65,7 +62,9 @@ ERROR = "error"
 def row_of(explanation: Explanation, drawing: Path | None = None) -> Row:
     """Return the row of an explanation."""
     values = explanation.values()
-    raw, scale = _halves(explanation.raw)
+    finite = np.abs(explanation.raw[np.isfinite(explanation.raw)])
+    scale = float(finite.max(initial=0)) or 1.0
+    raw = (explanation.raw / np.float32(scale)).astype(np.float16).reshape(-1)
     path, drawn = text_of(values.pop("source")), None if drawing is None else text_of(drawing)
     return {"path": path, **values, "raw": raw, "raw_scale": scale, "drawing": drawn, "error": None}
 
@@ -81,13 +80,6 @@ def of_row(row: Row, folder: Path) -> Explanation:
     shares_of_scale = np.asarray(row["raw"], np.float16).reshape(row["shape"])
     raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"])
     return explanation_of({**row, "source": row["path"]}, raw, folder)
-
-
-def _halves(raw: Float[np.ndarray, "..."]) -> tuple[Float[np.ndarray, " cells"], float]:
-    """Return a map as 16-bit numbers from -1 to 1, and what they were divided by."""
-    finite = np.abs(raw[np.isfinite(raw)])
-    scale = float(finite.max(initial=0)) or 1.0
-    return (raw / np.float32(scale)).astype(np.float16).reshape(-1), scale
 
 
 def read_table(path: Path) -> Iterator[Explanation]:
@@ -127,7 +119,7 @@ _HALVES = "<f2"
 """The numbers of a map, of 16 bits each."""
 
 
-class Table:
+class Table(AbstractContextManager["Table"]):
     """A table that is being made. Its rows are on the disk after each pass, and the table is written at the end.
 
     Args:
@@ -205,10 +197,6 @@ class Table:
                 row[name] = None if row[name] is None else text_of(os.path.abspath(row[name]))  # noqa: PTH100
         self._store.append(map(_for_store, rows))
 
-    def __enter__(self) -> Table:
-        """Return the table itself."""
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -247,7 +235,8 @@ def _parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
         several = list(of_picture)
         part += several
         held += sum(row["raw"].nbytes for row in several if row["raw"] is not None)
-        if len(part) >= _ROWS or held > _BYTES:
+        # The most bytes of maps in a part; large maps make a part shorter
+        if len(part) >= _ROWS or held > 16 * 2**20:
             yield part
             part, held = [], 0
     yield part  # even an empty table has a part, which says how it was made
@@ -285,8 +274,7 @@ def arrow_table(rows: Sequence[Row], schema: Any) -> Any:
     """Return rows as pyarrow's table."""
     import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
 
-    columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
+    return pa.Table.from_pylist(list(rows), schema)
 
 
 class _Parquet:
@@ -298,12 +286,9 @@ class _Parquet:
     """Readers of Parquet ignore files that begin with an underscore or a dot."""
 
     def __init__(self, path: Path) -> None:
-        try:
+        needs = "a Parquet table needs pyarrow: pip install 'camkit[table]', or name a table that ends in .csv"
+        with as_error(InputError, lambda _: needs):
             import pyarrow.parquet as pq  # noqa: PLC0415 - an extra, which only tables need
-        except ImportError as error:
-            raise InputError(
-                "a Parquet table needs pyarrow: pip install 'camkit[table]', or name a table that ends in .csv"
-            ) from error
         self._pq = pq
         self._path = path
 
@@ -354,15 +339,6 @@ def _cells_of(column: Any, kind: Kind) -> Iterable[Any]:
     return (None if cell.values is None else cell.values.to_numpy(zero_copy_only=False) for cell in column)
 
 
-def _next_row(reader: csv.DictReader[str]) -> dict[str, str] | None:
-    """Return the next row. Its cells may be long; the limit belongs to the process, so it is set for this row only."""
-    before = csv.field_size_limit(_LONGEST_CELL)
-    try:
-        return next(reader, None)
-    finally:
-        csv.field_size_limit(before)
-
-
 class _Csv:
     """A CSV file, with a hidden file beside it that says how it was made."""
 
@@ -384,10 +360,13 @@ class _Csv:
         with reading, self._path.open("r", encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             names = [name for name in COLUMNS if name not in ADDED or name in (reader.fieldnames or ())]
-            if not set(names).issubset(reader.fieldnames or ()):
-                raise InputError(f"{self._path} cannot be read: its columns are not those of a camkit table")
-            while (cells := _next_row(reader)) is not None:
-                yield {name: _parsed(COLUMNS[name], from_cell(cells[name])) for name in names}
+            csv.field_size_limit(2**31 - 1)  # Python's own is shorter than a map with a value for each pixel
+            for cells in reader:
+                texts = {name: from_cell(cells[name]) for name in names}
+                yield {
+                    name: _PARSERS[COLUMNS[name]](text) if text or COLUMNS[name] == "halves" else None
+                    for name, text in texts.items()
+                }
 
     def write(self, about: dict[str, Any], parts: Iterable[Sequence[Row]]) -> None:
         lines = (csv_line(_cell(row[name]) for name in COLUMNS) for part in parts for row in part)
@@ -395,18 +374,10 @@ class _Csv:
         write_file(self._path, itertools.chain([csv_line(COLUMNS)], lines))
 
 
-_LONGEST_CELL = 2**31 - 1
-"""Python's own limit of 131,072 characters is shorter than a map with a value for each pixel."""
-
-
-_DIGITS = 5
-"""Significant digits of a number of a map: with four digits, some different 16-bit numbers would look the same."""
-
-
 def _cell(value: Any) -> Any:
     """Return a value as a CSV holds it; numbers of a list are separated by spaces. ``from_cell`` reads text again."""
-    if isinstance(value, np.ndarray):
-        return " ".join(f"{number:.{_DIGITS}g}" for number in value.tolist())
+    if isinstance(value, np.ndarray):  # with four digits, some different 16-bit numbers would look the same
+        return " ".join(f"{number:.5g}" for number in value.tolist())
     if isinstance(value, list):
         return " ".join(map(str, value))
     return as_cell(value) if isinstance(value, str) else value
@@ -420,10 +391,6 @@ _PARSERS: dict[Kind, Callable[[str], Any]] = {
     "wholes": lambda text: [int(number) for number in text.split()],
     "halves": lambda text: [float(number) for number in text.split()],
 }
-
-
-def _parsed(kind: Kind, text: str) -> Any:
-    return None if not text and kind != "halves" else _PARSERS[kind](text)
 
 
 MANIFEST = "manifest.json"
@@ -506,13 +473,11 @@ class Bundle:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    installed = {}
     for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            installed[package] = version(package)
+    return installed
 
 
 def read(path: str | Path) -> Explanations:

@@ -13,9 +13,7 @@ from typing import Any
 from torch import nn
 
 from camkit.errors import refusing_exit
-from camkit.sentences.explain import SentenceReader
-from camkit.sentences.folder import words_of_files
-from camkit.sentences.heat import DEFAULT, WORD_METHODS
+from camkit.sentences.explain import DEFAULT, WORD_METHODS, SentenceReader, words_of_files
 from camkit.sentences.words import Word, Words
 from camkit.types import ImageLike, ReferencesLike
 

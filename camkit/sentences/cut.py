@@ -10,8 +10,10 @@ from __future__ import annotations
 import abc
 import functools
 import itertools
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -19,8 +21,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from camkit.engine.attach import hooked
-from camkit.engine.nested import mapped, with_tensor
+from camkit.engine.attach import hooked, mapped, with_tensor
+from camkit.engine.guard import interruptible, undisturbed
 from camkit.errors import ModelError
 
 Entry: TypeAlias = Literal["inputs_embeds", "encoder_hidden_states"]
@@ -331,3 +333,34 @@ def _without(mask: Any, positions: Tensor) -> Any:
         return mask
     hidden = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
     return mask.clone().index_fill_(-1, positions, hidden)
+
+
+_replaced: dict[int, str | None] = {}
+_users: Counter[int] = Counter()
+_lock = threading.Lock()
+
+
+@contextmanager
+def attending_by_sdpa(model: nn.Module, *kept: str | None) -> Iterator[None]:
+    """Let a function of PyTorch's compute all attention in the block; implementations in ``kept`` stay as they are.
+
+    Threads that share a model share this setting; the last one to leave restores it.
+    """
+    configs: dict[int, Any] = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    with undisturbed():
+        with _lock:
+            names = {key: getattr(config, "_attn_implementation_internal", "sdpa") for key, config in configs.items()}
+            used = [key for key, name in names.items() if key in _replaced or name not in ("sdpa", *kept)]
+            for key in used:
+                _replaced.setdefault(key, names[key])
+                _users[key] += 1
+                configs[key]._attn_implementation_internal = "sdpa"
+        try:
+            with interruptible():
+                yield
+        finally:
+            with _lock:
+                for key in used:
+                    _users[key] -= 1
+                    if not _users[key]:
+                        configs[key]._attn_implementation_internal = _replaced.pop(key)

@@ -1,4 +1,4 @@
-"""From a picture and a prompt to the model's arguments, and to the text that the model writes."""
+"""Loads a model that writes about pictures, makes its arguments of a picture and a prompt, and reads its text."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
+from torchvision.transforms.functional import pil_to_tensor
 
-from camkit.errors import InputError, ModelError, brief
+from camkit.drawing.encode import size_within
+from camkit.errors import ImageError, InputError, ModelError, as_error, brief
+from camkit.images.prepare import prepare
+from camkit.images.references import chosen, smooth_noise
+from camkit.models import pick_device
+from camkit.types import ImageLike, ReferencesLike
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +98,9 @@ class Inputs:
         """
         text = {} if self.prompt is None else {"text": [self.prompt]}
         images = [[*self._before, picture, *self._after]] if self._before or self._after else [picture]
-        try:
+        unfit = f"the processor {type(self._processor).__name__} cannot prepare the picture and the prompt"
+        with as_error(ModelError, lambda error: f"{unfit} ({error}); pass processor=... that belongs to the model"):
             made = dict(self._processor(images=images, return_tensors="pt", **text))
-        except Exception as error:
-            raise ModelError(
-                f"the processor {type(self._processor).__name__} cannot prepare the picture and the prompt ({error}); "
-                "pass processor=... that belongs to the model"
-            ) from error
         tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and name != "labels"}
         if self.prompt is not None and "input_ids" not in tensors:
             raise InputError(f"{type(self._model).__name__} takes a picture and no prompt; leave out the prompt")
@@ -177,3 +180,127 @@ class Inputs:
                 more = value.new_full((1, max(len(ids) - old, 0)), 1 if name == "attention_mask" else text.kind)
                 arguments[name] = torch.cat([value, more], 1)[:, : len(ids)]
         return {**arguments, "input_ids": ids[None], "use_cache": False}
+
+
+def processor_of(name: str) -> Any:
+    """Return the processor of a model on the hub or in a folder.
+
+    Raises:
+        Exception: there is none; which one depends on transformers.
+    """
+    import transformers as hf  # noqa: PLC0415 - an optional package
+
+    from camkit.models.from_huggingface import quiet  # noqa: PLC0415 - it needs the optional package
+
+    with quiet():
+        processor = hf.AutoProcessor.from_pretrained(name, trust_remote_code=False)
+        if hasattr(processor, "tokenizer") and hasattr(processor, "image_processor"):
+            return processor
+        return hf.VisionTextDualEncoderProcessor(  # the folder names no processor of its own
+            hf.AutoImageProcessor.from_pretrained(name, trust_remote_code=False),
+            hf.AutoTokenizer.from_pretrained(name, trust_remote_code=False),
+        )
+
+
+def processor_beside(model: Any) -> Any:
+    """Return the processor of the folder that a model was loaded from.
+
+    Raises:
+        ModelError: there is none.
+    """
+    name = getattr(model, "name_or_path", "")
+    missing = f"no processor found beside the model ({name or 'no folder'}); pass processor=..."
+    with as_error(ModelError, lambda _: missing):
+        return processor_of(name)
+
+
+def load(name: str, device: str | None = None) -> tuple[nn.Module, Any]:
+    """Return a model and its processor, ``hf:NAME`` or a folder; code that comes with a model is not run.
+
+    Raises:
+        ModelError: it cannot be loaded, or does not write text about pictures.
+    """
+    with as_error(
+        ModelError, lambda _: "models that write need an optional package: pip install 'camkit[transformers]'"
+    ):
+        from transformers import AutoConfig, AutoModelForImageTextToText  # noqa: PLC0415 - an optional package
+    folder = name.removeprefix("hf:")
+    from camkit.models.from_huggingface import quiet, refuse_kernels  # noqa: PLC0415 - it needs the optional package
+
+    failing = as_error(
+        ModelError,
+        lambda error: (
+            f"{name} cannot be loaded as a model that writes about pictures ({brief(error)}); pass the name of one on "
+            "the hub, or a folder with its weights and its processor"
+        ),
+    )
+    with failing:
+        with quiet():
+            refuse_kernels(AutoConfig.from_pretrained(folder, trust_remote_code=False), name)
+            model, info = AutoModelForImageTextToText.from_pretrained(
+                folder, output_loading_info=True, trust_remote_code=False
+            )
+        processor = processor_of(folder)
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{name} has no weights for {len(missing)} of its parameters (the first is {missing[0]!r}), which would "
+            "stay random; pass a model with all of its weights"
+        )
+    module: nn.Module = model.eval().to(torch.device(pick_device(device)))
+    return module, processor
+
+
+_EACH = 8
+"""Pictures of noise, and plain ones, that stand for references."""
+
+_LONGEST = 512
+"""The longer side at which noise is made, in pixels; it is enlarged for larger pictures."""
+
+
+def read(image: ImageLike, source: str) -> Image.Image:
+    """Return a picture, upright and RGB.
+
+    Raises:
+        ImageError: it cannot be read, or is a tensor, which has passed the processor already.
+    """
+    picture = prepare(image, pil_to_tensor, source).picture
+    if not isinstance(picture, Image.Image):
+        raise ImageError(f"{source} is a tensor; pass a path, a PIL picture or an array, or a list of these")
+    return picture
+
+
+def reference_pictures(references: ReferencesLike | None, picture: Image.Image) -> tuple[list[Image.Image], str]:
+    """Return reference pictures at the size of a picture, and what they are, as a phrase.
+
+    The picture itself may be in the folder of its references, and is left out.
+
+    Raises:
+        ImageError: there are none, or one cannot be read.
+    """
+    size = picture.size
+    if references is None:
+        return made_pictures(size), f"{_EACH} pictures of smooth noise and {_EACH} plain grey ones, made by camkit"
+    pictures, words = chosen(references)
+    read_in = [read(each, f"reference picture {number}") for number, each in enumerate(pictures, start=1)]
+    others = [each for each in read_in if each.size != size or each.tobytes() != picture.tobytes()]
+    if not others:
+        raise ImageError("the picture itself is the only reference picture; pass others")
+    words += ", without this picture itself" if len(others) < len(read_in) else ""
+    return [each.resize(size, Image.Resampling.BICUBIC) for each in others], words
+
+
+def made_pictures(size: tuple[int, int]) -> list[Image.Image]:
+    """Return pictures (width, height) of smooth noise, each around a colour and with a contrast of its own, and greys.
+
+    A model may say the same about all noise ("two things"), and something else about all plain pictures. A word that
+    needs no picture is probable with both.
+    """
+    width, height = size_within(size, min(_LONGEST, max(size)))
+    noise = smooth_noise(3 * _EACH, (height, width)).reshape(_EACH, 3, height, width)
+    generator = torch.Generator().manual_seed(0)
+    colours, contrasts = (torch.rand(_EACH, count, 1, 1, generator=generator) for count in (3, 1))
+    varied = (colours + contrasts * (noise - noise.mean((2, 3), keepdim=True))).clamp(0, 1)
+    levels = (255 * varied).round().permute(0, 2, 3, 1).numpy().astype(np.uint8)
+    greys = np.linspace(0, 255, 2 * _EACH + 1).round().astype(int)[1::2].tolist()
+    enlarged = (Image.fromarray(each).resize(size, Image.Resampling.BICUBIC) for each in levels)
+    return [*enlarged, *(Image.new("RGB", size, (grey, grey, grey)) for grey in greys)]

@@ -9,9 +9,9 @@ itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from camkit.sentences.attending import attending_by_sdpa
-from camkit.sentences.cut import Cut
+from camkit.engine.attach import hooked
+from camkit.errors import ModelError
+from camkit.sentences.cut import ENTRIES, Cut, Entry, OutputCut, attending_by_sdpa, decoder_cut, text_of
 from camkit.sentences.inputs import Inputs
 from camkit.types import Box
 
@@ -258,3 +259,126 @@ class _ToItself(TorchFunctionMode):
         if function in _SOFTMAXES and result.dim() > 2 and result.shape[-1] == result.shape[-2]:
             return torch.eye(result.shape[-1], dtype=result.dtype, device=result.device).expand_as(result)
         return result
+
+
+_AGREEMENT, _IN_HALF = 1e-3, 0.3
+"""How far log-probabilities of two ways may be apart: single precision leaves 1e-5, half precision some hundredths."""
+_FEW = 5
+"""Tokens that look at no place in usual models: a class token, and four registers."""
+
+_OUTPUTS = {
+    "blip-2": ("vision_model", 0),
+    "florence2": ("model.multi_modal_projector", 0),
+    "git": ("git.visual_projection", 0),
+    "idefics2": ("model.vision_model", 0),
+    "instructblip": ("vision_model", 0),
+    "kosmos-2": ("vision_model.model.post_layernorm", 1),
+}
+"""Families in which no token that the decoder gets stands for a place in the picture: the module whose output still
+does, and the number of its call, from 0."""
+
+Locate: TypeAlias = Callable[[Cut], Places | None]
+
+
+def find_cut(model: nn.Module, mine: Mapping[str, Any], other: Mapping[str, Any], locate: Locate) -> tuple[Cut, Places]:
+    """Return the cut, and where its tokens look.
+
+    Args:
+        model: the model, in evaluation mode.
+        mine: the arguments for the picture and the whole text.
+        other: the same for another picture.
+        locate: measures where the tokens of a cut look.
+
+    Raises:
+        ModelError: there is no such cut.
+    """
+    wanted = _logits(model, mine)
+    blind = None
+    for cut in _cuts(model, mine, other):
+        if not _gives(cut, wanted):
+            continue
+        places = locate(cut)
+        if places is not None and places.without <= _FEW:
+            return cut, places
+        blind = cut
+    if blind is not None:
+        raise ModelError(
+            f"camkit cannot say where the {len(blind.tokens)} tokens that {type(model).__name__} makes of a picture "
+            "look: each depends on all of it; pass a larger picture, or a model whose picture tokens are patches"
+        )
+    raise ModelError(
+        f"camkit cannot find where the picture enters the part of {type(model).__name__} that writes; pass a "
+        "Hugging Face model that writes text about one picture"
+    )
+
+
+def _cuts(model: Any, mine: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Cut]:
+    """Yield the cut of a known family, or those at the calls that get the picture as one of ``ENTRIES``."""
+    name, number = _OUTPUTS.get(model.config.model_type, ("", 0))
+    module = dict(model.named_modules()).get(name) if name else None
+    if module is not None:
+        called = f"{name}#{number + 1}" if number else name
+        cut = OutputCut(called, model, mine, torch.zeros(0, 0), module, number)
+        yield replace(cut, tokens=cut.caught(mine))
+        return
+    calls, others = (_entries(model, inputs) for inputs in (mine, other))
+    for (decoder, entry, arguments), (same, _, moving) in zip(calls, others, strict=False):
+        found = decoder_cut(model, mine, decoder, entry, arguments, moving) if decoder is same else None
+        if found is not None:
+            yield found
+
+
+def reads_in_order(model: nn.Module, mine: Mapping[str, Any], shorter: Mapping[str, Any]) -> bool:
+    """Tell whether no word sees the ones after it: the text without its last token has the same logits.
+
+    Raises:
+        ModelError: the logits are not finite.
+    """
+    whole = _logits(model, mine)
+    if whole.isnan().any():
+        raise ModelError(
+            f"{type(model).__name__} returns NaN for this picture; load it in another precision, such as float32"
+        )
+    return _agree(model, whole[:, :-1], _logits(model, shorter))
+
+
+def _logits(model: Any, inputs: Mapping[str, Any]) -> Float[Tensor, "1 t v"]:
+    with torch.no_grad():
+        return model(**inputs).logits[:, -text_of(inputs).shape[1] :].float()  # type: ignore[no-any-return]
+
+
+def _agree(model: nn.Module, first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape:
+        return False
+    half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
+    apart = (first.log_softmax(-1) - second.log_softmax(-1)).abs().max()
+    return float(apart) <= (_IN_HALF if half else _AGREEMENT)
+
+
+def _gives(cut: Cut, wanted: Tensor) -> bool:
+    """Tell whether a cut gives the whole model's logits; a module that is not the decoder fails in any way."""
+    try:
+        with torch.no_grad():
+            found = cut.logits(cut.tokens[None])
+    except Exception:
+        return False
+    return _agree(cut.model, found, wanted)
+
+
+def _entries(model: nn.Module, inputs: Mapping[str, Any]) -> list[tuple[nn.Module, Entry, dict[str, Any]]]:
+    """Return the calls of a pass that take one of the two arguments, with a place for each token of the text."""
+    calls: list[tuple[nn.Module, Entry, dict[str, Any]]] = []
+    lengths = {inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs}
+
+    def record(module: nn.Module, _: Any, arguments: dict[str, Any]) -> None:
+        entry = next((name for name in ENTRIES if isinstance(arguments.get(name), Tensor)), None)
+        if entry is None or module is model:
+            return
+        text = arguments[entry] if entry == "inputs_embeds" else arguments.get("input_ids")
+        # The hidden states of an encoder that also reads a prompt hold more than the picture.
+        if isinstance(text, Tensor) and text.shape[1] in lengths and (entry == "inputs_embeds" or len(lengths) == 1):
+            calls.append((module, entry, dict(arguments)))
+
+    with hooked(before=[(module, record) for module in model.modules()]), torch.no_grad():
+        model(**inputs)
+    return calls

@@ -34,8 +34,6 @@ NUMBERS = ("probability", "needs_picture", "spread", "above_grey", "above_none")
 
 _SIDE = 640
 """The longest side of a picture on the page, in pixels."""
-_FULL = 6.0
-"""Nats at which a word has its strongest colour: it is then 400 times less probable with other pictures."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +119,7 @@ class Words(Tabular, Sequence[Word]):
         references: what the reference pictures are, as a phrase.
         written: True if the model wrote the sentence; False if the caller gave it.
         beside: the names of the prompt's other pictures, which stayed as they are.
+        files: the files that camkit wrote: the page, the sheet of heatmaps and, for a picture file, the JSON.
     """
 
     sentence: str
@@ -131,6 +130,7 @@ class Words(Tabular, Sequence[Word]):
     references: str
     written: bool
     beside: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
     def __len__(self) -> int:
         return len(self.words)
@@ -250,7 +250,8 @@ def render(words: Sequence[Word], facts: Mapping[str, object], note: str = "") -
 
 
 def _word(number: int, word: Word) -> dict[str, Any]:
-    share = max(min(word.needs_picture / _FULL, 1), 0)
+    # Nats at which a word has its strongest colour: it is then 400 times less probable with other pictures
+    share = max(min(word.needs_picture / 6.0, 1), 0)
     drawn = peak = None
     if word.explanation is not None:
         alpha = 0.0 if word.needs_no_picture else 0.5

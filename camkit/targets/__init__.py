@@ -42,10 +42,8 @@ from camkit.targets.classes import (
     similar_to,
     top,
 )
-from camkit.targets.maps import SegmentTarget, segment
-from camkit.targets.outputs import describe, logits_of
-from camkit.targets.regions import MaskTarget, RegionTarget, mask_at, mask_in, region
-from camkit.targets.scores import Scores, Target
+from camkit.targets.maps import MaskTarget, RegionTarget, SegmentTarget, mask_at, mask_in, region, segment
+from camkit.targets.scores import Scores, Target, describe, logits_of
 from camkit.types import Activation
 
 __all__ = [
@@ -103,19 +101,13 @@ def as_targets(
         activation: turns the model's logits into probabilities.
 
     Raises:
-        TargetError: a label is unknown or ambiguous, a class is listed twice, or a value is none of the above.
+        TargetError: a label is unknown or ambiguous, or a value is none of the above.
     """
     names = None if labels is None else tuple(labels)
     if isinstance(target, (list, tuple)):
         if not target:
             raise TargetError("the list of targets is empty; pass None for each picture's best class")
-        targets = [single for item in target for single in as_targets(item, labels, activation)]
-        classes = [single.index for single in targets if isinstance(single, ClassTarget)]
-        twice = next((index for index in classes if classes.count(index) > 1), None)
-        if isinstance(twice, int):
-            name = f" ({names[twice]})" if names and 0 <= twice < len(names) else ""
-            raise TargetError(f"target {twice}{name} is in the list twice")
-        return targets
+        return [single for item in target for single in as_targets(item, labels, activation)]
     return [_single(target).bind(names, activation)]
 
 

@@ -11,10 +11,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from camkit.errors import TargetError
-from camkit.targets.names import box_corners, class_of, label_of, points, whole_number
-from camkit.targets.outputs import describe, detections_of
-from camkit.targets.scores import OnPicture, Scores, Target, ToInput
+from camkit.errors import TargetError, whole_number
+from camkit.targets.scores import (
+    OnPicture,
+    Scores,
+    Target,
+    ToInput,
+    box_corners,
+    class_of,
+    describe,
+    detections_of,
+    label_of,
+    points,
+)
 from camkit.types import Activation
 
 Detections = dict[str, Tensor]
@@ -175,8 +184,6 @@ class BoxTarget(Target):
         given = [value for value in (self.number, self.label, self.near) if value is not None]
         if len(given) != 1:
             raise TargetError("choose a box by its number, its label, or a box near it: pass one of the three")
-        if self.number is not None and self.number < 0:
-            raise TargetError(f"box indices start at 0, not {self.number}")
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> BoxTarget:  # noqa: ARG002
         """Return the target with the label looked up."""
@@ -300,7 +307,8 @@ def box(
         TargetError: not exactly one of the three is given, or one is invalid.
     """
     corners = None if near is None else box_corners("near", near)
-    return BoxTarget(None if number is None else whole_number(number, "the number of a box"), label, corners, part)
+    chosen = None if number is None else whole_number(number, "the number of a box", 0, TargetError)
+    return BoxTarget(chosen, label, corners, part)
 
 
 def best_box(label: int | str, *, part: Part | None = None) -> BoxTarget:

@@ -9,18 +9,38 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from camkit.errors import TargetError, refusing_other_arguments
-from camkit.targets.boxes import boxes_in, boxes_of_class, ranked_box
-from camkit.targets.maps import class_by_area, class_on_map
-from camkit.targets.names import check_index, class_of, direction_of, label_of, number_from_0, whole_number
-from camkit.targets.outputs import depth_of, detections_of, embedding_of, logits_of, maps_of
-from camkit.targets.probabilities import PLURAL, ScoreReading, final_activation, probabilities
-from camkit.targets.regions import RegionTarget
-from camkit.targets.scores import Expands, OfClasses, OfPictures, Scores, Target, check_values, copied
+from camkit.errors import TargetError, advice, whole_number
+from camkit.targets.boxes import SameBoxTarget, boxes_in, boxes_of_class, ranked_box
+from camkit.targets.maps import RegionTarget, SegmentTarget, class_by_area, class_on_map
+from camkit.targets.scores import (
+    PLURAL,
+    Expands,
+    OfClass,
+    OfClasses,
+    OfTarget,
+    OnPicture,
+    ScoreReading,
+    Scores,
+    Target,
+    check_index,
+    check_values,
+    class_of,
+    copied,
+    depth_of,
+    detections_of,
+    direction_of,
+    embedding_of,
+    final_activation,
+    label_of,
+    logits_of,
+    maps_of,
+    number_from_0,
+    probabilities,
+)
 from camkit.types import Activation
 
 FINER_WEIGHT, FINER_NEAREST = 0.6, 3
@@ -44,36 +64,33 @@ def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Acti
 
 
 @dataclass(frozen=True)
-class ClassTarget(OfClasses):
+class ClassTarget(OfClass):
     """The logit of one class.
 
     For a segmentation network, the class where it is predicted; for a detector, the best box of the class.
 
     Attributes:
-        index: the class, or that of each picture of a pass.
         name: its label, for errors; filled in when the target is bound to a model.
         cells: for a segmentation network, the cells of each picture over which the score is the mean; None means where
             the class is predicted.
     """
 
-    index: int | str | tuple[int, ...]
     name: str | None = field(default=None, compare=False, repr=False)
     cells: Bool[Tensor, "n h w"] | None = field(default=None, compare=False, repr=False)
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ClassTarget:
         """Return the target for a model with this activation, and with the index and the label of the class."""
-        bound = super().bind(labels, activation)
         if isinstance(self.index, tuple):
-            return bound
-        index = class_of(self.index, labels)
-        return replace(bound, index=index, name=label_of(index, labels))
+            return OfClasses.bind(self, labels, activation)
+        bound = super().bind(labels, activation)
+        return replace(bound, name=label_of(bound.number, labels))
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class for each image, with its probability."""
         images = detections_of(output, batch)
         if images is not None and not isinstance(self.index, tuple):
-            return boxes_of_class(images, int(self.index), self.name)
-        indices = self.index if isinstance(self.index, tuple) else (int(self.index),)
+            return boxes_of_class(images, self.number, self.name)
+        indices = self.index if isinstance(self.index, tuple) else (self.number,)
         maps = maps_of(output, batch)
         scores = logits_of(output, batch) if maps is None else maps
         for index in {*indices}:
@@ -150,12 +167,10 @@ class AboveTarget(Expands):
         return [TopTarget(rank, threshold=self.threshold, activation="sigmoid") for rank in ranks]
 
     def _most(self, output: Any, batch: int) -> int:
-        by_class = probabilities(ScoreReading.of(logits_of(output, batch)), "sigmoid")
-        assert by_class is not None
+        by_class = ScoreReading.of(logits_of(output, batch)).probabilities("sigmoid")
         return int((by_class > self.threshold).sum(1).amax())
 
 
-@dataclass(frozen=True)
 class BoxesTarget(AboveTarget):
     """Every box whose score is above a threshold, best first; a picture may have several or none."""
 
@@ -164,7 +179,7 @@ class BoxesTarget(AboveTarget):
 
 
 @dataclass(frozen=True)
-class EachTarget(OfClasses, OfPictures):
+class EachTarget(OfClasses):
     """A class of its own for each picture of a call, for example the picture's label.
 
     Several classes of one picture mean the same; the one with the highest logit is explained.
@@ -242,12 +257,7 @@ class ContrastTarget(Target):
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ContrastTarget:  # noqa: ARG002
         """Return the target with both labels looked up."""
         first, second = (class_of(name, labels) for name in (self.index, self.rather_than))
-        if first == second:
-            raise TargetError(
-                f"a contrast needs two classes, but {self.index!r} and {self.rather_than!r} are the same class"
-            )
-        both = (first, second)
-        names = (labels[first], labels[second]) if labels and max(both) < len(labels) else (str(first), str(second))
+        names = label_of(first, labels) or str(first), label_of(second, labels) or str(second)
         return ContrastTarget(first, second, names)
 
     def __call__(self, output: Any, batch: int) -> Scores:
@@ -269,13 +279,12 @@ class ContrastTarget(Target):
 
 
 @dataclass(frozen=True)
-class FinerTarget(Target):
+class FinerTarget(OfTarget):
     """What tells a class from its nearest ones: its logit minus a share of the mean of theirs (Finer-CAM).
 
     The nearest classes of a picture are those whose logits differ least from that of the class.
 
     Attributes:
-        of: the class.
         weight: the share of the nearest classes' mean that is subtracted.
         nearest: how many nearest classes there are.
         rivals: these classes, for each picture of a pass or one list for all, if they do not depend on the output.
@@ -283,7 +292,6 @@ class FinerTarget(Target):
 
     for_threads = False
 
-    of: Target
     weight: float = FINER_WEIGHT
     nearest: int = FINER_NEAREST
     rivals: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
@@ -303,36 +311,27 @@ class FinerTarget(Target):
         logits = logits_of(output, batch)
         if logits.shape[1] < 2:
             raise TargetError(f"finer compares a class with its nearest ones, but the model has one output; {instead}")
-        if self.rivals is None:
-            rivals = self._nearest(logits, scored)
+        reading, own = ScoreReading.of(logits), torch.tensor(scored.indices, device=logits.device)[:, None]
+        if self.rivals is None:  # those whose logits differ least from the class's
+            values = reading.logits
+            distance = (values - values.gather(1, own)).abs().scatter(1, own, torch.inf)
+            rivals = distance.topk(min(self.nearest, logits.shape[1] - 1), largest=False).indices
         else:
             rivals = torch.tensor(self.rivals, device=logits.device).expand(batch, -1)
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))  # the difference is small in 16 bits
-        own = torch.tensor(scored.indices, device=logits.device)[:, None]
         # A model may return probabilities; their gradients pass through the softmax for all classes alike.
-        kind = ScoreReading.of(logits).kind
         return replace(
             scored,
             values=precise.gather(1, own)[:, 0] - self.weight * precise.gather(1, rivals).mean(1),
-            quantity=f"{kind} minus {self.weight:g} times the mean of its {rivals.shape[1]} nearest",
+            quantity=f"{reading.kind} minus {self.weight:g} times the mean of its {rivals.shape[1]} nearest",
             rivals=tuple(map(tuple, rivals.tolist())),
         )
 
-    def _nearest(self, logits: Float[Tensor, "n k"], scored: Scores) -> Int[Tensor, "n count"]:
-        """Return the classes whose logits differ least from that of each image's class."""
-        own = torch.tensor(scored.indices, device=logits.device)[:, None]
-        values = ScoreReading.of(logits).logits
-        distance = (values - values.gather(1, own)).abs().scatter(1, own, torch.inf)
-        return distance.topk(min(self.nearest, logits.shape[1] - 1), largest=False).indices
 
-
-@dataclass(frozen=True)
-class EachFiner(Expands):
+class EachFiner(OfTarget, Expands):
     """Compares each class that a target stands for with its nearest ones, if the target does not do so itself."""
 
     for_threads = False
-
-    of: Target
 
     def expand(self, output: Any, batch: int) -> list[FinerTarget]:
         """Return one target for each class."""
@@ -350,8 +349,7 @@ class FunctionTarget(Target):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the function's scores; there must be one per image."""
-        with refusing_other_arguments(self.function, 1, TargetError, "the target function"):
-            values = self.function(copied(output))
+        values = self.function(copied(output))
         check_values(values, batch, "the target function")
         return Scores(
             values=values,
@@ -404,7 +402,7 @@ def top(count: int) -> list[TopTarget]:
     Raises:
         TargetError: ``count`` is not a whole number of at least 1.
     """
-    count = whole_number(count, "the number of best classes", 1)
+    count = whole_number(count, "the number of best classes", 1, TargetError)
     return [TopTarget(rank, of=count) for rank in range(1, count + 1)]
 
 
@@ -461,7 +459,7 @@ def direction(sign: Literal["+", "-"], index: int = 0) -> DirectionTarget:
     Raises:
         TargetError: the sign is neither "+" nor "-", or the index is not a whole number.
     """
-    return DirectionTarget(direction_of(sign), whole_number(index, "the index of an output"))
+    return DirectionTarget(direction_of(sign), whole_number(index, "the index of an output", kind=TargetError))
 
 
 def contrast(target: int | str, rather_than: int | str) -> ContrastTarget:
@@ -486,10 +484,152 @@ def finer(target: int | str | None = None, weight: float = FINER_WEIGHT, nearest
         TargetError: ``weight`` is not a number of at least 0, or ``nearest`` is not a whole number of at least 1.
     """
     weight = number_from_0(weight, "the weight of the nearest classes must be a number of at least 0", math.inf)
-    nearest = whole_number(nearest, "the number of nearest classes", 1)
+    nearest = whole_number(nearest, "the number of nearest classes", 1, TargetError)
     return FinerTarget(TopTarget() if target is None else ClassTarget(target), weight, nearest)
 
 
 def similar_to(reference: Any) -> SimilarTarget:
     """Return a target for the similarity to a reference: a picture as ``explain`` takes it, or an embedding (D,)."""
     return SimilarTarget(Path(reference) if isinstance(reference, str) else reference)
+
+
+def fixed_target(target: Target, scored: Scores) -> Target:
+    """Return the target that scores the class of each picture, whatever a change of the pictures does to other classes.
+
+    A box may move in a changed picture; the box that matches it best is scored. On a map, the cells stay those where
+    the class is predicted in the unchanged picture. The classes that a class is compared with stay the same too.
+
+    Args:
+        target: a target for one picture or several; for one if it is a box.
+        scored: its scores of the pictures.
+    """
+    if scored.boxes is not None:
+        (corners,) = scored.boxes
+        assert corners is not None
+        return SameBoxTarget(corners, None if scored.indices is None else scored.indices[0])
+    if scored.indices is None or (isinstance(target, SegmentTarget) and (target.everywhere or target.mask is not None)):
+        return target
+    if scored.rivals is not None:
+        finer = target if isinstance(target, FinerTarget) else FinerTarget(target)
+        return replace(finer, of=fixed_target(finer.of, replace(scored, rivals=None)), rivals=scored.rivals)
+    return ClassTarget(scored.indices, cells=scored.cells, activation=getattr(target, "activation", None))
+
+
+def of_changed_picture(target: Target, scored: Scores, *, mirrored: bool) -> Target:
+    """Return the target that explains, in changed versions of the pictures, the class explained in the pictures.
+
+    Args:
+        target: the target of the pictures.
+        scored: its scores for them.
+        mirrored: whether the pictures are mirrored along their last axis.
+
+    Raises:
+        TargetError: the target is a box, which another picture need not have, or what lies at a point or in a box.
+    """
+    used, instead = advice("smooth='augment'", "--smooth augment"), advice("smooth='eigen'", "--smooth eigen")
+    if scored.boxes is not None:
+        raise TargetError(
+            f"a detector finds other boxes in a changed picture, so {used} explains no boxes; use {instead}"
+        )
+    if mirrored and isinstance(target, OnPicture) and not isinstance(target, RegionTarget):
+        raise TargetError(f"{used} cannot mirror the place that the target names; use {instead}")
+    fixed = fixed_target(target, scored)
+    return _mirrored(fixed) if mirrored else fixed
+
+
+def _mirrored(target: Target) -> Target:
+    """Return a fixed target for pictures that are mirrored along their last axis."""
+    if isinstance(target, FinerTarget):
+        return replace(target, of=_mirrored(target.of))
+    if isinstance(target, RegionTarget):
+        return replace(target, mirrored=True)
+    if isinstance(target, SegmentTarget) and target.mask is not None:
+        return replace(target, mask=target.mask.flip(-1))
+    if isinstance(target, ClassTarget) and target.cells is not None:
+        return replace(target, cells=target.cells.flip(-1))
+    return target
+
+
+@dataclass(frozen=True)
+class ConfidenceTarget(OfTarget):
+    """The probability of a target's class; for a target without probabilities, its own score. It has no gradients.
+
+    A class that is compared with its nearest ones has no probability.
+
+    Attributes:
+        final: the softmax or sigmoid in which the model ends, as ``Scores.final`` of a pass with a graph; without one,
+            the results of a sigmoid look like logits. Those of a softmax are known by their sum in every pass.
+    """
+
+    for_threads = False
+
+    final: str = ""
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the probability for each image."""
+        scored = self.of(output, batch)
+        if isinstance(self.of, FinerTarget):
+            scored = replace(scored, probabilities=None)
+        values = scored.values.detach().float()
+        if scored.probabilities is not None and self.final.startswith("Log"):
+            values = values.exp()
+        elif scored.probabilities is not None and not self.final.startswith("Sigmoid"):
+            values = torch.tensor(scored.probabilities, dtype=torch.float32, device=values.device)
+        quantity = scored.quantity if scored.probabilities is None else "probability"
+        return replace(scored, values=values, indices=None, probabilities=None, quantity=quantity, activation=None)
+
+
+def against_rivals(target: Target, scored: Scores) -> Target:
+    """Return the log-odds of a class; for any other target, its score as the model returns it.
+
+    Args:
+        target: a target that scores one class or something else, as ``fixed_target`` returns it.
+        scored: its scores of a picture, with their graph.
+    """
+    if not isinstance(target, ClassTarget) or not isinstance(target.index, tuple) or target.cells is not None:
+        return AsReturned(target)
+    return LogOddsTarget(target.index[0], scored.final, activation=target.activation)
+
+
+@dataclass(frozen=True)
+class LogOddsTarget(OfClass):
+    """The logit of one class minus the logarithm of the summed exponentials of all others: log p / (1 - p).
+
+    If the classes do not exclude each other (sigmoid), or if there is one, these are the logit itself.
+
+    Attributes:
+        final: the softmax or sigmoid in which the model ends, by the name of its node in the autograd graph.
+    """
+
+    final: str = ""
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the log-odds for each image.
+
+        The gradient is that of logits, to which the gradients of probabilities are passed through unchanged
+        (``passing_through``): log p / (1 - p) has no gradient where rounding made p 1.
+        """
+        scores = logits_of(output, batch)
+        check_index(self.number, scores.shape[1])
+        reading = ScoreReading.of(scores, self.final)
+        logits = reading.logits
+        rows = scores.to(logits.dtype)
+        if not self.final and reading.are_shares:  # probabilities, by operations of the model's own
+            rows = rows.clamp(min=torch.finfo(rows.dtype).tiny).log()
+        value, slope = logits[:, self.number], rows[:, self.number]
+        if logits.shape[1] > 1 and self.activation not in ("sigmoid", "none") and "Sigmoid" not in self.final:
+            others = logits.clone()
+            others[:, self.number] = -torch.inf
+            value = value - others.logsumexp(1)
+            slope = slope - (others.softmax(1) * rows).sum(1)
+        return Scores(value + (slope - slope.detach()), quantity="log-odds", activation=reading.activation)
+
+
+class AsReturned(OfTarget):
+    """The score of a target, with its own gradient: gradients do not pass through a final softmax unchanged."""
+
+    for_threads = False
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the score for each image."""
+        return replace(self.of(output, batch), activation=None)

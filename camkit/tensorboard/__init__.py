@@ -9,8 +9,6 @@
 It needs the extra ``camkit[tensorboard]``.
 """
 
-from camkit.tensorboard.events import write_check, write_diagnosis, write_explanation
-from camkit.tensorboard.lightning import lightning_watch
-from camkit.tensorboard.watch import TrainingWatch
+from camkit.tensorboard.watch import TrainingWatch, lightning_watch, write_check, write_diagnosis, write_explanation
 
 __all__ = ["TrainingWatch", "lightning_watch", "write_check", "write_diagnosis", "write_explanation"]

@@ -1,37 +1,37 @@
-"""TrainingWatch: write what happens inside a network during training as TensorBoard events."""
+"""TrainingWatch, explanations, diagnoses and checks: what happens inside a network, as TensorBoard events."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakMethod
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.drawing.figure import percent
+from camkit.drawing.figure import Tile, contact_sheet, percent
 from camkit.engine.attach import backward_pass, starts
-from camkit.engine.guard import eagerly
-from camkit.engine.interrupts import interruptible
+from camkit.engine.guard import eagerly, interruptible
 from camkit.engine.passes import quiet_pass
-from camkit.errors import CamkitError, InputError, OutputError
-from camkit.explaining.explanation import Explanation
-from camkit.explaining.session import explain
+from camkit.errors import CamkitError, InputError, OutputError, as_error, as_markdown
+from camkit.explaining.explainer import explain
+from camkit.explaining.explanation import Explanation, ScaleLike
 from camkit.images.prepare import prepare
+from camkit.inspect import Diagnosis
 from camkit.inspect.feature_maps import feature_maps
-from camkit.inspect.layer_statistics import RELUS, LayerPass
-from camkit.inspect.tensor_statistics import TensorStatistics, statistics
-from camkit.kit.tiles import Tile, contact_sheet
+from camkit.inspect.layer_statistics import RELUS, LayerPass, TensorStatistics, statistics
 from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, modules_by_name, parameters_by_name
 from camkit.methods import SHARPENED, MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
@@ -39,14 +39,15 @@ from camkit.models.loaded import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
 from camkit.options import Options
 from camkit.targets import TargetLike, as_targets
-from camkit.tensorboard.events import add_histogram, add_picture, naming_the_folder, opened
-from camkit.types import WHOLE_MODEL, ImageLike, Pixels, Preprocess
+from camkit.types import WHOLE_MODEL, ImageLike, Pixels, Preprocess, Style
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+    from camkit import CheckResult
 
-class TrainingWatch:
+
+class TrainingWatch(AbstractContextManager["TrainingWatch"]):
     """Writes what happens inside a network during training: heatmaps, feature maps, activations and gradients.
 
     Call ``step()`` once after each training step, before or after ``optimizer.step()`` and ``zero_grad()``. The first
@@ -112,13 +113,17 @@ class TrainingWatch:
         scaler: Any = None,
         graph: bool = True,
     ) -> None:
-        if every < 1:
-            raise InputError(f"every must be at least 1 step, not {every}")
-        if pictures_every is not None and pictures_every < 0:
-            raise InputError(f"pictures_every must be None, 0 or a number of steps, not {pictures_every}")
+        if every < 1 or (pictures_every or 0) < 0:
+            raise InputError(
+                f"every must be at least 1 step, and pictures_every at least 0, not {every} and {pictures_every}"
+            )
         self._model, self._every = unwrapped(model), every
         self._pictures_every = every if pictures_every is None else pictures_every
-        self._images = _separate(images, spatial_rank(self._model) + 1)
+        rank = spatial_rank(self._model) + 1
+        several = isinstance(images, (list, tuple)) or (isinstance(images, Tensor) and images.dim() != rank)
+        parts = list(cast("Sequence[ImageLike]", images)) if several else [cast("ImageLike", images)]
+        # Tensors are copied, since the caller may reuse their memory.
+        self._images = [part.detach().clone() if isinstance(part, Tensor) else part for part in parts]
         self._layer = target_layer
         self._explain_options: Options = {
             "method": method,
@@ -128,8 +133,6 @@ class TrainingWatch:
             "spread": "even",  # the weights have changed at each step, and measuring places takes 32 passes
         }
         self._check_explaining()
-        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
-            raise InputError(f"scaler must be the GradScaler of the training, not a {type(scaler).__name__}")
         self._layers = _is_leaf if layers is None else layers
         find_layers(self._model, self._layers)
         self._scaler = scaler
@@ -215,10 +218,6 @@ class TrainingWatch:
         with self._writing():
             self._events.close()
 
-    def __enter__(self) -> TrainingWatch:
-        """Return the watch itself."""
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -247,7 +246,8 @@ class TrainingWatch:
             layer = layer.rpartition("+")[2]  # the deepest one
         if "+" not in layer and layer != str(WHOLE_MODEL):
             first, preprocess = self._images[0], self._explain_options["preprocess"]
-            maps = feature_maps(self._model, first, layer, top=_MOST_MAPS, preprocess=preprocess)
+            # Feature maps on a sheet
+            maps = feature_maps(self._model, first, layer, top=16, preprocess=preprocess)
             drawn[f"features/{layer}"] = maps.sheet()
         return drawn
 
@@ -302,12 +302,12 @@ class TrainingWatch:
             self._recorded = LayerPass(self._model, self._layers, _statistics_or_none, acts, follows=follows)
             self._hooks.enter_context(self._recorded.hooked())
             self._begun_by, self._earlier = module, dict(self._gradients)
-        elif module is self._model or (module is self._begun_by and self._had_backward_pass()):
+        elif module is self._model or (
+            module is self._begun_by  # after a backward pass, which left other gradients
+            and any(numbers is not self._earlier.get(name) for name, numbers in self._gradients.items())
+        ):
             self._begun_by, self._earlier = module, dict(self._gradients)
             self._recorded.clear()
-
-    def _had_backward_pass(self) -> bool:
-        return any(numbers is not self._earlier.get(name) for name, numbers in self._gradients.items())
 
     def _remove_hooks(self) -> None:
         """Remove the hooks."""
@@ -335,7 +335,8 @@ class TrainingWatch:
         for name, numbers in self._gradients.items():
             if numbers is not None:
                 self._write_distribution(f"weight_gradients/{name}", numbers.scaled(1 / self._scale), step)
-                norm = numbers.norm_of_all / self._scale
+                # NaN if a number is NaN, infinity if one is infinite
+                norm = (math.nan if numbers.nan else math.inf if numbers.inf else numbers.norm) / self._scale
                 squares[name.rpartition(".")[0] or THE_MODEL] += norm * norm
                 of_each[id(numbers)] = norm
         for layer, square in squares.items():
@@ -367,21 +368,10 @@ class TrainingWatch:
             self._writer.add_text("graph", f"could not be drawn: {type(error).__name__}: {error}")
 
 
-_MOST_MAPS = 16
-"""Feature maps on a sheet."""
-
-
 def _is_training_pass(model: nn.Module, training: bool) -> bool:
     if torch._C._are_functorch_transforms_active() or backward_pass() >= 0:
         return False  # transformed tensors have no readable values, and checkpointing repeats recorded calls
     return torch.is_grad_enabled() and (model.training or not training)
-
-
-def _separate(images: ImageLike | Sequence[ImageLike], rank: int) -> list[ImageLike]:
-    """Return the pictures one by one; tensors are copied, since the caller may reuse their memory."""
-    several = isinstance(images, (list, tuple)) or (isinstance(images, Tensor) and images.dim() != rank)
-    parts = list(cast("Sequence[ImageLike]", images)) if several else [cast("ImageLike", images)]
-    return [part.detach().clone() if isinstance(part, Tensor) else part for part in parts]
 
 
 def _statistics_or_none(tensor: Tensor) -> TensorStatistics | None:
@@ -418,3 +408,210 @@ def _is_leaf(name: str, module: nn.Module) -> bool:
     """Return whether a layer has no inner layers; modules that compute its weights (parametrizations) don't count."""
     reserved = "parametrizations"
     return reserved not in name.split(".") and not any(part != reserved for part, _ in module.named_children())
+
+
+def lightning_watch(
+    images: ImageLike | Sequence[ImageLike],
+    writer: Any | str | Path | None = None,
+    *,
+    pictures_every: int | None = 0,
+    **settings: Any,
+) -> Any:
+    """Return a ``lightning.pytorch.Callback`` that watches a training.
+
+    Heatmaps and feature maps are written at the end of each epoch, unless ``pictures_every`` says otherwise.
+
+    Args:
+        images: the pictures to explain, as for ``TrainingWatch``.
+        writer: a SummaryWriter, or a folder; None means the trainer's TensorBoardLogger.
+        pictures_every, settings: as for ``TrainingWatch``.
+
+    Raises:
+        InputError: Lightning is not installed; when the training starts: the trainer has no TensorBoardLogger.
+    """
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        with contextlib.suppress(ImportError):
+            base = importlib.import_module(package).Callback
+            break
+    else:
+        raise InputError("lightning_watch needs the package lightning: pip install lightning")
+
+    class LightningWatch(base):  # type: ignore[misc, valid-type] # from whichever package is installed
+        """Calls a TrainingWatch at the end of each batch."""
+
+        watch: TrainingWatch | None = None
+        _last_step = 0
+
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            """Start watching; events go to the trainer's own file if there is no other."""
+            own = (log.experiment for log in trainer.loggers if hasattr(log.experiment, "add_histogram_raw"))
+            events = writer or next(own, None)
+            if events is None:
+                raise InputError("the trainer has no TensorBoardLogger; pass a writer or a folder to lightning_watch")
+            self._last_step = trainer.global_step
+            self.watch = TrainingWatch(module, images, events, pictures_every=pictures_every, **settings)
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+            """Count a step, once for all the batches whose gradients it accumulates."""
+            if self.watch is not None and trainer.global_step != self._last_step:
+                self._last_step = trainer.global_step
+                self.watch.step(trainer.global_step)
+
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:  # noqa: ARG002
+            """Write the pictures."""
+            if self.watch is not None and not pictures_every:
+                self.watch.pictures(trainer.global_step)
+
+        def on_train_end(self, trainer: Any, module: Any, *exception: BaseException) -> None:  # noqa: ARG002
+            """Remove the hooks."""
+            if self.watch is not None:
+                self.watch.close()
+            self.watch = None
+
+        on_exception = on_train_end
+
+    return LightningWatch()
+
+
+@contextmanager
+def opened(writer: SummaryWriter | str | Path) -> Iterator[SummaryWriter]:
+    """Open a SummaryWriter for a folder and close it at the end; an existing writer is only flushed.
+
+    Raises:
+        InputError: TensorBoard is not installed, or this is neither a writer nor a folder.
+        OutputError: the folder cannot be written.
+    """
+    events: Any = writer
+    if isinstance(writer, (str, Path)):
+        needs = "TensorBoard needs the package tensorboard: pip install 'camkit[tensorboard]'"
+        with as_error(InputError, lambda _: needs):
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an optional dependency
+        with naming_the_folder(writer):
+            events = SummaryWriter(str(writer))
+    elif not all(hasattr(writer, name) for name in ("add_scalar", "add_image", "add_histogram_raw")):
+        raise InputError(f"writer must be a SummaryWriter or a folder, not a {type(writer).__name__}")
+    try:
+        yield events
+    finally:
+        with naming_the_folder(events):
+            if isinstance(writer, (str, Path)):
+                events.close()
+            else:
+                writer.flush()
+
+
+@contextmanager
+def naming_the_folder(writer: Any) -> Iterator[None]:
+    """Turn an error of the operating system, such as a full disk, into a sentence that names the folder.
+
+    Raises:
+        OutputError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        folder = getattr(writer, "log_dir", writer)
+        raise OutputError(f"cannot write events into {folder}: {error.strerror or error}") from error
+
+
+def add_histogram(writer: Any, tag: str, distribution: TensorStatistics, step: int) -> None:
+    """Write the distribution of a tensor's finite numbers; if there are none, write nothing."""
+    count = sum(distribution.histogram.counts)
+    if not count or not math.isfinite(distribution.low):
+        return
+    writer.add_histogram_raw(
+        tag,
+        min=distribution.low,
+        max=distribution.high,
+        num=count,
+        sum=distribution.mean * count,
+        sum_squares=distribution.norm * distribution.norm,
+        bucket_limits=list(distribution.histogram.edges[1:]),
+        bucket_counts=list(distribution.histogram.counts),
+        global_step=step,
+    )
+
+
+def add_picture(writer: Any, tag: str, pixels: Pixels, step: int) -> None:
+    """Write a picture, H x W x 3."""
+    writer.add_image(tag, np.ascontiguousarray(pixels), step, dataformats="HWC")
+
+
+def write_explanation(
+    found: Explanation,
+    writer: SummaryWriter | str | Path,
+    step: int = 0,
+    *,
+    tag: str | None = None,
+    style: Style = "overlay",
+    colormap: str = "turbo",
+    alpha: float = 0.5,
+    scale: ScaleLike = "shared",
+    max_side: int | None = None,
+) -> None:
+    """Write an explanation's picture, and a table of all else as text.
+
+    Args:
+        found: the explanation; if its map has one axis, it has no picture.
+        writer: a SummaryWriter, or a folder, in which each call creates a new file.
+        step: the step in the events.
+        tag: the tag of both in the events; None means ``explain/SOURCE/TARGET``.
+        style, colormap, alpha, scale, max_side: as for ``Explanation.overlay``.
+
+    Raises:
+        InputError: TensorBoard is not installed, the style or colormap is unknown, or alpha is out of range.
+        OutputError: the folder cannot be written.
+    """
+    tag = tag or f"explain/{found.source}/{found.name}"
+    with opened(writer) as events, naming_the_folder(events):
+        if found.heatmap.ndim > 1:
+            drawn = found.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale, max_side=max_side)
+            add_picture(events, tag, drawn, step)
+        lines = [f"| {name} | {as_markdown(str(value))} |" for name, value in found.values().items()]
+        events.add_text(tag, "\n".join(["| field | value |", "| --- | --- |", *lines]), step)
+
+
+def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: int = 0) -> None:
+    """Write a diagnosis: histograms and scalars of each layer, the picture, and the findings as text.
+
+    Layers have the same tags as in ``TrainingWatch``. Arguments and errors are as for ``write_explanation``.
+    """
+    with opened(writer) as events, naming_the_folder(events):
+        for row in found.rows:
+            add_histogram(events, f"activations/{row.name}", row.activations, step)
+            if row.gradients is not None:
+                add_histogram(events, f"gradients/{row.name}", row.gradients, step)
+            if row.parameter_gradient is not None:
+                _add_scalar(events, f"gradient_norm/{row.name}", row.parameter_gradient, step)
+            if row.dead is not None and row.channels:
+                _add_scalar(events, f"dead_share/{row.name}", len(row.dead) / row.channels, step)
+        add_picture(events, "diagnosis", found.sheet(), step)
+        sentences = [*(finding.text for finding in found.findings), *found.remarks]
+        text = "\n".join(f"- {sentence}" for sentence in sentences)
+        events.add_text("findings", text or "Nothing wrong was found.", step)
+
+
+def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: int = 0) -> None:
+    """Write a check: its summary as text, the measures of each class as scalars, the worst pictures with their edits.
+
+    If an effect was measured with several fills, the scalar is the weakest. Arguments and errors are as
+    for ``write_explanation``.
+    """
+    with opened(writer) as events, naming_the_folder(events):
+        for tag, shown in result.events():
+            if isinstance(shown, str):
+                events.add_text(tag, shown, step)
+            elif isinstance(shown, float):
+                _add_scalar(events, tag, shown, step)
+            else:
+                tiles = []
+                for panel in shown.panels:
+                    unknown = panel.answer is None or panel.probability is None
+                    note = "" if unknown else f"{panel.answer} ({panel.probability:.0%})"
+                    tiles.append(Tile(panel.pixels, panel.title, note))
+                add_picture(events, tag, contact_sheet(tiles, columns=len(tiles), title=shown.title), step)
+
+
+def _add_scalar(events: Any, tag: str, value: float, step: int) -> None:
+    if math.isfinite(value):
+        events.add_scalar(tag, value, step)

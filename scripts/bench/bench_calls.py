@@ -30,7 +30,7 @@ from torch import Tensor
 import camkit
 from camkit.methods.on_one_picture import at_once
 from camkit.metrics import Evaluator, Heat
-from camkit.metrics.heat import random_map
+from camkit.metrics.evaluator import random_map
 from scripts.bench.timing import Opener, Run, network, plain, processor, quartiles, ready, table, take_turns
 
 SIZE = 224

@@ -1,4 +1,4 @@
-"""Measure what a check costs beside plain inference: its heat, and the whole; and its duration against the estimate.
+"""Measure what a check costs beside plain inference: its heat, and the whole.
 
     python -m scripts.bench.bench_check --model resnet50 --pictures 96 --rounds 5
 
@@ -24,7 +24,6 @@ from torchvision.models import get_model
 
 from camkit.background.check import finish_check, plan_check
 from camkit.background.data import Item
-from camkit.background.forecast import estimate_seconds
 from camkit.background.heat import CheckHeat
 from camkit.background.plan import Plan
 from camkit.engine.passes import faster_format, quiet_pass
@@ -74,7 +73,7 @@ def classify(plan: Plan) -> None:
         for tensor in itertools.chain(prepared, [None]):
             if batch and (tensor is None or len(batch) == size):
                 inputs = torch.stack(batch)
-                module(inputs.contiguous(memory_format=faster_format(module, inputs, "fp32")))
+                module(inputs.contiguous(memory_format=faster_format(module, inputs, "fp32", {})))
                 batch = []
             if tensor is not None:
                 batch.append(tensor)
@@ -103,11 +102,10 @@ def main() -> None:
         seconds = take_turns(runs, options.rounds, warm_ups=1)
         low, middle, high = quartiles(seconds["heat"], seconds["plain"])
         print(f"the heat takes {middle:.2f} x plain inference ({low:.2f} to {high:.2f})")
-        estimated, started = estimate_seconds(plan), time.perf_counter()
+        started = time.perf_counter()
         finish_check(plan, progress=silent)
         taken, plain = time.perf_counter() - started, statistics.median(seconds["plain"])
         print(f"the check takes {taken / plain:.1f} x plain inference")
-        print(f"the estimate for the check was {estimated:.0f} s; the run took {taken:.0f} s ({estimated / taken:.2f})")
 
 
 if __name__ == "__main__":

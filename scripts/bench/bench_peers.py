@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 import camkit
-from scripts.bench.timing import Run, processor, quartiles, reset_peak, resident, table, take_turns
+from scripts.bench.timing import Run, network, processor, quartiles, reset_peak, resident, table, take_turns
 
 PEERS = {"grad-cam": "pytorch_grad_cam", "torchcam": "torchcam", "captum": "captum"}
 
@@ -98,8 +98,7 @@ def load(case: Case) -> tuple[nn.Module, Tensor]:
     Without these statistics the features of a random MobileNetV3 shrink to 1e-10, and a peer's epsilon blanks its maps.
     """
     torch.set_num_threads(case.threads)
-    torch.manual_seed(0)
-    module: nn.Module = torchvision.models.get_model(case.model, weights=None).eval()
+    module = network(case.model)
     norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
     for norm in norms:
         norm.train().momentum = None
@@ -123,7 +122,7 @@ def _plain(
 def _camkit(case: Case, module: nn.Module, images: Tensor, *, fresh: bool = False, **options: Any) -> Iterator[Run]:
     classes = torch.tensor(case.classes, device=images.device)[:, None]
     own = copy.deepcopy(module) if fresh else module
-    settings = {"method": "gradcam", "target_layer": case.layer} | options
+    settings = {"method": "gradcam", "target_layer": case.layer, "spread": "even"} | options  # the peers' is even, too
     settings.setdefault("target", lambda output: output.gather(1, classes)[:, 0])
     yield lambda: camkit.explain(own, images, batch_size=len(images), **settings)
 
@@ -180,7 +179,7 @@ CONTENDERS = {
     "plain-last": Contender("plain, channels last", partial(_plain, channels_last=True), maps=False),
     "camkit": Contender("camkit", _camkit),
     "auto": Contender("camkit, chooses layer and class", _unaided),
-    "first": Contender("camkit, first call on a model", partial(_unaided, fresh=True)),
+    "first": Contender("camkit, first call on a model", partial(_unaided, fresh=True, spread="measured")),
     "top5": Contender("camkit, top-5 targets", partial(_camkit, target=camkit.targets.top(5)), maps=False),
     "plusplus": Contender("camkit, Grad-CAM++", partial(_camkit, method="gradcam++"), maps=False),
     "plain-bf16": Contender("plain inference_mode, bf16", partial(_plain, bf16=True), maps=False, bf16=True),

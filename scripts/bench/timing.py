@@ -43,7 +43,7 @@ def ready(run: Run) -> Opener:
 
 def plain(model: nn.Module, images: Tensor, times: int = 1) -> Run:
     """Return a call that runs the model ``times`` times, in the memory format that camkit would choose."""
-    images = images.contiguous(memory_format=faster_format(model, images, "fp32"))
+    images = images.contiguous(memory_format=faster_format(model, images, "fp32", {}))
 
     def run() -> None:
         with torch.inference_mode():

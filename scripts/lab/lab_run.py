@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from camkit.background.report.json import plain
+from camkit.background.report import plain
 from camkit.background.result import CheckResult
 
 Row = dict[str, Any]

@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from camkit.background.data import Item
-from camkit.background.effects import OVERALL, measure_all
+from camkit.background.effects import OVERALL, ImageRow, Pasted, measure_all
 from camkit.background.experiment import draw_partners
-from camkit.background.pictures import ImageRow, Pasted
 from camkit.background.rule import judge
 from camkit.kit.statistics import group_numbers
 from camkit.options import Limits
@@ -145,7 +144,7 @@ def design_of(scenario: Scenario) -> Design:
     pairs = [
         (numbers[item.name], numbers[background.name], background.label == item.label)
         for item in items
-        for entries in (partners[item].same, partners[item].other)
+        for entries in partners[item]
         for background in _each_once(entries[:PASTES])
     ]
     objects, backgrounds, same = (np.array(column) for column in zip(*pairs, strict=True))

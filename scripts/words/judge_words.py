@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from camkit.sentences import explain
 from camkit.sentences.cut import DecoderCut
-from camkit.sentences.explain import SentenceReader
-from camkit.sentences.heat import Reading, activation_maps, attention_rows, expected_gradients, filtered
+from camkit.sentences.explain import Reading, SentenceReader
 from scripts.lab.lab_report import auroc
 from scripts.words.word_model import architecture_of, load
 from scripts.words.word_scenes import IN_PICTURE, SIDE, Scene, SceneWord, draw
@@ -105,12 +105,12 @@ def maps_of(reading: Reading, places: list[int]) -> dict[str, Tensor]:
     """Return the cells (W, g) of all methods for some of the words. TAM needs logits at the picture's tokens."""
     count, side = len(places), len(reading.places.rows)
     place = torch.linspace(-1, 1, side)
-    expected, rows = expected_gradients(reading, places), attention_rows(reading, places)
+    expected, rows = explain.expected_gradients(reading, places), explain.attention_rows(reading, places)
     of_tokens = {"expected": expected, "attention": rows, "attention-expected": rows * expected.clamp(min=0)}
     cells = {name: each @ reading.places.shares.T for name, each in of_tokens.items()}
     if isinstance(reading.cut, DecoderCut) and reading.cut.entry == "inputs_embeds":
-        activated = activation_maps(reading, places) @ reading.places.shares.T
-        cells["tam"] = torch.stack([filtered(each.reshape(side, side)).flatten() for each in activated])
+        activated = explain.activation_maps(reading, places) @ reading.places.shares.T
+        cells["tam"] = torch.stack([explain.filtered(each.reshape(side, side)).flatten() for each in activated])
     cells["random"] = torch.rand(count, side * side, generator=torch.Generator().manual_seed(count))
     cells["centred blob"] = (-(place[:, None] ** 2) - place**2).exp().flatten().expand(count, -1)
     return cells

@@ -1,9 +1,8 @@
-"""What the app shows, without a browser: answers, heat, covered pictures, and the rows of a check."""
+"""What the app shows, without a browser: answers, heat and covered pictures."""
 
 from __future__ import annotations
 
 import functools
-import json
 import socket
 import sys
 import threading
@@ -16,7 +15,6 @@ from PIL import Image
 from tasks import Blobs
 
 import camkit
-from camkit.app.result import class_rows, picture_rows, read_report
 from camkit.app.serve import FIRST_PORT, HOST, free_port
 from camkit.app.viewer import CHOSEN, FILL_NAMES, FoundBox, Look, Viewer, covered
 from camkit.cli import main
@@ -131,18 +129,8 @@ def test_the_boxes_of_a_detector_are_answers(detector: tuple[Viewer, Look]) -> N
         found = viewer.box_at(look, middle)
         assert found == FoundBox(row.detection, row.target)
         np.testing.assert_allclose(viewer.heat(replace(look, box=found)).raw, row.raw, atol=1e-5)
-    assert viewer.box_at(look, (0, 0)) is None
-
-
-def test_a_method_is_passed_on_for_the_chosen_box(detector: tuple[Viewer, Look]) -> None:
-    viewer, look = detector
-    second = viewer.answers(look)[1]
-    asked = replace(look, box=FoundBox(second.detection, second.target), method="layercam")
-    expected = camkit.explain(viewer.models["own"], look.picture, target=camkit.targets.boxes(), method="layercam")[1]
-    assert viewer.heat(asked).method == "layercam"
-    np.testing.assert_allclose(viewer.heat(asked).raw, expected.raw, atol=1e-5)
-    with pytest.raises(InputError, match="its boxes move"):
-        viewer.comparison(asked)
+    with pytest.raises(InputError, match="there is no box there"):
+        viewer.box_at(look, (0, 0))
 
 
 def test_a_box_whose_object_is_covered_is_not_found_any_more(detector: tuple[Viewer, Look]) -> None:
@@ -247,31 +235,8 @@ def test_without_gradio_the_command_says_what_to_install(
     assert "pip install 'camkit[app]'" in capsys.readouterr().err
 
 
-def report() -> dict:
-    def of_class(verdict: str, gap: float) -> dict:
-        measured = {"effect": {"value": gap}}
-        accuracy = {"value": 0.9}
-        return {"verdict": verdict, "reasons": ["why"], "pictures": 4, "accuracy": accuracy, "mean": {"gap": measured}}
-
-    def picture(name: str, same: dict, other: dict) -> dict:
-        pasted = {"blur": [["sky", "a", "plane"], ["wood", "b", "bird"]]} if same else {}
-        return {"name": name, "label": "plane", "answer": "plane", "same": same, "other": other, "pasted": pasted}
-
-    images = [
-        picture("a", {"blur": 1.0}, {"blur": 0.5}),
-        picture("b", {}, {}),
-        picture("c", {"blur": 1.0}, {"blur": 0.0}),
-    ]
-    classes = {"car": of_class("PASS", 0.0), "plane": of_class("FAIL", 0.4), "ship": of_class("FAIL", 0.6)}
-    return {"verdict": "FAIL", "sentence": "it reads <b>", "reasons": ["why"], "classes": classes, "images": images}
-
-
-def test_the_rows_of_a_check_are_sorted_by_what_is_worst(tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_text(json.dumps(report()))
-    found = read_report(tmp_path)
-    assert [row["class"] for row in class_rows(found)] == ["ship", "plane", "car"]
-    assert [(row["picture"], row["change"]) for row in picture_rows(found)] == [("c", 1.0), ("a", 0.5), ("b", None)]
-    assert picture_rows(found)[0]["the model names"] == "on sky: plane; on wood: bird"
+def test_the_folder_of_a_check_opens_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report.html").write_text("the page of a check")
     (tmp_path / "report.json").write_text("{}")
-    with pytest.raises(InputError, match="is not the report of a check"):
-        read_report(tmp_path)
+    assert main(["app", str(tmp_path), "--no-browser"]) == 0
+    assert capsys.readouterr().out == f"camkit is at {(tmp_path / 'report.html').as_uri()}\n"

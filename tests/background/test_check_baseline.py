@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import camkit
-from camkit.background.baseline import Change, Flip, check_comparable, compare
-from camkit.background.pictures import ImageRow, Pasted
-from camkit.background.report import html, junit
+from camkit.background.effects import ImageRow, Pasted
+from camkit.background.report import REPORTS
+from camkit.background.result import Change, Flip, check_comparable, compare
 from camkit.cli import main
 from camkit.errors import InputError
 
@@ -72,7 +72,7 @@ def test_the_background_whose_accuracy_fell_most_is_named() -> None:
     pair, gap = change.pair, change.gap
     assert pair is not None and gap is not None
     assert (pair.label, pair.background) == ("a", "b")
-    assert (pair.now, pair.change.value, gap.value) == pytest.approx((0.4, -0.6, 0.35))
+    assert (pair.accuracy, pair.change.value, gap.value) == pytest.approx((0.4, -0.6, 0.35))
     assert change.worse == [
         f"the background gap grew by 0.35 (at least {gap.low:.2f}) since the baseline",
         "the accuracy of a on backgrounds of b fell by 0.60 to 0.40 since the baseline",
@@ -130,6 +130,7 @@ def fair(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> camkit.Check
     return camkit.check("demo-fair", scenes, config=CONFIG, out=tmp_path_factory.mktemp("fair"))
 
 
+@pytest.mark.extended
 def test_noise_in_the_weights_fails_against_the_baseline(
     fair: camkit.CheckResult,
     scenes: Path,
@@ -155,6 +156,7 @@ def test_noise_in_the_weights_fails_against_the_baseline(
     assert 'name="since the baseline"' in (tmp_path / "camkit-check" / "junit.xml").read_text()
 
 
+@pytest.mark.extended
 def test_a_model_that_is_worse_fails_only_if_asked(fair: camkit.CheckResult) -> None:
     change = replace(changed(rows(right=1, on={"b": 1}), rows(right=0.5, on={"b": 1})), flips=())
     worse = replace(fair, change=change, inconclusive="pass")
@@ -165,18 +167,19 @@ def test_a_model_that_is_worse_fails_only_if_asked(fair: camkit.CheckResult) -> 
         AssertionError, match=r"worse than the baseline: the accuracy on unedited pictures fell by 0\.50"
     ):
         failing.assert_ok()
-    assert "failure" in junit.render(failing)
-    assert "change since the baseline" in html.render(failing)
+    assert "failure" in REPORTS["junit.xml"](failing)
+    assert "change since the baseline" in REPORTS["report.html"](failing)
 
 
+@pytest.mark.extended
 def test_the_page_shows_the_pictures_whose_answers_flipped(fair: camkit.CheckResult) -> None:
     lost = [row for row in fair.images if row.label == "bird"][:15] + [row for row in fair.images if row.label == "car"]
     change = Change(len(fair.images), None, None, flips=tuple(Flip(row.name, row.label, "ship") for row in lost[:16]))
-    page = html.render(replace(fair, change=change))
+    page = REPORTS["report.html"](replace(fair, change=change))
     gallery = page.split('<details id="flips">')[1].split("</details>")[0]
     assert gallery.count("<img ") == 12
     assert gallery.count("car before, ship now") == 2  # in its picture's text and in the caption
     assert "And 4 more" in gallery
-    few = html.render(replace(fair, change=replace(change, flips=change.flips[:2])))
+    few = REPORTS["report.html"](replace(fair, change=replace(change, flips=change.flips[:2])))
     assert few.split('<details id="flips" open>')[1].split("</details>")[0].count("<img ") == 2
-    assert 'id="flips"' not in html.render(fair)
+    assert 'id="flips"' not in REPORTS["report.html"](fair)

@@ -21,13 +21,13 @@ from PIL import Image
 from results import assert_is_a_result
 
 import camkit
-from camkit.background.baseline import checksum
 from camkit.background.check import plan_check
 from camkit.background.heat import HEAT, Unusable
-from camkit.background.journal import Journal
 from camkit.background.report import REPORTS
+from camkit.background.result import checksum
 from camkit.cli import main
 from camkit.errors import InputError, RunError
+from camkit.kit.store import Journal
 from camkit.options.settings import read_config
 
 QUICK = {"check": {"pastes": 1}}
@@ -38,7 +38,7 @@ WIDE_LIMITS = "gap = 0.3\nsufficiency = 0.3\n"
 CONFIG = f"[check]\npastes = 1\nbatch_size = 8\n[limits]\nleast_pictures = {PER_CLASS}\n"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scenes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scenes")
     (folder / "camkit.toml").write_text(CONFIG)
@@ -68,13 +68,7 @@ def run(*arguments):
     return Done(code, out.getvalue(), err.getvalue())
 
 
-def run_installed(*arguments, **more):
-    """Run the installed command in its own process."""
-    command = [str(Path(sys.executable).with_name("camkit")), "check", *map(str, with_config(arguments))]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, **more)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def biased(scenes, tmp_path_factory):
     out = tmp_path_factory.mktemp("biased")
     return run(scenes, "--model", "demo-biased", "--out", out), out
@@ -92,31 +86,15 @@ def test_the_biased_network_fails_with_1_and_writes_every_report(biased):
 def test_the_data_and_the_cost_are_printed_first(biased):
     done, _ = biased
 
-    assert done.stdout.index("40 pictures of 4 classes") < done.stdout.index("edits: about")
+    assert done.stdout.index("40 pictures of 4 classes") < done.stdout.index(" edits\n")
     assert "classes matched by label" in done.stdout
 
 
-def test_the_number_of_pictures_that_is_needed_is_printed_before_the_run(biased):
+def test_classes_with_too_few_pictures_are_named_before_the_run(biased):
     done, _ = biased
-    needed = "the experiment needs about 97 pictures to exclude an effect above 0.1 if the model has none; it has 40"
+    found = "the experiment has 40 pictures"
 
-    assert done.stdout.index(needed) < done.stdout.index("edits: about")
-    assert "--strict needs about 97 of each class; every class has fewer (bird 10" in done.stdout
-
-
-@pytest.fixture(scope="module")
-def many_scenes(tmp_path_factory):
-    """Return enough scenes to exclude effects above the limits, as the demonstration of the check draws them."""
-    folder = tmp_path_factory.mktemp("many")
-    (folder / "camkit.toml").write_text("[check]\npastes = 1\n")
-    return camkit.scenes.write_scenes(folder)
-
-
-@pytest.mark.extended
-def test_the_fair_network_passes_with_0(many_scenes, tmp_path):
-    done = run(many_scenes, "--model", "demo-fair", "--out", tmp_path)
-
-    assert (done.returncode, json.loads((tmp_path / "report.json").read_text())["verdict"]) == (0, "PASS"), done.stdout
+    assert done.stdout.index(found) < done.stdout.index(" edits\n")
 
 
 @pytest.mark.extended
@@ -128,10 +106,11 @@ def test_the_report_does_not_depend_on_threads_batches_or_the_data_folder(biased
     config = tmp_path / "other.toml"
     config.write_text(CONFIG.replace("batch_size = 8", "batch_size = 5"))
 
-    done = run_installed(
-        moved / "pictures", "--model", "demo-biased", "--out", tmp_path / "out", "--config", config,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-    )  # fmt: skip
+    torch.set_num_threads(2)
+    try:
+        done = run(moved / "pictures", "--model", "demo-biased", "--out", tmp_path / "out", "--config", config)
+    finally:
+        torch.set_num_threads(1)
 
     assert done.returncode == 1, done.stderr
     assert (tmp_path / "out" / "report.json").read_bytes() == (biased[1] / "report.json").read_bytes()
@@ -166,6 +145,7 @@ def test_a_killed_check_can_be_resumed(biased, scenes, tmp_path):
     assert not journal.exists()
 
 
+@pytest.mark.extended
 def test_few_pictures_are_enough_for_wide_limits(scenes, tmp_path):
     config = tmp_path / "camkit.toml"
     config.write_text(f"{CONFIG}{WIDE_LIMITS}")
@@ -175,14 +155,15 @@ def test_few_pictures_are_enough_for_wide_limits(scenes, tmp_path):
     assert (done.returncode, json.loads((tmp_path / "report.json").read_text())["verdict"]) == (0, "PASS"), done.stdout
 
 
+@pytest.mark.extended
 def test_labels_in_another_order_than_the_model_are_asked_about_everywhere(scenes, tmp_path):
     (tmp_path / "labels.txt").write_text("bird\nplane\ncar\nship\n")  # the model's order is plane, ship, car, bird
 
     done = run(scenes, "--model", "demo-fair", "--labels", tmp_path / "labels.txt", "--out", tmp_path / "out")
 
     question = (
-        "accuracy is 25%, but would be 98% if 'bird' were the model's class 3 (ship), 'plane' its class 0 (bird) and "
-        "'ship' its class 1 (plane): are the labels in the model's order?"
+        "the model mostly answers class 3 (ship) for 'bird', class 0 (bird) for 'plane', class 1 (plane) for 'ship': "
+        "are the labels in the model's order?"
     )
     assert done.returncode == 3
     report = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -191,30 +172,7 @@ def test_labels_in_another_order_than_the_model_are_asked_about_everywhere(scene
         assert question in " ".join(text.replace("&#39;", "'").split())
 
 
-def test_ten_pictures_of_each_class_exclude_nothing(scenes, tmp_path):
-    done = run(scenes, "--model", "demo-fair", "--out", tmp_path)
-
-    assert done.returncode == 3, done.stdout
-    assert "INCONCLUSIVE: these pictures do not show whether demo-fair relies on the background" in done.stdout
-    assert "more pictures in the experiment would settle it" in done.stdout
-
-
-@pytest.mark.extended
-def test_a_strict_check_asks_for_more(many_scenes, tmp_path):
-    done = run(many_scenes, "--model", "demo-fair", "--out", tmp_path, "--strict")
-    config = {"check": {"pastes": 1}, "limits": {"strict": True}}
-    by_config = camkit.check("demo-fair", many_scenes, config=config, inconclusive="pass")
-    loose = camkit.check("demo-fair", many_scenes, config=config, strict=False)
-
-    assert done.returncode == 3, done.stdout
-    assert "INCONCLUSIVE" in done.stdout
-    assert (by_config.verdict, by_config.exit_code()) == ("INCONCLUSIVE", 0)
-    by_config.assert_ok()
-    assert loose.verdict == "PASS"
-    assert json.loads((tmp_path / "report.json").read_text())["settings"]["limits"]["strict"] is True
-
-
-def test_piped_output_keeps_all_figures(tmp_path):
+def test_an_inconclusive_check_exits_with_0_if_asked_and_a_pipe_gets_all_figures(tmp_path):
     pictures = camkit.scenes.write_scenes(tmp_path / "data", 2)
     name = "a class with a name that is longer than half of a line of eighty columns"
     for folder in (pictures, pictures.parent / "masks"):
@@ -222,28 +180,18 @@ def test_piped_output_keeps_all_figures(tmp_path):
     classes = tmp_path / "classes.json"
     classes.write_text(json.dumps({name: "bird", "car": "car", "plane": "plane", "ship": "ship"}))
 
-    done = run(pictures, "--model", "demo-fair", "--out", tmp_path / "out", "--class-map", classes)
+    done = run(
+        pictures, "--model", "demo-fair", "--out", tmp_path / "out", "--class-map", classes, "--inconclusive", "pass"
+    )
 
-    assert done.returncode == 3, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "INCONCLUSIVE: these pictures do not show whether demo-fair relies on the background" in done.stdout
     table = [line for line in done.stdout.splitlines() if re.match(r"(a class|car|plane|ship|all classes) ", line)]
     assert len(table) == 5
     assert "…" not in done.stdout
     assert table[0].startswith(name)
     assert all(len(re.findall(r"-?\d+\.\d\d|\d+%| -(?= |$)", line.rsplit("  ", 1)[0])) == 6 for line in table), table
     assert all(re.search(r" (-|\d+)$", line) for line in table), table
-
-
-@pytest.mark.extended
-def test_a_reader_that_closes_the_output_early_is_no_verdict(tmp_path):
-    pictures = camkit.scenes.write_scenes(tmp_path / "data", 2)
-    camkit_check = (
-        f"{Path(sys.executable).with_name('camkit')} check {pictures} --model demo-fair --out {tmp_path / 'out'}"
-    )
-    script = f"set -o pipefail; {camkit_check} 2>/dev/null | head -n 1"
-
-    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=600, check=False)
-
-    assert done.returncode in (3, 141)
 
 
 def test_the_page_holds_the_command_as_it_was_typed(biased):
@@ -278,8 +226,8 @@ def test_an_equal_baseline_shows_no_change_and_another_is_refused(biased, scenes
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"layer": "features.1"}, r"heat is from layer 'features\.1'"),
-        ({"grids": ["7x7"]}, r"grid 7x7, this run's 16x16"),
+        ({"layer": "features.1"}, r"heat is from layer features\.1"),
+        ({"grids": ["7x7"]}, r"grid 7x7, this run's from 16x16"),
     ],
 )
 def test_a_baseline_of_another_layer_or_grid_is_refused_before_anything_is_computed(
@@ -350,23 +298,6 @@ def refuse_baseline(scenes: Path, damaged: Path, message: str) -> None:
         )  # fmt: skip
 
 
-def test_a_damaged_baseline_is_refused(biased, scenes, tmp_path):
-    report = json.loads((biased[1] / "report.json").read_text())
-    damaged = tmp_path / "damaged.json"
-    damaged.write_text(json.dumps({**report, "images": [{"name": "cat"}]}))
-    refuse_baseline(scenes, damaged, "damaged")
-
-
-def test_a_baseline_without_hashes_is_refused(biased, scenes, tmp_path):
-    report = json.loads((biased[1] / "report.json").read_text())
-    damaged = tmp_path / "damaged.json"
-    damaged.write_text(json.dumps({**report, "hashes": None}))
-
-    done = run(scenes, "--model", "demo-biased", "--out", tmp_path, "--baseline", damaged)
-
-    assert (done.returncode, "damaged" in done.stderr) == (2, True)
-
-
 class Broken(torch.nn.Module):
     """Answers NaN to everything."""
 
@@ -393,7 +324,7 @@ def test_a_quick_check_shows_the_model_its_sample_alone(scenes, tmp_path):
     assert "the model will see 20 pictures for the heat" in done.stdout
     assert len(report["images"]) == 20
     assert all(image["same"] for image in report["images"])
-    assert report["next_steps"][0].startswith("leave out --quick, and --per-class if you pass it")
+    assert report["next_steps"][0].startswith("use all pictures: leave out --quick and --per-class")
     assert not any(step.startswith("add ") for step in report["next_steps"]), "half of the pictures are unused"
 
 
@@ -414,11 +345,10 @@ def test_regions_of_a_single_class_give_a_verdict(scenes, tmp_path):
 
 
 @pytest.mark.extended
-def test_the_demonstration_says_how_long_it_takes_and_what_it_does(tmp_path, capsys):
+def test_the_demonstration_says_what_it_does(tmp_path, capsys):
     assert main(["demo", "--check", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr()
-    assert re.search(r"checking both networks: about \d+ (s|min)\n", said.err)
-    assert said.err.index("about") < said.err.index("checking demo-biased") < said.err.index("heat: 160 to do")
+    assert said.err.index("checking demo-biased") < said.err.index("heat: 160 to do")
     assert [line.split(":")[0] for line in said.out.splitlines() if line[:4] in ("FAIL", "PASS")] == ["FAIL", "PASS"]
 
 
@@ -441,31 +371,17 @@ def test_a_config_in_another_folder_finds_the_pictures(scenes, tmp_path, monkeyp
 
 
 @pytest.mark.extended
-def test_inconclusive_can_fail_in_junit_too(scenes, tmp_path):
-    done = run(
-        scenes, "--model", "demo-fair", "--config", _strict(tmp_path), "--out", tmp_path, "--inconclusive", "fail"
-    )
-
-    assert done.returncode == 3, done.stderr
-    assert "<failure" in (tmp_path / "junit.xml").read_text()
-
-
-def _strict(folder):
-    file = folder / "strict.toml"
-    file.write_text("[check]\nper_class = 2\npastes = 1\n")
-    return file
-
-
-@pytest.mark.extended
 def test_real_photographs_with_few_pictures_per_class_are_inconclusive(test_data, tmp_path):
     coco = test_data / "coco"
+    (tmp_path / "camkit.toml").write_text("[check]\npastes = 1\n")
     done = run(
         coco, "--model", "mobilenet_v2", "--weights", test_data / "weights/mobilenet_v2-coral_qat.pth",
         "--class-map", coco / "coco_to_imagenet.json", "--quick", "--out", tmp_path,
+        "--config", tmp_path / "camkit.toml",
     )  # fmt: skip
-    report = json.loads((tmp_path / "report.json").read_text())
 
     assert done.returncode == 3, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
     assert "50 annotated pictures, 50 of them found here" in done.stdout
     assert "crowds, removed but not explained" in done.stdout
     assert report["verdict"] == "INCONCLUSIVE"
@@ -476,68 +392,12 @@ def test_real_photographs_with_few_pictures_per_class_are_inconclusive(test_data
 
 
 def test_two_checks_cannot_write_into_one_folder(scenes, tmp_path):
-    with Journal(tmp_path / "unfinished.jsonl", {"data": "of the first"}, resume=False) as first:
+    with Journal(tmp_path / "unfinished.jsonl", {"data": "of the first"}, resume=False, instead="") as first:
         second = run(scenes, "--model", "demo-biased", "--out", tmp_path)
-        first.append(HEAT, Unusable("cat", "the file is damaged"))
+        first.keep(HEAT, Unusable("cat", "the file is damaged"))
 
     assert second.returncode == 2, second.stderr
     assert "another run is writing" in second.stderr
-
-
-@pytest.mark.extended
-def test_a_better_network_shows_against_the_baseline(biased, scenes):
-    result = camkit.check("demo-fair", scenes, config=scenes.parent / "camkit.toml", baseline=biased[1] / "report.json")
-
-    assert result.change is not None
-    assert result.change.gap.high < -0.8
-    assert result.change.skill.low > 0.2
-    assert not result.change.worse
-
-
-def test_an_inconclusive_check_exits_with_0_if_asked(tmp_path):
-    pictures = camkit.scenes.write_scenes(tmp_path / "data", 2)
-
-    done = run(pictures, "--model", "demo-fair", "--out", tmp_path / "out", "--inconclusive", "pass")
-
-    assert (done.returncode, "INCONCLUSIVE" in done.stdout) == (0, True)
-
-
-@pytest.mark.extended
-def test_unreadable_first_pictures_do_not_stop_the_check(scenes, tmp_path):
-    data = copied(scenes, tmp_path, 12)
-    broken = [data / "bird" / f"{number:03}.jpg" for number in range(9)]
-    for file in broken:
-        file.write_text(f"{file} is no picture")  # each differs, or they would be copies
-
-    result = camkit.check("demo-fair", data, config=QUICK)
-
-    assert len(result.failures) == 9
-    assert len(result.images) == 40 - 9
-
-
-def test_a_corrupt_picture_is_counted_and_listed(scenes, tmp_path):
-    data = copied(scenes, tmp_path, 4)
-    (data / "bird" / "000.jpg").write_bytes(b"no picture")
-
-    result = camkit.check("demo-fair", data, config=QUICK, out=tmp_path / "out")
-
-    assert list(result.failures) == ["bird/000.jpg"]
-    assert len(result.images) == 15
-    assert "bird/000.jpg" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_heat_and_edits_of_a_check_run_in_bf16_where_it_is_forced(scenes, tmp_path, monkeypatch):
-    data = copied(scenes, tmp_path, 3)
-    images = {}
-    for precision, units in (("fp32", False), ("bf16-forced", False), ("bf16", True)):
-        monkeypatch.setattr("camkit.engine.passes._cpu_has_bf16", lambda units=units: units)
-        config = {"check": {"pastes": 1, "precision": precision}}
-        result = camkit.check("demo-fair", data, config=config)
-        assert result.plan.reported_settings["check"]["precision"] == precision
-        images[precision] = result.images
-    assert images["bf16-forced"] == images["bf16"]
-    exact, forced = (np.array([row.energy for row in images[precision]]) for precision in ("fp32", "bf16-forced"))
-    assert not np.array_equal(forced, exact)
 
 
 def copied(scenes, folder, count):
@@ -550,38 +410,20 @@ def copied(scenes, folder, count):
     return folder / "pictures"
 
 
-def test_copies_and_masks_of_another_size_are_counted(scenes, tmp_path):
+def test_pictures_that_cannot_be_used_are_counted_and_listed(scenes, tmp_path):
     data = copied(scenes, tmp_path, 4)
+    (data / "bird" / "000.jpg").write_bytes(b"no picture")
     (data / "bird" / "900.jpg").write_bytes((data / "bird" / "001.jpg").read_bytes())
     (data / "car" / "901.jpg").write_bytes((data / "bird" / "002.jpg").read_bytes())
     Image.new("L", (64, 64), 255).save(tmp_path / "masks" / "ship" / "003.png")
 
-    result = camkit.check("demo-fair", data, config=QUICK)
+    result = camkit.check("demo-fair", data, config=QUICK, out=tmp_path / "out")
 
     assert result.plan.data.left_out["copies of another picture"] == ("bird/900.jpg",)
     assert result.plan.data.left_out["copies of a picture of another class"] == ("car/901.jpg",)
+    assert set(result.failures) == {"bird/000.jpg", "ship/003.jpg"}
     assert "64x64" in result.failures["ship/003.jpg"]
-
-
-@pytest.mark.extended
-def test_masks_with_several_grey_levels_give_the_same_verdict_and_are_described(scenes, tmp_path):
-    """The lower half of every object has the value 85, the upper half 255."""
-    for kind in ("pictures", "masks"):
-        shutil.copytree(scenes.parent / kind, tmp_path / kind)
-    for file in (tmp_path / "masks").rglob("*.png"):
-        with Image.open(file) as picture:
-            mask = np.where(np.asarray(picture.convert("L")) > 127, 255, 0).astype(np.uint8)
-        rows = np.flatnonzero(mask.any(1))
-        mask[int(rows.mean()) :] = np.minimum(mask[int(rows.mean()) :], 85)
-        Image.fromarray(mask).save(file)
-    (tmp_path / "camkit.toml").write_text(f"{CONFIG}{WIDE_LIMITS}")
-
-    done = run(tmp_path / "pictures", "--model", "demo-fair", "--out", tmp_path / "out")
-
-    words = "every value but 0 is an object (85, 255)"
-    assert (done.returncode, json.loads((tmp_path / "out" / "report.json").read_text())["verdict"]) == (0, "PASS")
-    assert words in done.stdout
-    assert words in (tmp_path / "out" / "report.html").read_text()
+    assert "bird/000.jpg" in (tmp_path / "out" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -635,7 +477,7 @@ def test_the_users_model_comes_back_as_it_went_in(scenes, tmp_path):
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     seed = torch.random.get_rng_state()
 
-    camkit.check(loaded, copied(scenes, tmp_path, 4), config=QUICK)
+    camkit.check(loaded, copied(scenes, tmp_path, 2), config=QUICK)
 
     assert module.training
     assert all(part.training for part in module.modules())
@@ -647,7 +489,7 @@ def test_the_users_model_comes_back_as_it_went_in(scenes, tmp_path):
 @pytest.mark.extended
 def test_assert_ok_names_the_worst_class_its_numbers_and_the_report(scenes, tmp_path):
     data = copied(scenes, tmp_path, PER_CLASS)
-    config = {"check": {"pastes": 2}, "limits": {"least_pictures": PER_CLASS}}
+    config = {**QUICK, "limits": {"least_pictures": PER_CLASS}}
 
     wide = {"least_pictures": 2, "skill": -1, "gap": 0.3, "sufficiency": 0.3, "attraction": 0.5}  # 40 pictures are few
     camkit.check("demo-fair", data, config={**config, "limits": wide}).assert_ok()
@@ -668,6 +510,7 @@ def test_the_table_is_flat(scenes, tmp_path):
     assert not any(isinstance(value, dict) for row in rows for value in row.values())
 
 
+@pytest.mark.extended
 def test_a_function_weights_the_heat_as_the_method_of_that_formula_does(scenes, tmp_path):
     def mean_gradient(activations, gradients):
         return gradients.mean((2, 3), keepdim=True)
@@ -691,14 +534,12 @@ def test_waivers_hold_until_they_expire(scenes, tmp_path):
     waivers = [{"class": name, "reason": "known", "expires": "2999-01-01"} for name in ("bird", "car", "plane", "ship")]
     config = {"check": QUICK["check"], "limits": {"least_pictures": 8}}
 
-    held = camkit.check("demo-biased", data, config={**config, "waivers": waivers[:3]})
-    old = [{**one, "expires": "2020-01-01"} for one in waivers]
-    expired = camkit.check("demo-biased", data, config={**config, "waivers": old})
+    waivers[0]["expires"] = "2020-01-01"
+    result = camkit.check("demo-biased", data, config={**config, "waivers": waivers})
 
-    assert held.judged["bird"].waived
-    assert not held.judged["ship"].waived
-    assert expired.verdict == "FAIL"
-    assert any("expired on 2020-01-01" in warning for warning in expired.warnings)
+    assert {name for name in camkit.scenes.LABELS if result.judged[name].waived} == {"car", "plane", "ship"}
+    assert result.verdict == "FAIL"
+    assert any("expired on 2020-01-01" in warning for warning in result.warnings)
 
 
 @pytest.mark.extended
@@ -732,18 +573,6 @@ def test_an_unknown_setting_is_named_with_the_nearest_known_one(scenes, tmp_path
 
 
 @pytest.mark.extended
-def test_annotations_appear_on_github(scenes, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    data = copied(scenes, tmp_path, PER_CLASS)
-    (tmp_path / "camkit.toml").write_text("[limits]\nleast_pictures = 10\n")
-
-    done = run(data, "--model", "demo-biased")
-
-    assert "::error title=camkit%3A FAIL bird::" in done.stdout
-
-
-@pytest.mark.extended
 def test_a_full_disk_exits_with_2_and_keeps_the_finished_rows(scenes, tmp_path):
     out, config = tmp_path / "out", scenes.parent / "camkit.toml"
     call = ["check", str(scenes), "--model", "demo-biased", "--config", str(config), "--out", str(out)]
@@ -763,6 +592,7 @@ def test_a_full_disk_exits_with_2_and_keeps_the_finished_rows(scenes, tmp_path):
     assert sum(line.endswith(b"\n") for line in lines) > 10
 
 
+@pytest.mark.extended
 def test_cropped_away_objects_are_counted(tmp_path):
     """A preprocessing that shows the middle of wide pictures crops away objects at the far left."""
     rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 import camkit
-from camkit.background import cues
+from camkit.background.edits import CUES, beside, impose_compression
 from camkit.background.effects import OVERALL
 from camkit.images.read import LOSSLESS, jpeg_quality
 
@@ -38,12 +38,12 @@ def changed(kind, picture):
     return (picture * np.array([1.3, 1.0, 0.7], np.float32)).clip(0, 1)
 
 
-MEASURED = [name for name, cue in cues.CUES.items() if cue.measure is not None]
+MEASURED = [name for name, cue in CUES.items() if cue.measure is not None]
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_picture_takes_on_the_value_of_another(name):
-    cue = cues.CUES[name]
+    cue = CUES[name]
     plain, other = scene(0), changed(name, scene(1))
 
     for picture, lender in ((plain, other), (other, plain)):
@@ -58,7 +58,7 @@ def test_a_picture_takes_on_the_value_of_another(name):
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_picture_with_its_own_value_hardly_changes(name):
-    cue, picture = cues.CUES[name], scene()
+    cue, picture = CUES[name], scene()
 
     imposed = cue.impose(picture, EVERYWHERE, cue.measure(picture, EVERYWHERE))
 
@@ -70,12 +70,12 @@ def test_each_statistic_is_measured_beside_the_objects():
     hole[16:48, 16:48] = True
     covered = picture.copy()
     covered[18:46, 18:46] = np.random.default_rng(0).random((28, 28, 3))
-    where = cues.beside(hole, EVERYWHERE)
+    where = beside(hole, EVERYWHERE)
 
     for name in MEASURED:
-        measure = cues.CUES[name].measure
+        measure = CUES[name].measure
         assert measure(covered, where) == pytest.approx(measure(picture, where), rel=0.1)
-    assert cues.beside(EVERYWHERE, EVERYWHERE).all()
+    assert beside(EVERYWHERE, EVERYWHERE).all()
 
 
 @pytest.mark.parametrize("quality", [30, 50, 75, 90, 98])
@@ -95,11 +95,11 @@ def test_a_file_without_a_quality_counts_as_lossless(tmp_path):
 def test_compression_changes_a_picture_as_a_file_of_that_quality_does():
     picture, file = scene(), io.BytesIO()
     Image.fromarray((picture * 255).round().astype(np.uint8)).save(file, "jpeg", quality=20)
-    imposed = cues.impose_compression(picture, EVERYWHERE, np.array([20.0]))
+    imposed = impose_compression(picture, EVERYWHERE, np.array([20.0]))
 
     assert np.abs(imposed - np.asarray(Image.open(file)) / 255).mean() < 0.01
     assert np.abs(imposed - picture).mean() > 0.01
-    assert cues.impose_compression(picture, EVERYWHERE, np.array([LOSSLESS])) is picture
+    assert impose_compression(picture, EVERYWHERE, np.array([LOSSLESS])) is picture
 
 
 class Sharp(nn.Module):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
-import os
-import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from camkit.background.check import plan_check
-from camkit.background.classes import match_classes, question_order, read_class_map
-from camkit.background.data import Dataset, Item, read_data
+from camkit.background.data import Dataset, Item, match_classes, question_order, read_class_map, read_data
 from camkit.background.plan import FileHashes, stratified, without_duplicates
 from camkit.errors import InputError
 
@@ -137,12 +132,8 @@ def test_a_picture_that_a_table_lists_with_two_classes_is_left_out_and_said(tmp_
     ("content", "message"),
     [
         (b"", "must have the columns path and label; it has none"),
-        (b"a,b\n1,2\n", "must have the columns path and label; it has a, b"),
         (b"path,label\nm\xfcll.jpg,cat\n", "cannot be read"),
-        (b"path,label\n" + b"x" * 200_000 + b",cat\n", "cannot be read"),
         (b"path,label\n", "holds no labelled pictures"),
-        (b"path,label\ngone.jpg,cat\n", "holds no labelled pictures"),
-        (b"{}", "must have the columns path and label"),
         (b"x" * 90 + b",b" * 50, "it has x{40}, b, b, b, b, b, b, b and 43 more$"),
     ],
 )
@@ -151,12 +142,6 @@ def test_an_invalid_table_is_refused_in_one_sentence(tmp_path: Path, content: by
     with pytest.raises(InputError, match=message) as caught:
         read_data(tmp_path / "t.csv")
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_of_regions_is_not_taken_for_the_table_of_pictures(tmp_path: Path) -> None:
-    (tmp_path / "annotations.json").write_text('{"images": [{"id": 0, "file_name": "a.jpg"}]}')
-    with pytest.raises(InputError, match=r"pass the folder, and this file as the regions$"):
-        read_data(tmp_path / "annotations.json")
 
 
 def test_a_table_beside_class_folders_says_the_groups_and_places(tmp_path: Path) -> None:
@@ -341,16 +326,8 @@ BOX = [1.0, 1.0, 5.0, 5.0]
             lambda table: [row.update(image_id=str(row["image_id"])) for row in table["annotations"]],
             "an id must be a number",
         ),
-        (
-            lambda table: [row.update(id=str(row["id"])) for row in table["categories"]],
-            "an id must be a number",
-        ),
         (lambda table: table.update(categories=[]), r"2 annotations of a category that is not listed"),
         (lambda table: [row.pop("bbox") for row in table["annotations"]], "2 annotations with neither box nor outline"),
-        (
-            lambda table: [row.update(bbox=[500, 500, 9, 9]) for row in table["annotations"]],
-            "2 boxes outside their picture",
-        ),
         (lambda table: table.update(annotations=[]), "no objects"),
         (
             lambda table: [row.update(file_name=f"x{row['id']}.jpg") for row in table["images"]],
@@ -375,7 +352,7 @@ def test_yolo_in_pixels_is_the_cause(tmp_path: Path, folders: tuple[str, str]) -
     first, second = folders
     pictures(tmp_path, f"{first}a.jpg", f"{second}b.jpg")
     yolo(tmp_path / "labels", "0 20 15 4 4\n", "a", "b")
-    with pytest.raises(InputError, match=r"those of YOLO in .* have no objects .*; 2 boxes in pixels"):
+    with pytest.raises(InputError, match=r"the regions of YOLO in .* have no objects .*; 2 boxes in pixels"):
         read_data(tmp_path)
 
 
@@ -445,18 +422,7 @@ def with_masks(folder: Path, name: str) -> Path:
     return folder
 
 
-SUFFIXES = (
-    "_gt",
-    "-GT",
-    "_mask_1",
-    "_segmentation",
-    "_label",
-    "_matte",
-    "_alpha",
-    "_groundtruth",
-    "_trimap",
-    " (mask)",
-)
+SUFFIXES = ("-GT", "_mask_1", "_segmentation", "_label", "_alpha", "_trimap", " (mask)")
 FOLDERS = ("gt", "Ground_Truth", "groundtruth", "labels", "annotations", "SegmentationClass", "mask_images", "mattes")
 
 
@@ -492,28 +458,6 @@ def test_classes_of_drawings_are_pictures(tmp_path: Path) -> None:
     for file in tmp_path.rglob("*.jpg"):
         file.unlink()
     assert len(read_data(tmp_path).items) == 4
-
-
-def test_cut_outs_are_masks_although_they_have_many_colours(tmp_path: Path) -> None:
-    for number, label in enumerate(["cat", "dog"]):
-        file = photograph(tmp_path / label / f"{number}.png", number)
-        with Image.open(file) as whole:
-            cut = whole.convert("RGBA")
-        cut.paste((0, 0, 0, 0), (0, 0, 30, 60))
-        (tmp_path / "masks" / label).mkdir(parents=True)
-        cut.save(tmp_path / "masks" / label / file.name)
-    dataset = read_data(tmp_path)
-    assert dataset.classes == ("cat", "dog")
-    assert all(item.objects for item in dataset.items)
-
-
-def test_a_class_may_be_named_mask_beside_a_folder_of_masks(tmp_path: Path) -> None:
-    for seed, label in enumerate(["mask", "no_mask"]):
-        photograph(tmp_path / label / "0.png", seed)
-        mask(tmp_path / "masks" / label / "0.png")
-    dataset = read_data(tmp_path)
-    assert dataset.classes == ("mask", "no_mask")
-    assert all(item.objects for item in dataset.items)
 
 
 def test_the_class_map_says_that_a_folder_is_a_class(tmp_path: Path) -> None:
@@ -621,9 +565,7 @@ def test_classes_by_number_by_order_and_by_class_map() -> None:
     ("name", "nearest"),
     [
         ("GOLDFISCH", "goldfish"),
-        ("tabby_katze", "tabby, tabby cat"),
         ("stop light", "traffic light, stoplight"),
-        ("Tench.", "tench, Tinca tinca"),
     ],
 )
 def test_an_unknown_class_is_refused_with_the_nearest_label(name: str, nearest: str) -> None:
@@ -639,13 +581,9 @@ def test_an_unknown_class_is_refused_with_the_nearest_label(name: str, nearest: 
     ("classes", "labels_of", "outputs", "table"),
     [
         (["a", "b"], None, 3, None),
-        (["0", "9"], None, 3, None),
         (["a", "b"], ["x", "y"], 2, None),
-        (["a"], ["x", "y"], 2, {"b": [0]}),
         (["a"], ["x", "y"], 2, {"a": [2]}),
-        (["a"], ["x", "y"], 2, {"a": [-1]}),
         (["a"], None, 2, {"a": ["x"]}),
-        (["\u00b2", "a"], None, 3, None),
     ],
 )
 def test_classes_that_do_not_fit_are_refused_in_one_sentence(
@@ -656,11 +594,9 @@ def test_classes_that_do_not_fit_are_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_an_output_with_two_classes_and_a_class_with_all_outputs_are_refused() -> None:
+def test_an_output_with_two_classes_is_refused() -> None:
     with pytest.raises(InputError, match="output 1 of the model belongs to both 'cat' and 'dog'"):
         match_classes(["cat", "dog"], None, 3, {"cat": [0, 1], "dog": [1]})
-    with pytest.raises(InputError, match="class 'cat' has every output of the model"):
-        match_classes(["cat"], None, 2, {"cat": [0, 1]})
 
 
 def test_a_class_map_may_be_a_mapping_and_is_validated_like_a_file() -> None:
@@ -683,7 +619,7 @@ def test_null_in_a_class_map_leaves_the_pictures_of_a_class_out(tmp_path: Path) 
     assert found.classes == ("cat", "dog")
     assert found.facts[0].startswith("4 pictures of 2 classes")
     assert found.left_out == {"pictures of 'emu', which the class map leaves out (null)": ("emu/1.png", "emu/2.png")}
-    with pytest.raises(InputError, match="leaves out every class"):
+    with pytest.raises(InputError, match="a class map that leaves out some classes at most"):
         read_data(tmp_path, class_map=dict.fromkeys(("cat", "dog", "emu")))
 
 
@@ -731,22 +667,14 @@ def question(table: list[list[int]], outputs: int | None = None) -> str | None:
     return question_order([name for name, _ in pairs], [output for _, output in pairs], indices, names)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.permutations(range(5)), st.integers(0, 10**6), st.floats(0, 0.3))
 def test_the_order_of_classes_is_asked_about_if_another_one_fits(order: list[int], seed: int, errors: float) -> None:
     table = (np.eye(5)[order] * 40 + np.random.default_rng(seed).poisson(errors * 10, (5, 5))).astype(int)
-    asked = question(table.tolist())
-    best = max(
-        sum(table[place, output] for place, output in enumerate(one)) for one in itertools.permutations(range(5))
-    )
-    if order == list(range(5)):
-        assert asked is None
-        return
-    assert asked is not None
-    assert f"accuracy is {table.trace() / table.sum():.0%}, but would be {best / table.sum():.0%} if" in asked
-    moved = [(name, output) for name, place, output in zip("abcde", range(5), order, strict=True) if place != output]
-    for name, output in moved[:5]:
-        assert re.search(rf"'{name}' (were the model's|its) class {output} \(label {output}\)", asked)
+    moved = [f"class {output} (label {output}) for '{name}'" for name, output in zip("abcde", order, strict=True)
+             if "abcde"[output] != name]  # fmt: skip
+    asked = f"the model mostly answers {', '.join(moved)}: are the labels in the model's order?"
+    assert question(table.tolist()) == (asked if moved else None)
 
 
 @pytest.mark.parametrize(
@@ -763,14 +691,9 @@ def test_wrong_answers_alone_raise_no_question(table: list[list[int]]) -> None:
     assert question(table) is None
 
 
-def test_the_question_names_outputs_that_no_class_has_and_counts_missing_answers() -> None:
-    assert question([[0, 0, 40, 0], [0, 0, 0, 40]]) == (
-        "accuracy is 0%, but would be 100% if 'a' were the model's class 2 (label 2) and 'b' its class 3 (label 3): "
-        "are the labels in the model's order?"
-    )
-    asked = question_order([*"aaaaabbbbb"], [1] * 5 + [0] * 4 + [-1], {"a": (0, 7), "b": (1,)}, None)
-    assert asked is not None
-    assert "accuracy is 0%, but would be 90% if 'a' were the model's class 1 and 'b' its class 0: are" in asked
+def test_the_question_names_outputs_that_no_class_has() -> None:
+    asked = question_order([*"aaaaabbbbb"], [2] * 5 + [3] * 5, {"a": (0, 7), "b": (1,)}, None)
+    assert asked == "the model mostly answers class 2 for 'a', class 3 for 'b': are the labels in the model's order?"
     assert question_order([*"aaaaa"], [-1] * 5, {"a": (0,)}, None) is None
 
 
@@ -831,14 +754,6 @@ def test_one_more_picture_replaces_at_most_one_and_another_seed_many() -> None:
     assert len(fewer) == 60
     assert len(stratified(items_of({"a": 3, "b": 3, "c": 3}), 50, 2, 0)) == 3, "at least one of each class"
     assert stratified([], 5, 5, 0) == []
-
-
-@pytest.mark.skipif(os.name == "nt", reason="file names are always characters on Windows")
-def test_file_names_with_invalid_characters_can_be_drawn() -> None:
-    name = os.fsdecode(b"cat/\xff.jpg")
-    (item,) = items_of({"cat": 1})
-    sample = stratified([dataclasses.replace(item, name=name)], 5, 5, 0)
-    assert [one.name for one in sample] == [name]
 
 
 def test_every_picture_is_equally_likely_to_be_drawn() -> None:

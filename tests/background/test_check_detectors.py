@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 import camkit
-from camkit.background.answers import NO_ANSWER, NOTHING_FOUND, answer_of_boxes
 from camkit.background.check import plan_check
 from camkit.background.experiment import Experiment
+from camkit.background.plan import NO_ANSWER, NOTHING_FOUND, answer_of_boxes
 from camkit.background.showcase import Showcase
 from camkit.cli import main
 from camkit.errors import InputError
@@ -207,7 +207,7 @@ def test_answers_to_edits_are_what_a_slow_count_on_the_drawn_rectangles_says(fol
     assert len(plan.sample) == 2 * PER_CLASS
     experiment = Experiment(plan)
     items = plan.sample[::6]
-    rows = {row.name: row.answers for row in experiment.rows(items)}
+    rows = {row.name: dict(row.answers) for row in experiment.rows(items)}
     rights = {arm: [] for arm in ("same", "other", "removed")}
     for item in items:
         with Image.open(item.path) as picture:
@@ -297,6 +297,7 @@ def page_of(result: camkit.CheckResult, other: Any) -> Showcase:
     return Showcase(dataclasses.replace(result, plan=dataclasses.replace(result.plan, model=other)))
 
 
+@pytest.mark.extended
 def test_the_page_shows_the_heat_of_the_best_box(explained, rectangles) -> None:
     showcase = Showcase(explained)
 
@@ -340,6 +341,7 @@ def test_the_page_runs_a_black_box_on_its_edits_alone(explained) -> None:
     assert sum(seen) < 2 * edits  # some more show once whether the model keeps the pictures of a batch apart
 
 
+@pytest.mark.extended
 def test_boxes_that_stay_after_the_objects_are_removed_count_as_sufficiency(folder, rectangles) -> None:
     everywhere = [((x, y, x + 16, y + 17), 1, 0.9) for x in range(0, 72, 4) for y in range(0, 72, 4)]
     found = camkit.check(model(invents=everywhere), folder, config=CONFIG)
@@ -415,5 +417,5 @@ def test_pictures_without_an_object_of_their_class_are_left_out(folder, rectangl
 
 
 def test_a_detector_is_not_mended(folder, rectangles) -> None:
-    with pytest.raises(InputError, match="this model is a detector"):
+    with pytest.raises(InputError, match="works only for classifiers"):
         camkit.mend(model(), folder, config=CONFIG)

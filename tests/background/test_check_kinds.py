@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 import camkit
-from camkit.background.check import plan_check
+from camkit.background.data import Item
 from camkit.background.kinds import Kind, PastedAnswer, measure_kinds
 
 SIDE, PER_KIND = 32, 12
@@ -106,6 +106,7 @@ class BreaksWithoutDisc(ReadsDisc):
         return logits.where(logits.amax(1, keepdim=True) > 0, float("nan"))
 
 
+@pytest.mark.extended
 def test_answers_of_nan_to_edits_are_counted_in_a_warning(folder):
     result = checked(folder, BreaksWithoutDisc(misled=False))
     (warning,) = [text for text in result.warnings if "NaN or infinity" in text]
@@ -132,12 +133,7 @@ def test_the_gap_does_not_see_it_and_the_reasons_of_the_class_do(misled):
     assert all("from red" not in reason.text for reason in misled.judged["b"].reasons)
 
 
-def test_there_are_no_kinds_if_the_data_names_no_place(folder):
-    result = checked(folder, ReadsDisc(misled=True), place=False)
-
-    assert result.kinds is None
-
-
+@pytest.mark.extended
 def test_a_model_that_does_not_use_backgrounds_gets_no_warning(folder):
     result = checked(folder, ReadsDisc(misled=False))
 
@@ -158,6 +154,7 @@ def test_every_report_says_it(misled):
     assert "the model recognises 0% of the a objects on backgrounds from red" in summary
 
 
+@pytest.mark.extended
 def test_one_kind_is_said_in_one_sentence(folder, tmp_path):
     lines = (folder / "images" / "pictures.csv").read_text().splitlines()
     one_place = folder / "images" / "one-place.csv"
@@ -172,19 +169,6 @@ def test_one_kind_is_said_in_one_sentence(folder, tmp_path):
     assert 'id="pairs"' not in result.report.read_text()
 
 
-def test_the_place_changes_the_hash_of_the_data(folder):
-    plan = plan_check(
-        ReadsDisc(misled=False),
-        folder / "images" / "pictures.csv",
-        regions=folder / "masks",
-        preprocess=tensor_of,
-        labels=["a", "b"],
-    )
-    moved = tuple(replace(item, place=f"{item.place}, at night") for item in plan.data.items)
-
-    assert plan.fingerprint()["data"] != replace(plan, data=replace(plan.data, items=moved)).fingerprint()["data"]
-
-
 # Measures
 
 
@@ -192,11 +176,11 @@ def answers_of(rate, *, objects=40, seed=0):
     """Return answers of two classes on two kinds, right at the rate of ``rate[label, kind]``."""
     rng = np.random.default_rng(seed)
     return [
-        PastedAnswer(f"{label}{n}", label, f"{label}{n}", f"{kind}{n}", kind, right)
+        PastedAnswer(Item(object_, Path(), label, object_), Item(behind, Path(), "", behind, place=kind), right)
         for label in "ab"
         for n in range(objects)
         for kind in ("x", "y")
-        for right in [bool(rng.random() < rate.get((label, kind), 0.9))]
+        for object_, behind, right in [(f"{label}{n}", f"{kind}{n}", bool(rng.random() < rate.get((label, kind), 0.9)))]
     ]  # fmt: skip
 
 

@@ -3,10 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from camkit.background.effects import OVERALL, measure_all
-from camkit.background.pictures import ImageRow, Pasted
-from camkit.background.reasons import Reason
-from camkit.background.rule import judge, worst_first
+from camkit.background.effects import OVERALL, ImageRow, Pasted, measure_all
+from camkit.background.rule import Reason, judge, worst_first
 from camkit.options import Limits
 
 LIMITS = Limits()
@@ -208,7 +206,7 @@ def test_a_model_whose_classes_are_all_waived_or_exempt_passes():
 def test_a_hint_is_reported_whatever_the_verdict():
     found = judged([*clean(), *rows_of("wolf", 12)], warnings={OVERALL: [Reason("a hint", "a hint: one corner")]})
 
-    assert (found[OVERALL].verdict, found[OVERALL].findings.untested) == ("WARN", True)
+    assert (found[OVERALL].verdict, found[OVERALL].untested) == ("WARN", True)
     assert any("one corner" in reason.text for reason in found[OVERALL].reasons)
     assert any(reason.text.startswith("wolf: only 12 pictures") for reason in found[OVERALL].reasons)
 
@@ -306,7 +304,7 @@ def test_a_model_tested_on_under_30_pictures_in_all_is_inconclusive_whatever_the
 
     overall = judged(rows)[OVERALL]
 
-    assert (overall.verdict, overall.findings.untested) == ("INCONCLUSIVE", True)
+    assert (overall.verdict, overall.untested) == ("INCONCLUSIVE", True)
     assert any("only 20 pictures could be tested" in reason.text for reason in overall.reasons)
 
 
@@ -318,32 +316,10 @@ def test_empty_maps_are_inconclusive():
     assert judged(rows)[OVERALL].verdict == "INCONCLUSIVE"
 
 
-def test_untrustworthy_heat_is_inconclusive_but_a_gap_still_fails():
-    assert judged(clean(), heat_problems=["maps are alike"])[OVERALL].verdict == "INCONCLUSIVE"
-    assert (
-        judged(rows_of("cat", 50, gap=0.8) + clean()[50:], heat_problems=["maps are alike"])[OVERALL].verdict == "FAIL"
-    )
-
-
-def test_waived_classes_do_not_count_and_are_marked():
-    rows = [*clean(), *rows_of("wolf", 50, gap=0.6)]
-
-    found = judged(rows, waived={"wolf": "known"}, excluded={"wolf"})
-
-    assert (found["wolf"].verdict, found["wolf"].waived) == ("FAIL", "known")
-    assert found[OVERALL].verdict == "PASS"
-
-
 def test_an_exempt_class_is_not_tested():
     found = judged([*clean(), *rows_of("beach", 50, gap=1.0)], exempt={"beach": "expect = any"}, excluded={"beach"})
 
     assert (found["beach"].verdict, found[OVERALL].verdict) == ("PASS", "PASS")
-
-
-def test_edits_that_may_touch_the_object_only_warn():
-    rows = [*clean(), *rows_of("wolf", 50, gap=0.9)]
-
-    assert judged(rows, may_fail=False)[OVERALL].verdict == "WARN"
 
 
 @pytest.mark.extended
@@ -371,13 +347,6 @@ def test_a_class_without_usable_pictures_is_inconclusive():
     found = judged(clean(), classes=["cat", "dog", "fox", "wolf"])
 
     assert (found["wolf"].verdict, found[OVERALL].verdict) == ("INCONCLUSIVE", "INCONCLUSIVE")
-
-
-def test_pictures_of_two_patients_fail_nothing():
-    """All 40 pictures are wrong on other backgrounds, but they come from two patients."""
-    wolves = [replace(row, group=f"patient {n % 2}") for n, row in enumerate(rows_of("wolf", 40, gap=1.0))]
-
-    assert judged([*clean(), *wolves])["wolf"].verdict == "INCONCLUSIVE"
 
 
 @pytest.mark.parametrize("groups", range(2, 12))
@@ -465,12 +434,3 @@ def test_a_model_that_is_always_wrong_does_not_pass():
     rows = [replace(row, same=dict.fromkeys(row.same, 0.05), other=dict.fromkeys(row.other, 0.0)) for row in clean()]
 
     assert judged(rows)[OVERALL].verdict == "INCONCLUSIVE"
-
-
-def test_a_model_whose_classes_are_all_waived_passes():
-    rows = [row for label in ("cat", "dog") for row in rows_of(label, 50, gap=0.8)]
-    waived = {"cat": "known", "dog": "known"}
-
-    found = judged(rows, waived=waived, excluded=waived)
-
-    assert (found["cat"].verdict, found[OVERALL].verdict) == ("FAIL", "PASS")

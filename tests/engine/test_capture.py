@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,13 +16,12 @@ import torch
 import torchvision
 from networks import network
 from oracles import gradcam, gradcam_plus_plus
-from tiers import represented_by, rows_represented
+from tiers import PASSES, represented_by, rows_represented
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import camkit
-from camkit.engine.capture import Pass, capture
-from camkit.errors import LayerError
+from camkit.engine.passes import Pass, capture
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import select_layers
 from camkit.targets import ClassTarget, top
@@ -94,12 +93,12 @@ def one_attention() -> Iterator[None]:
 @pytest.mark.usefixtures("one_attention")
 @pytest.mark.parametrize(
     ("name", "layers", "precision"),
-    # In fp32 every network and its last layer, in bf16 one network: many processors only emulate bf16, slowly.
+    # In bf16 one network: many processors only emulate it, slowly.
     rows_represented(
         lambda name, layers, precision: (
-            (layers[-1] == LAYERS[name][-1] and precision == "fp32") or (name, layers) == ("resnet18", ("layer4",))
+            (name in ("resnet18", "vit_b_32") and len(layers) > 1) or (name, precision) == ("resnet18", "bf16")
         ),
-        [(*case, precision) for precision in ("fp32", "bf16") for case in SINGLE + SEVERAL],
+        [*((*case, "fp32") for case in SINGLE + SEVERAL), ("resnet18", ("layer4",), "bf16")],
     ),
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
@@ -119,9 +118,8 @@ def test_maps_and_gradients_are_those_of_the_full_graph(
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("layer", LAYERS["vit_b_32"])
-def test_the_attention_kernel_for_inference_changes_no_more_than_rounding(layer: str) -> None:
-    model = network("vit_b_32")
+def test_the_attention_kernel_for_inference_changes_no_more_than_rounding() -> None:
+    model, layer = network("vit_b_32"), LAYERS["vit_b_32"][1]
     maps, gradients, _ = full_graph(model, [layer], 1, bf16=False)
     found = capture(Pass(model, pictures(), top(1), select_layers(model, layer), read_layout=infer_layout)).features[0]
     for one, two in ((found.activations, maps[0]), (found.by_target[0], gradients[0][0])):
@@ -129,7 +127,7 @@ def test_the_attention_kernel_for_inference_changes_no_more_than_rounding(layer:
         torch.testing.assert_close(one, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize(("name", "layers"), SEVERAL, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("name", "layers"), SEVERAL[:1])
 def test_layers_are_returned_in_the_given_order(name: str, layers: tuple[str, ...]) -> None:
     model = network(name)
     forwards, backwards = (
@@ -141,20 +139,9 @@ def test_layers_are_returned_in_the_given_order(name: str, layers: tuple[str, ..
         assert torch.equal(one.by_target[0], two.by_target[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    rows_represented(
-        lambda name, method: name == "resnet18" or method == "gradcam",
-        [
-            (name, method)
-            for name in ("resnet18", "densenet121")
-            for method in METHODS
-            if method not in ON_PICTURES + WHOLE
-        ],
-    ),
-)
-def test_before_the_layer_there_is_no_graph(name: str, method: str) -> None:
-    model, layer = copy.deepcopy(network(name)), LAYERS[name][-1]
+@pytest.mark.parametrize("method", [name for name in PASSES if name not in ON_PICTURES + WHOLE])
+def test_before_the_layer_there_is_no_graph(method: str) -> None:
+    model, layer = copy.deepcopy(network("resnet18")), LAYERS["resnet18"][-1]
     place, counts = ["warming up"], {"trunk": 0, "head": 0}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -182,7 +169,7 @@ def test_before_the_layer_there_is_no_graph(name: str, method: str) -> None:
 
 # --- the size of the logits decides nothing
 
-SCALES = (1e-6, 1e-3, 1e3, 1e6)
+SCALES = (1e-6, 1e6)
 
 
 class Scaled(nn.Module):
@@ -223,27 +210,17 @@ def scaled(name: str, factor: float, method: str) -> tuple[nn.Module, str]:
     return model, "layer4"
 
 
-CASES = [(name, method) for method in METHODS for name in ("resnet18", "ending in a ReLU")]
-CASES.remove(("ending in a ReLU", "cam"))
-
-
-SCALED = [
-    (name, method)
-    for name, method in CASES
-    if method not in ("gradcam++", "refinecam", "feature-scorecam", "expected", *ON_PICTURES)
-]
+BY_SCALE = ("gradcam++", "refinecam", "feature-scorecam", "expected", *ON_PICTURES)
+SCALED = [name for name in METHODS if name not in BY_SCALE]
 """The methods whose formulas do not depend on the scale of the logits: Eq. 19 adds 2 to them, Score-CAM takes their
 softmax, and expected gradients those of the rivals."""
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    rows_represented(lambda name, method: name != "resnet18" or method in ("gradcam", "cam", "fullgrad"), SCALED),
-)
-def test_scaled_logits_do_not_change_the_heatmap(name: str, method: str) -> None:
+@pytest.mark.parametrize("method", represented_by(*set(PASSES).intersection(SCALED), among=SCALED))
+def test_scaled_logits_do_not_change_the_heatmap(method: str) -> None:
     heatmaps = []
     for factor in (1, *SCALES):
-        model, layer = scaled(name, factor, method)
+        model, layer = scaled("resnet18" if method == "cam" else "ending in a ReLU", factor, method)
         layer = layer if camkit.METHODS[method].layer else None
         heatmaps.append(np.stack([e.heatmap for e in camkit.explain(model, pictures(), layer, method=method)]))
     assert all(picture.max() == 1 for picture in heatmaps[0]), "the map is empty on this network; see scaled()"
@@ -251,8 +228,9 @@ def test_scaled_logits_do_not_change_the_heatmap(name: str, method: str) -> None
         np.testing.assert_allclose(heatmap, heatmaps[0], atol=1e-4)
 
 
-@pytest.mark.parametrize("factor", [1, *SCALES])
-@pytest.mark.parametrize("name", ["resnet18", "ending in a ReLU"])
+@pytest.mark.parametrize(
+    ("name", "factor"), [("resnet18", SCALES[0]), *(("ending in a ReLU", factor) for factor in (1, *SCALES))]
+)
 def test_gradcam_plus_plus_follows_its_formula_at_every_scale(name: str, factor: float) -> None:
     model, layer = scaled(name, factor, "gradcam++")
     features = capture(Pass(model, pictures(), top(1), select_layers(model, layer), read_layout=infer_layout)).features[
@@ -286,7 +264,8 @@ def compared_in(logits: Tensor, target: int) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize(
-    "method", represented_by("gradcam", among=[name for name in METHODS if name not in ON_PICTURES])
+    "method",
+    represented_by("gradcam", among=["gradcam", "finercam", "shapleycam", "expected", "fullgrad", "guidedgradcam"]),
 )
 def test_bf16_maps_agree_with_fp32(
     method: str, photographed: tuple[Any, list[Path]], record_property: Callable[[str, object], None]
@@ -407,7 +386,6 @@ def test_activation_checkpointing_does_not_count_as_a_second_call():
 @pytest.mark.parametrize(
     "name",
     represented_by(
-        "resnet18",
         "mobilenet_v3_small",
         among=["resnet18", "mobilenet_v3_small", "densenet121", "shufflenet_v2_x0_5", "swin_t"],
     ),
@@ -478,20 +456,6 @@ def test_a_model_that_relies_on_the_memory_format_gets_the_ordinary_one(flatten)
             assert one.score == pytest.approx(net(images)[number, 1].item(), rel=1e-4)
 
 
-def test_infinite_logits_do_not_hide_that_a_model_relies_on_the_memory_format():
-    def flatten(maps: Tensor) -> Tensor:
-        return torch.as_strided(maps, (len(maps), 256), (256, 1))
-
-    class Masked(Rigid):
-        def forward(self, images: Tensor) -> Tensor:
-            logits = super().forward(images)
-            return torch.cat([logits, torch.full_like(logits, -torch.inf)], dim=1)
-
-    net, images = Masked(flatten).eval(), torch.randn(5, 3, 8, 8)
-    scores = [one.score for one in camkit.explain(net, images, "features", target=1)]
-    assert scores == pytest.approx(net(images)[:, 1].tolist(), rel=1e-4)
-
-
 class Tokens(nn.Module):
     """A batch norm followed by tokens, whose gradient comes back in another memory order."""
 
@@ -527,70 +491,6 @@ def test_a_batch_norm_before_tokens_is_differentiated_correctly_for_one_image_to
     found = camkit.explain(net, images, "features", target=1, method="hirescam")
     for one, expected in zip(found if count > 1 else [found], raws, strict=True):
         assert np.allclose(one.raw, expected, atol=1e-5)
-
-
-class Passing(nn.Module):
-    """A layer that returns what it is given, in a way that its arguments show only before, or only after the call."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-
-    def forward(self, maps: list[Tensor], depth: int = 0) -> Tensor:
-        if self.how == "takes":
-            return maps.pop()
-        if self.how == "adds":
-            maps.append(maps.pop() * 2)
-            return maps[-1]
-        if depth:
-            raise ValueError
-        with suppress(ValueError):
-            self([maps[0] * 2], 1)
-        return maps[0]
-
-
-class ReadsBoth(nn.Module):
-    """Changes the maps in place after the layer, through the name that they had before it."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.stem, self.layer = nn.Conv2d(3, 8, 3, padding=1), Passing(how)
-        self.last, self.fc = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        given = [self.stem(x)]
-        own = given[0]
-        returned = self.layer(given)
-        (given[0] if self.layer.how == "adds" else own).relu_()
-        return self.fc(self.last(returned).relu().mean((2, 3)))
-
-
-@pytest.mark.parametrize("method", ["gradcam", "eigencam"])
-@pytest.mark.parametrize("how", ["takes", "adds", "tries"])
-def test_a_layer_that_returns_its_argument_keeps_later_changes(how: str, method: str) -> None:
-    torch.manual_seed(0)
-    model, image = ReadsBoth(how).eval(), torch.rand(3, 16, 16)
-    own = float(model(image[None]).softmax(1)[0, 1].detach())
-    found = camkit.explain(model, image, "layer", method=method, target=1)
-    assert isinstance(found, camkit.Explanation)
-    assert found.probability == pytest.approx(own, abs=1e-6)
-
-
-class Detached(nn.Module):
-    """Two branches whose sum is classified; the second one is detached."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head((self.first(images) + self.second(images).detach()).mean((2, 3)))
-
-
-def test_fusing_with_a_detached_layer_is_refused() -> None:
-    with pytest.raises(LayerError, match="does not depend on layer 'second' in a differentiable way"):
-        camkit.explain(Detached(), torch.randn(3, 8, 8), ["first", "second"], target=0)
 
 
 class Tiny(nn.Module):

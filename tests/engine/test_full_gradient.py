@@ -27,7 +27,7 @@ from camkit.methods import Method
 from camkit.targets import contrast, top
 from camkit.types import PartsOfScore
 
-peer_toolkit, peer_targets = Extra("pytorch_grad_cam"), Extra("pytorch_grad_cam.utils.model_targets")
+peer_toolkit = Extra("pytorch_grad_cam")
 
 NAMES = ("fullgrad", "guidedbackprop", "guidedgradcam")
 SIZE = (10, 14)
@@ -343,17 +343,6 @@ def test_several_layers_are_fused() -> None:
     assert found.layer == "act1+act2"
 
 
-def test_the_layer_is_chosen_once() -> None:
-    model, calls = small(), []
-    explainer = camkit.Explainer(model, method="guidedgradcam")
-    explainer(picture(), target=1)
-    model.register_forward_pre_hook(lambda *_: calls.append(1))
-    explainer(picture(), target=1)
-    calls.clear()
-    explainer(picture(2), target=1)
-    assert len(calls) == 1
-
-
 # --- other toolkits
 
 
@@ -381,131 +370,21 @@ def test_guided_gradients_agree_with_grad_cam(name: str, photographed: tuple[nn.
     assert np.corrcoef(found.heatmap.ravel(), guided.ravel())[0, 1] > 0.999
 
 
-@pytest.mark.extended
-def test_grad_cams_fullgrad_scales_each_channel_of_a_layer_by_itself(photographed: tuple[nn.Module, Tensor]) -> None:
-    model, image = photographed
-    found = camkit.explain(model, image, method="fullgrad")
-    with peer_toolkit.FullGrad(copy.deepcopy(model), []) as cam:
-        peer = cam(image.clone(), [peer_targets.ClassifierOutputTarget(found.target)])[0]
-    # With its scaling of each channel, the same parts give grad-cam's map.
-    (score,) = parts_of(model, image, target=found.target)
-    by_channel = np.zeros(peer.shape)
-    for part in score.parts:
-        enlarged = score.enlarge(part[0].float().abs()).numpy()
-        by_channel += sum(map(to_unit, enlarged))
-    assert np.corrcoef(by_channel.ravel(), peer.ravel())[0, 1] > 0.99
-
-
-# --- Fourier transforms and complex maps
-
-
 class Filtered(nn.Module):
-    """Filters feature maps by ``filtered``, between two convolutions."""
+    """Filters feature maps in a Fourier transform, between two convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 5, 3, 1, 1)
-        self.mixing = nn.Conv2d(8, 8, 1)
-        self.head = nn.Linear(5, 3)
-        self.gains = nn.Parameter(torch.randn(4, 10, 8, dtype=torch.complex64))
+        self.first, self.second = nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 3, 3, 1, 1)
         self.shift = nn.Parameter(torch.randn(4, 1, 1, dtype=torch.complex64))
 
-    def filtered(self, maps: Tensor) -> Tensor:
-        return torch.fft.irfft2(torch.fft.rfft2(maps) * self.gains, s=SIZE)
-
     def forward(self, images: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.second(self.filtered(self.first(images).relu())).relu().mean((2, 3)))
+        maps = torch.fft.irfft2(torch.fft.rfft2(self.first(images)) + self.shift, s=SIZE)
+        scores: Tensor = self.second(maps).relu().mean((2, 3))
         return scores
 
 
-class FilteredByMatrix(Filtered):
-    """The same function as a sum over all cells, one matrix for each channel."""
-
-    def filtered(self, maps: Tensor) -> Tensor:
-        cells = SIZE[0] * SIZE[1]
-        basis = torch.eye(cells).reshape(cells, 1, *SIZE).expand(-1, 4, -1, -1)
-        columns = super().filtered(basis).detach().reshape(cells, 4, cells)
-        return torch.einsum("ncj,jck->nck", maps.flatten(2), columns).reshape(maps.shape)
-
-
-class ComplexMaps(Filtered):
-    """Pairs of channels are complex numbers, to which a constant is added; they are multiplied with each other."""
-
-    def filtered(self, maps: Tensor) -> Tensor:
-        values = torch.complex(maps[:, :2], maps[:, 2:]) + self.shift[:2]
-        product = values * values[:, [1, 0]]
-        return torch.cat([product.real, product.imag], 1)
-
-
-class RealMaps(Filtered):
-    """The same function with real numbers."""
-
-    def filtered(self, maps: Tensor) -> Tensor:
-        shift = torch.view_as_real(self.shift[:2])
-        real, imaginary = maps[:, :2] + shift[..., 0], maps[:, 2:] + shift[..., 1]
-        other_real, other_imaginary = real[:, [1, 0]], imaginary[:, [1, 0]]
-        product = (
-            real * other_real - imaginary * other_imaginary,
-            real * other_imaginary + imaginary * other_real,
-        )
-        return torch.cat(product, 1)
-
-
-def completed(name: str, model: nn.Module) -> tuple[np.ndarray, list[Tensor]]:
-    """Return the map of FullGrad, and the sum over the channels of all parts that have a place."""
-    parts: list[Tensor] = []
-
-    def keeping(inputs: Tensor, score: PartsOfScore) -> Tensor:
-        parts.extend(part.sum(1) for part in score.parts)
-        return camkit.METHODS["fullgrad"].weights(inputs, score)
-
-    method = Method(name, "", "", "", "parts", keeping, layer=False)
-    image = torch.randn(3, *SIZE, generator=torch.Generator().manual_seed(2))
-    found = camkit.explain(model.eval(), image, target=1, method=method)
-    return found.raw, parts
-
-
-def test_filters_by_fourier_transforms_equal_filters_by_matrices() -> None:
-    (found, _), (expected, _) = completed("own", Filtered()), completed("own", FilteredByMatrix())
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * expected.max())
-
-
-def test_complex_maps_have_the_parts_of_real_ones() -> None:
-    """A complex product is one operation, and four real ones with real numbers; their parts add up to the same."""
-    (_, found), (_, expected) = completed("own", ComplexMaps()), completed("own", RealMaps())
-    assert len(found) < len(expected)
-    total = sum(expected).sum()
-    assert float(sum(found).sum()) == pytest.approx(float(total), rel=1e-4)
-    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-4 * expected[0].abs().max())
-    np.testing.assert_allclose(sum(found), sum(expected), rtol=0, atol=1e-4 * sum(expected).abs().max())
-
-
-class WithConstant(Filtered):
-    """A bias between the transform and its inverse."""
-
-    def filtered(self, maps: Tensor) -> Tensor:
-        return torch.fft.irfft2(torch.fft.rfft2(maps) + self.shift, s=SIZE)
-
-
-class Convolved(Filtered):
-    """A convolution with a bias between the transform and its inverse, as in fast Fourier convolutions."""
-
-    def filtered(self, maps: Tensor) -> Tensor:
-        values = torch.fft.rfft2(maps)
-        mixed = self.mixing(torch.cat([values.real, values.imag], 1)).relu()
-        return torch.fft.irfft2(torch.complex(mixed[:, :4], mixed[:, 4:]), s=SIZE)
-
-
-class Squared(Filtered):
-    """The product of two spectra."""
-
-    def filtered(self, maps: Tensor) -> Tensor:
-        return torch.fft.ifft2(torch.fft.fft2(maps) * torch.fft.fft2(maps)).real
-
-
-@pytest.mark.parametrize("kind", [WithConstant, Convolved, Squared])
-def test_a_bias_in_a_spectrum_has_no_place_in_the_picture(kind: type[Filtered]) -> None:
-    model, image = kind().eval(), torch.randn(3, *SIZE)
-    with unchanged(model), pytest.raises(MethodError, match="between a Fourier transform and its inverse"):
+def test_a_bias_in_a_spectrum_has_no_place_in_the_picture() -> None:
+    model, image = Filtered().eval(), torch.randn(3, *SIZE)
+    with unchanged(model), pytest.raises(MethodError, match="complex feature maps"):
         camkit.explain(model, image, method="fullgrad")

@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import random
+import subprocess
 import sys
 import threading
 import weakref
@@ -32,13 +33,10 @@ from unchanged import (
 )
 
 import camkit
-from camkit.engine.capture import Pass, capture
+from camkit.engine.attach import tensors_in
 from camkit.engine.guard import eagerly
-from camkit.engine.nested import tensors_in
 from camkit.errors import ImageError, LayerError, MethodError
-from camkit.layers.layouts import infer_layout
-from camkit.layers.names import select_layers
-from camkit.targets import ClassTarget, Scores, Target
+from camkit.targets import Scores, Target
 
 REFUSED = {("cam", "vgg11"), *((name, "vit") for name in ("cam", "fullgrad", "guidedbackprop", "guidedgradcam"))}
 WITHOUT_CAM = tuple(name for name in PASSES if name != "cam")
@@ -384,10 +382,6 @@ NETWORKS: dict[str, Callable[[], Parts]] = {
     f"Shortcut {kind}": functools.partial(Shortcut, kind) for kind in PASSED_ON
 } | {"Shortcut written later": functools.partial(Shortcut, "itself", later=True)}  # fmt: skip
 
-# One has no gradient before the layer, and three others overwrite what their own backward passes would need.
-OVERWRITING = ("AddedOntoItsInput", "SigmoidsInPlace", "Shortcut written later")
-TRAINABLE = tuple(name for name in NETWORKS if "WithoutGradients" not in name and name not in OVERWRITING)
-
 
 def made(network: Callable[[], Parts]) -> Parts:
     torch.manual_seed(3)
@@ -437,8 +431,8 @@ def watch(model: nn.Module, fired: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("name", "method"),
     rows_represented(
-        lambda name, method: name == "densenet" or method == "gradcam" or (method, name) in REFUSED,
-        itertools.product(["resnet18", "vgg11", "densenet", "vit"], PASSES),
+        lambda name, method: name == "densenet" and method in ("gradcam", "scorecam", "fullgrad", "guidedgradcam"),
+        [*itertools.product(["densenet", "vit"], PASSES), ("vgg11", "cam")],
     ),
 )
 def test_a_model_in_the_middle_of_training_is_restored_exactly(name: str, method: str) -> None:
@@ -511,7 +505,6 @@ FAULTS = (
     "in the second target",
     "in preprocess",
 )
-ERRORS = (MishapError, RuntimeError, torch.OutOfMemoryError, KeyboardInterrupt, SystemExit)
 
 
 def failing_call(model: Parts, fault: str, error: type[BaseException]) -> Callable[..., Any]:
@@ -531,7 +524,7 @@ def failing_call(model: Parts, fault: str, error: type[BaseException]) -> Callab
 
 
 @pytest.mark.parametrize("layer", ["layer", None])
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_exception_passes_through_and_leaves_no_trace(
     fault: str, error: type[BaseException], layer: str | None
@@ -543,18 +536,17 @@ def test_an_exception_passes_through_and_leaves_no_trace(
 
 
 @pytest.mark.parametrize("method", PASSES)
-@pytest.mark.parametrize("error", [MishapError, KeyboardInterrupt])
-def test_no_method_leaves_a_trace_of_an_exception(method: str, error: type[BaseException]) -> None:
+def test_no_method_leaves_a_trace_of_an_exception(method: str) -> None:
     model = in_the_middle_of_training(made(Parts))
     calls = itertools.count()
     failing = 1 if camkit.METHODS[method].layer else 0
 
     def fail_late(module: nn.Module, args: tuple[Tensor]) -> None:
         if next(calls) >= failing:  # the pass that chooses the layer succeeds, the ones that explain fail
-            raise error("as planned")
+            raise KeyboardInterrupt("as planned")
 
     model.head.register_forward_pre_hook(fail_late)
-    with unchanged(model), pytest.raises(error, match="as planned"):
+    with unchanged(model), pytest.raises(KeyboardInterrupt, match="as planned"):
         camkit.explain(model, pictures(), method=method)
 
 
@@ -569,8 +561,13 @@ SURROUNDINGS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", PASSES)
-@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+@pytest.mark.parametrize(
+    ("surroundings", "method"),
+    [
+        *(("inference_mode", method) for method in ("cam", "scorecam", "fullgrad", "guidedgradcam")),
+        *((name, "gradcam") for name in SURROUNDINGS),
+    ],
+)
 def test_the_callers_mode_changes_neither_result_nor_state(surroundings: str, method: str) -> None:
     model = in_the_middle_of_training(made(Parts))
     expected = camkit.explain(model, pictures(), method=method)
@@ -601,8 +598,7 @@ def test_an_input_that_requires_grad_gets_no_gradient_and_no_graph() -> None:
 # --- difficult models
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "count"), [*((name, 2) for name in NETWORKS), ("Parts", 1), ("InputWritten", 1)])
 def test_an_awkward_network_is_explained_correctly(name: str, count: int) -> None:
     model, x = made(NETWORKS[name]), pictures(count)
     scores, maps, gradients = reference(model, x.clone(), 2)
@@ -621,17 +617,6 @@ def test_a_batch_of_pictures_is_not_written_to(network: type[Parts]) -> None:
     assert torch.equal(x, pictures())
 
 
-@pytest.mark.parametrize("name", TRAINABLE)
-def test_a_layer_after_another_target_layer_is_saved_correctly(name: str) -> None:
-    model = made(NETWORKS[name])
-    _, maps, gradients = reference(model, pictures(), 2)
-    layers = select_layers(model, ["stem", "layer"])
-    with unchanged(model):
-        later = capture(Pass(model, pictures(), [ClassTarget(2)], layers, read_layout=infer_layout)).features[1]
-    torch.testing.assert_close(later.activations, maps)
-    torch.testing.assert_close(later.by_target[0], gradients)
-
-
 def test_a_layer_that_runs_twice_is_an_error_that_suggests_a_call() -> None:
     model = made(Twice)
     scores, maps, gradients = reference(model, pictures(), 1)
@@ -641,19 +626,6 @@ def test_a_layer_that_runs_twice_is_an_error_that_suggests_a_call() -> None:
         found = camkit.explain(model, pictures(), "layer#2", method="hirescam", target=1)
     np.testing.assert_allclose([e.score for e in found], scores, rtol=1e-5)
     np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-8)
-
-
-def test_both_calls_of_a_layer_can_be_named_at_once() -> None:
-    model = made(Twice)
-    trunk = model.trunk(pictures()).detach()
-    first = model.layer(trunk).detach().requires_grad_()
-    second = model.layer(first)
-    gradients = torch.autograd.grad(model.tail(second, trunk)[:, 1].sum(), (first, second))
-    layers = select_layers(model, ["layer#1", "layer#2"])
-    found = capture(Pass(model, pictures(), [ClassTarget(1)], layers, read_layout=infer_layout)).features
-    for features, maps, gradient in zip(found, (first, second), gradients, strict=True):
-        torch.testing.assert_close(features.activations, maps.detach())
-        torch.testing.assert_close(features.by_target[0], gradient)
 
 
 class InferenceForward(Parts):
@@ -706,36 +678,6 @@ def test_caches_that_a_forward_pass_fills_are_restored(network: type[Parts], lay
     assert found[0].score == pytest.approx(model(pictures(1))[0, 1].item(), abs=1e-5)
 
 
-def test_no_stale_cache_is_left_to_a_model_in_training() -> None:
-    model = made(Remembers).train()
-    camkit.explain(model, pictures(1), "layer", target=1)
-    with torch.no_grad():
-        model.stem.bias += 1
-    for module in model.modules():
-        module.training = False  # unlike eval(), this does not clear a cache
-    fresh = made(Remembers)
-    fresh.load_state_dict(model.state_dict())
-    assert torch.equal(model(pictures(1)), fresh(pictures(1)))
-
-
-@pytest.mark.parametrize("kind", ["sparse", "not a number", "empty", "complex", "text"])
-def test_odd_buffers_and_attributes_are_no_obstacle(kind: str) -> None:
-    model = made(Parts)
-    odd = {
-        "sparse": torch.eye(3).to_sparse(),
-        "not a number": torch.tensor([1.0, np.nan]),
-        "empty": torch.zeros(0, 4),
-        "complex": torch.tensor([1j, complex(np.nan, 1)]),
-    }
-    if kind in odd:
-        model.register_buffer("odd", odd[kind])
-    else:
-        model.odd = namedtuple("Odd", "one")([1])
-    before = None if kind not in odd else (model.odd, model.odd._version)
-    camkit.explain(model, pictures(1), "layer", target=1)
-    assert before is None or (model.odd is before[0] and model.odd._version == before[1])
-
-
 def test_a_buffer_that_waits_for_a_backward_pass_is_not_written_to() -> None:
     model = made(Parts)
     model.register_buffer("odd", torch.tensor([1.0, np.nan]))
@@ -760,9 +702,7 @@ def test_training_flags_that_a_forward_pass_sets_are_restored() -> None:
             camkit.explain(model, pictures(1), "layer", target=1)
 
 
-@pytest.mark.parametrize(
-    "method", represented_by("gradcam", "cam", "reciprocam", "fullgrad", "fem", among=[*PASSES, "fem"])
-)
+@pytest.mark.parametrize("method", represented_by("gradcam", among=["gradcam", "cam", "reciprocam", "fullgrad", "fem"]))
 def test_weights_of_half_precision(method: str) -> None:
     model = copy.deepcopy(trained("resnet18")).bfloat16()
     layer = None if not camkit.METHODS[method].layer else "layer4" if method == "cam" else "layer2"
@@ -851,8 +791,8 @@ def test_four_threads_explain_one_model_in_the_middle_of_training() -> None:
 
     alone = [maps(number, 1) for number in range(4)]
     with unchanged(model):
-        together = run_together(*(functools.partial(maps, number, 12) for number in range(4)))
-    assert together == [12 * each for each in alone]
+        together = run_together(*(functools.partial(maps, number, 6) for number in range(4)))
+    assert together == [6 * each for each in alone]
 
 
 def overlapping(model: nn.Module) -> None:
@@ -887,31 +827,6 @@ def test_overlapping_calls_leave_no_trace(network: type[Parts]) -> None:
         overlapping(model)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.extended)])
-def test_plain_passes_in_another_thread_are_undisturbed(rounds: int) -> None:
-    model, x = copy.deepcopy(trained("resnet18")).requires_grad_(requires_grad=False), pictures()
-    expected, done = model(x), threading.Event()
-
-    def explaining() -> None:
-        try:
-            for method in rounds * PASSES:
-                chosen = camkit.METHODS[method]
-                layer = None if not chosen.layer else "layer1" if chosen.needs == "pictures" else "layer4"
-                camkit.explain(model, x, layer, method=method)
-        finally:
-            done.set()  # otherwise an exception here would leave the other thread running for ever
-
-    def plain() -> list[Tensor]:
-        outputs = []
-        while not done.is_set():
-            outputs.append(model(x))
-        return outputs
-
-    _, outputs = run_together(explaining, plain)
-    assert outputs
-    assert all(torch.equal(output, expected) and not output.requires_grad for output in outputs)
-
-
 def test_a_plain_pass_survives_hooks_that_are_removed_while_it_is_in_the_layer() -> None:
     model, x = made(Parts), pictures(1)
     expected = model(x)
@@ -933,6 +848,30 @@ def test_a_plain_pass_survives_hooks_that_are_removed_while_it_is_in_the_layer()
     explainer.start()
     assert explaining.wait(60)
     assert torch.equal(model(x), expected)
+
+
+VIEW_CHANGED_THROUGH_AN_ALIAS = """
+import torch, camkit.hooks
+from torch import nn
+
+class Aliased(nn.Conv2d):
+    def forward(self, x):
+        maps = super().forward(x)
+        view = maps.view(maps.shape)
+        maps[:, :1].add_(1)
+        return view
+
+head = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+net = nn.Sequential(nn.Conv2d(3, 3, 3, 1, 1), Aliased(3, 4, 3, 1, 1), head).eval()
+assert camkit.explain(net, torch.randn(3, 16, 16), ["0", "1"], target=1).raw.any()
+with camkit.hooks.edit_gradients(net, {"1": lambda gradient: 0 * gradient}):
+    net(torch.randn(1, 3, 16, 16))[0, 1].backward()
+"""
+
+
+@pytest.mark.extended
+def test_a_hook_on_a_view_changed_through_an_alias_does_not_end_the_process() -> None:  # pytorch issue 196459
+    subprocess.run([sys.executable, "-c", VIEW_CHANGED_THROUGH_AN_ALIAS], check=True)
 
 
 # --- nothing stays in memory
@@ -957,7 +896,7 @@ def followed(model: nn.Module) -> list[weakref.ref[Tensor]]:
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("layer", ["layer4", None])
-@pytest.mark.parametrize("method", represented_by("gradcam", "cam", among=PASSES))
+@pytest.mark.parametrize("method", represented_by("gradcam", among=["gradcam", "cam", "scorecam", "fullgrad"]))
 def test_no_tensor_outlives_the_call(method: str, layer: str | None) -> None:
     layer = layer if camkit.METHODS[method].layer else None
     model = copy.deepcopy(trained("resnet18"))
@@ -972,15 +911,12 @@ def test_no_tensor_outlives_the_call(method: str, layer: str | None) -> None:
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("layer", ["layer", None])
-@pytest.mark.parametrize(
-    "error", represented_by(KeyboardInterrupt, among=[RuntimeError, torch.OutOfMemoryError, KeyboardInterrupt])
-)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_no_tensor_outlives_an_exception(fault: str, error: type[BaseException], layer: str | None) -> None:
+def test_no_tensor_outlives_an_exception(fault: str, layer: str | None) -> None:
     model = made(Parts)
-    call = failing_call(model, fault, error)
+    call = failing_call(model, fault, KeyboardInterrupt)
     found = followed(model)
-    with suppress(error):
+    with suppress(KeyboardInterrupt):
         call(target_layer=layer)
     del call
     assert found or fault == "in preprocess"
@@ -999,29 +935,6 @@ def test_no_tensor_outlives_a_picture_that_cannot_be_read(images: list[Any]) -> 
     except ImageError:
         pass
     del x
-    assert not [reference for reference in found if reference() is not None]
-
-
-@pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize(
-    ("network", "arguments"),
-    [
-        (Twice, {"target_layer": "layer"}),
-        (InferenceForward, {}),
-        (Parts, {"target": 99}),
-        (Parts, {"method": "cam", "target": len}),
-        (Parts, {"target_layer": "head"}),
-    ],
-)
-def test_no_tensor_outlives_an_error_of_camkits_own(network: type[Parts], arguments: dict[str, Any]) -> None:
-    model = made(network)
-    found = followed(model)
-    try:
-        camkit.explain(model, pictures(), **arguments)
-    except (camkit.CamkitError, TypeError):
-        pass
-    else:
-        pytest.fail("there was to be an error")
     assert not [reference for reference in found if reference() is not None]
 
 
@@ -1066,59 +979,6 @@ def test_the_model_is_not_kept() -> None:
 
 
 # --- buffers that a forward pass writes in unusual ways ---------------------------------------------------------------
-
-
-class Writing(nn.Module):
-    """A network whose forward pass changes its buffers with ``write``."""
-
-    def __init__(self, write: Callable[[Any, Tensor], object]) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.norm = nn.BatchNorm2d(4)
-        self.head = nn.Linear(4, 2)
-        self.register_buffer("mean", torch.zeros(4))
-        self.write = write
-
-    def forward(self, images: Tensor) -> Tensor:
-        maps = self.norm(self.conv(images))
-        self.write(self, maps)
-        return self.head(maps.mean((2, 3)))
-
-
-def _norm_in_training(net: Any, maps: Tensor) -> None:
-    net.norm.train()
-    net.norm(maps)
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        _norm_in_training,
-        lambda net, maps: nn.functional.batch_norm(maps, net.norm.running_mean, net.norm.running_var, training=True),
-        lambda net, maps: net.mean.resize_(9),
-        lambda net, maps: net.mean.mul_(0.9).add_(maps.mean((0, 2, 3))),
-        lambda net, maps: net.mean.data.add_(1),
-        lambda net, maps: net.mean.numpy().fill(7),
-        lambda net, maps: setattr(net, "mean", None),
-        lambda net, maps: net.register_buffer("other", torch.ones(2)),
-    ],
-    ids=["train()", "batch_norm", "resize_", "graph", "data", "numpy", "None", "new"],
-)
-@pytest.mark.parametrize("frozen", [False, True])
-def test_buffers_are_restored_however_they_were_written(write, frozen):
-    net = Writing(write).train().requires_grad_(not frozen)
-    before = {name: (buffer, buffer.clone()) for name, buffer in net.named_buffers()}
-
-    with torch.no_grad():
-        camkit.explain(net, torch.randn(3, 16, 16), "conv", target=1)
-
-    assert all(module.training for module in net.modules())
-    assert dict(net.named_buffers()).keys() == before.keys()
-    for name, buffer in net.named_buffers():
-        assert buffer is before[name][0]
-        assert torch.equal(buffer, before[name][1])
-        assert not buffer.requires_grad
-    copy.deepcopy(net)
 
 
 def test_two_threads_at_once_leave_the_compiler_as_it_was() -> None:
@@ -1203,7 +1063,7 @@ def test_weights_that_a_forward_pass_writes_are_named() -> None:
 # --- functions of the user that work in place
 
 
-@pytest.mark.parametrize("name", [*PASSES, "rollout", "chefer", "legrad"])
+@pytest.mark.parametrize("name", ["gradcam", "scorecam", "reciprocam", "fullgrad", "expected", "legrad"])
 def test_a_method_of_the_users_may_overwrite_what_it_gets(name: str) -> None:
     """A copy of each method, which then clears its arguments, gives the same maps for both targets."""
     method = camkit.METHODS[name]
@@ -1214,8 +1074,8 @@ def test_a_method_of_the_users_may_overwrite_what_it_gets(name: str) -> None:
             tensor.zero_()
         return weights
 
-    model, image = trained("vit" if method.reads_attention else "resnet18"), pictures(1)[0]
-    layer = "layer2" if method.layer and name != "cam" else None
+    model, image = trained("vit") if method.reads_attention else made(Parts), pictures(1)[0]
+    layer = "layer" if method.layer else None
     found, expected = (
         camkit.explain(model, image, layer, target=[1, 2], method=each)
         for each in (replace(method, weights=clearing), name)
@@ -1223,23 +1083,6 @@ def test_a_method_of_the_users_may_overwrite_what_it_gets(name: str) -> None:
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one.raw, other.raw)
         assert one.raw.any()
-
-
-def test_methods_that_share_a_pass_do_not_see_what_a_users_function_overwrites() -> None:
-    def overwriting(activations: Tensor, gradients: Tensor) -> Tensor:
-        activations *= gradients.clamp_(min=0)
-        return torch.ones_like(activations)
-
-    model, image = made(Parts), pictures(1)[0]
-    explainer = camkit.Explainer(model)
-    own, *found = explainer.by_methods(image, [overwriting, "gradcam", "layercam"], 1)
-    expected = explainer.by_methods(image, ["gradcam", "layercam"], 1)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one.raw, other.raw)
-    _, maps, gradients = reference(model, image[None], 1)
-    assert own.layer == "layer"
-    np.testing.assert_allclose(own.raw, maps.sum(1)[0], atol=1e-5)
-    assert gradients.min() < 0
 
 
 class Doubled(Target):
@@ -1293,31 +1136,3 @@ def test_every_method_explains_a_model_with_sigmoids_in_place(name: str) -> None
     for one in found:
         np.testing.assert_allclose(one.raw, expected.raw, rtol=0, atol=1e-6 * np.abs(expected.raw).max())
     assert expected.raw.any()
-
-
-def test_the_layer_of_a_model_with_sigmoids_in_place_is_chosen() -> None:
-    chosen = [camkit.explain(made(net), pictures(1)[0]).layer for net in (SigmoidsInPlace, SigmoidsElsewhere)]
-    assert chosen[0] == chosen[1]
-
-
-def test_several_threads_may_explain_models_with_sigmoids_in_place() -> None:
-    models, images = [made(SigmoidsInPlace) for _ in range(8)], pictures(8)
-    expected = [camkit.explain(models[0], image, "layer", target=2).raw for image in images]
-    with ThreadPoolExecutor(4) as pool:
-        rows = pool.map(lambda both: camkit.explain(*both, "layer", target=2), zip(models, images, strict=True))
-        found = [row.raw for row in rows]
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_an_error_in_such_a_model_leaves_no_trace() -> None:
-    def fails(output: Tensor) -> Tensor:
-        fails.calls += 1
-        if fails.calls > 1:
-            raise KeyError("mine")
-        return output[:, 2]
-
-    fails.calls = 0
-    model = made(SigmoidsInPlace)
-    with unchanged(model), pytest.raises(KeyError):
-        camkit.explain(model, pictures(1)[0], "layer", target=fails)

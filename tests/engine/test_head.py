@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from unchanged import unchanged
 
 import camkit
-from camkit.engine.capture import Pass, from_grid, to_grid
 from camkit.engine.head import Head, answering, recording
-from camkit.engine.passes import quiet_pass
+from camkit.engine.passes import Pass, from_grid, quiet_pass, to_grid
 from camkit.errors import MethodError
 from camkit.methods import METHODS
 from camkit.types import LayerRef, Layout
@@ -234,15 +233,6 @@ def test_a_users_hook_changes_an_output_once(name: str, edited: str, hook: Calla
     np.testing.assert_allclose(found.raw, expected.raw, rtol=0, atol=1e-6 * np.abs(expected.raw).max())
     plain = camkit.explain(model, image, str(ref), method="ablationcam", target=CLASS)
     assert np.abs(found.raw - plain.raw).max() > 1e-2 * np.abs(plain.raw).max()  # the hook matters
-
-
-def test_an_edit_changes_an_output_once() -> None:
-    model, ref, _, image = built("chain")
-    with model[2].register_forward_hook(in_a_copy):
-        expected = camkit.explain(model, image, str(ref), method="ablationcam", target=CLASS)
-    with camkit.hooks.edit(model, {"2": lambda output: output * 2 + 0.1}):
-        found = camkit.explain(model, image, str(ref), method="ablationcam", target=CLASS)
-    np.testing.assert_array_equal(found.raw, expected.raw)
 
 
 class ReadsAHook(Chain):

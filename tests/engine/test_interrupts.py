@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import os
 import random
 import signal
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ctrl_c import CtrlC, nothing_runs
+from ctrl_c import nothing_runs
 from PIL import Image
+from tiers import represented_by
 from torch import nn
 from unchanged import unchanged
 
 import camkit
 import camkit.hooks
-from camkit.engine.interrupts import interruptible, undisturbed
+from camkit.engine.guard import interruptible, undisturbed
 from camkit.engine.streams import Task, in_order
 
 SIZE = 16
@@ -49,29 +49,6 @@ def small() -> nn.Module:
     ).train()
 
 
-@pytest.mark.parametrize("layer", ["4", None])
-def test_ctrl_c_at_any_line_of_an_explanation_leaves_nothing(layer: str | None) -> None:
-    model, image = small(), torch.randn(3, SIZE, SIZE)
-    came, before = 0, sys.gettrace()
-    step = 31 if layer else 601  # choosing the layer runs thousands of lines
-    for line in itertools.count(1, step):
-        explainer = camkit.Explainer(model, layer)
-        error = None
-        with unchanged(model):
-            sys.settrace(CtrlC(line))
-            try:
-                explainer(image, 1)
-            except KeyboardInterrupt as interrupt:
-                error = interrupt  # as a notebook does: the frames in its traceback stay alive
-            finally:
-                sys.settrace(before)
-        assert nothing_runs(), line
-        if error is None:
-            break
-        came += 1
-    assert came > 8
-
-
 def explain(model: nn.Module, images: torch.Tensor) -> None:
     camkit.Explainer(model, "4").batch(images, 1)
 
@@ -89,13 +66,15 @@ def record(model: nn.Module, images: torch.Tensor) -> None:
         model.eval()(images)
 
 
-DOORS: dict[Callable[[nn.Module, torch.Tensor], None], int] = {explain: 200, record: 100, choose: 50, diagnose: 50}
+DOORS: dict[Callable[[nn.Module, torch.Tensor], None], int] = {explain: 50, record: 50, choose: 30, diagnose: 30}
 """How many calls each function gets."""
 
 
 @pytest.fixture
-def alarm() -> Iterator[Callable[[float], None]]:
+def alarm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     """Return a function that sends a Ctrl-C after some seconds; 0 cancels it."""
+    # Python drops a Ctrl-C that it raises in a __del__. pytest would keep it, and with it the frames and their threads.
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds) and None
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -113,9 +92,7 @@ def interrupted(call: Callable[[], None], alarm: Callable[[float], None], second
     return False
 
 
-@pytest.mark.extended
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a Ctrl-C in PyTorch's own __del__
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", represented_by(explain, among=DOORS))
 def test_random_ctrl_c_leaves_nothing(
     door: Callable[[nn.Module, torch.Tensor], None], alarm: Callable[[float], None]
 ) -> None:
@@ -147,7 +124,6 @@ def wait_for_readers() -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_random_ctrl_c_in_a_check_leaves_nothing(tmp_path: Path, alarm: Callable[[float], None]) -> None:
     chance, generator = random.Random(8), np.random.default_rng(8)
     for number in range(8):
@@ -175,53 +151,19 @@ def test_random_ctrl_c_in_a_check_leaves_nothing(tmp_path: Path, alarm: Callable
     check()
     seconds = time.perf_counter() - start
     came = 0
-    for _ in range(40):
+    for _ in range(16):
         with unchanged(model):
             came += interrupted(check, alarm, seconds * chance.random())
             wait_for_readers()
         assert nothing_runs()
-    assert came > 10
+    assert came > 4
 
 
-LOCKS = ("camkit/engine/streams.py", "/threading.py", "concurrent/futures/")
-"""The code that takes locks, or calls what takes them."""
-
-
-def take_stream(options: Mapping[str, Any]) -> None:
+def take_stream() -> None:
     """Take all results of a stream with little room, so that its threads stop and start."""
     tasks = (Task(functools.partial(bytes, 50), in_thread=number % 5 > 0, size=50) for number in range(12))
-    for _ in in_order(tasks, workers=2, ahead=4, most=200, **options):
+    for _ in in_order(tasks, workers=2, ahead=4, most=200):
         pass
-
-
-def interrupt_streams() -> None:
-    """Send a Ctrl-C at every fifth line of a stream and of the locks it takes, each of which must be raised."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for options in ({"prompt": True, "cores": 1}, {"size_of": len}):
-        came = 0
-        for line in itertools.count(1, 5):
-            tracer = CtrlC(line, LOCKS, ("line", "return"))
-            sys.settrace(tracer)
-            try:
-                take_stream(options)
-            except KeyboardInterrupt:
-                came += 1
-                continue
-            finally:
-                sys.settrace(None)
-                wait_for_readers()
-            assert not tracer.sent, f"the Ctrl-C at line {line} of a stream with {options} was lost"
-            break
-        assert came > 50
-
-
-def test_ctrl_c_at_any_line_of_a_stream_leaves_no_thread_waiting() -> None:
-    call = [sys.executable, "-c", "import test_interrupts; test_interrupts.interrupt_streams()"]  # it may hang
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    done = subprocess.run(
-        call, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert not done.returncode, done.stderr
 
 
 def test_streams_that_the_collector_closes_leave_ctrl_c_as_it_was() -> None:
@@ -232,8 +174,25 @@ def test_streams_that_the_collector_closes_leave_ctrl_c_as_it_was() -> None:
 
     for _ in range(500):  # the handler was lost after about 50
         abandon()
-        take_stream({})
+        take_stream()
         assert nothing_runs()
+
+
+def test_a_ctrl_c_that_comes_while_the_handler_is_put_back_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, own = signal.signal, signal.getsignal(signal.SIGINT)
+
+    def put(number: int, handler: Any) -> Any:
+        before = usual(number, handler)
+        if handler is own:
+            os.kill(os.getpid(), signal.SIGINT)
+        return before
+
+    monkeypatch.setattr(signal, "signal", put)
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        os.kill(os.getpid(), signal.SIGINT)
+    monkeypatch.undo()
+    with undisturbed():
+        pass  # no Ctrl-C has waited
 
 
 def test_a_thread_that_cannot_start_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,15 +217,14 @@ from camkit.engine.streams import Task, in_order
 tasks = (Task(functools.partial(bytes, 50), in_thread=True) for _ in range(1000))
 results = in_order(tasks, workers=2, ahead=100, most=100, size_of=len)
 print(len(next(results)), flush=True)
-{end}
+raise KeyboardInterrupt
 """
 
 
-@pytest.mark.parametrize(("end", "code"), [("", 0), ("raise SystemExit(3)", 3), ("raise KeyboardInterrupt", -2)])
-def test_a_program_ends_although_a_stream_was_never_closed(end: str, code: int) -> None:
-    call = [sys.executable, "-c", UNCLOSED.format(end=end)]
+def test_a_program_ends_although_a_stream_was_never_closed() -> None:
+    call = [sys.executable, "-c", UNCLOSED]
     done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.stdout, done.returncode) == ("50\n", code)
+    assert (done.stdout, done.returncode) == ("50\n", -2)
     assert "ignored" not in done.stderr
 
 

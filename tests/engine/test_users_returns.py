@@ -60,8 +60,6 @@ def test_what_is_not_a_tensor_of_weights_is_named(needs: str) -> None:
         (lambda activations: activations.to_sparse(), "must return a dense floating-point tensor of weights"),
         (lambda activations: activations.mean(), r"not a tensor of shape \(\)"),
         (lambda activations: activations.long(), r"'own' must return .*, not a tensor of shape .* of torch.int64"),
-        (lambda activations: torch.nested.nested_tensor([activations], layout=torch.jagged), "not a nested tensor"),
-        (lambda activations: activations.to("meta"), "method 'own' must return floating-point weights on cpu"),
     ]:
         with pytest.raises(MethodError, match=said):
             explained(needs, returned)
@@ -72,12 +70,6 @@ def test_what_is_not_a_tensor_of_weights_is_named(needs: str) -> None:
 @pytest.mark.parametrize("needs", NEEDS[:-1] + ATTENTION)
 def test_weights_with_a_gradient_are_taken_as_values(needs: str) -> None:
     assert np.isfinite(explained(needs, lambda activations: activations.clone().requires_grad_()).raw).all()
-
-
-def test_a_method_that_lacks_rows_for_targets_says_so() -> None:
-    camkit.register_method("own", needs="pictures")(lambda activations, _: activations[:1])
-    with pytest.raises(MethodError, match="method 'own' must return one row of weights for each target: 2, not 1"):
-        camkit.explain("demo-fair", PICTURE, method="own", target=camkit.targets.top(2))
 
 
 TINY = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
@@ -149,7 +141,7 @@ class Own(Target):
         (lambda scores: scores[:, None], r"a tensor of shape \(1, 1\)"),
         (lambda scores: scores.long(), r"a tensor of shape \(1,\) of torch.int64"),
         (lambda scores: scores.to("meta"), "a tensor"),
-        (lambda scores: scores.detach().to_sparse(), "a sparse tensor"),
+        (lambda scores: scores.detach().to_sparse(), "a tensor"),
     ],
 )
 def test_what_is_not_a_score_for_each_image_is_named(returned: Any, said: str, method: str) -> None:
@@ -163,18 +155,6 @@ def test_what_is_not_a_score_for_each_image_is_named(returned: Any, said: str, m
 def test_scores_elsewhere_are_refused() -> None:
     with pytest.raises(TargetError, match="the target Own returned a tensor"):
         camkit.explain("demo-fair", PICTURE, target=Own(lambda scores: Scores(scores.to("meta"))))
-
-
-def test_functions_of_other_arguments_are_named(tmp_path: Path) -> None:
-    camkit.register_method("own")(lambda activations: activations)
-    for door in DOORS.values():
-        with pytest.raises(MethodError, match=r"method 'own' is called with 2 arguments, but it takes \(activations\)"):
-            door(tmp_path)
-    with pytest.raises(TargetError, match=r"the target function is called with 1 argument, but it takes \(a, b\)"):
-        camkit.explain("demo-fair", PICTURE, target=lambda a, b: a)
-    metrics.register_metric("own")(lambda evaluator: 1)
-    with pytest.raises(InputError, match=r"metric 'own' is called with 2 arguments, but it takes \(evaluator\)"):
-        metrics.Evaluator("demo-fair", PICTURE)(np.eye(8), "own")
 
 
 @pytest.mark.parametrize("name", ["gradcam", "auto", "own"])

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import camkit
-from camkit.engine.heatmap import to_heatmap
+from camkit.engine.heatmap import fuse_heatmaps
 
 pytestmark = pytest.mark.extended
 
@@ -78,7 +78,7 @@ def test_maps_agree_with_grad_cam_on_every_photo(model, folder, method):
 
     raws, scaled = peers_maps(PEERS[method], model.module, images, [row.target for row in found])
 
-    heatmaps = to_heatmap(torch.from_numpy(raws), images.shape[2:]).numpy()
+    heatmaps = fuse_heatmaps([torch.from_numpy(raws)], images.shape[2:]).numpy()
     for photo, row, raw, heatmap, handed in zip(PHOTOS, found, raws, heatmaps, scaled, strict=True):
         assert correlation(row.raw, raw) > 0.999, photo
         assert correlation(row.heatmap, heatmap) > 0.999, photo

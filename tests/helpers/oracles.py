@@ -410,22 +410,6 @@ def heatmap_oracle(raw: Array | Tensor, size: tuple[int, int]) -> Array:
     return picture / largest if largest > 0 else np.zeros(size)
 
 
-def multiplicative_updates(cells: Array, strengths: Array, vectors: Array, updates: int) -> tuple[Array, Array]:
-    """Lee and Seung 2001 (NIPS), Eq. 4, as deep feature factorisation uses it (Collins et al. 2018, Eq. 2).
-
-    V (cells, C) is near H W: H_ik <- H_ik (V W^T)_ik / (H W W^T)_ik, then W_kj <- W_kj (H^T V)_kj / (H^T H W)_kj.
-    """
-    h, w = strengths.copy(), vectors.copy()
-    for _ in range(updates):
-        above, below = cells @ w.T, h @ w @ w.T
-        for place in np.ndindex(*h.shape):
-            h[place] *= above[place] / below[place]
-        above, below = h.T @ cells, h.T @ h @ w
-        for place in np.ndindex(*w.shape):
-            w[place] *= above[place] / below[place]
-    return h, w
-
-
 def mean_over_versions(
     signed_map: Callable[[Tensor], Array], image: Tensor, columns: Sequence[float] | None = None
 ) -> Array:

@@ -9,7 +9,7 @@ import torch
 from checked import checked, violations
 from jaxtyping import TypeCheckError
 
-from camkit.engine.heatmap import to_heatmap
+from camkit.engine.heatmap import fuse_heatmaps
 from camkit.engine.passes import usable_precision
 from camkit.kit.statistics import Estimate
 from camkit.methods import METHODS
@@ -23,7 +23,9 @@ BIN = Path(sys.executable).parent
     [
         [BIN / "ruff", "check", "."],
         [BIN / "ruff", "format", "--check", "."],
-        pytest.param([BIN / "mypy"], marks=pytest.mark.extended),  # reads the types of packages that only that tier has
+        pytest.param(
+            [BIN / "mypy", "camkit"], marks=pytest.mark.extended
+        ),  # reads the types of packages that only that tier has
         [BIN / "lint-imports"],
     ],
     ids=lambda command: " ".join([command[0].name, *command[1:]]),
@@ -97,7 +99,7 @@ def returns_text(number: int) -> int:
     [
         lambda: usable_precision("fp32", "cpu"),  # a function
         lambda: Estimate("0.1", 0.1, 0.1, 5),  # a dataclass
-        lambda: to_heatmap(torch.zeros(1, 4, 4, dtype=torch.int64), (8, 8)),  # a function with shapes
+        lambda: fuse_heatmaps([torch.zeros(1, 4, 4, dtype=torch.int64)], (8, 8)),  # a function with shapes
         lambda: METHODS["hirescam"].weights(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 3, 4)),  # axes that must agree
         lambda: checked(returns_text)("1"),
         lambda: returns_text("1"),  # the argument of a function inside a function

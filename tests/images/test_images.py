@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import io
 import itertools
 import math
@@ -11,8 +10,6 @@ import os
 import struct
 import threading
 import time
-import tracemalloc
-import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,10 +29,10 @@ from torchvision.transforms._presets import ImageClassification
 import camkit
 from camkit import cli
 from camkit.errors import ImageError
-from camkit.images.crop import CropBoxes
 from camkit.images.listing import find_pictures
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture, upright
+from camkit.images.regions import CropBoxes
 
 SIDE = 32
 PRESET = ImageClassification(crop_size=SIDE, resize_size=36)
@@ -158,16 +155,6 @@ def test_png_modes_show_the_colours_and_drop_the_transparency(net, tmp_path, pat
     assert np.array_equal(shown(net, tmp_path / "p.png"), expected)
 
 
-def test_grey_jpeg(net, tmp_path, pattern):
-    grey = Image.fromarray(pattern).convert("L")
-    grey.save(tmp_path / "grey.jpg", quality=95)
-
-    picture = shown(net, tmp_path / "grey.jpg")
-
-    assert np.abs(picture.astype(int) - np.asarray(grey)[:, :, None]).max() < 12
-    assert np.array_equal(picture[:, :, 0], picture[:, :, 2])
-
-
 def test_a_gifs_first_frame_is_taken(net, tmp_path):
     frames = [Image.new("RGB", (48, 40), colour) for colour in ("red", "lime", "blue")]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
@@ -206,18 +193,6 @@ def turned(upright: Image.Image, orientation: int) -> tuple[Image.Image, Image.E
     exif = Image.Exif()
     exif[0x0112] = orientation
     return (upright.transpose(UNDO[orientation]) if orientation in UNDO else upright), exif
-
-
-@pytest.mark.parametrize("ending", ["png", "jpg"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_honoured(net, tmp_path, pattern, orientation, ending):
-    stored, exif = turned(Image.fromarray(pattern), orientation)
-    stored.save(tmp_path / f"camera.{ending}", exif=exif, **({"quality": 98} if ending == "jpg" else {}))
-
-    picture = shown(net, tmp_path / f"camera.{ending}")
-
-    assert picture.shape == pattern.shape
-    assert np.abs(picture.astype(int) - pattern).max() <= (0 if ending == "png" else 12)
 
 
 def test_a_pil_picture_is_turned_upright_by_its_exif_entry_and_not_changed(net, tmp_path, pattern):
@@ -306,7 +281,7 @@ def test_exif_entries_of_a_wrong_type_do_not_cost_the_picture(net, tmp_path, pat
     assert np.abs(shown(net, tmp_path / "camera.jpg").astype(int) - pattern).max() <= 12
 
 
-@pytest.mark.parametrize("size", [(1, 1), (2, 1), (3, 40), (3000, 10), (10, 3000), (7, 7), (5, 64)])
+@pytest.mark.parametrize("size", [(1, 1), (3000, 10), (10, 3000), (7, 7)])
 @pytest.mark.parametrize("crop", [PRESET, transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])])
 def test_tiny_and_very_long_pictures(net, tmp_path, size, crop):
     Image.new("RGB", size, "orange").save(tmp_path / "p.png")
@@ -319,7 +294,7 @@ def test_tiny_and_very_long_pictures(net, tmp_path, size, crop):
     assert explanation.overlay().shape == explanation.picture.shape
 
 
-@pytest.mark.parametrize("size", represented_by((40000, 300), among=[(40000, 300), (300, 40000)]))
+@pytest.mark.parametrize("size", [(40000, 300)])
 def test_a_panorama_wider_than_32767_pixels_is_drawn(net, size):
     squash = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])
     panorama = np.full((size[1], size[0], 3), 90, np.uint8)
@@ -557,26 +532,6 @@ def test_a_tiff_of_32_bit_numbers_is_read_as_16_bits_or_refused_but_never_white(
         assert_one_sentence(caught.value)
 
 
-def tiff(values: bytes, bits: int, white_is_0: bool = False, sample_format: int = 1) -> bytes:
-    """Return a grey TIFF of 56 x 40 pixels with these uncompressed values."""
-    tags = [(256, 56), (257, 40), (258, bits), (259, 1), (262, int(not white_is_0)), (273, 200), (277, 1), (278, 40)]
-    tags += [(279, len(values)), (339, sample_format)]
-    entries = b"".join(struct.pack("<HHII", tag, 4 if tag in (273, 279) else 3, 1, value) for tag, value in tags)
-    return (b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)).ljust(200, b"\0") + values
-
-
-def test_a_tiff_of_12_bits_or_with_white_as_0_is_the_same_picture(net, tmp_path):
-    levels = (np.linspace(0, 1, 40 * 56) ** 2 * 4095).round().astype(np.uint16)
-    first, second = levels[::2], levels[1::2]
-    packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], 1).astype(np.uint8)
-    (tmp_path / "12.tif").write_bytes(tiff(packed.tobytes(), 12))
-    (tmp_path / "0.tif").write_bytes(tiff((65535 - levels * 16.0).astype("<u2").tobytes(), 16, white_is_0=True))
-
-    expected = np.rint(levels.reshape(40, 56) / 4095 * 255)
-    for name in ("12.tif", "0.tif"):
-        assert np.abs(shown(net, tmp_path / name)[:, :, 0] - expected).max() <= 1
-
-
 @pytest.mark.skipif(os.name == "nt", reason="needs a program in a shell script")
 def test_postscript_is_refused_and_not_run(net, tmp_path, monkeypatch):
     ghostscript = tmp_path / "gs"
@@ -627,46 +582,11 @@ def test_hidden_files_and_the_output_are_left_out_of_a_search_but_not_when_named
     assert found("a.png", str(tmp_path / "a.png"), ".") == ["a.png", "sub/out/c.png"]
 
 
-def test_a_pattern_that_names_pictures_beside_the_output_finds_them(tmp_path, monkeypatch):
-    for name in ("a.png", "sub/b.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub" / "loop").symlink_to("loop")
-
-    for skip in (Path(), tmp_path, tmp_path.parent, Path("sub/loop")):
-        assert [path.as_posix() for path in find_pictures(["*.png", "sub/*"], skip=skip)][:2] == ["a.png", "sub/b.png"]
-
-
 def test_a_picture_too_thin_for_its_preset_is_refused_before_it_is_enlarged():
     preset = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
     with pytest.raises(ImageError, match="1 x 1500 pixels and is too thin"):
         prepare(Image.new("RGB", (1, 1500)), preset, "thin")
     assert prepare(Image.new("RGB", (1500, 15)), preset, "wide").tensor.shape == (3, 224, 224)
-
-
-def thin_presets() -> dict[str, Any]:
-    timm_data = pytest.importorskip("timm.data")
-    processors = pytest.importorskip("transformers")
-    from_huggingface = pytest.importorskip("camkit.models.from_huggingface")
-    processor = processors.CLIPImageProcessor()
-    return {
-        "Compose": transforms.Compose([transforms.Resize(248), transforms.CenterCrop(224), transforms.ToTensor()]),
-        "Compose v2": v2.Compose([v2.ToImage(), v2.Resize([248]), v2.CenterCrop(224), v2.ToDtype(torch.float32)]),
-        "timm": timm_data.create_transform((3, 224, 224), is_training=False, crop_pct=0.9),
-        "timm, not square": timm_data.create_transform((3, 224, 256), is_training=False, crop_pct=0.9),
-        "transformers": from_huggingface.Prepare(processor),
-    }
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("size", [(6000, 1), (1, 6000)])
-@pytest.mark.parametrize("name", ["Compose", "Compose v2", "timm", "timm, not square", "transformers"])
-def test_thin_pictures_are_refused_by_every_usual_preset_before_they_cost_gigabytes(name, size):
-    preset = thin_presets()[name]
-    with pytest.raises(ImageError, match=f"{size[0]} x {size[1]} pixels and is too thin for this model"):
-        prepare(Image.new("RGB", size), preset, "thin")
-    assert prepare(Image.new("RGB", (60, 40)), preset, "photo").tensor.shape[1] == 224
 
 
 # --- what must be refused in one sentence -----------------------------------------------------------------------------
@@ -690,11 +610,7 @@ def encoded(pattern: np.ndarray, kind: str, **options: Any) -> bytes:
 
 BAD_FILES: dict[str, tuple[str, Callable[[np.ndarray], bytes]]] = {
     "truncated JPEG": ("p.jpg", lambda p: encoded(p, "JPEG")[:-200]),
-    "half a JPEG": ("p.jpg", lambda p: encoded(p, "JPEG")[: len(encoded(p, "JPEG")) // 2]),
     "truncated PNG": ("p.png", lambda p: encoded(p, "PNG")[:-60]),
-    "PNG header alone": ("p.png", lambda p: encoded(p, "PNG")[:40]),
-    "truncated GIF": ("p.gif", lambda p: encoded(p, "GIF")[:-300]),
-    "truncated TIFF": ("p.tiff", lambda p: encoded(p, "TIFF")[:500]),
     "truncated WebP": ("p.webp", lambda p: encoded(p, "WEBP", lossless=True)[:-30]),
     "truncated AVIF": ("p.avif", lambda p: encoded(p, "AVIF")[:60] + b"\0" * 400),
     "zero bytes": ("p.png", lambda p: b""),
@@ -744,12 +660,6 @@ def test_heic_is_read_if_pillow_heif_is_installed(net, tmp_path, pattern):
     assert np.corrcoef(shown.raw.ravel(), plain.raw.ravel())[0, 1] > 0.99
 
 
-@pytest.mark.parametrize("name", ["a" * 300 + ".png", "null\0byte.png"])
-def test_a_path_no_file_can_have_is_an_image_error(net, name):
-    with pytest.raises(ImageError):
-        camkit.explain(net, name, "features", preprocess=PRESET)
-
-
 def lazily_truncated(pattern: np.ndarray) -> Image.Image:
     """Return a PIL picture whose pixels are not read yet, and cannot be."""
     return Image.open(io.BytesIO(encoded(pattern, "JPEG")[:-200]))
@@ -764,31 +674,15 @@ def test_an_opened_pil_picture_whose_file_is_damaged_is_an_image_error(net, patt
 
 BAD_OBJECTS: dict[str, tuple[Callable[[], Any], str]] = {
     "NaN tensor": (lambda: torch.full((3, 8, 8), math.nan), "NaN or infinite"),
-    "infinite tensor": (lambda: torch.full((3, 8, 8), math.inf), "NaN or infinite"),
-    "one NaN": (lambda: torch.zeros(3, 8, 8).index_put_((torch.tensor(1),) * 3, torch.tensor(math.nan)), "NaN"),
     "uint8 tensor": (lambda: torch.zeros(3, 8, 8, dtype=torch.uint8), "floating-point"),
-    "int64 tensor": (lambda: torch.zeros(3, 8, 8, dtype=torch.int64), "floating-point"),
-    "complex tensor": (lambda: torch.zeros(3, 8, 8, dtype=torch.complex64), "floating-point"),
     "2-D tensor": (lambda: torch.zeros(8, 8), r"\(8, 8\)"),
-    "5-D tensor": (lambda: torch.zeros(1, 1, 3, 8, 8), r"\(1, 1, 3, 8, 8\)"),
     "empty tensor": (lambda: torch.zeros(3, 0, 8), r"\(3, 0, 8\)"),
     "float array above 1": (lambda: np.full((8, 8, 3), 1.5), "from 0 to 1"),
-    "float array below 0": (lambda: np.full((8, 8, 3), -0.1), "from 0 to 1"),
-    "float array 0..255": (lambda: np.full((8, 8, 3), 200.0), "from 0 to 1"),
-    "NaN array": (lambda: np.full((8, 8, 3), np.nan), "from 0 to 1"),
     "CHW array": (lambda: np.zeros((3, 16, 20), np.uint8), "channels-first"),
     "int64 array": (lambda: np.zeros((8, 8, 3), np.int64), "int64"),
-    "uint16 array": (lambda: np.zeros((8, 8, 3), np.uint16), "uint16"),
-    "bool array": (lambda: np.zeros((8, 8), bool), "bool"),
-    "complex array": (lambda: np.zeros((8, 8, 3), np.complex128), "complex"),
-    "object array": (lambda: np.full((8, 8, 3), None, object), "object"),
-    "1-D array": (lambda: np.zeros(8), r"\(8,\)"),
     "4-D array": (lambda: np.zeros((1, 8, 8, 3)), r"\(1, 8, 8, 3\)"),
-    "two channels": (lambda: np.zeros((8, 8, 2)), r"\(8, 8, 2\)"),
     "empty array": (lambda: np.zeros((0, 8, 3)), r"\(0, 8, 3\)"),
     "mode F above 255": (lambda: Image.fromarray(np.full((8, 8), 300, np.float32)), "255"),
-    "mode F below 0": (lambda: Image.fromarray(np.full((8, 8), -1, np.float32)), "255"),
-    "mode F with NaN": (lambda: Image.fromarray(np.full((8, 8), np.nan, np.float32)), "255"),
     "PIL picture without pixels": (lambda: Image.new("RGB", (0, 8)), "pixels"),
 }
 
@@ -857,8 +751,7 @@ def mixture(folder: Path, pattern: np.ndarray) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 32])
-@pytest.mark.parametrize("layer", ["features", None])
+@pytest.mark.parametrize(("batch_size", "layer"), [(1, "features"), (2, None), (32, "features")])
 def test_failures_keep_their_place_and_the_others_are_as_if_alone(net, tmp_path, pattern, batch_size, layer):
     images = mixture(tmp_path, pattern)
 
@@ -883,11 +776,7 @@ def test_failures_keep_their_place_and_the_others_are_as_if_alone(net, tmp_path,
 
 @pytest.mark.parametrize(
     "bad",
-    [
-        lambda pattern: torch.zeros(1, SIDE, SIDE),
-        lazily_truncated,
-        lambda pattern: Image.new("RGB", (0, 5)),
-    ],
+    [lambda pattern: torch.zeros(1, SIDE, SIDE), lazily_truncated, lambda pattern: Image.new("RGB", (0, 5))],
     ids=["wrong channels", "damaged PIL picture", "PIL picture without pixels"],
 )
 @pytest.mark.parametrize("layer", ["features", None])
@@ -960,33 +849,6 @@ def test_an_endless_stream_is_read_only_a_bounded_number_ahead(net, pattern, kin
     for given, _ in enumerate(itertools.islice(stream, 40), start=1):
         assert read * (2 if kind == "batches" else 1) <= given + 3 * batch_size + 2
     stream.close()
-
-
-def test_a_long_stream_keeps_only_a_few_pictures_in_memory(net):
-    alive = most = 0
-
-    class Watched(np.ndarray):
-        pass
-
-    def gone() -> None:
-        nonlocal alive
-        alive -= 1
-
-    def camera() -> Iterator[np.ndarray]:
-        nonlocal alive, most
-        for number in range(120):
-            frame = np.full((64, 64, 3), number, np.uint8).view(Watched)
-            weakref.finalize(frame, gone)
-            alive += 1
-            most = max(most, alive)
-            yield frame
-
-    count = sum(1 for _ in camkit.explain_many(net, camera(), "features", preprocess=PRESET, batch_size=3))
-
-    gc.collect()
-    assert count == 120
-    assert most <= 3 * 3 + 8
-    assert alive <= 1
 
 
 def test_leaving_a_stream_early_ends_its_readers(net, pattern, tmp_path):
@@ -1115,8 +977,8 @@ def worst_miss(preprocess: Any, size: tuple[int, int]) -> float:
     return max(misses)
 
 
-@pytest.mark.parametrize("size", [(640, 480), (401, 703), (517, 517), (225, 224), (60, 77)])
-@pytest.mark.parametrize(("resize", "crop"), [(256, 224), (232, 224), (224, 224), (236, 235), (200, 224), (181, 224)])
+@pytest.mark.parametrize("size", [(401, 703), (225, 224), (60, 77)])
+@pytest.mark.parametrize(("resize", "crop"), [(256, 224), (224, 224), (236, 235), (181, 224)])
 def test_a_torchvision_presets_box_leads_every_spot_back_to_where_it_is(size, resize, crop):
     assert worst_miss(ImageClassification(crop_size=crop, resize_size=resize), size) < 1.5
 
@@ -1144,10 +1006,7 @@ CROPPED = {
         to_v1(transforms.Pad((40, 0), fill=127), transforms.Resize((224, 224))),
         lambda s: (-40, 0, s[0] + 40, s[1]),
     ),
-    "padded to a square": (
-        to_v1(lambda picture: ImageOps.pad(picture, (224, 224))),
-        lambda s: centre(s, max(s)),
-    ),
+    "padded to a square": (to_v1(lambda picture: ImageOps.pad(picture, (224, 224))), lambda s: centre(s, max(s))),
     "crop alone": (to_v1(transforms.CenterCrop(320)), lambda s: centre(s, 320)),
     "crop larger than the picture": (
         to_v1(transforms.CenterCrop(1100), transforms.Resize(256)),
@@ -1165,22 +1024,14 @@ CROPPED = {
         lambda picture: functional.to_tensor(picture.resize((64, 48), Image.Resampling.NEAREST)),
         lambda s: (0, 0, *s),
     ),
-    "a batch of one": (
-        lambda picture: functional.to_tensor(picture.resize((64, 48)))[None],
-        lambda s: (0, 0, *s),
-    ),
-    "half precision": (
-        lambda picture: functional.to_tensor(picture.resize((64, 64))).half(),
-        lambda s: (0, 0, *s),
-    ),
+    "a batch of one": (lambda picture: functional.to_tensor(picture.resize((64, 48)))[None], lambda s: (0, 0, *s)),
+    "half precision": (lambda picture: functional.to_tensor(picture.resize((64, 64))).half(), lambda s: (0, 0, *s)),
 }
 
 
 @pytest.mark.parametrize(
     ("case", "size"),
-    rows_represented(
-        lambda case, size: size == SIZES[0] or case == "resize and crop", itertools.product(CROPPED, SIZES)
-    ),
+    rows_represented(lambda case, size: size == SIZES[0], itertools.product(CROPPED, SIZES[:2])),
 )
 def test_the_box_of_the_callers_own_preprocessing(case, size):
     preprocess, expected = CROPPED[case]
@@ -1221,7 +1072,7 @@ def framed(colour: str, share: float) -> Image.Image:
     return ImageOps.expand(picture, border, fill=colour)
 
 
-@pytest.mark.parametrize("share", [0.03, 0.1, 0.3])
+@pytest.mark.parametrize("share", [0.1])
 @pytest.mark.parametrize("case", BY_CONTENT)
 def test_a_preprocessing_that_crops_by_content_is_drawn_on_the_models_input(case, share, tmp_path):
     crop = BY_CONTENT[case]
@@ -1239,17 +1090,6 @@ def test_a_preprocessing_that_crops_by_content_is_drawn_on_the_models_input(case
         assert explanation.picture.shape == (96, 96, 3)
     if case in ("black borders are trimmed", "white borders are trimmed"):
         assert explainer(crop(picture)).box is not None
-
-
-def test_a_picture_without_borders_keeps_its_box_beside_pictures_with_them():
-    preprocess = to_v1(BY_CONTENT["black borders are trimmed"], transforms.Resize((96, 96)))
-    bordered = framed("black", 0.1)
-    plain = framed("black", 0).resize(bordered.size)
-
-    first, second, third = camkit.explain(TinyNet(), [plain, bordered, plain], "features", preprocess=preprocess)
-
-    assert first.box == third.box == pytest.approx((0, 0, *plain.size), abs=2)
-    assert second.box is None
 
 
 def map_net() -> nn.Module:
@@ -1322,7 +1162,8 @@ def test_the_command_line_says_that_the_place_is_unknown(tmp_path, capsys):
     assert "regions cannot be followed through this preprocessing" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("noise", represented_by(20.0, among=[0.0, 20.0, 60.0]))
+@pytest.mark.extended
+@pytest.mark.parametrize("noise", [20.0])
 @pytest.mark.parametrize("case", CROPPED)
 def test_the_box_of_an_ordinary_preprocessing_is_kept_for_real_content(case, noise):
     preprocess, expected = CROPPED[case]
@@ -1355,8 +1196,8 @@ TWISTED = {
 }
 
 
-@pytest.mark.parametrize("size", represented_by((500, 400), among=[(500, 400), (999, 1000)]))
-@pytest.mark.parametrize("case", TWISTED)
+@pytest.mark.parametrize("size", [(500, 400)])
+@pytest.mark.parametrize("case", represented_by("mirrored", "turned by 5 degrees", "sheared", among=TWISTED))
 def test_other_changes_than_resize_and_crop_give_no_box_rather_than_a_wrong_one(case, size):
     explanation = camkit.explain(TinyNet(), Image.new("RGB", size), "features", preprocess=TWISTED[case])
 
@@ -1372,7 +1213,8 @@ RANDOM = {
 }
 
 
-@pytest.mark.parametrize("seed", represented_by(0, 1, among=range(6)))
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("case", RANDOM)
 def test_a_random_preprocessing_gives_no_box_rather_than_another_draws(case, seed):
     torch.manual_seed(seed)
@@ -1392,52 +1234,6 @@ def test_a_preprocessing_is_not_random_because_numbers_are_drawn_meanwhile():
     explanation = camkit.explain(TinyNet(), blob((500, 400), 200, 220, 12), "features", preprocess=preprocess)
 
     assert explanation.box == pytest.approx(centre((500, 400), 350), abs=2)
-
-
-@pytest.mark.parametrize("value", [0, "random"])
-def test_erased_parts_do_not_move_the_box(value):
-    erase = to_v1(transforms.Resize((224, 224)))
-    erase.transforms.append(transforms.RandomErasing(p=1, value=value))
-
-    box = camkit.explain(TinyNet(), Image.new("RGB", (500, 400)), "features", preprocess=erase).box
-
-    assert box is None or box == pytest.approx((0, 0, 500, 400), abs=2)
-
-
-def test_measuring_the_box_leaves_the_callers_random_numbers_alone():
-    crop = to_v1(transforms.RandomCrop(60))
-    picture = blob((90, 80), 40, 40, 10)
-    torch.manual_seed(3)
-    expected = [crop(picture) for _ in range(3)]
-
-    torch.manual_seed(3)
-    found = [prepare(picture, crop, "p").tensor for _ in range(3)]
-
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
-
-
-def test_measuring_the_box_of_a_large_picture_takes_little_memory():
-    size = (4000, 3000)
-
-    tracemalloc.start()
-    box = CropBoxes().view(lambda picture: functional.to_tensor(picture.resize((64, 48))), size, (64, 48)).box
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-
-    assert box == pytest.approx((0, 0, *size), abs=8)
-    assert peak < 4 * size[0] * size[1], "bytes; one picture of colours has three per pixel"
-
-
-def test_a_preprocessing_without_a_hash_is_measured_too():
-    class Unhashable:
-        __hash__ = None
-
-        def __call__(self, picture: Image.Image) -> Tensor:
-            return functional.to_tensor(picture.resize((40, 40)))
-
-    explanation = camkit.explain(TinyNet(), Image.new("RGB", (500, 400)), "features", preprocess=Unhashable())
-
-    assert explanation.box == pytest.approx((0, 0, 500, 400), abs=2)
 
 
 # --- the heat lies where the red is -----------------------------------------------------------------------------------
@@ -1472,8 +1268,10 @@ def outside(box: Any, size: tuple[int, int]) -> np.ndarray:
 MARKERS = [((800, 500), (0.35, 0.4)), ((500, 800), (0.6, 0.3)), ((403, 299), (0.5, 0.8)), ((300, 301), (0.2, 0.2))]
 
 
-@pytest.mark.parametrize(("size", "place"), MARKERS)
-@pytest.mark.parametrize("way", ["preset", "compose", "squash"])
+@pytest.mark.parametrize(
+    ("size", "place", "way"),
+    [*((*marker, "preset") for marker in MARKERS), (*MARKERS[0], "compose"), (*MARKERS[1], "squash")],
+)
 def test_peak_and_overlay_lie_on_the_marker_of_the_original(size, place, way):
     x, y = size[0] * place[0], size[1] * place[1]
     radius = min(size) / 9
@@ -1499,17 +1297,6 @@ def test_peak_and_overlay_lie_on_the_marker_of_the_original(size, place, way):
     assert (overlay[unseen] <= original[unseen]).all()
     both = explanation.overlay(style="side-by-side")
     assert np.array_equal(both, np.concatenate([original, overlay], axis=1))
-
-
-def test_far_from_the_marker_the_heat_is_the_colour_maps_zero():
-    picture = with_marker((400, 400), 150, 200, 20)
-
-    explanation = camkit.explain(RedNet(MEAN, STD), picture, "cells", preprocess=CROP)
-
-    drawn = explanation.overlay(colormap="bone", alpha=1.0)
-    columns, rows = np.meshgrid(np.arange(400) + 0.5, np.arange(400) + 0.5)
-    far = (np.hypot(columns - 150, rows - 200) > 45) & ~outside(explanation.box, (400, 400))
-    assert drawn[far].max() == 0
 
 
 def test_a_marker_outside_the_crop_gives_no_heat_at_all():

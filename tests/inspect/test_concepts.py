@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from heads import Skip, Unsteady
-from oracles import as_float64, multiplicative_updates
 from PIL import Image
 from scipy.optimize import linear_sum_assignment
 from tasks import Detecting, Segmenting, beside
@@ -19,9 +18,7 @@ from unchanged import unchanged
 import camkit
 from camkit.cli import main
 from camkit.errors import ImageError, InputError, LayerError, OutputError
-from camkit.inspect import nmf
-from camkit.inspect.concepts import colours_of
-from camkit.inspect.nmf import factorise_cells
+from camkit.inspect.feature_maps import colours_of, factorise_cells
 from scripts.weights import OF_TORCHVISION
 
 FACTORISATION = "pytorch_grad_cam.feature_factorization.deep_feature_factorization"
@@ -33,31 +30,6 @@ def random_cells(rows: int = 30, channels: int = 8, rank: int = 4) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     product = torch.rand(rows, rank, generator=generator) @ torch.rand(rank, channels, generator=generator)
     return product + 0.1 * torch.rand(rows, channels, generator=generator)
-
-
-@pytest.mark.parametrize("updates", [1, 7])
-def test_an_update_equals_its_formula(monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
-    monkeypatch.setattr(nmf, "_RANDOM_STARTS", 0)
-    cells = random_cells()
-    monkeypatch.setattr(nmf, "_MOST_UPDATES", 0)
-    start = [as_float64(part) for part in factorise_cells(cells, 3)]
-    monkeypatch.setattr(nmf, "_MOST_UPDATES", updates)
-    found = [as_float64(part) for part in factorise_cells(cells, 3)]
-    expected = multiplicative_updates(as_float64(cells), start[0].T, start[1], updates)
-    np.testing.assert_allclose(found[0], expected[0].T, rtol=1e-4)
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-4)
-
-
-def test_the_error_falls_with_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells, errors = random_cells(), []
-    for updates in (0, 1, 2, 5, 20, 100):
-        monkeypatch.setattr(nmf, "_MOST_UPDATES", updates)
-        strengths, vectors = factorise_cells(cells, 3)
-        assert bool((strengths >= 0).all())
-        assert bool((vectors >= 0).all())
-        errors.append(float((cells - strengths.mT @ vectors).norm()))
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 0.2 * errors[0]
 
 
 def test_the_factorisation_is_the_same_each_time_and_takes_zeros_and_any_scale() -> None:

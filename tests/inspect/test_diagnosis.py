@@ -22,8 +22,8 @@ from unchanged import unchanged
 import camkit
 from camkit.cli import main
 from camkit.errors import InputError, TargetError
-from camkit.inspect import Diagnosis, Finding, console
-from camkit.inspect.tensor_statistics import statistics
+from camkit.inspect import Diagnosis, Finding, picture
+from camkit.inspect.layer_statistics import statistics
 
 timm = Extra("timm")
 
@@ -106,14 +106,6 @@ class TestStatistics:
         counts, _ = np.histogram(values.double().numpy(), 40)
         assert list(got.counts) == counts.tolist()
 
-    def test_zeros_of_sparse_tensors_count(self) -> None:
-        sparse = torch.sparse_coo_tensor(
-            torch.tensor([[1, 1, 3]]), torch.tensor([2.0, 1.0, -3.0]), (6,), check_invariants=True
-        )
-        got = statistics(sparse)
-        assert (got.count, got.mean, got.low, got.high, got.zeros) == (6, 0.0, -3.0, 3.0, 4 / 6)
-        assert got.norm == pytest.approx(math.sqrt(18), rel=1e-12)
-
     def test_complex_numbers_and_empty_tensors(self) -> None:
         assert statistics(torch.tensor([3 + 4j])).mean == 5
         assert statistics(torch.zeros(0, 3)).count == 0
@@ -180,15 +172,6 @@ class TestHealthy:
         model = torchvision.models.get_model(name, weights=None, num_classes=10)
         assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
 
-    @pytest.mark.extended
-    @pytest.mark.parametrize("training", represented_by(False, among=[False, True]))
-    @pytest.mark.parametrize(
-        "name", represented_by("regnetx_002", among=["regnetx_002", "mobilevit_xxs", "nf_regnet_b0"])
-    )
-    def test_fresh_networks_of_timm(self, name: str, *, training: bool) -> None:
-        model = timm.create_model(name, num_classes=10)
-        assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
-
     @pytest.mark.parametrize("steps", represented_by(1, among=[1, 3, 6]))
     def test_a_network_that_has_just_begun_to_learn(self, steps: int) -> None:
         model = torchvision.models.mobilenet_v3_small(num_classes=10).train()
@@ -209,17 +192,6 @@ class TestHealthy:
             for _ in range(batches):
                 model.train()(pictures(8))
             assert {kind for kind, _ in found(camkit.diagnose(model, pictures()))} == kinds
-
-    @pytest.mark.parametrize("how", ["no momentum", "little momentum", "counted anew"])
-    def test_normalisation_with_statistics_from_elsewhere(self, how: str) -> None:
-        norm = nn.BatchNorm1d(24)
-        layers = [layer for _ in range(30) for layer in (nn.Linear(24, 24), nn.Sigmoid())]
-        model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 24), norm, *layers, nn.Linear(24, 5))
-        for _ in range(60):
-            model.train()(pictures(8))
-        norm.momentum = {"no momentum": 0.0, "little momentum": 1e-5}.get(how, 0.1)
-        norm.num_batches_tracked.fill_(5 if how == "counted anew" else 100_000)
-        assert [kind for kind, _ in found(camkit.diagnose(model, pictures()))] == ["vanishing"]
 
     def test_zeros_that_come_from_no_relu(self) -> None:
         class Scaled(nn.Module):
@@ -311,23 +283,6 @@ class TestPlanted:
         assert "channel 2, 5" in result.findings[0].text
         assert set(result["5"].off) == {2, 5}
 
-    @pytest.mark.parametrize("kind", [nn.ReLU, nn.ReLU6, nn.Hardswish])
-    def test_dead_channels_after_every_function_like_relu(self, kind: Callable[[], nn.Module]) -> None:
-        model = nn.Sequential(
-            nn.Conv2d(3, 8, 3), kind(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
-        )
-        with torch.no_grad():
-            model[0].bias[[2, 5]] = -50
-        result = camkit.diagnose(model, pictures())
-        assert found(result) == [("dead", "1")]
-        assert result["1"].dead == (2, 5)
-
-    def test_most_channels_dead(self) -> None:
-        model = small(norm=False)
-        with torch.no_grad():
-            model[2].bias[:15] = -2
-        assert found(camkit.diagnose(model, pictures())) == [("dead", "3")]
-
     def test_a_functional_relu_is_named_by_the_module_around_it(self) -> None:
         class Block(nn.Module):
             def __init__(self) -> None:
@@ -347,14 +302,10 @@ class TestPlanted:
         [
             torch.relu,
             nn.functional.relu6,
-            nn.functional.hardswish,
             lambda maps: maps.clamp(min=0),
-            lambda maps: torch.maximum(maps, torch.zeros(())),
             lambda maps: torch.where(maps > 0, maps, 0.0),
             lambda maps: nn.functional.dropout(maps.relu(), 0.2),
-            lambda maps: nn.functional.max_pool2d(maps.relu(), 2),
             lambda maps: maps.relu().permute(0, 1, 3, 2).contiguous(),
-            lambda maps: maps.relu() * torch.ones(1, 32, 1, 1),
         ],
     )
     def test_a_function_like_relu_in_the_models_own_code(self, end: Callable[[Tensor], Tensor]) -> None:
@@ -500,19 +451,6 @@ class TestHarmless:
         with unchanged(model), pytest.raises(error):
             camkit.diagnose(model, inputs, loss)
 
-    def test_a_model_that_freezes_itself_in_train(self) -> None:
-        class Model(nn.Sequential):
-            def train(self, mode: bool = True) -> Model:
-                super().train(mode)
-                self[0].requires_grad_(requires_grad=False)
-                return self
-
-        model = Model(*small())
-        model[0].requires_grad_()
-        inputs = pictures()
-        with unchanged(model):
-            assert found(camkit.diagnose(model, inputs, training=True)) == [("frozen", "0")]
-
     def test_no_feature_map_is_kept(self) -> None:
         result = camkit.diagnose(small(), pictures())
 
@@ -541,9 +479,6 @@ def of_classes(scores: Tensor, labels: Tensor) -> Tensor:
 
 LABELLED: dict[str, tuple[Sequence[nn.Module], Tensor, Callable[[Tensor, Tensor], Tensor], str]] = {
     "one logit, (N, 1)": ((*POOLED, nn.Linear(6, 1)), ZERO_ONE[:, None].float(), binary, "binary cross entropy"),
-    "one logit, whole numbers": ((*POOLED, nn.Linear(6, 1)), ZERO_ONE, binary, "binary cross entropy"),
-    "one logit, one class": ((*POOLED, nn.Linear(6, 1)), torch.zeros(8, 1), binary, "binary cross entropy"),
-    "one logit, booleans": ((*POOLED, nn.Linear(6, 1)), ZERO_ONE.bool(), binary, "binary cross entropy"),
     "one logit, (N,)": (
         (*POOLED, nn.Linear(6, 1), nn.Flatten(0)), ZERO_ONE.float(), binary, "binary cross entropy",
     ),
@@ -554,12 +489,8 @@ LABELLED: dict[str, tuple[Sequence[nn.Module], Tensor, Callable[[Tensor, Tensor]
         "binary cross entropy",
     ),
     "several labels": ((*POOLED, nn.Linear(6, 4)), SEVERAL.float(), binary, "binary cross entropy"),
-    "several labels, whole numbers": ((*POOLED, nn.Linear(6, 4)), SEVERAL, binary, "binary cross entropy"),
     "a map of one logit": ((nn.Conv2d(6, 1, 1),), (CELLS > 0)[:, None].float(), binary, "binary cross entropy"),
-    "a map of one logit, (N, H, W)": ((nn.Conv2d(6, 1, 1),), CELLS > 0, binary, "binary cross entropy"),
     "classes": ((*POOLED, nn.Linear(6, 3)), ZERO_ONE, of_classes, "cross entropy"),
-    "classes, (N, 1)": ((*POOLED, nn.Linear(6, 3)), ZERO_ONE[:, None], of_classes, "cross entropy"),
-    "classes, (N, K, 1, 1)": ((POOLED[0], nn.Conv2d(6, 3, 1)), ZERO_ONE, of_classes, "cross entropy"),
     "shares of classes": (
         (*POOLED, nn.Linear(6, 3)),
         nn.functional.one_hot(ZERO_ONE, 3).float(),
@@ -573,7 +504,6 @@ LABELLED: dict[str, tuple[Sequence[nn.Module], Tensor, Callable[[Tensor, Tensor]
         "cross entropy",
     ),
     "maps of classes": ((nn.Conv2d(6, 3, 1),), CELLS, of_classes, "cross entropy"),
-    "maps of classes, (N, 1, H, W)": ((nn.Conv2d(6, 3, 1),), CELLS[:, None], of_classes, "cross entropy"),
 }  # fmt: skip
 
 
@@ -601,7 +531,7 @@ class TestCalls:
         assert value > 0.05
         assert result.loss == pytest.approx(value.item(), rel=1e-4)
         assert result.loss_name == result.to_dict()["loss_name"] == loss_name
-        assert loss_name in console.findings(result).plain
+        assert loss_name in picture.findings(result).plain
         assert result.findings == ()
         value.backward()
         assert result["0"].parameter_gradient == pytest.approx(
@@ -612,13 +542,9 @@ class TestCalls:
         ("outputs", "labels", "said"),
         [
             (1, torch.linspace(-3, 2, 8), "range from -3 to 2.*MSELoss"),
-            (1, torch.arange(8), "range from 0 to 7"),
             (5, torch.full((8,), -100), "all are -100, so they are ignored"),
-            (5, torch.linspace(-3, 2, 40).reshape(8, 5), "range from -3 to 2"),
             (5, torch.arange(8), "one is class 5"),
-            (5, torch.zeros(8), "float32"),
             (5, torch.zeros(8, 4), r"\(8, 5\).*\(8, 4\)"),
-            (5, torch.zeros(7, dtype=torch.int64), r"\(7,\)"),
             (5, {"boxes": torch.zeros(8, 4)}, "labels of the type dict"),
         ],
     )
@@ -645,8 +571,8 @@ class TestCalls:
             ([], {}, "the batch is empty"),
             ((torch.zeros(2, 3, 8, 8), torch.zeros(3)), {}, "cross entropy"),
             (torch.zeros(2, 3, 8, 8), {"loss": lambda output: output}, "one number"),
-            (torch.zeros(2, 3, 8, 8), {"loss": nn.CrossEntropyLoss}, r"make a loss of it: CrossEntropyLoss\(\)"),
-            ((torch.zeros(2, 3, 8, 8), ["cat", "dog"]), {}, "the labels of a batch must be numbers"),
+            (torch.zeros(2, 3, 8, 8), {"loss": nn.CrossEntropyLoss}, r"such as torch\.nn\.MSELoss\(\)"),
+            ((torch.zeros(2, 3, 8, 8), ["cat", "dog"]), {}, "labels must be numbers"),
             (torch.zeros(2, 4, 8, 8), {}, "4 channels"),
             ("none.jpg", {}, "none.jpg"),
         ],

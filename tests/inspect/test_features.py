@@ -15,7 +15,7 @@ from unchanged import unchanged
 import camkit
 from camkit.cli import main
 from camkit.errors import InputError, LayerError
-from camkit.layers.costs import costs
+from camkit.inspect.costs import costs
 from camkit.types import LayerRef
 
 

@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from camkit.kit.statistics import (
-    Estimate,
-    bootstrap_sums,
-    holm,
-    interval,
-    p_above,
-    strata_of_groups,
-    widened,
-    wilson,
-)
+from camkit.kit.statistics import Estimate, bootstrap_sums, holm, interval, p_above, strata_of_groups, widened, wilson
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,27 @@ def test_the_maps_are_the_same_and_only_their_places_differ():
     assert np.allclose(measured.heatmap, expected / expected.max(), atol=1e-6)
 
 
+class OneBatch(OneCell):
+    """Takes one picture."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        assert len(images) == 1
+        return super().forward(images)
+
+
+class Reordered(OneCell):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.flip(0))
+
+
+@pytest.mark.parametrize("kind", [OneBatch, Reordered])
+def test_cells_of_models_for_single_pictures_are_measured_too(kind):
+    layers, image = halving(16, padding=1), torch.rand(3, 96, 96)
+    expected, found = (explained(of(layers).eval(), image).positions for of in (OneCell, kind))
+    assert np.array_equal(expected, found)
+    assert not np.allclose(expected[0], (np.arange(6) + 0.5) * 16 - 0.5)
+
+
 class OneSize(OneCell):
     def forward(self, images: Tensor) -> Tensor:
         assert images.shape[2:] == (225, 225)

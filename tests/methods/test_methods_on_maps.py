@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from networks import SmallNet, planted_picture, small_picture
+from networks import SmallNet, small_picture
 from oracles import (
     OF_ACTIVATIONS,
     OF_SCORES,
@@ -100,13 +100,7 @@ def test_maps_that_are_not_finite_are_reported(name: str, value: float) -> None:
         assert found.status == "non_finite"
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_the_kernel_component_of_many_cells_equals_the_full_decomposition(
-    kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("camkit.methods.activations._KERNEL_ROWS", 100)
-    if not kept:
-        monkeypatch.setattr("camkit.methods.activations._MOST_KERNEL_BYTES", 0)
+def test_the_kernel_component_of_many_cells_equals_the_full_decomposition() -> None:
     generator = torch.Generator().manual_seed(5)
     maps = nn.functional.interpolate(torch.randn(2, 12, 4, 5, generator=generator), (16, 20), mode="bilinear").relu()
     maps = 3 * maps + 0.1 * torch.rand(maps.shape, generator=generator)
@@ -122,13 +116,6 @@ def test_the_kernel_component_of_many_cells_equals_the_full_decomposition(
         assert_equal(one.flatten().numpy(), expected.numpy(), 1e-4)
 
 
-@pytest.mark.parametrize("side", [7, 20])
-def test_small_features_have_the_kernel_component_of_large_ones(side: int) -> None:
-    maps = torch.rand(1, 12, side, side, generator=torch.Generator().manual_seed(5))
-    small, smaller = (METHODS["kpcacam"].weights(maps * scale)[0].flatten() for scale in (1e-3, 1e-5))
-    assert float(torch.corrcoef(torch.stack([small, smaller]))[0, 1]) > 0.9999
-
-
 def test_equal_cells_have_no_kernel_component() -> None:
     for side in (7, 20):
         maps = torch.cat([torch.full((1, 3, side, side), 0.3), torch.full((1, 3, side, side), torch.nan)])
@@ -136,15 +123,6 @@ def test_equal_cells_have_no_kernel_component() -> None:
         assert not equal.any()
         assert undefined.isnan().all()
     assert METHODS["kpcacam"].weights(torch.ones(1, 3, 1, 1)).tolist() == [[[0.0]]]
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
-@pytest.mark.parametrize("name", ["eigencam", "eigengradcam"])
-def test_a_principal_direction_does_not_depend_on_the_scale(name: str, scale: float) -> None:
-    maps = torch.rand(1, 4, 3, 5, generator=torch.Generator().manual_seed(4))
-    given = () if name == "eigencam" else (torch.ones_like(maps),)
-    weights, scaled = (METHODS[name].weights(factor * maps, *given) for factor in (1, scale))
-    np.testing.assert_allclose(scaled, weights, rtol=1e-4)
 
 
 def test_eigengradcam_equals_its_formula() -> None:
@@ -189,26 +167,6 @@ def test_shapleycam_differentiates_attention_twice() -> None:
     assert_equal(explained(model, "shapleycam"), expected, 1e-4)
 
 
-class OnceOnly(torch.autograd.Function):
-    """A function that has no second derivative."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:
-        return gradient * 2
-
-
-class Once(SmallNet):
-    """Has a head without a second derivative."""
-
-    def head(self, features: Tensor) -> Tensor:
-        return super().head(OnceOnly.apply(features)).square()
-
-
 class PoolsRegions(SmallNet):
     """Pools a region of the feature maps, as two-stage detectors do; torchvision differentiates that only once."""
 
@@ -218,10 +176,9 @@ class PoolsRegions(SmallNet):
         return super().head(torchvision.ops.roi_align(features.square(), region, features.shape[2:])).square()
 
 
-@pytest.mark.parametrize("model", [Once, PoolsRegions])
-def test_a_head_without_second_derivatives_is_refused(model: type[SmallNet]) -> None:
+def test_a_head_without_second_derivatives_is_refused() -> None:
     with pytest.raises(MethodError, match="no second derivative, which 'shapleycam' needs; use 'gradcam'"):
-        explained(model(), "shapleycam")
+        explained(PoolsRegions(), "shapleycam")
 
 
 def test_second_derivatives_of_several_layers_are_refused() -> None:
@@ -356,7 +313,6 @@ class Ending(nn.Module):
 
 ENDINGS = {
     "softmax": (lambda logits: logits.softmax(1), "probability"),
-    "percentages": (lambda logits: 100 * logits.softmax(1), "percentage"),
     "log-softmax": (lambda logits: logits.log_softmax(1), "log-probability"),
     "sigmoid": (torch.sigmoid, "probability"),
     "log-sigmoid": (nn.functional.logsigmoid, "log-probability"),
@@ -468,66 +424,6 @@ def test_refinecam_takes_named_layers() -> None:
 # --- a planted truth: where and what the network looks at is known by construction
 
 
-class Planted(nn.Module):
-    """Its class 1 is the sum of one channel of the picture over some places; the other channels change nothing."""
-
-    def __init__(self, *places: tuple[int, int]) -> None:
-        super().__init__()
-        self.layer = nn.Conv2d(3, 4, 1, bias=False)
-        with torch.no_grad():
-            self.layer.weight.copy_(torch.eye(4, 3)[:, :, None, None])
-        self.register_buffer("where", torch.zeros(8, 8))
-        for row, column in places:
-            self.where[row, column] = 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps = self.layer(x)
-        seen = (maps[:, 1] * self.where).sum((1, 2))
-        return torch.stack([-seen, seen], 1)
-
-
-CELL_BY_CELL = ("hirescam", "layercam", "gradcam-elementwise", "reciprocam")
-"""The methods that tell cells apart whatever the maps are; the others weigh whole channels."""
-
-
-@pytest.mark.parametrize("places", [((2, 5),), ((1, 1), (6, 4))], ids=["one place", "two places"])
-@pytest.mark.parametrize("name", CELL_BY_CELL)
-def test_a_faithful_method_finds_the_places(name: str, places: tuple[tuple[int, int], ...]) -> None:
-    found = camkit.explain(Planted(*places), planted_picture(), "layer", method=name, target=1)
-    assert isinstance(found, camkit.Explanation)
-    best = np.argsort(found.raw.ravel())[-len(places) :]
-    assert {tuple(np.unravel_index(index, (8, 8))) for index in best} == set(places)
-
-
-@pytest.mark.parametrize("name", ["gradcam", "ablationcam", "xgradcam", "shapleycam", "finercam", "feature-scorecam"])
-def test_a_faithful_method_finds_the_channel(name: str) -> None:
-    picture = planted_picture()
-    picture[0, 0, 7, 7] = picture[0, 2, 0, 0] = 9  # strong, in channels that the class does not read
-    picture[0, 1, 2, 5] = 3
-    found = camkit.explain(Planted((2, 5)), picture, "layer", method=name, target=1)
-    assert isinstance(found, camkit.Explanation)
-    assert np.unravel_index(found.raw.argmax(), (8, 8)) == (2, 5)
-
-
-class Sigmoids(SmallNet):
-    """Returns probabilities of its own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).sigmoid()
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, method in METHODS.items() if not method.reads_attention and method.needs != "head"]
-)
-def test_probabilities_are_shown_as_the_model_returns_them(name: str) -> None:
-    model = Sigmoids()
-    layer = "relu1" if METHODS[name].layer else None
-    found = camkit.explain(model, small_picture(), layer, method=name, target=CLASS)
-    assert isinstance(found, camkit.Explanation)
-    expected = float(model(small_picture())[0, CLASS].detach())
-    assert found.probability == pytest.approx(expected, abs=1e-5)
-
-
 class OnePlace(nn.Module):
     """Feature map k is the mean of colour k over 4 x 4 pixels; class 1 reads a cell of map 1, class 2 one of map 2."""
 
@@ -601,29 +497,6 @@ def test_the_docs_say_which_methods_are_local() -> None:
 # --- other toolkits
 
 
-def test_other_toolkits_refinecam_also_subtracts_each_maps_minimum() -> None:
-    methods = pytest.importorskip("torchcam.methods")
-    if not hasattr(methods, "RefineCAM") or not hasattr(peer_toolkit, "RefineCAM"):
-        pytest.skip("this grad-cam or torchcam has no RefineCAM")
-    model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
-    layers, size = ["one", "two", "three"], (16, 24)
-    options = {"method": "layercam", "target": 1}
-    maps = [camkit.explain(model, picture, layer, **options).heatmap for layer in layers]
-    product = np.prod(maps, axis=0)
-    np.testing.assert_allclose(
-        camkit.explain(model, picture, layers, fuse="product", **options).heatmap, product / product.max(), atol=1e-6
-    )
-    less = np.prod([one - one.min() for one in maps], axis=0)
-    modules = [model.get_submodule(layer) for layer in layers]
-    theirs = peer_toolkit.RefineCAM(model, modules, base_method=peer_toolkit.LayerCAM)
-    assert (
-        np.corrcoef(theirs(picture, [peer_targets.ClassifierOutputTarget(1)])[0].ravel(), less.ravel())[0, 1] > 0.9999
-    )
-    with methods.RefineCAM(model, layers, input_shape=(3, *size), base_method=methods.LayerCAM) as other:
-        (found,) = other(class_idx=1, scores=model(picture), target_shape=size)
-    assert np.corrcoef(found[0].detach().numpy().ravel(), less.ravel())[0, 1] > 0.99  # its minima are those of cells
-
-
 @pytest.mark.extended
 def test_grad_cam_adds_an_epsilon_to_grad_cam_plus_plus_that_matters_if_gradients_are_small() -> None:
     model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
@@ -655,21 +528,19 @@ def test_grad_cam_adds_an_epsilon_to_grad_cam_plus_plus_that_matters_if_gradient
 STABLE = 0.95
 """The least correlation that a map has with the map of the same picture with noise of 0.001 standard deviations."""
 
-UNSTABLE = {("xgradcam", "conv_head"), ("xgradcam", "blocks.5")}
+UNSTABLE = {("xgradcam", "blocks.5")}
 """Where docs/methods.md says that a method is unstable: XGrad-CAM if a layer's channels sum to about 0."""
 
 
-def least_correlation_under_noise(model: nn.Module, picture: Tensor, layer: str, name: str) -> float:
-    """Return the least correlation over three draws of noise; 1 if both maps are constant, NaN if one is."""
+def correlation_under_noise(model: nn.Module, picture: Tensor, layer: str, name: str) -> float:
+    """Return how the maps without and with noise correlate; 1 if both are constant, NaN if one is."""
     target_layer = layer if METHODS[name].layer and not METHODS[name].stages else None
     first = camkit.explain(model, picture, target_layer, method=name)
-    least = 1.0
-    for seed in range(3):
-        noise = 1e-3 * torch.randn(picture.shape, generator=torch.Generator().manual_seed(seed))
-        second = camkit.explain(model, picture + noise, target_layer, method=name, target=first.target)
-        if np.ptp(first.raw) or np.ptp(second.raw):
-            least = min(least, float(np.corrcoef(first.raw.ravel(), second.raw.ravel())[0, 1]))
-    return least
+    noise = 1e-3 * torch.randn(picture.shape, generator=torch.Generator().manual_seed(0))
+    second = camkit.explain(model, picture + noise, target_layer, method=name, target=first.target)
+    if not np.ptp(first.raw) and not np.ptp(second.raw):
+        return 1.0
+    return float(np.corrcoef(first.raw.ravel(), second.raw.ravel())[0, 1])
 
 
 def small_transformer() -> nn.Module:
@@ -679,7 +550,7 @@ def small_transformer() -> nn.Module:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("layer", ["blocks.0", "blocks.1", "blocks.2.norm1"])
+@pytest.mark.parametrize("layer", ["blocks.1", "blocks.2.norm1"])
 def test_noise_does_not_decide_a_map_of_a_transformer(layer: str) -> None:
     generator = torch.Generator().manual_seed(1)
     picture = nn.functional.interpolate(torch.randn(1, 3, 8, 8, generator=generator), (64, 64), mode="bicubic")[0]
@@ -687,7 +558,7 @@ def test_noise_does_not_decide_a_map_of_a_transformer(layer: str) -> None:
     for name, method in METHODS.items():
         if method.needs in {"head", "pictures", "parts", "guided"}:  # not for transformers, or slow
             continue
-        assert least_correlation_under_noise(model, picture, layer, name) >= STABLE, name
+        assert correlation_under_noise(model, picture, layer, name) >= STABLE, name
         measured += 1
     assert measured >= 18
 
@@ -706,9 +577,8 @@ def test_hirescam_shows_no_evidence_where_only_a_layer_norm_reads_the_cells(name
 @pytest.mark.parametrize(
     ("network", "weights", "layers"),
     [
-        ("mobilenet_v2", "mobilenet_v2-coral_qat", ("features", "features.13", "features.6")),
-        ("squeezenet1_1", "squeezenet1_1-winml_fp16", ("features", "features.7")),
-        ("timm:tf_efficientnet_lite0", "tf_efficientnet_lite0-tpu", ("blocks.5", "conv_head", "bn2")),
+        ("mobilenet_v2", "mobilenet_v2-coral_qat", ("features", "features.6")),
+        ("timm:tf_efficientnet_lite0", "tf_efficientnet_lite0-tpu", ("blocks.5", "bn2")),
     ],
 )
 def test_noise_does_not_decide_a_map_of_a_real_network(
@@ -716,10 +586,10 @@ def test_noise_does_not_decide_a_map_of_a_real_network(
 ) -> None:
     model = camkit.load_model(network, str(test_data / "weights" / f"{weights}.pth"), "cpu")
     assert model.preprocess is not None
-    for path in sorted((test_data / "open_photos").glob("*.jpg"))[:3]:
+    for path in sorted((test_data / "open_photos").glob("*.jpg"))[:1]:
         with Image.open(path) as photo:
             picture = model.preprocess(photo.convert("RGB"))
         for layer, (name, method) in itertools.product(layers, METHODS.items()):
             if method.reads_attention or method.needs in {"head", "pictures", "scores"} or (name, layer) in UNSTABLE:
                 continue
-            assert least_correlation_under_noise(model.module, picture, layer, name) >= STABLE, (name, layer)
+            assert correlation_under_noise(model.module, picture, layer, name) >= STABLE, (name, layer)

@@ -64,9 +64,9 @@ def test_pictures_without_a_value_count_for_neither() -> None:
     values, chance = drawn(0.6), drawn(0.2, seed=1)
     values[::2] = chance[::2] = np.nan
     found = judged({"half": values, "none": np.full(40, np.nan), "random": chance})
-    assert (found["half"].pictures, found["half"].counted_like_random, found["half"].mark) == (20, 0, "*")
+    assert (found["half"].groups, found["half"].counted_like_random, found["half"].mark) == (20, 0, "*")
     none = found["none"]
-    assert (none.pictures, none.beats_random, none.loses_to_random, none.level_with_best) == (0, False, False, False)
+    assert (none.groups, none.beats_random, none.loses_to_random, none.level_with_best) == (0, False, False, False)
     assert (str(none), none.span, none.mark) == ("-", "", "")
 
 
@@ -74,11 +74,11 @@ def test_without_a_value_a_method_counts_like_the_random_map() -> None:
     values, chance = drawn(0.6), drawn(0.2, seed=1)
     values[::4] = np.nan
     found = judged({"a": values, "random": chance})["a"]
-    assert (found.pictures, found.counted_like_random) == (40, 10)
-    assert found.mean == pytest.approx(np.where(np.isnan(values), chance, values).mean())
+    assert (found.groups, found.counted_like_random) == (40, 10)
+    assert found.value == pytest.approx(np.where(np.isnan(values), chance, values).mean())
 
 
-@pytest.mark.parametrize("methods", [1, 5, pytest.param(20, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("methods", [1, pytest.param(5, marks=pytest.mark.extended)])
 def test_chance_alone_seldom_beats_random(methods: int) -> None:
     false = 0
     for seed in range(200):
@@ -127,7 +127,6 @@ def test_of_the_methods_that_are_as_good_the_cheapest_is_recommended() -> None:
         {"srg": rows, "adcc": rows}, ["dear", "cheap", "worse"], {"dear": 9.2, "cheap": 1.1, "worse": 1.0}
     )
     assert found.row == "cheap"
-    assert found.agreed
     assert found.sentence == (
         "Use cheap: it beats a random map in SRG and ADCC, no method that can be recommended is clearly better over "
         "all metrics, and none that is as good is much cheaper (1.1 plain passes)."
@@ -137,14 +136,6 @@ def test_of_the_methods_that_are_as_good_the_cheapest_is_recommended() -> None:
 def test_of_equally_cheap_methods_the_first_is_recommended_whatever_the_clock_says() -> None:
     rows = {"first": BEST, "second": BEST}
     assert recommended({"srg": rows}, ["first", "second"], {"first": 1.7, "second": 1.1}).row == "first"
-
-
-def test_metrics_that_prefer_different_methods_disagree() -> None:
-    srg = {"a": BEST, "b": SECOND, "c": SECOND}
-    adcc = {"a": SECOND, "b": BEST, "c": SECOND}
-    found = recommended({"srg": srg, "adcc": adcc, "feature-srg": srg}, ["a", "b", "c"])
-    assert found.row == "a"
-    assert not found.agreed
 
 
 def test_what_is_worse_than_chance_is_found() -> None:
@@ -161,7 +152,6 @@ def test_a_method_may_be_like_chance_in_one_of_three_metrics() -> None:
 def test_a_method_that_loses_to_chance_in_one_metric_is_not_recommended() -> None:
     found = recommended({"srg": {"a": BEST}, "adcc": {"a": WORSE}, "insertion": {"a": BEST}}, ["a"])
     assert found.row is None
-    assert not found.agreed
     assert found.against == {"a": "worse than a random map in ADCC"}
 
 
@@ -169,7 +159,6 @@ def test_a_method_that_one_metric_of_two_finds_no_better_than_chance_is_not_reco
     assert recommended({"srg": {"a": BEST, "b": SECOND}, "adcc": {"a": CHANCE, "b": BEST}}, ["a", "b"]).row == "b"
     none = recommended({"srg": {"a": CHANCE}}, ["a"])
     assert none.row is None
-    assert none.agreed
     assert none.sentence == "On these 30 pictures no method can be recommended; judge more before you trust any map."
     assert none.against["a"].startswith("not significantly better than a random map")
 
@@ -177,7 +166,6 @@ def test_a_method_that_one_metric_of_two_finds_no_better_than_chance_is_not_reco
 def test_a_method_whose_maps_do_not_change_with_the_weights_is_not_recommended() -> None:
     found = recommended({"srg": {"edges": BEST, "a": SECOND}}, ["edges", "a"], unmoved=["edges"])
     assert found.row == "a"
-    assert found.agreed  # on the methods that can be recommended
     assert found.against == {"edges": "almost the same map if the weights are shuffled"}
 
 
@@ -190,23 +178,15 @@ def test_a_method_that_is_no_better_than_the_other_reference_maps_is_not_recomme
     assert with_better.row == "b"
 
 
-def test_metrics_that_prefer_different_methods_disagree_though_none_is_recommended() -> None:
-    found = recommended({"srg": {"a": BEST, "b": CHANCE}, "adcc": {"a": CHANCE, "b": BEST}}, ["a", "b"])
-    assert found.row is None
-    assert not found.agreed
-
-
 def test_a_metric_without_values_for_a_method_does_not_count_against_it() -> None:
     srg, feature = {"a": BEST, "b": SECOND}, {"a": NONE, "b": BEST}
     found = recommended({"srg": srg, "feature-srg": feature}, ["a", "b"])
     assert found.row == "a"
-    assert not found.agreed
 
 
-def test_a_metric_without_any_values_does_not_disagree() -> None:
+def test_a_metric_without_any_values_does_not_decide() -> None:
     found = recommended({"srg": {"a": BEST}, "feature-srg": {"a": NONE}}, ["a"])
     assert found.row == "a"
-    assert found.agreed
     assert found.sentence.startswith("Use a: it beats a random map in SRG, no method")
 
 
@@ -263,6 +243,12 @@ def backwards(activations: Tensor, gradients: Tensor) -> Tensor:
     return evidence.amax((1, 2), keepdim=True) - evidence
 
 
+def seldom(activations: Tensor, gradients: Tensor) -> Tensor:
+    """Weight like Grad-CAM where the feature maps are strong, and not at all elsewhere."""
+    weights = gradients.mean((2, 3), keepdim=True)
+    return weights * (activations.mean() > 0.55)
+
+
 def many_scenes() -> list[Image.Image]:
     """Return the shipped scenes, turned and cut in several ways."""
     pictures = [Image.open(scene).convert("RGB") for scene in SCENES]
@@ -271,52 +257,46 @@ def many_scenes() -> list[Image.Image]:
     return [*pictures, *mirrored, *cut]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker that takes tests from others comes back
 def trained() -> MethodJudgement:
-    return camkit.judge("demo-fair", many_scenes(), [backwards, "gradcam"], pictures=12)
+    return camkit.judge("demo-fair", many_scenes(), [backwards, "gradcam", seldom], pictures=7)
 
 
 def test_the_true_method_is_recommended_and_the_wrong_one_is_last(trained: MethodJudgement) -> None:
     assert trained.recommendation.row == "gradcam"
-    assert trained.recommendation.agreed
-    wrong, true, random = trained.rows[:3]
+    wrong, true, _, random = trained.rows[:4]
     assert random.name == "random"
     for metric in ("srg", "adcc", "feature-srg"):
         assert true.metrics[metric].beats_random
         assert not wrong.metrics[metric].beats_random
-        assert not wrong.metrics[metric].mean >= random.metrics[metric].mean  # it may have none
+        assert not wrong.metrics[metric].value >= random.metrics[metric].value  # it may have none
 
 
 @pytest.mark.extended
 def test_another_seed_draws_other_pictures_and_recommends_the_same(trained: MethodJudgement) -> None:
-    again = camkit.judge("demo-fair", many_scenes(), [backwards, "gradcam"], pictures=12, seed=1)
+    again = camkit.judge("demo-fair", many_scenes(), [backwards, "gradcam"], pictures=7, seed=1)
     assert set(again.pictures) != set(trained.pictures)
-    assert len(again.pictures) == 12
+    assert len(again.pictures) == 7
     assert again.recommendation.row == trained.recommendation.row
 
 
 # --- results and reports
 
 
-@pytest.fixture(scope="module")
-def on_scenes() -> MethodJudgement:
-    return camkit.judge("demo-fair", SCENES, ["gradcam", "cam", "eigencam"])
-
-
-def test_costs_and_layers_are_told(on_scenes: MethodJudgement) -> None:
-    by_name = {row.name: row for row in on_scenes.rows}
-    assert on_scenes.layer == by_name["gradcam"].layer == "features"
+def test_costs_and_layers_are_told(trained: MethodJudgement) -> None:
+    by_name = {row.name: row for row in trained.rows}
+    assert trained.layer == by_name["gradcam"].layer == "features"
     assert 0.3 < by_name["gradcam"].cost < 30
     assert by_name["gradcam"].unmoved is not None
     assert by_name["random"].method == ""
-    assert repr(on_scenes) == f"<MethodJudgement of 3 methods on 6 pictures: {on_scenes.recommendation.row}>"
+    assert repr(trained) == f"<MethodJudgement of 3 methods on 7 pictures: {trained.recommendation.row}>"
 
 
-def test_the_reports_say_the_same(on_scenes: MethodJudgement, tmp_path: Path) -> None:
-    page = on_scenes.save(tmp_path / "reports")
+def test_the_reports_say_the_same(trained: MethodJudgement, tmp_path: Path) -> None:
+    page = trained.save(tmp_path / "reports")
     text, markdown = page.read_text("utf-8"), (page.parent / "judge.md").read_text("utf-8")
     values = json.loads((page.parent / "judge.json").read_text("utf-8"))
-    assert values == on_scenes.to_dict()
+    assert values == trained.to_dict()
     assert values["recommendation"]["sentence"] in markdown
     assert values["recommendation"]["sentence"] in text
     for row in values["rows"]:
@@ -325,15 +305,8 @@ def test_the_reports_say_the_same(on_scenes: MethodJudgement, tmp_path: Path) ->
         assert mean in markdown
         assert mean in text
     assert "http" not in text.replace("http-equiv", "")
-    assert "<table>" in on_scenes._repr_html_()
-    assert on_scenes.to_markdown() in markdown
-
-
-@pytest.mark.extended
-def test_several_layers_have_rows_of_their_own() -> None:
-    found = camkit.judge("demo-fair", SCENES, ["gradcam"], target_layer=["features.0", "features"])
-    assert [row.name for row in found.rows[:2]] == ["gradcam at features.0", "gradcam at features"]
-    assert [row.layer for row in found.rows[:2]] == ["features.0", "features"]
+    assert "<table>" in trained._repr_html_()
+    assert trained.to_markdown() in markdown
 
 
 def test_layers_that_print_the_same_have_rows_of_their_own() -> None:
@@ -341,8 +314,6 @@ def test_layers_that_print_the_same_have_rows_of_their_own() -> None:
     relus = [name for name, module in model.module.named_modules() if isinstance(module, nn.ReLU)][:2]
     layers = [model.module.get_submodule(name) for name in relus]
     assert repr(layers[0]) == repr(layers[1])
-    found = camkit.judge(model, SCENES, ["gradcam"], target_layer=layers)
-    assert [row.layer for row in found.rows[:2]] == relus
     rows = camkit.compare(model, SCENES[0], ["gradcam"], target_layer=layers).rows
     assert [row.layer for row in rows] == relus
 
@@ -351,17 +322,13 @@ def test_layers_that_print_the_same_have_rows_of_their_own() -> None:
     ("arguments", "said"),
     [
         ({"images": SCENES[:4]}, "4 pictures can be used, but judging 1 map of each takes 5 or more$"),
-        (
-            {"methods": None},
-            "^6 pictures can be used, but judging 17 maps of each takes 9 or more$",
-        ),
+        ({"methods": None}, "^6 pictures can be used, but judging 17 maps of each takes 9 or more$"),
         ({"methods": []}, "the list of methods is empty"),
         ({"methods": ["eigencm"]}, "did you mean 'eigencam'"),
         ({"pictures": 3}, "pictures must be a whole number from 5, not 3"),
         ({"seed": -1}, "seed must be a whole number from 0, not -1"),
         ({"images": "nowhere"}, "^there is no file nowhere$"),
         ({"images": SCENES[:1]}, "^1 picture can be used"),
-        ({"images": Image.new("RGB", (8, 8))}, "^images must be a folder or a list of pictures, not Image"),
         ({"target_layer": ["featurs"]}, "^the model has no layer 'featurs'"),
         ({"target": "plain"}, "did you mean 'plane'"),
     ],
@@ -371,23 +338,16 @@ def test_a_wrong_call_is_one_sentence(arguments: dict[str, Any], said: str) -> N
         camkit.judge("demo-fair", **{"images": SCENES, "methods": ["gradcam"], **arguments})
 
 
-def seldom(activations: Tensor, gradients: Tensor) -> Tensor:
-    """Weight like Grad-CAM where the feature maps are strong, and not at all elsewhere."""
-    weights = gradients.mean((2, 3), keepdim=True)
-    return weights * (activations.mean() > 0.55)
-
-
-def test_where_a_map_is_empty_it_counts_like_the_random_one() -> None:
-    found = camkit.judge("demo-fair", many_scenes(), ["gradcam", seldom], pictures=12)
-    row, random = found.rows[1], found.rows[2]
+def test_where_a_map_is_empty_it_counts_like_the_random_one(trained: MethodJudgement) -> None:
+    row, random = trained.rows[2:4]
     assert row.name == "seldom"
-    assert 0 < row.empty < 12
-    assert row.metrics["adcc"].pictures == 0  # the map of the masked picture is empty for all: ADCC does not apply
+    assert 0 < row.empty < 7
+    assert row.metrics["adcc"].groups == 0  # the map of the masked picture is empty for all: ADCC does not apply
     for metric in set(row.metrics) - {"adcc"}:
         figure, chance = row.metrics[metric], random.metrics[metric].values
-        assert (figure.counted_like_random, figure.pictures) == (row.empty, 12)
+        assert (figure.counted_like_random, figure.groups) == (row.empty, 7)
         both = zip(figure.values, chance, strict=True)
-        assert figure.mean == pytest.approx(np.mean([other if np.isnan(value) else value for value, other in both]))
+        assert figure.value == pytest.approx(np.mean([other if np.isnan(value) else value for value, other in both]))
 
 
 class Overflowing(nn.Module):
@@ -412,6 +372,7 @@ def test_a_picture_without_a_finite_score_is_left_out_with_the_reason() -> None:
     assert "NaN or infinite" in found.unreadable["picture 7"]
 
 
+@pytest.mark.extended
 def test_feature_cells_are_those_of_the_layer_that_is_judged() -> None:
     explainer = camkit.Explainer("demo-fair")
     found = camkit.judge(explainer, SCENES, ["gradcam"], target_layer="features.1")
@@ -443,27 +404,3 @@ def test_a_folder_without_pictures_is_one_sentence_without_progress(
     folder.mkdir()
     assert main(["judge", str(folder), "--model", "demo-fair", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == f"camkit: {folder} is a folder; pass the picture files in it\n"
-
-
-@pytest.mark.extended
-def test_damaged_pictures_are_left_out_and_named(scene_folder: Path, tmp_path: Path) -> None:
-    (scene_folder / "broken.png").write_bytes(b"nothing")
-    found = camkit.judge("demo-fair", scene_folder, ["gradcam"])
-    assert len(found.pictures) == 6
-    assert list(found.unreadable) == [str(scene_folder / "broken.png")]
-    assert "broken.png" in "".join((found.save(tmp_path / "out").parent / "judge.md").read_text("utf-8"))
-
-
-def test_the_command_prints_the_table_and_writes_the_reports(
-    scene_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    call = ["judge", str(scene_folder), "--model", "demo-fair", "--method", "gradcam", "--out", str(out)]
-    assert main(call) == 0
-    printed = capsys.readouterr().out
-    assert "SRG of feature cells" in printed
-    assert "Use gradcam: it beats a random map" in printed
-    assert {file.name for file in out.iterdir()} == {"judge.html", "judge.json", "judge.md"}
-    assert main([*call, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"][0]["name"] == "gradcam"
-    assert main(["judge", str(tmp_path / "none"), "--model", "demo-fair"]) == 2

@@ -9,7 +9,6 @@ import os
 import pickle
 import re
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,29 +19,31 @@ import pytest
 import torch
 from networks import Maps, Parts
 from scipy.ndimage import gaussian_filter
+from tiers import represented_by
 from torch import Tensor, nn
 from unchanged import in_the_middle_of_training, unchanged
 
 import camkit
 from camkit import metrics
-from camkit.engine.heatmap import enlarge
+from camkit.engine.heatmap import cell_means, enlarge
 from camkit.errors import ImageError, InputError, TargetError
 from camkit.images.filling import dilated, fill_linearly, fill_smoothly
 from camkit.methods import variant
 from camkit.metrics import METRICS, Evaluator, Heat, evaluate
-from camkit.metrics.evaluator import BLUR, DEFAULTS, FILLS, ROAD_NOISE
-from camkit.metrics.faithfulness import ROAD_SHARES
-from camkit.metrics.heat import (
+from camkit.metrics.evaluator import (
+    BLUR,
+    DEFAULTS,
+    FILLS,
+    ROAD_NOISE,
     centred_map,
     colour_map,
     colours_of,
     curve_sets,
     even_shares,
     hot_sets,
-    pooled,
     random_map,
 )
-from camkit.metrics.whole_map import BINS, RADIUS, SAMPLES, SMOOTH_SAMPLES, entropy, rank_correlation
+from camkit.metrics.faithfulness import BINS, RADIUS, ROAD_SHARES, SAMPLES, SMOOTH_SAMPLES, entropy, rank_correlation
 from camkit.models.modules import shuffle_weights
 
 SIZE = 16
@@ -152,7 +153,7 @@ def test_linear_imputation_leaves_known_pixels_and_is_exact_on_a_slope() -> None
 
 
 @pytest.mark.parametrize("shape", ["pixels", "blobs", "all but one", "islands"])
-@pytest.mark.parametrize("size", [(37, 30), (1, 90), (200,), (9, 8, 10)])
+@pytest.mark.parametrize("size", [(37, 30), (200,), (9, 8, 10)])
 def test_linear_imputation_solves_its_equations(size: tuple[int, ...], shape: str) -> None:
     torch.manual_seed(3)
     picture, hole = torch.randn(2, *size) + 5, torch.rand(size) > 0.3
@@ -180,7 +181,7 @@ def test_linear_imputation_of_a_long_signal_is_a_straight_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["average-drop", "increase", "complexity"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_masking_equals_the_slow_reference(name: str, seed: int) -> None:
     _, picture, evaluator, score = setting()
     heat = random_heat(seed)
@@ -661,15 +662,6 @@ def test_a_batch_is_halved_if_memory_runs_out_and_stays_small() -> None:
     assert values.numbers() == pytest.approx(expected.numbers(), abs=1e-5)
 
 
-def test_a_single_picture_that_needs_too_much_memory_is_an_error() -> None:
-    class Huge(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            raise torch.OutOfMemoryError("out of memory")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        Evaluator(Huge(), torch.randn(3, SIZE, SIZE))
-
-
 # --- explanations
 
 
@@ -701,33 +693,13 @@ def test_an_explanation_is_made_again_with_all_its_options(way: str) -> None:
     model, picture, _, _ = setting()
     options = {"target_layer": "1", "method": "gradcam", **WAYS[way]}
     explained = camkit.explain(model, picture, target=1, **options)
-    own, smoothed = (
-        camkit.Explainer(model, **options),
-        camkit.Explainer(model, smooth="augment+eigen", spread="even"),
-    )
+    own, smoothed = (camkit.Explainer(model, **options), camkit.Explainer(model, smooth="augment+eigen", spread="even"))
     for judge in (model, own, smoothed):
         heat = Evaluator(judge, picture, 1).heat(explained)
         assert torch.equal(heat.made_anew(picture[None])[0], torch.from_numpy(explained.heatmap))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_explanation_of_a_table_is_made_again_only_if_the_same_map_comes_out(way: str) -> None:
-    model, picture, _, _ = setting()
-    options = {"target_layer": "1", "method": "gradcam", **WAYS[way]}
-    explained = camkit.explain(model, picture, target=1, **options)
-    stored = pickle.loads(pickle.dumps(explained))
-    own, names = camkit.Explainer(model, **options), ["coherency", "max-sensitivity", "mprt"]
-    values = evaluate(own, stored, picture, names)
-    assert values.numbers() == evaluate(model, explained, picture, names).numbers()
-    if "smooth" in options:  # a table keeps it
-        assert evaluate(model, stored, picture, names) == values
-        return
-    for value in evaluate(model, stored, picture, names).values():
-        assert value.status == "needs_method"
-        assert "gets another map for the picture itself" in value.reason
-
-
-def test_a_function_of_the_users_is_made_again_unless_it_comes_from_a_table() -> None:
+def test_an_explanation_is_made_again_by_any_judge_unless_it_comes_from_a_table() -> None:
     model, picture, _, _ = setting()
 
     def sizes(activations: Tensor, gradients: Tensor) -> Tensor:
@@ -743,11 +715,9 @@ def test_a_function_of_the_users_is_made_again_unless_it_comes_from_a_table() ->
     assert values[0]["max-sensitivity"].status == "ok"
     assert values[0] == values[1] == values[2]
     stored = pickle.loads(pickle.dumps(explained))
-    assert evaluate(explainer, stored, picture, "max-sensitivity") == values[0]
-    assert evaluate(other, stored, picture, "max-sensitivity")["max-sensitivity"].status == "needs_method"
-    value = evaluate(model, stored, picture, "max-sensitivity")["max-sensitivity"]
+    value = evaluate(explainer, stored, picture, "max-sensitivity")["max-sensitivity"]
     assert value.status == "needs_method"
-    assert "no method 'sizes'" in value.reason
+    assert "pass the explanation" in value.reason
 
 
 def test_the_class_of_the_explanation_is_judged() -> None:
@@ -757,7 +727,7 @@ def test_the_class_of_the_explanation_is_judged() -> None:
     with pytest.raises(InputError, match="the explanation is of class 2, and class 1 is judged"):
         evaluate(model, explained, picture, "srg", target=1)
     contrast = camkit.explain(model, picture, "3", target=camkit.targets.contrast(0, 1))
-    with pytest.raises(InputError, match="is of '0 rather than 1' and not of a class; pass its target"):
+    with pytest.raises(InputError, match=r"of '0 rather than 1' .* is not of a single class; pass its target"):
         evaluate(model, contrast, picture)
 
 
@@ -769,7 +739,7 @@ OWN_TARGETS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", OWN_TARGETS)
+@pytest.mark.parametrize("kind", represented_by("finer", "mask", among=OWN_TARGETS))
 def test_the_target_of_the_explanation_is_judged_and_not_its_class_alone(kind: str) -> None:
     model, target = OWN_TARGETS[kind]()
     picture, other = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
@@ -793,18 +763,10 @@ def test_the_cells_of_an_explanation_of_a_table_are_asked_for(kind: str) -> None
     picture = torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
     explained = camkit.explain(model, picture, target=target)
     stored = pickle.loads(pickle.dumps(explained))
-    with pytest.raises(InputError, match="which a table does not keep; pass its target"):
+    with pytest.raises(InputError, match="is not of a single class; pass its target"):
         evaluate(model, stored, picture)
     found = [evaluate(model, each, picture, "srg", target=target) for each in (stored, explained)]
     assert found[0] == found[1]
-
-
-def test_the_maps_of_finercam_and_of_the_finer_target_are_made_again_alike() -> None:
-    model, picture = small(classes=8), torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
-    ways = [{"target": 2, "method": "finercam"}, {"target": camkit.targets.finer(2), "method": "gradcam"}]
-    maps = [camkit.explain(model, picture, **way) for way in ways]
-    names = ["max-sensitivity", "mprt", "efficient-mprt"]
-    assert evaluate(model, maps[0], picture, names) == evaluate(model, maps[1], picture, names)
 
 
 def test_feature_metrics_use_the_layer_of_the_evaluator() -> None:
@@ -812,23 +774,13 @@ def test_feature_metrics_use_the_layer_of_the_evaluator() -> None:
     explained = camkit.explain(model, picture, "1", target=1)
     by_layer = [evaluate(model, explained, picture, "feature-srg", layer=layer).numbers() for layer in ("1", "3")]
     assert by_layer[0] != by_layer[1]
-    cells = pooled(torch.from_numpy(explained.heatmap), (4, 4))
+    cells = cell_means(torch.from_numpy(explained.heatmap)[None], (4, 4))[0]
     same = Heat(torch.from_numpy(explained.heatmap), cells=cells)
     assert evaluate(model, same, picture, "feature-srg", target=1, layer="3").numbers() == by_layer[1]
     fused = camkit.Explainer(model, ["1", "3"])
     value = evaluate(fused, explained, picture, "feature-srg")["feature-srg"]
     assert value.status == "undefined"
     assert "2 layers are fused; pass layer to choose one" in value.reason
-
-
-@pytest.mark.parametrize("smooth", ["augment", "eigen", "augment+eigen"])
-def test_feature_metrics_do_not_depend_on_how_maps_are_smoothed(smooth: Any) -> None:
-    model, picture, _, _ = setting()
-    explained = camkit.explain(model, picture, "1", target=1)
-    smoothed = camkit.Explainer(model, "1", smooth=smooth)
-    plain = evaluate(camkit.Explainer(model, "1"), explained, picture, FEATURES)
-    assert evaluate(smoothed, explained, picture, FEATURES) == plain
-    assert all(value.status == "ok" for value in plain.values())
 
 
 def test_a_head_that_cannot_be_run_alone_is_a_status() -> None:
@@ -900,29 +852,6 @@ def test_the_colour_row_finds_what_a_network_that_looks_for_a_colour_uses() -> N
     assert values["colour"]["srg"].number > values["random"]["srg"].number
 
 
-def test_a_map_that_is_the_same_nearly_everywhere_counts_as_one_without_an_order() -> None:
-    _, _, evaluator, _ = setting()
-    flat = torch.ones(SIZE, SIZE)
-    flat[0, 0] = 0.0
-    found = {name: evaluator(flat, name)[name].number for name in ("road", "srg", "top-loss")}
-    assert found["road"] == pytest.approx(0, abs=0.02)  # what its two halves show cancels out
-    assert found["srg"] == pytest.approx(0, abs=0.02)
-    lost = 1 - evaluator.emptied("blur") / evaluator.confidence
-    assert found["top-loss"] == pytest.approx(0.2 * lost, abs=0.01)  # a fifth of what is lost without all cells
-
-
-def test_a_random_map_is_another_one_for_a_changed_picture_and_the_centre_is_not() -> None:
-    _, picture, evaluator, _ = setting()
-    references = evaluator.references()
-    random, centre = references["random"], references["centre"]
-    assert torch.equal(random.made_anew(picture[None])[0], random.values)
-    assert not torch.equal(random.made_anew(picture[None] * 0.5)[0], random.values)
-    assert torch.equal(centre.made_anew(picture[None] * 0.5)[0], centre.values)
-    others = [Evaluator(small(), picture, 1, seed=seed).references()["random"] for seed in range(8)]
-    coherencies = [evaluator(other, "coherency")["coherency"].number for other in others]
-    assert np.mean([number for number in coherencies if number is not None]) == pytest.approx(0.5, abs=0.15)
-
-
 def test_a_table_of_a_model_without_scores_for_changed_pictures_has_reasons() -> None:
     class Unsteady(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -941,29 +870,8 @@ def test_a_heat_is_checked_like_an_array() -> None:
     _, _, evaluator, _ = setting()
     assert evaluator(Heat(torch.full((SIZE, SIZE), torch.nan)), "srg")["srg"].status == "non_finite"
     assert evaluator(Heat(torch.zeros(SIZE, SIZE)), "srg")["srg"].status == "empty_map"
-    with pytest.raises(InputError, match=r"the values of a Heat have shape \(5, 5\)"):
+    with pytest.raises(InputError, match="the map is for an input of 5x5, but this picture's input is 16x16"):
         evaluator(Heat(torch.rand(5, 5)), "srg")
-
-
-def test_mirrored_big_endian_and_read_only_arrays_are_maps() -> None:
-    _, _, evaluator, _ = setting()
-    heat = as_array(random_heat()).astype(np.float32)
-    expected = evaluator(torch.from_numpy(heat[::-1].copy()), "srg")["srg"].number
-    fixed = heat[::-1].copy()
-    fixed.flags.writeable = False
-    for given in (heat[::-1], heat[::-1].astype(">f4"), fixed):
-        assert evaluator(given, "srg")["srg"].number == expected
-
-
-def test_random_maps_of_other_pictures_and_seeds_differ() -> None:
-    model, picture, _, _ = setting()
-    maps = [
-        metrics.references(model, image, seed=seed)["random"].values
-        for image, seed in ((picture, 0), (picture, 1), (picture + 0.1, 0))
-    ]
-    assert torch.equal(maps[0], metrics.references(model, picture)["random"].values)
-    assert not torch.equal(maps[0], maps[1])
-    assert not torch.equal(maps[0], maps[2])
 
 
 # --- harmless
@@ -1034,18 +942,6 @@ def test_shuffling_keeps_the_values_and_the_biases() -> None:
         assert torch.equal(before, after) == (before.dim() == 1)
 
 
-def test_a_model_that_cannot_be_copied_is_a_status() -> None:
-    class Locked(Parts):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lock = threading.Lock()
-
-    model, picture = Locked().eval(), torch.randn(3, SIZE, SIZE)
-    value = evaluate(model, camkit.explain(model, picture, "layer"), picture, "mprt")["mprt"]
-    assert value.status == "undefined"
-    assert "cannot be copied (TypeError" in value.reason
-
-
 # --- the doors
 
 
@@ -1053,7 +949,7 @@ def test_a_model_that_cannot_be_copied_is_a_status() -> None:
     ("call", "sentence"),
     [
         (lambda m, p: evaluate(m, torch.rand(4), p), "the map has shape (4,), and the model's input has size 16x16"),
-        (lambda m, p: evaluate(m, "heat", p), "a map is an explanation or an array, not str"),
+        (lambda m, p: evaluate(m, "heat", p), "a map is an explanation or an array of real numbers, not of str"),
         (lambda m, p: evaluate(m, np.array([[None]]), p), "real numbers, not of object"),
         (lambda m, p: evaluate(m, torch.ones(4, 4) * 1j, p), "real numbers, not of torch.complex64"),
         (lambda m, p: evaluate(m, torch.rand(4, 4), p, "srgg"), "unknown metric 'srgg'; did you mean 'srg'"),
@@ -1101,7 +997,7 @@ def test_boxes_and_absent_targets_are_refused() -> None:
 def test_an_explanation_of_another_size_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     explained = camkit.explain(model, torch.randn(3, 20, 20), "0")
-    with pytest.raises(InputError, match="the explanation is of an input of 20x20 and the picture of one of 16x16"):
+    with pytest.raises(InputError, match="the map is for an input of 20x20, but this picture's input is 16x16"):
         evaluate(model, explained, torch.randn(3, SIZE, SIZE))
 
 

@@ -165,9 +165,3 @@ def test_a_file_without_a_function_is_asked_for_one(tmp_path: Path, capsys: pyte
     file.write_text("raise SystemExit\ndef build(): ...\n")
     assert main([str(SCENE), "--model", str(file)]) == 2
     assert f"name the one that returns the model: {file}:build" in " ".join(capsys.readouterr().err.split())
-
-
-def test_layers_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["layers", "--model", "mobilenet_v2"]) == 0
-    table = capsys.readouterr().out.split("parameters,")[0].splitlines()
-    assert max(map(len, table[:-1])) <= 80

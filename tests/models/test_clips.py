@@ -126,7 +126,7 @@ def test_the_attention_of_a_clip_equals_the_slow_reference(family):
     model = lively(made(family, attn_implementation="eager")[0])
     image = torch.randn(1, 3, 8, 32, 32)
 
-    row = camkit.explain(camkit.models.clips.taking_clips(model, "pixel_values"), image, target=2)
+    row = camkit.explain(camkit.models.modules.taking_clips(model, "pixel_values"), image, target=2)
 
     output = model(image.transpose(1, 2), output_attentions=True)
     gradients = torch.autograd.grad(output.logits[0, 2], output.attentions)
@@ -147,7 +147,7 @@ def test_tokens_that_run_through_the_frames_of_each_patch_are_put_in_order():
     name = "timesformer.encoder.layer.0"
 
     row = camkit.explain(
-        camkit.models.clips.taking_clips(model, "pixel_values"), image, f"model.{name}", method="hirescam", target=2
+        camkit.models.modules.taking_clips(model, "pixel_values"), image, f"model.{name}", method="hirescam", target=2
     )
 
     kept: list[Tensor] = []
@@ -162,13 +162,13 @@ def test_tokens_that_run_through_the_frames_of_each_patch_are_put_in_order():
     changed = image.clone()
     changed[0, :, 5, 8:16, 16:24] += 1
     layout = camkit.Explainer(
-        camkit.models.clips.taking_clips(model, "pixel_values"), f"model.{name}", method="gradcam"
+        camkit.models.modules.taking_clips(model, "pixel_values"), f"model.{name}", method="gradcam"
     )
     layout(image[0], target=2)
     order = layout.layer.layout
     assert (order.grid, order.prefix, order.order) == ((8, 4, 4), 1, (1, 2, 0))
     before, after = (model.timesformer.embeddings(one.transpose(1, 2)) for one in (image, changed))
-    moved = camkit.engine.capture.to_grid((after - before).abs(), order).sum(1)[0]
+    moved = camkit.engine.passes.to_grid((after - before).abs(), order).sum(1)[0]
     assert (moved > 1e-6).nonzero().tolist() == [[5, 1, 2]]
 
 
@@ -177,7 +177,7 @@ def test_joint_attention_over_patch_and_frame_is_put_in_order_too():
     model = lively(made("timesformer", attention_type="joint_space_time", attn_implementation="eager")[0])
     image = torch.randn(1, 3, 8, 32, 32)
 
-    row = camkit.explain(camkit.models.clips.taking_clips(model, "pixel_values"), image, target=1, method="chefer")
+    row = camkit.explain(camkit.models.modules.taking_clips(model, "pixel_values"), image, target=1, method="chefer")
 
     output = model(image.transpose(1, 2), output_attentions=True)
     gradients = torch.autograd.grad(output.logits[0, 1], output.attentions)
@@ -199,7 +199,7 @@ def test_the_tokens_of_a_clip_give_the_map_of_the_slow_reference(family):
     image = torch.randn(1, 3, 8, 32, 32)
 
     row = camkit.explain(
-        camkit.models.clips.taking_clips(model, name), image, f"model.{layer}", target=1, method="hirescam"
+        camkit.models.modules.taking_clips(model, name), image, f"model.{layer}", target=1, method="hirescam"
     )
 
     kept: list[Tensor] = []
@@ -302,14 +302,6 @@ def test_a_clip_is_drawn_as_a_video_and_a_sheet_in_a_shell(saved, clip, tmp_path
     figure = read(tmp_path / "heat.mp4")[0]
     assert figure.shape[0] > 320, "the frame, its caption and the colours"
     assert "frames" in capsys.readouterr().out
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_shell_loads_a_model_of_clips_of_each_family(saved, clip, tmp_path, family):
-    assert run(clip, saved(family), tmp_path / "heat.mp4") == 0
-
-    assert len(list(tmp_path.glob("*.mp4"))) == 1
 
 
 @pytest.mark.extended

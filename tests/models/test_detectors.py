@@ -350,35 +350,6 @@ def test_the_map_of_a_detector_that_takes_texts_equals_the_slow_reference(tmp_pa
     assert np.allclose(found.raw, expected, atol=1e-3 * np.abs(expected).max())
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("family", [*FAMILIES, *SEARCHERS])
-def test_a_shell_loads_a_detector_of_each_family(saved, tmp_path, family):
-    text = ["--text", "car"] if family in SEARCHERS else []
-    if text:
-        searcher(tmp_path, family)
-    folder = tmp_path if text else saved(family)
-
-    assert (
-        main(
-            [
-                str(PLANE),
-                "--model",
-                f"hf:{folder}",
-                "--device",
-                "cpu",
-                "--box",
-                "0",
-                "-o",
-                str(tmp_path / "a.png"),
-                *text,
-            ]
-        )
-        == 0
-    )
-
-    assert (tmp_path / "a.png").is_file()
-
-
 def processor_boxes(output: Any, family: str) -> torch.Tensor:
     """Return the corners of all boxes (Q, 4) in pixels of a picture of 150 x 100 pixels."""
     middle_x, middle_y, width, height = output.pred_boxes[0].unbind(1)

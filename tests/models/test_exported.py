@@ -6,7 +6,6 @@ import itertools
 import json
 import zipfile
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,12 @@ from torch import Tensor, nn
 import camkit
 from camkit.cli import main
 from camkit.errors import ImageError, InputError, LayerError, MethodError, ModelError, RunError, TargetError
-from camkit.kit.fingerprint import digest_of_weights
+from camkit.kit.store import digest_of_weights
 from camkit.methods import variant
-
-pytestmark = pytest.mark.extended
 
 pytest.importorskip("onnx")
 
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper
 from onnxruntime import quantization
 
@@ -98,7 +94,10 @@ def onnx_file(
     return file
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the exporters of PyTorch warn of what they deprecate
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.filterwarnings("ignore"),
+]  # the exporters of PyTorch warn of what they deprecate
 
 
 # --- torch.export
@@ -268,33 +267,12 @@ def test_a_large_second_output_hides_no_wrong_scores(tmp_path: Path) -> None:
     assert "run by onnxruntime" in (camkit.load_model(str(file)).note or "")
 
 
-def test_a_picture_of_another_size_than_the_file_takes_is_refused(tmp_path: Path) -> None:
-    loaded = camkit.load_model(str(onnx_file(tmp_path / "m.onnx", small())))
-    with pytest.raises(ModelError, match=r"the file takes pictures of shape \(3, 32, 32\), not \(3, 64, 64\)"):
-        camkit.explain(loaded, torch.randn(3, 64, 64))
-
-
 def test_half_precision_is_converted(tmp_path: Path) -> None:
     file = onnx_file(tmp_path / "m.onnx", small().half(), dtype=torch.float16)
     loaded = camkit.load_model(str(file))
     assert "run as a PyTorch module" in (loaded.note or "")
     found, expected = (camkit.explain(each, picture(), method="gradcam", target=1).raw for each in (loaded, small()))
     np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
-
-
-def test_half_precision_between_inputs_and_outputs_of_single_precision_is_converted(tmp_path: Path) -> None:
-    weights = (0.3 * np.random.default_rng(0).standard_normal((4, 3, 4, 4))).astype(np.float16)
-    nodes = [
-        helper.make_node("Cast", ["images"], ["halved"], to=TensorProto.FLOAT16),
-        helper.make_node("Conv", ["halved", "weights"], ["maps"], strides=[4, 4]),
-        helper.make_node("Relu", ["maps"], ["active"]),
-        helper.make_node("GlobalAveragePool", ["active"], ["pooled"]),
-        helper.make_node("Flatten", ["pooled"], ["flat"]),
-        helper.make_node("Cast", ["flat"], ["scores"], to=TensorProto.FLOAT),
-    ]
-    loaded = camkit.load_model(str(graph_file(tmp_path / "m.onnx", nodes, weights=weights)))
-    assert "run as a PyTorch module" in (loaded.note or "")
-    assert camkit.explain(loaded, picture(), method="gradcam").status == "ok"
 
 
 def test_a_graph_for_four_pictures_explains_one(tmp_path: Path) -> None:
@@ -311,19 +289,6 @@ def test_a_graph_for_four_pictures_explains_one(tmp_path: Path) -> None:
     plain[0].weight.data = torch.from_numpy(weights)
     found, expected = (camkit.explain(each, picture(), method="occlusion", target=1) for each in (loaded, plain))
     np.testing.assert_allclose(found.raw, expected.raw, atol=1e-5 * np.abs(expected.raw).max())
-
-
-def test_a_graph_that_returns_a_list_is_refused(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("GlobalAveragePool", ["images"], ["pooled"]),
-        helper.make_node("SequenceConstruct", ["pooled", "pooled"], ["scores"]),
-    ]
-    file = graph_file(tmp_path / "m.onnx", nodes)
-    graph = onnx.load(file)
-    graph.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("scores", TensorProto.FLOAT, None))
-    onnx.save(graph, file)
-    with pytest.raises(ModelError, match="returns something other than arrays of numbers"):
-        camkit.load_model(str(file))
 
 
 def test_features_beside_scores_are_not_taken_for_maps_of_classes(tmp_path: Path) -> None:
@@ -343,17 +308,6 @@ def test_features_beside_scores_are_not_taken_for_maps_of_classes(tmp_path: Path
         found = camkit.explain(model, picture(), method="gradcam", output=1, target=1)
         expected = camkit.explain(small(), picture(), method="gradcam", target=1)
         np.testing.assert_allclose(found.raw, expected.raw, atol=1e-4 * np.abs(expected.raw).max())
-
-
-def test_of_two_outputs_of_one_shape_neither_is_taken(tmp_path: Path) -> None:
-    class Two(Small):
-        def forward(self, images: Tensor) -> Any:
-            maps = self.stem(images)
-            return maps[:, :1], maps[:, 1:2]
-
-    file = onnx_file(tmp_path / "two.onnx", Two().eval())
-    with pytest.raises(TargetError, match=r"\(1, 1, 16, 16\) and \(1, 1, 16, 16\); choose one .*output=1"):
-        camkit.explain(camkit.load_model(str(file)), picture())
 
 
 def test_of_several_outputs_the_caller_chooses_one(tmp_path: Path) -> None:
@@ -419,7 +373,7 @@ def test_values_for_pictures_up_to_255_are_not_taken_for_those_up_to_1(tmp_path:
     loaded = camkit.load_model(str(file))
     assert loaded.preprocess is None
     assert loaded.labels == ("plane", "ship", "car", "bird")
-    with pytest.raises(InputError, match=r"mean must be numbers for values from 0 to 1.*divide those"):
+    with pytest.raises(InputError, match=r"numbers for values from 0 to 1.*divide those"):
         camkit.load_model(str(file), mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4))
 
 
@@ -452,43 +406,7 @@ def test_metadata_beside_a_model_of_pytorch_is_used_and_said(suffix: str, form: 
     assert torch.equal(loaded.preprocess(Image.fromarray(pixels)), torch.full((3, SIDE, SIDE), 2.0))
 
 
-def test_the_note_says_the_runtime_and_whether_there_are_gradients(program: Path, tmp_path: Path) -> None:
-    torch.jit.trace(small(), torch.randn(1, 3, SIDE, SIDE)).save(tmp_path / "m.ts")
-    files = {
-        onnx_file(tmp_path / "m.onnx", small()): f"with gradients by torch {torch.__version__}",
-        resized(tmp_path / "resized.onnx"): f"run by onnxruntime {onnxruntime.__version__} without gradients",
-        program: f"with gradients by torch {version('torch')}",
-        tmp_path / "m.ts": f"without gradients by torch {version('torch')}",
-    }
-    for file, said in files.items():
-        assert said in (camkit.load_model(str(file), trust_remote_code=True).note or "")
-
-
 # --- quantised graphs
-
-
-@pytest.mark.parametrize("axis", [None, 0], ids=["one scale", "a scale for each channel"])
-def test_quantised_weights_become_floating_point_numbers(tmp_path: Path, axis: int | None) -> None:
-    integers = np.random.default_rng(0).integers(-128, 128, (4, 3, 4, 4), np.int8)
-    scale = np.float32(0.03) if axis is None else np.array([0.01, 0.02, 0.03, 0.04], np.float32)
-    zero = np.int8(5) if axis is None else np.array([5, -3, 0, 7], np.int8)
-    options = {} if axis is None else {"axis": axis}
-    nodes = [
-        helper.make_node("DequantizeLinear", ["integers", "scale", "zero"], ["weights"], **options),
-        helper.make_node("Conv", ["images", "weights"], ["maps"], strides=[4, 4]),
-        helper.make_node("Relu", ["maps"], ["active"]),
-        helper.make_node("GlobalAveragePool", ["active"], ["pooled"]),
-        helper.make_node("Flatten", ["pooled"], ["scores"]),
-    ]
-    file = graph_file(tmp_path / "m.onnx", nodes, integers=integers, scale=scale, zero=zero)
-    loaded = camkit.load_model(str(file))
-    assert "run as a PyTorch module" in (loaded.note or "")
-    plain = nn.Sequential(nn.Conv2d(3, 4, 4, 4, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    wide = (1, 1, 1, 1) if axis is None else (-1, 1, 1, 1)
-    numbers = (integers.astype(np.float32) - zero.astype(np.float32).reshape(wide)) * scale.reshape(wide)
-    plain[0].weight.data = torch.from_numpy(numbers)
-    found, expected = (camkit.explain(each, picture(), method="gradcam", target=1).raw for each in (loaded, plain))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_weights_in_a_file_beside_the_graph_are_read_and_are_part_of_the_checksum(tmp_path: Path) -> None:
@@ -512,14 +430,14 @@ class Calibration(quantization.CalibrationDataReader):
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator", "dynamic"])
-def test_quantised_activations_are_run_without_gradients(form: str, tmp_path: Path) -> None:
+def test_quantised_files_are_run_without_gradients(form: str, tmp_path: Path) -> None:
     plain, file = onnx_file(tmp_path / "plain.onnx", small()), tmp_path / "m.onnx"
     if form == "dynamic":
         quantization.quantize_dynamic(plain, file)
     else:
         quantization.quantize_static(plain, file, Calibration(), quant_format=quantization.QuantFormat[form])
     loaded = camkit.load_model(str(file))
-    assert "without gradients (its activations are quantised, which have no gradients)" in (loaded.note or "")
+    assert "without gradients (it is quantised, and integers have no gradients)" in (loaded.note or "")
     found, expected = (camkit.explain(each, picture(), method="occlusion", target=1) for each in (loaded, small()))
     assert np.corrcoef(found.raw.ravel(), expected.raw.ravel())[0, 1] > 0.9
 
@@ -573,39 +491,6 @@ def named_twice(folder: Path) -> Path:
     tensor = in_a_file("data")
     tensor.external_data.add(key="location", value="../secret")
     return of_weights_in_files(folder, tensor)
-
-
-def of_nested_branches(folder: Path) -> Path:
-    """Write a graph with 10,000 branches inside each other, byte by byte."""
-
-    def number(value: int) -> bytes:
-        return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + number(value >> 7)
-
-    def field(place: int, *parts: bytes) -> list[bytes]:
-        return [number(place << 3 | 2), number(sum(map(len, parts))), *parts]
-
-    node = helper.make_node("Identity", ["images"], ["scores"]).SerializeToString()
-    result = b"".join(field(12, onnx.ValueInfoProto(name="scores").SerializeToString()))
-    before, after, length = list[bytes](), list[bytes](), len(node)
-    for _ in range(10_000):  # from the inside out: the branch's graph, the attribute that holds it, and the node
-        for place, more in ((1, result), (6, b""), (5, b"")):
-            before += [number(place << 3 | 2) + number(length)]
-            after += [more]
-            length += len(before[-1]) + len(more)
-        kind = b"".join(field(4, b"If"))
-        after += [kind]
-        length += len(kind)
-    raw = b"".join([*before[::-1], node, *after])
-    model = onnx.load(graph_file(folder / "m.onnx", []))
-    graph = model.graph.SerializeToString() + b"".join(field(1, raw))
-    model.ClearField("graph")
-    (folder / "m.onnx").write_bytes(model.SerializeToString() + b"".join(field(7, graph)))
-    return folder / "m.onnx"
-
-
-def cyclic(folder: Path) -> Path:
-    nodes = [helper.make_node("Add", ["images", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
-    return graph_file(folder / "m.onnx", [*nodes, helper.make_node("Flatten", ["a"], ["scores"])])
 
 
 def of_unknown_operators(folder: Path) -> Path:
@@ -669,35 +554,11 @@ def of_texts(form: str) -> Callable[[Path], Path]:
     return write
 
 
-def recursive(folder: Path) -> Path:
-    file = graph_file(folder / "m.onnx", [helper.make_node("F", ["images"], ["scores"], domain="own")])
-    graph = onnx.load(file)
-    inner = helper.make_node("F", ["x"], ["y"], domain="own")
-    function = helper.make_function("own", "F", ["x"], ["y"], [inner], [helper.make_opsetid("", 17)])
-    function.opset_import.append(helper.make_opsetid("own", 1))
-    graph.functions.append(function)
-    graph.opset_import.append(helper.make_opsetid("own", 1))
-    file.write_bytes(graph.SerializeToString())
-    return file
-
-
-def of_a_huge_constant(folder: Path) -> Path:
-    nodes = [
-        helper.make_node("ConstantOfShape", ["lengths"], ["much"]),
-        helper.make_node("ReduceMax", ["much"], ["one"], keepdims=0),
-        helper.make_node("Add", ["images", "one"], ["sum"]),
-        helper.make_node("Flatten", ["sum"], ["scores"]),
-    ]
-    return graph_file(folder / "m.onnx", nodes, lengths=np.array([10**7, 10**7], np.int64))
-
-
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "weights in another folder": (outside, "names weights in other folders"),
     "weights in two places": (named_twice, "names weights in other folders"),
     "a constant in a device": (a_constant_outside, "names weights in other folders"),
     "weights in a link": (a_link_to_zeros, "names weights in other folders"),
-    "nested branches": (of_nested_branches, "cannot be read as an ONNX file"),
-    "a cycle": (cyclic, "cannot be run by onnxruntime"),
     "unknown operators": (of_unknown_operators, r"uses nobody\.knows\.Secret, which camkit does not run"),
     "not an ONNX file": (written("m.onnx", b"words" * 100), "cannot be read as an ONNX file|cannot be run"),
     "an empty ONNX file": (written("m.onnx", b""), "cannot be read as an ONNX file|cannot be run"),
@@ -705,14 +566,12 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "an empty program": (written("m.pt2", b""), r"cannot be read as a program of torch\.export"),
     "not TorchScript": (written("m.ts", b"words"), "is not a TorchScript file"),
     "a state dict": (state_dict, "if it holds a state dict, name the network and pass the file as its weights"),
-    "a function that calls itself": (recursive, "holds functions, which camkit does not run"),
     "a function with texts": (of_texts("a function"), "holds functions, which camkit does not run"),
     "texts as constants": (of_texts("an initializer"), "holds texts among its numbers"),
     "texts in a subgraph": (of_texts("a subgraph"), "holds texts among its numbers"),
     "a tokenizer": (a_tokenizer, r"uses com\.microsoft\.Tokenizer, which camkit does not run"),
     "a cast to texts": (a_cast_to_texts, "holds texts among its numbers"),
     "another domain": (of_texts("another domain"), r"uses own\.Resize, which camkit does not run"),
-    "a huge constant": (of_a_huge_constant, "cannot be run"),
     "no file": (lambda folder: folder / "gone.onnx", "there is no file"),
 }
 
@@ -739,31 +598,6 @@ def test_files_that_cannot_be_read_are_one_sentence(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".onnx", ".ts"])
-def test_damaged_files_are_one_sentence(suffix: str, program: Path, tmp_path: Path) -> None:
-    whole = program
-    if suffix != ".pt2":
-        whole = tmp_path / f"whole{suffix}"
-        if suffix == ".onnx":
-            onnx_file(whole, small())
-        else:
-            torch.jit.trace(small(), torch.randn(1, 3, SIDE, SIDE)).save(whole)
-    data, numbers = bytearray(whole.read_bytes()), np.random.default_rng(0)
-    for number in range(12):
-        file = tmp_path / f"{number}{suffix}"
-        broken = bytearray(data)
-        if number % 2:
-            broken = broken[: int(numbers.integers(len(broken)))]
-        else:
-            for place in numbers.integers(0, 2000, 20):
-                broken[place] = int(numbers.integers(256))
-        file.write_bytes(broken)
-        try:
-            camkit.load_model(str(file), trust_remote_code=True)
-        except ModelError as error:
-            assert "\n" not in str(error)
-
-
 # --- forward passes
 
 
@@ -786,7 +620,7 @@ class Resized(nn.Module):
 
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [*((kind, FEW) for kind in ("m.onnx", "resized.onnx", "m.pt2", "m.ts", "function")), ("m.onnx", "occlusion")],
+    [*((kind, FEW) for kind in ("m.onnx", "resized.onnx", "m.pt2", "m.ts")), ("m.onnx", "occlusion")],
 )
 def test_methods_of_forward_passes_explain_files_and_functions_as_the_model(
     kind: str, method: Any, program: Path, tmp_path: Path
@@ -801,8 +635,7 @@ def test_methods_of_forward_passes_explain_files_and_functions_as_the_model(
     elif kind == "m.ts":
         torch.jit.trace(model, torch.randn(2, 3, SIDE, SIDE)).save(tmp_path / kind)
     file = program if kind == "m.pt2" else tmp_path / kind
-    loaded = camkit.black_box(as_function) if kind == "function" else trusted(file)
-    found, expected = (camkit.explain(each, picture(), method=method, target=1) for each in (loaded, model))
+    found, expected = (camkit.explain(each, picture(), method=method, target=1) for each in (trusted(file), model))
     np.testing.assert_allclose(found.raw, expected.raw, atol=1e-4 * np.abs(expected.raw).max())
 
 
@@ -818,33 +651,6 @@ def test_torchscript_is_a_black_box(make: Callable[[nn.Module], Any], tmp_path: 
     for method in ("occlusion", FEW):
         found, expected = (camkit.explain(each, picture(), method=method, target=1) for each in (loaded, small()))
         np.testing.assert_allclose(found.raw, expected.raw, atol=1e-5 * np.abs(expected.raw).max())
-
-
-class Answers(nn.Module):
-    """Returns the scores in one of several forms."""
-
-    def __init__(self, form: str) -> None:
-        super().__init__()
-        self.form, self.small = form, small()
-
-    def forward(self, images: Tensor) -> Any:
-        scores = self.small(images)
-        forms = {"tuple": (scores, images), "dict": {"logits": scores}, "half": scores.half(), "two": (-scores, scores)}
-        return forms[self.form]
-
-
-@pytest.mark.parametrize("form", ["tuple", "dict", "half", "two"])
-def test_torchscript_may_answer_in_any_form_that_a_module_may(form: str, tmp_path: Path) -> None:
-    torch.jit.trace(Answers(form).eval(), torch.randn(1, 3, SIDE, SIDE), strict=False).save(tmp_path / "m.ts")
-    expected = camkit.explain(small(), picture(), method="occlusion", target=1)
-    if form == "two":
-        with pytest.raises(TargetError, match=r"several tensors that could hold class scores.*output=1"):
-            camkit.explain(trusted(tmp_path / "m.ts"), picture())
-    loaded = trusted(tmp_path / "m.ts", output=1 if form == "two" else None)
-    found = camkit.explain(loaded, picture(), target=1)
-    assert found.method == "occlusion"
-    tolerance = 1e-2 if form == "half" else 1e-5
-    np.testing.assert_allclose(found.raw, expected.raw, atol=tolerance * np.abs(expected.raw).max())
 
 
 def test_torchscript_of_half_precision_is_run_in_it(tmp_path: Path) -> None:
@@ -892,7 +698,7 @@ class Clamped(nn.Module):
         return scores.float().clamp(0, 1)
 
 
-@pytest.mark.parametrize("kind", ["traced", "scripted", "onnx", "function"])
+@pytest.mark.parametrize("kind", ["scripted", "onnx", "function"])
 def test_a_sigmoid_at_the_end_of_a_black_box_gives_the_probabilities(kind: str, tmp_path: Path) -> None:
     model, above = nn.Sequential(small(), nn.Sigmoid(), nn.Identity(), Clamped()).eval(), camkit.targets.above(0.3)
     if kind == "function":
@@ -900,8 +706,7 @@ def test_a_sigmoid_at_the_end_of_a_black_box_gives_the_probabilities(kind: str, 
     elif kind == "onnx":
         box = camkit.load_model(str(onnx_file(tmp_path / "m.onnx", model, batch=2)))
     else:
-        script = torch.jit.script(model) if kind == "scripted" else torch.jit.trace(model, picture()[None])
-        script.save(tmp_path / "m.ts")
+        torch.jit.script(model).save(tmp_path / "m.ts")
         box = trusted(tmp_path / "m.ts")
 
     found, expected = (camkit.explain(each, picture(), method="occlusion", target=above) for each in (box, model))
@@ -968,14 +773,6 @@ def test_what_needs_layers_says_why_a_black_box_has_none(kind: str, tmp_path: Pa
             call()
 
 
-def test_the_layers_of_torchscript_are_refused_in_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.jit.trace(small(), torch.randn(1, 3, SIDE, SIDE)).save(tmp_path / "m.ts")
-    command = ["layers", "--model", str(tmp_path / "m.ts"), "--size", "32", "--mean", "0.5", "--std", "0.5"]
-    assert main([*command, "--trust-remote-code"]) == 2
-    said = "cannot read the layers and gradients of a TorchScript file; export the model with torch.export"
-    assert said in capsys.readouterr().err
-
-
 def test_a_function_may_take_a_fixed_number_of_pictures() -> None:
     sizes = []
 
@@ -1003,19 +800,6 @@ def test_a_function_may_take_a_fixed_number_of_pictures() -> None:
 def test_a_function_that_returns_something_else_is_one_sentence(function: Any, said: str) -> None:
     with pytest.raises(RunError, match=said):
         camkit.explain(camkit.black_box(function), picture())
-
-
-def test_a_function_may_use_its_array_again() -> None:
-    held: dict[int, Tensor] = {}
-
-    def again(pictures: Tensor) -> Tensor:
-        scores = held.setdefault(len(pictures), torch.empty(len(pictures), 4))
-        return scores.copy_(torch.from_numpy(as_function(pictures)))
-
-    found, expected = (
-        camkit.explain(camkit.black_box(each, batch=4), picture(), target=1) for each in (again, as_function)
-    )
-    np.testing.assert_allclose(found.raw, expected.raw, atol=1e-6)
 
 
 def test_files_with_the_same_weights_and_other_code_have_fingerprints_of_their_own(tmp_path: Path) -> None:

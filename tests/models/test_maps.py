@@ -20,7 +20,6 @@ from camkit.cli import main
 from camkit.errors import InputError, ModelError, TargetError
 from camkit.metrics import Evaluator
 from camkit.models import load_model
-from camkit.targets.fixed import of_changed_picture
 
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
 NAMES = {0: "wall", 1: "cat", 2: "dog"}
@@ -188,17 +187,9 @@ def test_a_class_is_explained_where_its_library_finds_it(saved, family):
 def test_camkit_chooses_a_layer_of_a_segmentation_network(saved, family):
     row = camkit.explain(f"hf:{saved(family)}", PLANE, device="cpu", target="cat")
 
-    assert row.status == "ok"
     assert row.label == "cat"
     assert min(row.raw.shape) >= 2
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("family", [*FAMILIES, "dpt", "depth_anything"])
-def test_a_shell_loads_a_network_of_each_family(saved, tmp_path, family):
-    assert main([str(PLANE), "--model", f"hf:{saved(family)}", "--device", "cpu", "-o", str(tmp_path / "a.png")]) == 0
-
-    assert (tmp_path / "a.png").is_file()
+    assert row.raw.any()
 
 
 @pytest.mark.extended
@@ -231,17 +222,6 @@ def test_the_mean_depth_of_a_region_is_explained(saved, family):
     )
     assert np.allclose(near.raw, expected, atol=1e-4 * np.abs(expected).max())
     assert np.allclose(far.raw, -near.raw)
-
-
-def test_a_region_follows_a_mirrored_picture():
-    depth = torch.arange(16.0).reshape(1, 4, 4)
-    target = targets.region(0, 0, 10, 40).on_inputs([lambda x, y: (x, y)], (40, 40))
-
-    plain = target(depth, 1)
-    mirrored = of_changed_picture(target, plain, mirrored=True)
-
-    assert plain.values.tolist() == [6.0]
-    assert mirrored(depth.flip(-1), 1).values.tolist() == [6.0]
 
 
 class Depth(nn.Module):

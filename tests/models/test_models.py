@@ -111,8 +111,7 @@ WRAPPED: dict[str, Callable[[dict[str, Tensor]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("ending", ["pth", "pt", "bin"])
-@pytest.mark.parametrize("case", WRAPPED)
+@pytest.mark.parametrize(("case", "ending"), [*((case, "pth") for case in WRAPPED), ("plain", "pt"), ("plain", "bin")])
 def test_weights_in_a_file(squeezenet, tmp_path, case, ending):
     path = tmp_path / f"weights.{ending}"
     torch.save(WRAPPED[case](squeezenet.state_dict()), path)
@@ -198,16 +197,15 @@ def test_seven_classes_end_to_end(tmp_path, picture):
     assert explanation.name == f"class {explanation.target}"
 
 
-@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_weights_saved_without_the_auxiliary_heads_are_enough(tmp_path, name):
+def test_weights_saved_without_the_auxiliary_heads_are_enough(tmp_path):
     # torchvision's own googlenet(weights=...) drops these heads after loading, so that a saved copy lacks them.
     torch.manual_seed(0)
-    state = torchvision.models.get_model(name, weights=None, init_weights=False).state_dict()
+    state = torchvision.models.googlenet(weights=None, init_weights=False).state_dict()
     kept = {key: value for key, value in state.items() if not key.lower().startswith("aux")}
     assert len(kept) < len(state)
     torch.save(kept, tmp_path / "w.pth")
 
-    module = load_model(name, tmp_path / "w.pth", "cpu").module
+    module = load_model("googlenet", tmp_path / "w.pth", "cpu").module
 
     assert all(torch.equal(module.state_dict()[key], value) for key, value in kept.items())
 
@@ -223,15 +221,6 @@ def test_weights_of_another_architecture_are_refused(squeezenet, tmp_path):
     assert str(path) in str(caught.value)
     assert "resnet18" in str(caught.value)
     assert 'Missing key(s) in state_dict: "conv1.weight"' in str(caught.value)
-
-
-def test_a_wider_network_of_the_same_layout_is_refused(tmp_path):
-    torch.save(torchvision.models.shufflenet_v2_x1_0().state_dict(), tmp_path / "wide.pth")
-
-    with pytest.raises(ModelError, match="size mismatch for") as caught:
-        load_model("shufflenet_v2_x0_5", tmp_path / "wide.pth", "cpu")
-
-    assert_one_sentence(caught.value)
 
 
 class Payload:
@@ -295,16 +284,6 @@ def test_a_file_without_a_state_dict_says_how_to_save_one(tmp_path, content):
 
     with pytest.raises(ModelError, match="state dict") as caught:
         load_model(SMALL, tmp_path / "w.pth", "cpu")
-
-    assert_one_sentence(caught.value)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
-def test_a_torchscript_archive_is_no_weights_file(tmp_path):
-    torch.jit.trace(Tiny().eval(), torch.zeros(1, 3, 8, 8)).save(tmp_path / "w.pt")
-
-    with pytest.raises(ModelError) as caught:
-        load_model(SMALL, tmp_path / "w.pt", "cpu")
 
     assert_one_sentence(caught.value)
 
@@ -404,10 +383,7 @@ def test_weights_of_another_floating_point_type_are_rounded(tmp_path, dtype):
     "content",
     [
         {1: torch.zeros(3)},
-        {("a", 1): torch.zeros(3)},
-        {"a": torch.zeros(3), 1: torch.zeros(3)},
         {"a": torch.eye(3).to_sparse()},
-        {"a": torch.zeros(3, device="meta")},
         {"state_dict": {1: torch.zeros(3)}},
     ],
 )
@@ -436,9 +412,7 @@ def test_weights_of_a_module_that_held_the_model_fit_with_any_number_of_classes(
     ("content", "used", "said"),
     [
         (lambda plain, ema: {"model": plain, "model_ema": ema}, "plain", "'model', not those under 'model_ema'"),
-        (lambda plain, ema: {"state_dict": plain, "state_dict_ema": ema}, "plain", "not those under 'state_dict_ema'"),
         (lambda _, ema: {"model_ema": {**prefixed("module.")(ema), "n_averaged": torch.tensor(3)}}, "ema", "(EMA)"),
-        (lambda _, ema: {"state_dict_ema": ema}, "ema", "(EMA)"),
         (lambda plain, ema: {"model": plain, "state_dict": ema}, "ema", "'state_dict', not those under 'model'"),
     ],
 )
@@ -500,18 +474,6 @@ def test_the_content_of_a_file_tells_its_format(tmp_path, ending):
     assert_one_sentence(caught.value)
 
 
-@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".py:build", "x\0y"])
-def test_a_name_that_no_file_can_have_is_one_sentence(name):
-    for call in (lambda: load_model(name), lambda: camkit.explain(name, torch.zeros(3, 8, 8))):
-        with pytest.raises(ModelError) as caught:
-            call()
-        assert "Traceback" not in str(caught.value)
-    for weights in ("x" * 300, "x\0y", Path()):
-        with pytest.raises(ModelError) as caught:
-            load_model(SMALL, weights, "cpu")
-        assert_one_sentence(caught.value)
-
-
 def test_a_cached_file_that_holds_code_is_refused_and_not_run(squeezenet, cache, no_network, tmp_path):
     trace = tmp_path / "ran"
     torch.save({**squeezenet.state_dict(), "more": Payload(trace)}, cache / Path(published(SMALL).DEFAULT.url).name)
@@ -525,7 +487,7 @@ def test_a_cached_file_that_holds_code_is_refused_and_not_run(squeezenet, cache,
 
 # --- weights of any content -------------------------------------------------------------------------------------------
 
-FUZZED = 500
+FUZZED = 120
 """Cases of each kind; every case has a seed of its own, so that one that fails can be run alone."""
 
 
@@ -543,13 +505,6 @@ def tiny(tmp_path_factory) -> tuple[str, dict[str, Tensor]]:
     return f"{file}:build", {key: torch.randn_like(value) if value.dim() else value for key, value in state.items()}
 
 
-def write_weights(content: Any, path: Path, kind: str) -> None:
-    if kind == "safetensors":
-        save_file(content, path)
-    else:
-        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
-
-
 def outcome(name: str, path: Path) -> dict[str, Tensor] | None:
     """Return the weights of the model with this file's weights; None if they are refused with one sentence."""
     try:
@@ -557,110 +512,6 @@ def outcome(name: str, path: Path) -> dict[str, Tensor] | None:
     except ModelError as error:
         assert_one_sentence(error)
         return None
-
-
-def damaged(data: bytes, draw: random.Random) -> bytes:
-    place, many = draw.randrange(len(data)), draw.randrange(1, 40)
-    some = bytes(draw.randrange(256) for _ in range(many))
-    how = draw.choice(["cut", "flip", "flip", "insert", "zero", "swap", "repeat", "start", "header"])
-    if how == "cut":
-        return data[:place]
-    if how == "flip":
-        changed = bytearray(data)
-        for _ in range(draw.choice([1, 1, 3, 30])):
-            changed[draw.randrange(min(len(data), draw.choice([64, 1024, len(data)])))] ^= 1 << draw.randrange(8)
-        return bytes(changed)
-    if how == "header":
-        changed = data.replace(
-            *draw.choice([(b"F32", b"I32"), (b"F32", b"F64"), (b"[4", b"[9"), (b"weight", b"wejght")])
-        )
-        return changed.replace(b"FloatStorage", draw.choice([b"LongStorage", b"FloatStorage", b"QInt8Storag"]), 1)
-    return {
-        "insert": data[:place] + some + data[place:],
-        "zero": data[:place] + bytes(many) + data[place + many :],
-        "swap": data[place:] + data[:place],
-        "repeat": data[:place] + data,
-        "start": some + data[many:],
-    }[how]
-
-
-@pytest.mark.extended
-@pytest.mark.filterwarnings("ignore")
-def test_a_damaged_weights_file_loads_whole_or_is_one_sentence(tiny, tmp_path):
-    name, state = tiny
-    loaded = 0
-    for seed in range(FUZZED):
-        draw = random.Random(seed)
-        kind = draw.choice(["safetensors", "zip", "legacy"])
-        path = tmp_path / f"w.{draw.choice(['pth', 'safetensors'])}"
-        write_weights(state, path, kind)
-        path.write_bytes(damaged(path.read_bytes(), draw))
-        found = outcome(name, path)
-        loaded += found is not None
-        if found is not None:
-            assert {key: (value.shape, value.dtype) for key, value in found.items()} == {
-                key: (value.shape, value.dtype) for key, value in state.items()
-            }, seed
-    assert 0 < loaded < FUZZED / 2
-
-
-def spoiled(state: dict[str, Tensor], draw: random.Random) -> dict[Any, Any]:
-    """Return weights that do not fit any more."""
-    key = draw.choice([key for key in state if state[key].dim()])
-    value = state[key]
-    wrong: dict[str, Callable[[], dict[Any, Any]]] = {
-        "type": lambda: {key: value.to(draw.choice([torch.int8, torch.bool, torch.complex64, torch.float8_e5m2]))},
-        "shape": lambda: {key: torch.cat([value, value])},
-        "dimensions": lambda: {key: value[None]},
-        "empty": lambda: {key: value[:0]},
-        "scalar": lambda: {key: value.sum()},
-        "expanded": lambda: {key: torch.zeros(1).expand(10 ** draw.randrange(9, 14))},
-        "sparse": lambda: {key: value.to_sparse()},
-        "meta": lambda: {key: value.to("meta")},
-        "unknown": lambda: {draw.choice(["more", "0.weight.more", "", "."]): value},
-        "number as name": lambda: {draw.choice([1, (0, "a"), None, 2.5, b"0.bias"]): value},
-        "no tensor": lambda: {key: draw.choice([1.0, "text", None, [value], {"a": value}])},
-    }
-    if draw.random() < 0.1:
-        return {other: state[other] for other in state if other != key}
-    return {**state, **draw.choice(list(wrong.values()))()}
-
-
-@pytest.mark.extended
-@pytest.mark.filterwarnings("ignore")
-def test_weights_load_rightly_whatever_holds_them_and_are_refused_if_they_do_not_fit(tiny, tmp_path):
-    name, state = tiny
-    for seed in range(FUZZED):
-        draw = random.Random(seed)
-        fits = draw.random() < 0.5
-        expected: dict[Any, Any] = dict(state)
-        if fits and draw.random() < 0.5:
-            dtype = draw.choice([torch.float16, torch.bfloat16, torch.float64])
-            expected = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
-        content: Any = expected if fits else spoiled(state, draw)
-        if all(isinstance(key, str) for key in content):
-            for _ in range(draw.randrange(3)):
-                content = prefixed(draw.choice(["module.", "_orig_mod.", "model.", "net.", "a."]))(content)
-        kind = draw.choice(["zip", "legacy", "safetensors"])
-        dense = all(
-            isinstance(value, Tensor) and not value.is_sparse and not value.is_meta for value in content.values()
-        )
-        small = dense and sum(value.nbytes for value in content.values()) < 10**6
-        if kind == "safetensors" and not (small and all(isinstance(key, str) for key in content)):
-            kind = "zip"
-        if kind == "safetensors":
-            content = {key: value.contiguous().clone() for key, value in content.items()}
-        else:
-            for _ in range(draw.randrange(3)):
-                content = {draw.choice(["state_dict", "model", "model_state_dict", "model_ema"]): content, "epoch": 3}
-        path = tmp_path / f"w.{draw.choice(['pth', 'safetensors', 'ckpt'])}"
-        write_weights(content, path, kind)
-
-        found = outcome(name, path)
-
-        assert (found is not None) == fits, seed
-        if found is not None:
-            assert all(torch.equal(found[key], expected[key].to(found[key].dtype)) for key in state), seed
 
 
 class Attack:
@@ -773,18 +624,6 @@ def test_without_cache_and_network_the_message_says_what_to_type(cache, no_netwo
     assert SMALL in str(caught.value)
 
 
-def test_an_unroutable_proxy_is_the_same_sentence(cache, monkeypatch):
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
-
-    with pytest.raises(ModelError, match="weights=") as caught:
-        load_model(SMALL, "IMAGENET1K_V1", "cpu")
-
-    assert_one_sentence(caught.value)
-
-
 @pytest.mark.parametrize("data", [b"", b"<html>blocked by the proxy</html>", b"\x80\x02" + bytes(50)])
 def test_a_damaged_file_in_the_cache_is_a_model_error_that_names_it(cache, no_network, data):
     path = cache / Path(published(SMALL).DEFAULT.url).name
@@ -795,16 +634,6 @@ def test_a_damaged_file_in_the_cache_is_a_model_error_that_names_it(cache, no_ne
 
     assert_one_sentence(caught.value)
     assert path.name in str(caught.value)
-
-
-def test_weights_of_another_model_under_the_cached_name_are_a_model_error(cache, no_network):
-    path = cache / Path(published(SMALL).DEFAULT.url).name
-    torch.save(Tiny().state_dict(), path)
-
-    with pytest.raises(ModelError) as caught:
-        load_model(SMALL, device="cpu")
-
-    assert_one_sentence(caught.value)
 
 
 def test_explaining_by_name_in_a_loop_reads_the_weights_once(squeezenet, cache, no_network, picture, monkeypatch):
@@ -935,14 +764,6 @@ def test_a_model_that_cannot_be_differentiated_is_one_sentence(picture, tmp_path
     assert_one_sentence(caught.value)
 
 
-def test_a_factory_of_a_model_without_weights_is_one_sentence(tmp_path):
-    (tmp_path / "net.py").write_text("from torch import nn\ndef lazy():\n    return nn.LazyConv2d(4, 3)\n")
-    with pytest.raises(ModelError, match="lazy") as caught:
-        load_model(f"{tmp_path / 'net.py'}:lazy", device="cpu")
-
-    assert_one_sentence(caught.value)
-
-
 def test_a_module_stays_where_it_is(picture):
     with pytest.raises(ModelError, match=r"model\.to\(") as caught:
         camkit.explain(Tiny(), picture, device="meta")
@@ -981,22 +802,6 @@ def test_a_kind_of_model_counts_as_code_until_it_is_known_to_run_none(monkeypatc
     assert not any(models.runs_code(name) for name in ("resnet50", "timm:resnet50", "hf:google/vit", "model.onnx"))
     monkeypatch.setattr(models, "_source", lambda _name: "from_somewhere")
     assert models.runs_code("somewhere:model")
-
-
-@pytest.mark.parametrize("case", ["a dictionary that holds itself", "a scalar", "no class", "a shape without contents"])
-def test_damaged_weights_end_with_one_sentence(tmp_path: Path, squeezenet: nn.Module, case: str) -> None:
-    own, weight, bias = squeezenet.state_dict(), "classifier.1.weight", "classifier.1.bias"
-    itself: dict[str, Any] = {}
-    itself["model"] = itself
-    states = {
-        "a dictionary that holds itself": itself,
-        "a scalar": {**own, bias: torch.tensor(1.0)},
-        "no class": {**own, weight: torch.zeros(0, 512, 1, 1), bias: torch.zeros(0)},
-        "a shape without contents": {**own, bias: torch.zeros(1).expand(10**12)},
-    }
-    torch.save(states[case], tmp_path / "w.pth")
-    with pytest.raises(ModelError, match=r"is not a state dict|does not fit"):
-        load_model(SMALL, tmp_path / "w.pth", "cpu")
 
 
 def test_a_model_file_that_ends_the_program_is_refused(tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ def test_the_mask_and_its_map_are_those_of_the_librarys_full_pass(folder: Path, 
 
 
 @pytest.mark.extended
-def test_a_shell_explains_what_a_point_or_a_box_names(folder: Path, picture: Path, capsys, tmp_path: Path):
-    common = [str(picture), "--model", f"hf:{folder}", "--overwrite", "-o", str(tmp_path / "heat.png")]
+def test_a_shell_explains_what_a_point_or_a_box_names(folder_of: Any, picture: Path, capsys, tmp_path: Path):
+    common = [str(picture), "--model", f"hf:{folder_of('sam2')}", "--overwrite", "-o", str(tmp_path / "heat.png")]
     for option, words in {
         "--point=100,40": "mask at 100,40",
         "--box-prompt=16,8,120,70": "mask in 16,8,120,70",

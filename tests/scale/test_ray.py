@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,10 +21,8 @@ import camkit
 from camkit.cli import main
 from camkit.errors import InputError
 from camkit.models import LoadedModel, load_model
-from camkit.scale.table import COLUMNS
 
 pq = pytest.importorskip("pyarrow.parquet")
-ArrowInvalid = pytest.importorskip("pyarrow").ArrowInvalid
 
 LOOPBACK = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without it, Ray listens on all interfaces
@@ -37,8 +32,11 @@ LOOPBACK = {
 MEMORY = 200 * 2**20
 """Bytes of a node's object store."""
 SIDE = 16
+SOON = {"health_check_period_ms": 500, "health_check_initial_delay_ms": 0, "worker_niceness": 0}
+"""How often Ray asks nodes whether they live: by default, it notices after about 30 seconds that one died. Workers get
+as much of the processor as other tests, where Ray lets them wait for all else."""
 WAIT = 240.0
-"""Seconds after which something that should happen counts as missing; a node that dies is noticed after about 30."""
+"""Seconds after which something that should happen counts as missing."""
 
 NETWORK = f"""
 import os
@@ -82,17 +80,6 @@ def slow():
     return make(0, 0.05)
 
 
-def failing():
-    model, preprocess = make()
-    model.register_forward_pre_hook(fail)
-    return model, preprocess
-
-
-def fail(module, pictures):
-    if len(pictures[0]) > 0 and float(pictures[0].sum()) == float(pictures[0].sum()):
-        raise ArithmeticError("the model divides by zero")
-
-
 def deadly():
     model, preprocess = make()
     model.register_forward_pre_hook(die)
@@ -118,7 +105,7 @@ def nodes() -> Iterator[list[Any]]:
         ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'camkit[ray]'")
         from ray.cluster_utils import Cluster  # noqa: PLC0415 - Ray reads the environment when it is imported
 
-        given = {"object_store_memory": MEMORY, "include_dashboard": False}
+        given = {"object_store_memory": MEMORY, "include_dashboard": False, "_system_config": SOON}
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **given})
         try:
             started = [cluster.add_node(num_cpus=1, object_store_memory=MEMORY) for _ in range(2)]
@@ -161,7 +148,8 @@ def assert_same(rows: list[dict[str, Any]], others: list[dict[str, Any]], *, but
     """Compare rows: text exactly, numbers to the last digits, which depend on what shares a pass."""
     assert len(rows) == len(others)
     for row, other in zip(rows, others, strict=True):
-        for name in COLUMNS.keys() - {"drawing", *but}:
+        assert row.keys() == other.keys()
+        for name in row.keys() - {"drawing", *but}:
             if isinstance(other[name], (float, list)):
                 assert row[name] == pytest.approx(other[name], rel=1e-2, abs=1e-3), name
             else:
@@ -197,60 +185,38 @@ def test_a_cluster_writes_the_rows_of_one_machine(nodes, tmp_path, model, capsys
 
 
 @on_cluster
-@pytest.mark.parametrize("kind", ["path", "bytes", "image"])
-def test_pictures_come_as_paths_bytes_or_pixels(nodes, tmp_path, model, kind):
-    import ray  # noqa: PLC0415
-
-    files = write_pictures(tmp_path / "in", 12)
-    paths = list(map(str, files))
-    if kind == "image":
-        dataset = ray.data.read_images(str(tmp_path / "in"), include_paths=True)
-    else:
-        data = {"bytes": [file.read_bytes() for file in files]} if kind == "bytes" else {}
-        items = [dict(zip(["path", *data], row, strict=True)) for row in zip(paths, *data.values(), strict=True)]
-        dataset = ray.data.from_items(items)
-    rows = explained(dataset, model, tmp_path / "out", target=[0, 3])
-    list(run_folder(load_model(model), files, None, layer=["0"], target=[0, 3], table=tmp_path / "one.parquet"))
-    assert_same(rows, rows_of(tmp_path / "one.parquet"))
-
-
-@on_cluster
-def test_a_model_comes_as_a_name_a_function_or_a_module(nodes, tmp_path, model):
+def test_pictures_come_as_pixels_and_the_model_from_a_function(nodes, tmp_path, model):
     import ray  # noqa: PLC0415
 
     files = write_pictures(tmp_path / "in", 6)
     loaded = load_model(model)
     before = {name: value.clone() for name, value in loaded.module.state_dict().items()}
-    module = LoadedModel(loaded.module[:4], "tiny", loaded.preprocess)  # type: ignore[index]
-    dataset = ray.data.from_items([{"path": str(file)} for file in files])
-    sources = [model, _without_file(module), module]
-    results = [explained(dataset, source, tmp_path / str(number)) for number, source in enumerate(sources)]
-    assert len(results[0]) == len(files)
-    for rows in results[1:]:
-        assert_same(rows, results[0])
+    dataset = ray.data.read_images(str(tmp_path / "in"), include_paths=True)
+    rows = explained(dataset, _returns(loaded), tmp_path / "out", target=[0, 3])
+    list(run_folder(loaded, files, None, layer=["0"], target=[0, 3], table=tmp_path / "one.parquet"))
+    assert_same(rows, rows_of(tmp_path / "one.parquet"))
     assert all(torch.equal(value, before[name]) for name, value in loaded.module.state_dict().items())
 
 
+def _returns(loaded: LoadedModel) -> Callable[[], LoadedModel]:
+    """Return a function that knows nothing of this file, which no other process can import."""
+    part = LoadedModel(loaded.module[:], "tiny", loaded.preprocess)  # type: ignore[index]
+    return lambda: part
+
+
 @on_cluster
-@pytest.mark.filterwarnings("ignore")  # PyTorch's older exporter warns that it is deprecated
-@pytest.mark.parametrize("kind", ["function", "m.onnx"])
-def test_functions_and_exported_files_are_explained_as_on_one_machine(nodes, tmp_path, model, kind):
+def test_a_black_box_is_explained_as_on_one_machine(nodes, tmp_path, model):
     import ray  # noqa: PLC0415
 
     files = write_pictures(tmp_path / "in", 6)
     loaded = load_model(model)
-    source: Any = tmp_path / kind
-    if kind == "function":
-        part = loaded.module
+    part = loaded.module
 
-        def scores(pictures: torch.Tensor) -> np.ndarray:
-            with torch.no_grad():
-                return part(pictures).numpy()
+    def scores(pictures: torch.Tensor) -> np.ndarray:
+        with torch.no_grad():
+            return part(pictures).numpy()
 
-        source = camkit.black_box(scores, preprocess=loaded.preprocess)
-    else:
-        torch.onnx.export(loaded.module, (torch.zeros(1, 3, SIDE, SIDE),), source, dynamo=False, opset_version=17)
-        source = str(source)
+    source = camkit.black_box(scores, preprocess=loaded.preprocess)
     dataset = ray.data.from_items([{"path": str(file)} for file in files])
     method = camkit.methods.variant("occlusion", window=4, stride=4)
     camkit.scale.explain_dataset(
@@ -260,10 +226,6 @@ def test_functions_and_exported_files_are_explained_as_on_one_machine(nodes, tmp
     rows = rows_of(tmp_path / "many")
     assert [row["status"] for row in rows] == ["ok"] * len(files)
     assert_same(rows, rows_of(tmp_path / "one.parquet"))
-
-
-def _without_file(loaded: LoadedModel) -> Callable[[], LoadedModel]:
-    return lambda: loaded
 
 
 @on_cluster
@@ -276,6 +238,9 @@ def test_bytes_without_a_name_are_named_by_their_checksum(nodes, tmp_path, model
     assert len({row["path"] for row in rows}) == 6
     (failed,) = (row for row in rows if row["status"] == "error")
     assert failed["error"] == f"{failed['path']} is not a picture"
+    list(run_folder(load_model(model), files, None, layer=["0"], table=tmp_path / "one.parquet"))
+    read = sorted((row for row in rows if row["status"] == "ok"), key=lambda row: row["score"])
+    assert_same(read, sorted(rows_of(tmp_path / "one.parquet"), key=lambda row: row["score"]), but=("path",))
 
 
 # --- interrupted jobs -------------------------------------------------------------------------------------------------
@@ -293,24 +258,6 @@ def test_a_resumed_run_explains_the_rest_with_or_without_a_cluster(nodes, tmp_pa
     assert main([*call, "--model", model]) == 0
     assert "3 explained, 0 failed, 0 empty" in capsys.readouterr().out
     assert len({row["path"] for row in rows_of(tmp_path / "t.parquet")}) == 15
-
-
-@on_cluster
-def test_a_run_that_is_killed_continues(nodes, tmp_path, model):
-    write_pictures(tmp_path / "in", 400)
-    table, unfinished = tmp_path / "t.parquet", tmp_path / ".t.parquet.unfinished"
-    call = [sys.executable, "-m", "camkit", str(tmp_path / "in"), "--model", model.replace(":make", ":slow")]
-    call += ["--layer", "0", "--table", str(table), "--no-pictures", "--resume", "--ray", nodes[0].address]
-    with subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        until(lambda: (unfinished.exists() and len(unfinished.read_bytes()) > 20_000) or process.poll() is not None)
-        assert process.poll() is None, "it ended before it could be killed"
-        process.send_signal(signal.SIGKILL)
-    done = subprocess.run(call, capture_output=True, text=True, check=True, timeout=600)
-    explained, before = map(int, re.findall(r"(\d+) (?:explained|finished in an earlier run)", done.stdout))
-    assert 0 < before < 400
-    assert explained + before == 400
-    rows = rows_of(table)
-    assert len(rows) == len({row["path"] for row in rows}) == 400
 
 
 def until(happens: Callable[[], bool]) -> None:
@@ -368,26 +315,26 @@ def make():
 
 @pytest.fixture
 def check_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The command of a check of ten drawn scenes of each class, in the folder of the test."""
+    """The command of a check of five drawn scenes of each class, in the folder of the test."""
     monkeypatch.chdir(tmp_path)
-    data = camkit.scenes.write_scenes(tmp_path, 10)
+    data = camkit.scenes.write_scenes(tmp_path, 5)
     (tmp_path / "network.py").write_text(CHECKED)
     (tmp_path / "driver").write_text(str(os.getpid()))
     (tmp_path / "labels").write_text("\n".join(load_model("demo-biased").labels or ()))
     options = ["--model", "network.py:make", "--labels", "labels", "--batch-size", "4", "--pastes", "1"]
-    return ["check", data.name, *options, "--least-pictures", "10", "--quiet"]
+    return ["check", data.name, *options, "--quiet"]
 
 
 @on_cluster
 def test_a_check_on_a_cluster_is_that_of_one_process_also_if_a_worker_dies(nodes, tmp_path, check_call, capsys):
     call = check_call
-    assert main([*call, "--out", "one"]) == 1
+    assert main([*call, "--out", "one"]) == 3  # so few pictures are inconclusive
     (tmp_path / "fail").touch()
     assert main([*call, "--out", "many", "--ray"]) == 4
     assert "ArithmeticError: the model divides by zero" in capsys.readouterr().err
     assert (tmp_path / "many" / "unfinished.jsonl").read_bytes().count(b"\n") == 1 + FINISHED
     (tmp_path / "fail").unlink()
-    assert main([*call, "--out", "many", "--ray", "--resume"]) == 1
+    assert main([*call, "--out", "many", "--ray", "--resume"]) == 3
 
     assert (tmp_path / "died").exists(), "no worker died"
     assert_same_reports(tmp_path)
@@ -449,14 +396,10 @@ def test_an_address_at_which_nothing_answers_is_one_sentence(tmp_path, monkeypat
 @on_cluster
 @pytest.mark.parametrize(
     ("factory", "said", "code"),
-    [
-        ("failing", "ArithmeticError: the model divides by zero", 4),
-        ("deadly", "a worker died 4 times", 4),
-        ("uncertain", "has another weights than the machine that started", 2),
-    ],
+    [("deadly", "a worker died 4 times", 4), ("uncertain", "has another weights than the machine that started", 2)],
 )
 def test_what_is_wrong_is_one_sentence(nodes, tmp_path, model, capsys, factory, said, code):
-    write_pictures(tmp_path / "in", 6)
+    write_pictures(tmp_path / "in", 1)  # one actor, since every death of one takes seconds
     call = [str(tmp_path / "in"), "--layer", "0", "--table", str(tmp_path / "t.parquet"), "--no-pictures", "--ray"]
     assert main([*call, "--model", model.replace(":make", f":{factory}")]) == code
     message = capsys.readouterr().err
@@ -489,21 +432,8 @@ def kill_at_work(cluster: Any, node: Any, passes: Path) -> threading.Event:
 
 
 @on_cluster
-def test_a_node_that_dies_in_a_check_costs_only_its_pieces(nodes, tmp_path, check_call):
-    cluster = nodes[0]
-    victim = cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
-    cluster.wait_for_nodes()
-    assert main([*check_call, "--out", "one"]) == 1
-    (tmp_path / "passes").mkdir()
-    killed = kill_at_work(cluster, victim, tmp_path / "passes" / victim.node_id)
-    assert main([*check_call, "--out", "many", "--ray"]) == 1
-    assert killed.is_set(), "the node ran until the end"
-    assert_same_reports(tmp_path)
-
-
-@on_cluster
 def test_a_node_that_dies_costs_only_its_pieces(nodes, tmp_path, model, capsys):
-    write_pictures(tmp_path / "in", 360)
+    write_pictures(tmp_path / "in", 200)
     cluster = nodes[0]
     victim = cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
     cluster.wait_for_nodes()
@@ -513,6 +443,6 @@ def test_a_node_that_dies_costs_only_its_pieces(nodes, tmp_path, model, capsys):
     slow = model.replace(":make", ":slow")
     assert main([*call, slow, "--table", str(tmp_path / "many.parquet"), "--ray"]) == 0
     assert killed.is_set(), "the node ran until the end"
-    assert "360 explained, 0 failed" in capsys.readouterr().out
+    assert "200 explained, 0 failed" in capsys.readouterr().out
     assert main([*call, model, "--table", str(tmp_path / "one.parquet")]) == 0
     assert_same(rows_of(tmp_path / "many.parquet"), rows_of(tmp_path / "one.parquet"))

@@ -55,6 +55,7 @@ def share_by_class(values, labels):
     return float(means.var(unbiased=False) / values.var(unbiased=False))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("shortcut", SHORTCUTS)
 def test_a_shortcut_goes_with_the_class_at_the_given_rate(parts, shortcut):
     shares = []

@@ -13,14 +13,7 @@ pytestmark = pytest.mark.extended
 pytest.importorskip("timm")
 
 from scripts.truth import lab_truth
-from scripts.truth.truth_measures import (
-    auroc,
-    measured_rows,
-    removed_and_kept,
-    right_of_two,
-    share_of_maxima,
-    subject,
-)
+from scripts.truth.truth_measures import auroc, measured_rows, removed_and_kept, right_of_two, share_of_maxima, subject
 from scripts.truth.truth_networks import KINDS, Training, build, train
 from scripts.truth.truth_scenes import CAUSES, PALETTE, SIDE, draw, has_pairs
 

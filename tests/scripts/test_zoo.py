@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiers import represented_by
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # from the models themselves
@@ -26,7 +25,8 @@ def visited(zoo: ModuleType, source: str, model: str) -> dict[str, Any]:
     return row
 
 
-@pytest.mark.parametrize("model", represented_by("squeezenet1_1", among=["mobilenet_v3_small", "squeezenet1_1"]))
+@pytest.mark.extended
+@pytest.mark.parametrize("model", ["mobilenet_v3_small", "squeezenet1_1"])
 def test_torchvision(zoo: ModuleType, model: str) -> None:
     row = visited(zoo, "torchvision", model)
     assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row

@@ -9,6 +9,7 @@ import torch
 import transformers as hf
 from tokenizers import processors
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics2.image_processing_pil_idefics2 import Idefics2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from scripts.words.word_model import tokenizer_for
@@ -252,23 +253,55 @@ def blip() -> tuple[Any, Any]:
     return hf.BlipForConditionalGeneration(config), hf.BlipProcessor(images, words)
 
 
-def blip2() -> tuple[Any, Any]:
-    """A few queries that each read the whole picture stand between the encoder and the decoder."""
-    words = tokenizer(named=False)
-    config = hf.Blip2Config(
-        vision_config={**VIEW, "initializer_range": 0.02},
-        qformer_config={**SIZES, "vocab_size": len(words), "encoder_hidden_size": 24, "cross_attention_frequency": 1},
-        text_config=hf.OPTConfig(
-            hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=32,
-            max_position_embeddings=128, **ids(words),
-        ),
-        num_query_tokens=5, image_token_index=words.convert_tokens_to_ids("<image>"),
+def with_queries(config: Any, model: Any, words: Any, read: Any) -> Any:
+    """Return a model in which a few queries that each read the whole picture stand between encoder and decoder."""
+    net = model(
+        config(
+            vision_config={**VIEW, "initializer_range": 0.02},
+            qformer_config={
+                **SIZES, "vocab_size": len(read), "encoder_hidden_size": 24, "cross_attention_frequency": 1,
+            },
+            text_config=hf.OPTConfig(
+                hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=32,
+                max_position_embeddings=128, **ids(words),
+            ),
+            num_query_tokens=5, image_token_index=words.convert_tokens_to_ids("<image>"),
+        )
     )  # fmt: skip
-    images = hf.BlipImageProcessorPil(size={"height": 32, "width": 32})
     # Random queries, since queries that are all zero write the same about all pictures.
-    model = hf.Blip2ForConditionalGeneration(config)
-    torch.nn.init.normal_(model.query_tokens)
+    torch.nn.init.normal_(net.query_tokens)
+    return net
+
+
+def blip2() -> tuple[Any, Any]:
+    """The queries read the picture alone."""
+    words = tokenizer(named=False)
+    images = hf.BlipImageProcessorPil(size={"height": 32, "width": 32})
+    model = with_queries(hf.Blip2Config, hf.Blip2ForConditionalGeneration, words, words)
     return model, hf.Blip2Processor(images, words, num_query_tokens=5)
+
+
+def instructblip() -> tuple[Any, Any]:
+    """The queries read the prompt too."""
+    words, read = tokenizer(named=False), tokenizer(framed=True)
+    images = hf.BlipImageProcessorPil(size={"height": 32, "width": 32})
+    model = with_queries(hf.InstructBlipConfig, hf.InstructBlipForConditionalGeneration, words, read)
+    return model, hf.InstructBlipProcessor(images, words, read, num_query_tokens=5)
+
+
+def idefics2() -> tuple[Any, Any]:
+    """Latent tokens that each read the whole picture, made of the encoder's."""
+    words = tokenizer(image_boundary_token="<fake_token_around_image>", ends="<end_of_utterance>")
+    config = hf.Idefics2Config(
+        vision_config=VIEW, text_config=hf.MistralConfig(**TEXT, **ids(words)), image_token_id=words.image_token_id,
+        perceiver_config={
+            "hidden_size": 32, "resampler_n_latents": 5, "resampler_depth": 1, "resampler_n_heads": 4,
+            "resampler_head_dim": 8, "num_key_value_heads": 2,
+        },
+    )  # fmt: skip
+    images = Idefics2ImageProcessorPil(size={"shortest_edge": 32, "longest_edge": 48}, do_image_splitting=False)
+    processor = hf.Idefics2Processor(images, words, image_seq_len=5, chat_template=TEMPLATE.replace("MARK", "<image>"))
+    return hf.Idefics2ForConditionalGeneration(config), processor
 
 
 def git() -> tuple[Any, Any]:
@@ -336,6 +369,6 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     make.__name__: make
     for make in (
         llava_next, llava_onevision, qwen2_vl, qwen2_5_vl, qwen3_vl, paligemma, idefics3, smolvlm, internvl, gemma3,
-        florence2, blip, blip2, git, kosmos2, trocr, vit_gpt2,
+        florence2, blip, blip2, instructblip, idefics2, git, kosmos2, trocr, vit_gpt2,
     )
 }  # fmt: skip

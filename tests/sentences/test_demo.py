@@ -11,7 +11,7 @@ import pytest
 
 import camkit
 from camkit.cli import main
-from camkit.cli.words import describe_scene
+from camkit.cli.commands import describe_scene
 
 pytestmark = pytest.mark.extended  # the model is one of transformers'
 
@@ -22,7 +22,7 @@ def described(tmp_path_factory):
 
 
 def test_the_toy_and_the_ground_need_the_picture_and_the_tree_does_not(described):
-    found, _ = described
+    found = described
     assert found.sentence == "one toy , a purple triangle on the sea near a tree ."
     needed = [word.text for word in found if not word.needs_no_picture]
     assert needed == ["one", "purple", "triangle", "sea"]
@@ -30,7 +30,7 @@ def test_the_toy_and_the_ground_need_the_picture_and_the_tree_does_not(described
 
 
 def test_the_heat_of_colour_and_shape_is_on_the_toy_and_that_of_the_ground_beside_it(described):
-    found, _ = described
+    found = described
     pixels = np.asarray(found.picture).astype(int)
     toy = (pixels[..., 1] < 80) & (pixels[..., 0] > pixels[..., 1] + 20)  # purple has little green
     assert 0.03 < toy.mean() < 0.15
@@ -41,7 +41,7 @@ def test_the_heat_of_colour_and_shape_is_on_the_toy_and_that_of_the_ground_besid
 
 
 def test_the_page_and_the_sheet_draw_no_heat_for_words_that_need_no_picture(described):
-    found, (page, sheet) = described
+    found, (page, sheet) = described, described.files
     images = re.findall(
         r'<img src="(data:[^"]+)" alt="(?:heat of|the picture without heat, for) the word ([^"]+)">', page.read_text()
     )
@@ -58,7 +58,7 @@ def test_the_page_and_the_sheet_draw_no_heat_for_words_that_need_no_picture(desc
 
 
 def test_the_page_opens_on_the_toy_says_that_there_is_no_tree_and_names_no_folder(described):
-    found, (page, _) = described
+    found, (page, _) = described, described.files
     text = page.read_text()
     opened = re.findall(r'<input [^>]*id="w(\d+)" checked', text)
     assert [found[int(number)].text for number in opened] == ["triangle"]

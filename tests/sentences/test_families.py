@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ctrl_c import CtrlC, nothing_runs
 from PIL import Image
 
 import camkit
 from camkit.errors import ImageError, InputError, ModelError
-from camkit.sentences import attending, heat
-from camkit.sentences.loading import load
+from camkit.sentences import cut, explain
+from camkit.sentences.inputs import load
 
 pytestmark = pytest.mark.extended
 
@@ -110,7 +107,7 @@ def test_a_family_is_scored_as_it_writes_and_a_bright_patch_has_the_heat(name, t
         assert share_near_the_patch(word.explanation) > 0.65  # of chance 0.16
 
 
-@pytest.mark.parametrize("size", [(64, 64), (120, 40), (160, 40), (240, 40), (40, 120), (40, 240)])
+@pytest.mark.parametrize("size", [(64, 64), (160, 40), (40, 240)])
 @pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
 def test_the_grid_of_a_long_picture_is_that_of_its_unpadded_tiles(name, size):
     """The model itself puts the tiles' features in rows, each with a token at its end."""
@@ -205,8 +202,8 @@ def test_what_is_no_picture_is_one_sentence():
     model, processor = FAMILIES["llava_next"]()
     both = list(pictures())
     for images, said in (
-        (None, "picture 1 is of the type NoneType; pass a path, a PIL picture or an array, or a list of these"),
-        ([both[0], both], "picture 2 is of the type list; pass"),
+        (None, "an image is a path, a PIL picture, an array .* not NoneType"),
+        ([both[0], both], "an image is a path, .* not list"),
     ):
         with pytest.raises(ImageError, match=said):
             camkit.words(model, images, PROMPT, processor=processor, words=SENTENCE)
@@ -220,7 +217,7 @@ def test_references_in_one_pass_are_as_one_after_another(name, monkeypatch):
     references = [plain, plain.transpose(Image.Transpose.ROTATE_180), Image.new("RGB", plain.size, (30, 60, 200))]
     maps = []
     for room in (0, 1e6):
-        monkeypatch.setattr(heat, "_ROOM", room)
+        monkeypatch.setattr(explain, "_ROOM", room)
         found = camkit.words(
             model.eval(), picture, PROMPT, processor=processor, words=SENTENCE, references=references, only="red"
         )
@@ -244,15 +241,13 @@ def test_token_activation_maps_need_logits_at_the_picture():
 @pytest.mark.parametrize(
     ("name", "method", "meetings"),
     [
-        ("llava_next", "expected", ["patch_embedding", "language_model.layers.0"]),
-        ("llava_next", "attention", ["patch_embedding", "language_model.layers.0"]),
         ("llava_next-eager", "attention", ["patch_embedding", "language_model.layers.0"]),
         ("git", "expected", ["patch_embedding"]),
     ],
 )
 def test_threads_that_share_a_model_explain_as_one_thread_does(name, method, meetings, monkeypatch):
     """In each pass the threads wait for each other inside the model, where the hooks of both are set."""
-    monkeypatch.setattr(heat, "_MOST_POINTS", 1)  # as many passes for each picture
+    monkeypatch.setattr(explain, "_MOST_POINTS", 1)  # as many passes for each picture
     torch.manual_seed(0)
     family, _, eager = name.partition("-")
     model, processor = FAMILIES[family]()
@@ -290,32 +285,10 @@ def test_threads_that_share_a_model_explain_as_one_thread_does(name, method, mee
 def test_the_last_thread_that_reads_attention_restores_how_it_is_computed() -> None:
     model, _ = FAMILIES["llava_next"]()
     model.set_attn_implementation("eager")
-    first, second = attending.attending_by_sdpa(model), attending.attending_by_sdpa(model)
+    first, second = cut.attending_by_sdpa(model), cut.attending_by_sdpa(model)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     assert model.config.get_text_config()._attn_implementation == "sdpa"
     second.__exit__(None, None, None)
     assert model.config.get_text_config()._attn_implementation == "eager"
-
-
-def test_ctrl_c_at_any_line_leaves_how_attention_is_computed() -> None:
-    model, _ = FAMILIES["llava_next"]()
-    model.set_attn_implementation("eager")
-    came, before = 0, sys.gettrace()
-    for line in itertools.count(1):
-        sys.settrace(CtrlC(line, ("/sentences/attending.py", "contextlib.py")))
-        try:
-            with attending.attending_by_sdpa(model):
-                during = model.config.get_text_config()._attn_implementation
-        except KeyboardInterrupt:
-            came += 1
-        else:
-            break
-        finally:
-            sys.settrace(before)
-        assert model.config.get_text_config()._attn_implementation == "eager", line
-        assert not attending._replaced, line
-        assert nothing_runs(), line
-    assert came > 20
-    assert during == "sdpa"

@@ -1,21 +1,652 @@
-"""The reports of a check, one module for each format."""
+"""The reports of a check: an HTML file, Markdown for a pull request, a picture for its comments; JSON and JUnit XML.
 
+The words that all reports share come first. The HTML file loads nothing else: no fonts, no scripts, nothing from the
+network. The same input and seed give the same JSON file, byte for byte. Numbers have six digits after the point,
+because the last bits of sums depend on the number of threads and the size of batches. The JSON file holds no time, path
+or host.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import math
+import platform
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from camkit.background.baseline import BASELINE_FILE
-from camkit.background.report import html, json, junit, markdown, picture, words
-from camkit.background.result import CheckResult
+import numpy as np
+from markupsafe import Markup
+from rich.table import Table
+from rich.text import Text
+
+from camkit.background.effects import (
+    CUE_NAMES,
+    IMAGES,
+    LEVELS,
+    OVERALL,
+    Effect,
+    EffectName,
+    Level,
+    MeasuredEffect,
+    Measures,
+    all_excluded_above,
+)
+from camkit.background.plan import Plan, found_if
+from camkit.background.result import BASELINE_FILE, SCHEMA, CheckResult, Inconclusive, checksum
+from camkit.background.rule import SHARES, VERDICTS, Judgement, said, worst_first
 from camkit.background.showcase import Showcase
+from camkit.drawing.encode import as_address, encode
+from camkit.drawing.figure import Tile, contact_sheet
+from camkit.drawing.text import GREY, Colour, wrapped
+from camkit.errors import as_markdown, printable
+from camkit.kit.pages import templates
+from camkit.kit.wording import NONE, VERSION, counted, first_of, number, share
+
+PAGE = "report.html"
+"""The file name of the report that people open."""
+
+PICTURE = "evidence.png"
+"""The file name of the picture for a pull request's comment."""
+
+MOST_REASONS = 10
+"""Reasons at the top of a report; the page lists the others below."""
+
+_MAX_CLASSES = 5
+"""Classes that the headline lists."""
+
+LABS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "lose more than 15 points without their shortcut": {"FAIL": 107, "WARN": 0, "INCONCLUSIVE": 0, "PASS": 0},
+        "lose 3 to 15 points": {"FAIL": 12, "WARN": 37, "INCONCLUSIVE": 5, "PASS": 1},
+        "lose less than 3 points": {"FAIL": 1, "WARN": 19, "INCONCLUSIVE": 15, "PASS": 77},
+        "lose less than 3 points without their mark, but 8 to 15 on natural backgrounds of other classes": {
+            "FAIL": 2, "WARN": 10, "INCONCLUSIVE": 0, "PASS": 6,
+        },
+    }
+)  # fmt: skip
+"""The verdicts on networks whose truth is known, by what they lose; docs/results.md explains them."""
+
+BACKGROUND = "the background"
+"""What a model relies on, if it is not a cue of the whole picture."""
+
+MOST_STEPS = 3
+"""Next steps that a report gives."""
+
+EXCLUSIONS = (
+    "Excluded above: every effect that counts for this row is at most this large, at 95% for each effect. More "
+    "pictures: about how many more pictures the experiment needs to exclude all these effects above their limits, if "
+    "the true effects are as estimated; the first number does so in about half of the checks, and the second in four "
+    "of five; 0 if they are excluded already, and a dash if no number of pictures would do."
+)
+
+REFERENCES = (
+    "Background gap: ResNet-50 has 0.07 on ImageNet-9, and 0.002 after training on mixed backgrounds (Xiao et al. "
+    "2020, arXiv:2006.09994).",
+    "Skill: 0 means that the heat lies on the object no more than the heat of other pictures does; 1 means as much as "
+    "the grid of the heatmap allows.",
+)
+
+
+def sentence(result: CheckResult) -> str:
+    """Return the verdict as a sentence for somebody who has never heard of the check, without the word itself."""
+    level: Level = "fail" if result.verdict == "FAIL" else "warn"
+    counted_ones = {name: own for name, own in worst_first(result.judged).items() if not own.waived}
+    above = [name for name, own in counted_ones.items() if own.any_above_limit]  # although the model passes
+    untested = [name for name in result.judged if name in counted_ones and counted_ones[name].untested]
+    of_all = [effect for effect in result.judged[OVERALL].effects.values() if effect.level == level]
+    largest = max(of_all or _effects_at(result, level), key=lambda effect: effect.value, default=None)
+    evidence = of_all[0] if of_all else largest  # the gap of all classes, or the largest finding of a class
+    return said("sentence", result, _what(result, level), evidence, above, untested)
+
+
+def _what(result: CheckResult, level: Level) -> str:
+    """Return what the model relies on, by the effects at a level."""
+    effects = _effects_at(result, level)
+    cues = [effect.name for effect in effects if effect.name in CUE_NAMES]
+    if cues and len(cues) == len(effects):
+        return f"the {' and the '.join(cues)} of the whole picture"
+    return BACKGROUND
+
+
+def _effects_at(result: CheckResult, level: Level) -> list[Effect]:
+    """List the effects at a level, of all classes together and of classes that are not waived."""
+    counted = [own for own in result.judged.values() if not own.waived]
+    return [effect for own in counted for effect in own.effects.values() if effect.level == level]
+
+
+def caveat(result: CheckResult) -> str:
+    """Say what the check cannot show."""
+    return said("caveat", result.verdict)
+
+
+def why_undecided(result: CheckResult) -> str:
+    """Say in one sentence, with numbers, why the check is undecided; "" if it is not."""
+    if result.exit_code("fail") != 3:
+        return ""
+    counting = {name: own for name in result.classes if (own := result.judged[name]).effects and not own.waived}
+    untested = {name: own.reasons[-1].text for name, own in counting.items() if own.untested}
+    if not untested:
+        return f"{result.reasons[0]}; do not ship on this evidence"
+    alike = {why: [name for name, text in untested.items() if text == why] for why in untested.values()}
+    return said("why_undecided", alike, len(untested), len(counting), result.excluded_for_rest)
+
+
+def reliability(verdict: str) -> str:
+    """Say how many networks whose truth is known got a verdict, and how many of these lose little."""
+    total = sum(sum(counts.values()) for counts in LABS.values())
+    given, clean = sum(counts[verdict] for counts in LABS.values()), LABS["lose less than 3 points"][verdict]
+    return (
+        f"Of {total} networks whose truth is known, {given} got {verdict}: {clean} with a loss of less than 3 points "
+        f"of accuracy on other backgrounds, and {given - clean} with a larger one"
+    )
+
+
+def next_steps(result: CheckResult) -> list[str]:
+    """Return what to do now; nothing if the model may ship."""
+    if steps := _steps_to_decide(result):
+        return steps
+    if result.verdict not in ("FAIL", "WARN"):
+        return []
+    return [said("next_step", result, _what(result, "fail"), _named(result))]
+
+
+def _named(result: CheckResult) -> str:
+    """Name the classes with the verdict on the whole model, the worst first; all classes if none has it.
+
+    For a warning, these are all classes with an estimate above its limit: which of them is significant depends on the
+    backgrounds that were drawn.
+    """
+    own = {name: judgement for name, judgement in result.judged.items() if name != OVERALL and not judgement.waived}
+    named = [
+        name
+        for name, judgement in worst_first(own).items()
+        if judgement.verdict == result.verdict or (result.verdict == "WARN" and judgement.any_above_limit)
+    ]
+    return first_of(named or [*own], _MAX_CLASSES)
+
+
+def _steps_to_decide(result: CheckResult) -> list[str]:
+    """Return what to do if something could not be decided; nothing if everything was."""
+    if result.exit_code("fail") != 3:
+        return []
+    gather = _to_gather(result)
+    reasons = [reason for reason in result.judged[OVERALL].reasons if reason.step and not (gather and reason.lacks)]
+    most = dict(sorted(reason.more for reason in reasons if reason.more))  # settles what fewer pictures would settle
+    kept = [reason.step for reason in reasons if not reason.more or reason.more in most.items()]
+    steps = [*gather, *dict.fromkeys(kept)]
+    plan = result.plan
+    left = sum(bool(item.objects) for item in plan.data.items) - len(plan.sample)
+    others = [step for step in steps if not step.startswith("add ")]
+    size = max(Counter(item.label for item in plan.data.items).values())
+    if others != steps and plan.settings.run.quick and size >= plan.settings.check.per_class:
+        steps = ["use all pictures: leave out --quick and --per-class", *others]
+    elif others != steps and left > 0:
+        steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
+    return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
+
+
+def _to_gather(result: CheckResult) -> list[str]:
+    """Return one step for all classes that have too few pictures, nothing if none has."""
+    lacking = {
+        name: reason.lacks
+        for name, own in worst_first(result.judged).items()
+        if name != OVERALL and not own.waived
+        for reason in own.reasons
+        if reason.lacks
+    }
+    named = first_of([f"{lacks} of {name}" for name, lacks in lacking.items()], _MAX_CLASSES)
+    return [f"add pictures with regions, at least {named}"] if lacking else []
+
+
+def untested(result: CheckResult) -> list[str]:
+    """Return for each cause how many pictures it kept from being tested, the most frequent first, with an example."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for name, why in result.untested.items():
+        named[why].append(name)
+    causes = sorted(named.items(), key=lambda cause: -len(cause[1]))
+    return [f"{counted(len(names), 'picture')} could not be tested, such as {names[0]}: {why}" for why, names in causes]
+
+
+def more_pictures(judgement: Judgement) -> str:
+    """Return how many more pictures would exclude all effects above their limits, such as "0" or "43 to 240".
+
+    A dash stands for effects that no number of pictures would exclude, and for a class that could not be tested.
+    """
+    more = [effect.more_pictures for effect in judgement.effects.values() if effect.name != "sufficiency"]
+    known = [numbers for numbers in more if numbers is not None]
+    if not more or len(known) < len(more) or judgement.untested:
+        return NONE
+    fewest, most = map(max, zip(*known, strict=True))
+    return f"{fewest} to {most}" if most else "0"
+
+
+def figures(measures: Measures, judgement: Judgement) -> dict[str, str]:
+    """Return the figures of a class, or of all classes together, as the tables in text show them."""
+    effects: tuple[EffectName, ...] = ("gap", "attraction", "sufficiency")
+    effect_of = {name: measures.effects[name].mean if name in measures.effects else None for name in effects}
+    return {
+        "class": measures.name or "all classes",
+        "verdict": judgement.shown + (" (waived)" if judgement.waived else ""),
+        "accuracy": share(measures.accuracy.value),
+        **{name: NONE if effect is None else number(effect.effect.value) for name, effect in effect_of.items()},
+        "skill": NONE if measures.skill is None else number(measures.skill.value),
+        "excluded above": number(all_excluded_above(judgement.effects.values())),
+        "more pictures": more_pictures(judgement),
+    }
+
+
+def change_since_baseline(result: CheckResult) -> str:
+    """Return what changed since the baseline; "" without a baseline."""
+    return "" if result.change is None else said("change_since_baseline", result.change, bool(result.regressed))
+
+
+def provenance(result: CheckResult) -> list[tuple[str, str]]:
+    """Return what a reader needs to repeat the check: the date, the command, the weights and the versions."""
+    run, hashes = result.run, result.hashes
+    weights = result.plan.model.weights
+    note = result.plan.model.note
+    named = [] if note is None else [("how the model was loaded", note)]
+    named += [] if weights is None else [("weights", _weights(weights, result.plan))]
+    return [
+        ("date", "unknown" if run is None else f"{run.started:%Y-%m-%d %H:%M} UTC, {run.seconds:.0f} s"),
+        ("command", (run.command if run else "") or "camkit.check(...), called from Python"),
+        *named,
+        ("hash of the weights in the model", hashes.get("weights", "")),
+        ("hash of the pictures and regions", hashes.get("data", "")),
+        ("hash of the settings", hashes.get("settings", "")),
+        ("versions", f"camkit {VERSION}, torch {version('torch')}, Python {platform.python_version()}"),
+    ]
+
+
+def _weights(weights: str, plan: Plan) -> str:
+    """Return the name of a file of weights with its hash, or the name of published weights."""
+    file = Path(weights)
+    return f"{file.name} (SHA-256 {plan.files.of(file)})" if file.is_file() else weights
+
+
+_STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan", "not decided": "cyan"}
+
+
+def data_summary(plan: Plan) -> Text:
+    """Return what was found: pictures, regions, classes, what is left out, and how far the pictures are enough."""
+    lines = [*plan.data.facts, f"classes matched {plan.matched.how}", *plan.data.left_out_in_words]
+    classes = sorted(Counter(item.label for item in plan.sample).items(), key=lambda of_class: of_class[1])
+    lines.append(said("sample", len(plan.sample), plan.settings.limits.least_pictures, classes))
+    return Text("\n".join(map(printable, lines)))
+
+
+def cost_notice(plan: Plan) -> Text:
+    """Return how many pictures the model will see."""
+    heat, edits = plan.forwards
+    why = "for the heat" if plan.draws_heat else "as they are"
+    return Text(f"the model will see {heat} pictures {why} and up to {edits} edits")
+
+
+def verdict(result: CheckResult) -> Text:
+    """Return the verdict, the reasons, and the path of the report."""
+    lines = [(why_undecided(result), "")]
+    lines += [(f"next: {step}", "bold") for step in next_steps(result)]
+    lines += [(reason, "") for reason in result.reasons[:MOST_REASONS]]
+    lines += [(f"and {len(result.reasons) - MOST_REASONS} more", "")] if len(result.reasons) > MOST_REASONS else []
+    lines += [(f"note: {warning}", "yellow") for warning in result.warnings]
+    for first in list(result.failures)[:1]:
+        lines.append((f"{len(result.failures)} pictures could not be used, such as {first}", "yellow"))
+    lines += [(line, "yellow") for line in untested(result)[:3]]  # the most frequent causes
+    lines.append((change_since_baseline(result), ""))
+    text = Text.assemble((result.verdict, _STYLES[result.verdict]), f": {printable(sentence(result))}\n")
+    for line, style in lines:
+        text.append(f"  {printable(line)}\n" if line else "", style)
+    return text if result.report is None else text.append(f"  wrote {printable(str(result.report))}")
+
+
+def table(result: CheckResult) -> Table:
+    """Return a table with one row per class, and one for all classes."""
+    columns = Table(box=None, pad_edge=False)
+    for heading in ("class", "verdict"):
+        columns.add_column(heading, no_wrap=True)
+    for heading in ("n", "acc.", "gap", "attr.", result.plan.removed, "skill", "excluded above", "more pictures"):
+        columns.add_column(heading, no_wrap=" " not in heading, justify="right")
+    for name, measures in [*result.classes.items(), (OVERALL, result.overall)]:
+        title, verdict, *numbers, more = figures(measures, result.judged[name]).values()
+        columns.add_row(
+            Text(printable(title)),
+            Text(verdict, _STYLES[result.judged[name].shown]),
+            str(measures.pictures),
+            *numbers,
+            more,
+        )
+    return columns
+
+
+_MOST_LISTED = 100
+"""Classes whose reasons are listed, and unusable pictures, to keep the page readable."""
+
+
+def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
+    """Return the page. The model runs once more on the pictures that the page shows with their edits.
+
+    Args:
+        result: the check.
+        showcase: its pictures; None draws them.
+    """
+    environment = templates("camkit.background.report")
+    environment.filters |= {"address": functools.partial(as_address, kind="jpeg"), "share": share}
+    script = environment.get_template("check.js").render()
+    plan, showcase = result.plan, showcase or Showcase(result)
+    flips, (heat, edits) = showcase.flips(), plan.forwards
+    page: str = environment.get_template("check.html").render(
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        verdict=result.verdict,
+        model=plan.model.name,
+        data=plan.data.root.name,
+        sentence=sentence(result),
+        why=why_undecided(result),
+        steps=next_steps(result),
+        reliability=reliability(result.verdict),
+        labs=LABS,
+        triptychs=showcase.triptychs,
+        chart=_chart(result),
+        chance="" if (known := result.overall.sufficiency.mean) is None else share(known.accuracies[1]),
+        found_if=found_if(plan.settings.check.threshold) if plan.detects else "",
+        untested=untested(result),
+        reasons=result.reasons,
+        change=change_since_baseline(result),
+        flips=flips,
+        flips_left=0 if result.change is None else len(result.change.flips) - len(flips),
+        outlined=plan.with_regions,
+        reasons_by_class=[
+            (name, [reason.text for reason in judgement.reasons])
+            for name, judgement in result.judged.items()
+            if name != OVERALL and judgement.shown != "PASS"
+        ][:_MOST_LISTED],
+        thumbnails=showcase.thumbnails(),
+        facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *plan.data.left_out_in_words],
+        warnings=result.warnings,
+        removed=plan.removed,
+        classes=result.classes,
+        overall=result.overall,
+        judged=result.judged,
+        number=number,
+        share=share,
+        levels=LEVELS,
+        verdicts=VERDICTS,
+        settings=plan.settings,
+        shares=SHARES,
+        kinds=result.kinds,
+        strips=showcase.strips,
+        references=REFERENCES,
+        caveat=caveat(result),
+        details=[
+            *provenance(result),
+            ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
+            ("method", result.method),
+            ("pictures shown to the model", f"{heat} as they are, up to {edits} for the experiment"),
+            ("seed", str(plan.settings.check.seed)),
+        ],
+        failures=list(result.failures.items())[:_MOST_LISTED],
+        failures_left=max(0, len(result.failures) - _MOST_LISTED),
+    )
+    return page
+
+
+_LEAST_AXIS = (-0.2, 0.4)
+"""The chart's axis spans at least this, so that small effects look small."""
+
+
+def _chart(result: CheckResult) -> dict[str, Any]:
+    """Return the effects of all classes and of each class with their places on an axis, in percent of its length."""
+    names = [OVERALL, *worst_first({name: result.judged[name] for name in result.classes})][: _MOST_LISTED + 1]
+    effects = [
+        (name, effect)
+        for name in names
+        for effect in result.judged[name].effects.values()
+        if effect.mean is not None and (name != OVERALL or effect.name != "attraction")
+    ]
+    ends = [end for _, effect in effects for end in (effect.value, effect.low, effect.high) if math.isfinite(end)]
+    left, right = min([*ends, _LEAST_AXIS[0]]), max([*ends, _LEAST_AXIS[1]])
+
+    def place(value: float) -> float:
+        return round(100 * (value - left) / (right - left), 2)
+
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, effect in effects:
+        low, high = (place(end) if math.isfinite(end) else place(effect.value) for end in (effect.low, effect.high))
+        title = said("noun", effect) if name == OVERALL else f"{name}: {result.judged[name].shown}"
+        mark = {
+            "name": said("noun", effect),
+            "level": effect.level,
+            "value": place(effect.value),
+            "low": low,
+            "width": round(high - low, 2),
+            "limit": place(effect.limit),
+            "words": said("in_words", effect),
+            "figures": number(effect.value),
+            "interval": (effect.low, effect.high),
+        }
+        rows.setdefault(f"all classes: {title}" if name == OVERALL else title, []).append(mark)
+    return {"rows": list(rows.items()), "zero": place(0.0)}
+
+
+_SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
+
+
+def render_markdown(result: CheckResult, showcase: Showcase | None = None) -> str:
+    """Return the summary: the verdict, the reasons, the picture and its answers in words, and a row per class.
+
+    Args:
+        result: the check.
+        showcase: its pictures; None draws them.
+    """
+    environment = templates("camkit.background.report")
+    environment.filters["markdown"] = lambda text: Markup(as_markdown(text))  # is not escaped again
+    summary: str = environment.get_template("summary.md").render(
+        result=result,
+        sign=_SIGNS[result.verdict],
+        triptychs=(showcase or Showcase(result)).triptychs,
+        words=sys.modules[__name__],
+        number=number,
+    )
+    return summary
+
+
+def workflow_commands(result: CheckResult) -> list[str]:
+    """Return GitHub's workflow commands: an error for each FAIL, a warning for each other verdict but PASS."""
+
+    def escaped(text: str, signs: str = "%") -> str:
+        for sign in signs:
+            text = text.replace(sign, f"%{ord(sign):02X}")
+        return text
+
+    texts = map(printable, result.regressed)
+    commands = [f"::error title=camkit: worse than the baseline::{escaped(text)}" for text in texts]
+    for name, judgement in result.judged.items():
+        if judgement.verdict == "PASS":
+            continue
+        level = "error" if judgement.verdict == "FAIL" and not judgement.waived else "warning"
+        title = f"camkit: {judgement.verdict} {name}".rstrip()
+        why = "; ".join(reason.text for reason in judgement.reasons)
+        commands.append(f"::{level} title={escaped(printable(title), '%:,')}::{escaped(printable(why))}")
+    return commands
+
+
+_ACROSS, _SIDE, _SIZE = 3, 260, 14
+"""Three pictures are about as wide as a comment on GitHub, so that nothing is reduced there."""
+
+_MOST_LINES = 5
+
+_COLOURS: Mapping[str, Colour] = MappingProxyType({"FAIL": (179, 38, 30), "PASS": (27, 107, 58), "": GREY})
+
+_NOTHING = Tile(np.full((1, 1, 3), 255, np.uint8))
+"""Fills a row whose picture has fewer edits."""
+
+
+def render_picture(result: CheckResult, showcase: Showcase | None = None) -> bytes:
+    """Return the picture as a PNG: the verdict, and up to three triptychs, on white.
+
+    Args:
+        result: the check.
+        showcase: its pictures; None draws them.
+    """
+    texts = [
+        f"{result.verdict}: {sentence(result)}",
+        why_undecided(result),
+        *result.regressed,
+        f"camkit check of {result.plan.model.name} on {result.plan.data.root.name}",
+    ]
+    title = [line for text in texts for line in wrapped(text, _ACROSS * _SIDE, _SIZE + 1, _MOST_LINES)]
+    tiles: list[Tile] = []
+    for strip in (showcase or Showcase(result)).triptychs:
+        for panel in strip.triptych:
+            answer, verdict = panel.comment
+            line = f"{strip.row.label}: {panel.title.partition(' (')[0]}"
+            tiles.append(Tile(panel.pixels, line, answer, _COLOURS[verdict]))
+        tiles += [_NOTHING] * (_ACROSS - len(strip.triptych))
+    return encode(contact_sheet(tiles, _ACROSS, "\n".join(title), side=_SIDE, size=_SIZE))
+
+
+_OF_BACKGROUND: tuple[EffectName, ...] = ("gap", "sufficiency", "attraction")
+"""The effects that the report has for each fill."""
+
+
+def render_json(result: CheckResult) -> str:
+    """Return the report."""
+    plan, kinds = result.plan, result.kinds
+    hashes = {item.name: plan.files.of(item.path) for item in plan.data.items}
+    report = {
+        "schema": SCHEMA,
+        "camkit": VERSION,
+        "verdict": result.verdict,
+        "sentence": sentence(result),
+        "why_undecided": why_undecided(result),
+        "reasons": list(result.reasons),
+        "next_steps": next_steps(result),
+        "worst": result.worst,
+        "model": plan.model.name,
+        "loaded": plan.model.note,
+        "method": result.method,
+        "layer": result.layer,
+        "grids": result.grids,
+        "hashes": result.hashes,
+        "settings": plan.reported_settings,
+        "data": {
+            "facts": list(plan.data.facts),
+            "classes_matched": plan.matched.how,
+            "left_out": {kind: list(names) for kind, names in plan.data.left_out.items()},
+            "failures": result.failures,
+            "untested": dict(result.untested),
+        },
+        "warnings": list(result.warnings),
+        "overall": _measures(result.overall, result.judged[OVERALL]),
+        "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
+        "kinds": kinds and {"source": "place", **asdict(kinds), "sentences": list(kinds.sentences)},
+        "change": None if result.change is None else result.change.to_dict(),
+        "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
+        "caveat": caveat(result),
+    }
+    rounded = _rounded(report)
+    return json.dumps({**rounded, "checksum": checksum(rounded)}, indent=1, allow_nan=False) + "\n"
+
+
+def _measures(measures: Measures, judgement: Judgement) -> dict[str, Any]:
+    return {
+        "verdict": judgement.shown,
+        "reasons": [reason.text for reason in judgement.reasons],
+        **{f"{name}_p": judgement.p(name) for name in _OF_BACKGROUND},
+        "levels": {name: effect.level for name, effect in judgement.effects.items()},
+        "excluded_above": {name: effect.excluded_above for name, effect in judgement.effects.items()},
+        "more_pictures": {name: effect.more_pictures for name, effect in judgement.effects.items()},
+        "waived": judgement.waived,
+        **plain(measures),
+    }
+
+
+def plain(measures: Measures) -> dict[str, Any]:
+    """Return the measures of a class, or of all classes together, as plain values."""
+    figures = asdict(replace(measures, effects={}))
+    of_background = {name: effect.by_fill for name, effect in measures.effects.items() if name in _OF_BACKGROUND}
+    figures |= {name: _as_dicts(of_background.get(name, {})) for name in _OF_BACKGROUND}
+    figures["mean"] = _as_dicts({name: measures.effects[name].mean for name in of_background})
+    figures["cues"] = _as_dicts(measures.cues)
+    return {name: value for name, value in figures.items() if name not in ("name", "effects")}
+
+
+def _as_dicts(measured: Mapping[Any, MeasuredEffect | None]) -> dict[Any, dict[str, Any]]:
+    return {name: asdict(effect) for name, effect in measured.items() if effect is not None}
+
+
+def _rounded(value: Any) -> Any:
+    """Round every number in a nested value. JSON has no NaN and no infinity, so they become null."""
+    if isinstance(value, float):
+        return round(value, 6) + 0.0 if math.isfinite(value) else None  # adding 0.0 turns -0.0 into 0.0
+    if isinstance(value, dict):
+        return {str(name): _rounded(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(entry) for entry in value]
+    return value
+
+
+def render_junit(result: CheckResult) -> str:
+    """Return the XML. WARN passes, with its reasons as output. Waived classes are skipped.
+
+    INCONCLUSIVE of a class, or a WARN of one that could not be tested, fails, or is skipped if ``result.inconclusive``
+    is "pass". A class that is not decided is skipped too. INCONCLUSIVE of all classes together is always skipped:
+    nothing was found, and the exit code says that the model may not ship. The time of a class is its share of the
+    check's duration, by the number of its pictures: the pictures of all classes pass through the model together.
+    """
+    each = 0.0 if result.run is None else result.run.seconds / max(1, len(result.images))
+    cases = [
+        _case(name, result.judged[name], result.inconclusive, round(each * measures.pictures, 3))
+        for name, measures in result.classes.items()
+    ]
+    cases.append(_case("all classes together", result.judged[OVERALL], "pass", 0.0))
+    if result.change is not None:
+        worse, change = "; ".join(result.regressed), change_since_baseline(result)
+        cases.append(("since the baseline", "background", 0.0, "failure" if worse else "", worse, change))
+    unusable = result.failures.items()
+    cases += [(name, "pictures", 0.0, "skipped", f"could not be used: {error}", "") for name, error in unusable]
+    xml: str = (
+        templates("camkit.background.report")
+        .get_template("junit.xml")
+        .render(
+            model=result.plan.model.name,
+            cases=cases,
+            started="" if result.run is None else result.run.started.isoformat(timespec="seconds"),
+        )
+    )
+    return xml
+
+
+def _case(
+    name: str, judgement: Judgement, inconclusive: Inconclusive, seconds: float
+) -> tuple[str, str, float, str, str, str]:
+    """Return a test case: its name and group, its seconds, whether it failed or was skipped, why, and its output."""
+    verdict, why = judgement.verdict, "; ".join(reason.text for reason in judgement.reasons)
+    output = f"{judgement.shown}: {why}"
+    undecided = verdict == "INCONCLUSIVE" or (verdict == "WARN" and judgement.untested)
+    if (verdict == "FAIL" or undecided) and judgement.waived:
+        return (name, "background", seconds, "skipped", f"waived: {judgement.waived}: {why}", output)
+    fails = verdict == "FAIL" or (undecided and inconclusive == "fail")
+    is_skipped = undecided or judgement.shown == "not decided"
+    return (name, "background", seconds, "failure" if fails else "skipped" if is_skipped else "", why, output)
+
 
 _DRAWN: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
-    {words.PAGE: html.render, words.PICTURE: picture.render, "summary.md": markdown.render}
+    {PAGE: render_html, PICTURE: render_picture, "summary.md": render_markdown}
 )
 """The reports with pictures: they also take the ``Showcase``, which asks the model once for all of them."""
 
 REPORTS: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
-    {**_DRAWN, BASELINE_FILE: json.render, "junit.xml": junit.render}
+    {**_DRAWN, BASELINE_FILE: render_json, "junit.xml": render_junit}
 )
 """The function that renders each report, by file name."""
 
@@ -35,7 +666,7 @@ def rendered(result: CheckResult) -> dict[str, bytes]:
 def events(result: CheckResult) -> Iterator[tuple[str, Any]]:
     """Yield what TensorBoard shows, by tag: the summary, the figures of each class, the strips and their sentences."""
     showcase = Showcase(result)
-    yield "check", markdown.render(result, showcase)
+    yield "check", render_markdown(result, showcase)
     for name, measures in [("all classes", result.overall), *result.classes.items()]:
         yield f"check/accuracy/{name}", measures.accuracy.value
         for effect in ("gap", "attraction", "sufficiency"):
@@ -46,3 +677,6 @@ def events(result: CheckResult) -> Iterator[tuple[str, Any]]:
     for strip in showcase.strips:
         yield f"worst/{strip.row.name}", strip
         yield f"worst/{strip.row.name}", strip.sentence
+
+
+CheckResult.reports = sys.modules[__name__]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.guard import guarded, same_requirements
-from camkit.engine.interrupts import interruptible
+from camkit.engine.guard import guarded, interruptible, same_requirements
 from camkit.types import LayerRef
 
 
@@ -70,7 +69,9 @@ def costs(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Costs:
     by_call: dict[tuple[str, int], Cost] = {}
     for info in infos:
         call_counts[info.module] += 1
-        cost = Cost(info.num_params, _mult_adds(info), info.output_bytes)
+        # torchinfo counts correctly only for layers without inner ones.
+        counted = [info] if info.is_leaf_layer else [child for child in info.children if child.is_leaf_layer]
+        cost = Cost(info.num_params, sum(int(each.macs) for each in counted), info.output_bytes)
         by_call[names[info.module], call_counts[info.module]] = cost
     leaves = [info for info in infos if info.is_leaf_layer]
     total = Cost(
@@ -84,7 +85,7 @@ def costs(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Costs:
 
 
 def _torchinfo_rows(model: nn.Module, image: Tensor) -> list[Any]:
-    import torchinfo  # noqa: PLC0415 - only one command counts
+    from torchinfo import torchinfo  # noqa: PLC0415 - only one command counts
 
     with (
         same_requirements(model),
@@ -92,30 +93,8 @@ def _torchinfo_rows(model: nn.Module, image: Tensor) -> list[Any]:
         torch.inference_mode(mode=False),
         torch.no_grad(),
         warnings.catch_warnings(),
-        _cache_restored(model),
+        mock.patch.dict(torchinfo._cached_forward_pass),  # which would keep the model alive
         interruptible(),
     ):
         warnings.simplefilter("ignore")
         return list(torchinfo.summary(model, input_data=[image.clone()], verbose=0).summary_list)
-
-
-@contextmanager
-def _cache_restored(model: nn.Module) -> Iterator[None]:
-    """Restore torchinfo's cache, which would keep the model alive until another of the same type name comes."""
-    from torchinfo import torchinfo as engine  # noqa: PLC0415 - as above
-
-    cache, name = engine._cached_forward_pass, type(model).__name__
-    before = cache.get(name)
-    try:
-        yield
-    finally:
-        cache.pop(name, None)
-        if before is not None:
-            cache[name] = before
-
-
-def _mult_adds(info: Any) -> int:
-    """Return a layer's multiply-adds; for a layer with inner layers, the sum over these, which torchinfo gets right."""
-    if info.is_leaf_layer:
-        return int(info.macs)
-    return sum(int(child.macs) for child in info.children if child.is_leaf_layer)

@@ -1,0 +1,876 @@
+"""Annotated objects: find and read them, tell which picture an object is in, and draw the region that it covers.
+
+Regions are read from COCO, Pascal VOC, YOLO, a CSV of boxes, or mask pictures. For each format, ``_find_*`` lists its
+files or folders for a folder of pictures, and ``read_*`` reads one of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import json
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+import cv2
+import numpy as np
+import torch
+import yaml
+from jaxtyping import Bool, Float
+from pycocotools import mask as rle
+from torch import Tensor
+from torchvision.datasets import VOCDetection
+
+from camkit.errors import ImageError, InputError, as_error, brief, refuse_pipe
+from camkit.images.files import PICTURE_SUFFIXES, files_in, has_picture_suffix
+from camkit.images.masks import (
+    MASK_SUFFIXES,
+    MaskFile,
+    is_mask,
+    is_photograph,
+    names_masks,
+    picture_of,
+    understand_masks,
+)
+from camkit.images.regions import Shades, extent, preprocess_region
+from camkit.kit.wording import first_of, listed
+from camkit.options.settings import normalize_name
+from camkit.types import Box, Preprocess
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectAnnotation:
+    """One annotated object of a picture.
+
+    Attributes:
+        category: the category; "" if the annotation names none.
+        box: the box in pixels of the picture; None if only an outline is known.
+        outline: a COCO segmentation (polygons or a run-length encoding) or a mask picture; None if only a box is known.
+        shares: True if the coordinates are shares of the picture's width and height instead of pixels.
+        crowd: True for a COCO crowd. The check removes crowds with the objects, but does not explain them.
+        size: width and height of the annotated picture, if the annotation states them.
+    """
+
+    category: str
+    box: Box | None = None
+    outline: list[Any] | dict[str, Any] | MaskFile | None = None
+    shares: bool = False
+    crowd: bool = False
+    size: tuple[int, int] | None = None
+
+    @property
+    def kind(self) -> Literal["mask", "box"]:
+        """Return "mask" if the outline is known, "box" if only the box is."""
+        return "box" if self.outline is None else "mask"
+
+
+@dataclass(frozen=True, eq=False)
+class Annotations:
+    """The annotated objects of one source, such as a COCO file, by the name the source gives each picture.
+
+    ``problems`` lists, for each kind of problem, the pictures or annotations that have it. ``facts`` tell the
+    user how camkit understood the source.
+    """
+
+    format: str
+    source: str
+    objects: Mapping[str, tuple[ObjectAnnotation, ...]]
+    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    facts: tuple[str, ...] = ()
+
+
+@dataclass
+class AnnotationCollector:
+    """Collects objects, picture sizes and problems while a source is read."""
+
+    rows: list[tuple[str, ObjectAnnotation]] = field(default_factory=list)
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, picture: str, category: str, box: Box | None, outline: Any = None, *, crowd: bool = False) -> None:
+        """Add an object.
+
+        Raises:
+            ValueError: no picture is named, or a side of the box is not finite.
+        """
+        if not Path(picture).name:
+            raise ValueError(f"an object must name its picture, not {picture!r}")
+        if box is not None and not all(map(math.isfinite, box)):
+            raise ValueError(f"the sides of a box must be finite, not {tuple(box)}")
+        self.rows.append((picture, ObjectAnnotation(category, box, outline, crowd=crowd)))
+
+    def finish(
+        self, format_name: str, source: Path, *, shares: bool | None = None, first: int = 0, facts: tuple[str, ...] = ()
+    ) -> Annotations:
+        """Return the objects that can be used; a box with no area, outside its picture or in another unit is a problem.
+
+        Args:
+            format_name: what camkit calls the format.
+            source: the file or folder.
+            shares: whether boxes are in shares of the picture; None for shares if all lie in the corner pixels.
+            first: the number of the first pixel.
+            facts: how camkit understood the source.
+        """
+        boxes = [annotation.box for _, annotation in self.rows if annotation.box is not None]
+        shares = are_shares(boxes) if shares is None else shares
+        objects: dict[str, list[ObjectAnnotation]] = defaultdict(list)
+        for picture, annotation in self.rows:
+            box, size = annotation.box, self.sizes.get(picture)
+            if box is not None and first and not shares:  # the last pixel belongs to the box
+                box = Box(box.left - first, box.top - first, *box[2:])
+            clipped = None if box is None else clip_box(box, _UNIT_SQUARE if shares else size)
+            problem = None
+            if box is not None and clipped is None:
+                empty = box.right <= box.left or box.bottom <= box.top
+                problem = "boxes without an area" if empty else "boxes outside their picture"
+            elif clipped is not None and not shares and are_shares([clipped]):
+                problem = "boxes inside the corner pixel, probably given as shares instead of pixels"
+            if problem is None:
+                objects[picture].append(replace(annotation, box=clipped, shares=shares, size=size))
+                if clipped != box:
+                    problem = "boxes clipped to their picture"
+            if problem is not None:
+                self.problems[problem].append(picture)
+        return Annotations(
+            format_name,
+            str(source),
+            {picture: tuple(annotations) for picture, annotations in objects.items()},
+            {problem: tuple(names) for problem, names in self.problems.items()},
+            facts,
+        )
+
+
+LARGEST_SHARE = 1.5
+"""If all sides of all boxes of a source are below this, they count as shares of the picture. In pixels, all boxes would
+be in its corner."""
+
+
+def are_shares(boxes: Iterable[Box]) -> bool:
+    """Return whether boxes are in shares of the picture and not in pixels."""
+    return all(max(box) < LARGEST_SHARE for box in boxes)
+
+
+_UNIT_SQUARE = (1, 1)
+"""The size of a picture in shares of its sides."""
+
+
+def clip_box(box: Box, size: tuple[int, int] | None) -> Box | None:
+    """Return the part of a box inside its picture; None if there is none or the box has no area."""
+    if not (box.right > box.left and box.bottom > box.top):
+        return None
+    if size is None:
+        return box
+    clipped = Box(max(box.left, 0), max(box.top, 0), min(box.right, size[0]), min(box.bottom, size[1]))
+    if clipped.right <= clipped.left or clipped.bottom <= clipped.top:
+        return None
+    # Annotation tools round coordinates, so a box may reach out of its picture by a pixel, or a hundredth of its side.
+    slack = 1.0 if size != _UNIT_SQUARE else 0.01
+    return box if max(abs(a - b) for a, b in zip(clipped, box, strict=True)) <= slack else clipped
+
+
+_MOST_LISTED = 5
+"""The most names that a sentence lists."""
+
+
+class RegionIndex:
+    """Finds the objects that a source annotates in a picture.
+
+    Names are compared as paths first, then as paths without extension, with the picture's first folder left out ("a/0"
+    is then "images/a/0.png"), as file names, and as file names without extension. A match counts only if exactly one
+    annotated name and exactly one picture share the key. So an ambiguous name matches nothing, and no picture receives
+    the objects of another.
+    """
+
+    def __init__(self, source: Annotations, pictures: Collection[str]) -> None:
+        self.source = source
+        self.categories = {
+            normalize_name(annotation.category) for objects in source.objects.values() for annotation in objects
+        } - {""}
+        self._objects: dict[str, tuple[ObjectAnnotation, ...]] = {}
+        several: set[str] = set()
+        keys = zip(_keys_of(source.objects), _keys_of(pictures, below_folder=True), strict=True)
+        for annotated_names, picture_names in keys:
+            for shared in annotated_names.keys() & picture_names.keys():
+                if len(annotated_names[shared]) == len(picture_names[shared]) == 1:
+                    objects = source.objects[annotated_names[shared].pop()]
+                    self._objects.setdefault(picture_names[shared].pop(), objects)
+                else:
+                    several |= picture_names[shared]
+        self.ambiguous = several - self._objects.keys()
+        """Pictures without objects that share their name with others, or the names of several annotations."""
+
+    def objects_in(self, picture: str) -> tuple[ObjectAnnotation, ...]:
+        """Return the objects of a picture; none if the source has none, or if the name is ambiguous."""
+        return self._objects.get(picture, ())
+
+    def coverage(self, root: Path) -> str:
+        """Say how many pictures the source annotates, and how many of these are in the data."""
+        path = Path(self.source.source)
+        shown = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+        found = sum(map(bool, self._objects.values()))
+        annotated = len(self.source.objects)
+        return f"{self.source.format} in {shown}: {annotated} annotated pictures, {found} of them found here"
+
+
+def unmatched(classes: Collection[str], pictures: Sequence[str], indexes: Sequence[RegionIndex]) -> str:
+    """Say how pictures and regions are named, if no picture has a region that can be used."""
+    sources = []
+    for index in indexes:
+        problems = [f"{len(names)} {problem}" for problem, names in index.source.problems.items()]
+        ambiguous = [f"the names of {len(index.ambiguous)} pictures are ambiguous"] if index.ambiguous else []
+        names = f"names such as {_quoted(index.source.objects)}" if index.source.objects else "no objects"
+        categories = f"the categories {_quoted(index.categories)}" if index.categories else "no categories"
+        sources.append(
+            f"the regions of {index.source.format} in {index.source.source} have "
+            + "; ".join([f"{names} and {categories}", *ambiguous, *problems])
+        )
+    return (
+        f"{len(pictures)} pictures have names such as {pictures[0]!r}"
+        + (f" and the classes {_quoted(classes)}" if classes else "")
+        + f"; {'; '.join(sources)}; use the same names for both, or allow more categories with expect in the config"
+    )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    """Return the first names in alphabetical order."""
+    return first_of(sorted(map(repr, names)), _MOST_LISTED)
+
+
+def _keys_of(names: Iterable[str], *, below_folder: bool = False) -> list[dict[str, set[str]]]:
+    """Return the names by each key: as ``RegionIndex`` says, in its order."""
+    by_key: list[dict[str, set[str]]] = [defaultdict(set) for _ in range(5)]
+    for name in names:
+        path = PurePosixPath(name.replace("\\", "/"))
+        bare = path.with_suffix("") if has_picture_suffix(path.name) else path
+        inner = bare.as_posix().partition("/")[2] if below_folder else bare.as_posix()
+        for groups, key in zip(by_key, (path.as_posix(), bare.as_posix(), inner, path.name, bare.name), strict=True):
+            groups[key].add(name)
+    return by_key
+
+
+_MARGIN = 0.08
+"""Margin around a removed box, as a share of its side: covers shadows, soft edges and boxes drawn too small."""
+
+
+def in_pixels(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
+    """Return an object with its coordinates in pixels of a picture of ``size`` (width, height).
+
+    Raises:
+        ImageError: the object was drawn on a picture of another size.
+    """
+    if annotation.size is not None and annotation.size != size:
+        rotated = " (shown rotated, as its EXIF data says)" if annotation.size == size[::-1] else ""
+        raise ImageError(
+            f"its objects were drawn on {annotation.size[0]}x{annotation.size[1]} pixels, but the picture has "
+            f"{size[0]}x{size[1]}{rotated}"
+        )
+    if not annotation.shares:
+        return annotation
+    width, height = size
+    box = annotation.box and Box(
+        annotation.box.left * width,
+        annotation.box.top * height,
+        annotation.box.right * width,
+        annotation.box.bottom * height,
+    )
+    outline = annotation.outline
+    if isinstance(outline, list):
+        outline = [[side * (width, height)[number % 2] for number, side in enumerate(part)] for part in outline]
+    return ObjectAnnotation(annotation.category, box, outline, crowd=annotation.crowd)
+
+
+def object_region(
+    objects: Sequence[ObjectAnnotation], size: tuple[int, int], *, round_boxes: bool = False
+) -> Bool[np.ndarray, "h w"]:
+    """Return the union of the objects on a picture of ``size`` (width, height): their outlines, or else their boxes.
+
+    ``round_boxes`` draws the ellipse in a box instead of the box, because an object rarely reaches into the corners.
+
+    Raises:
+        ImageError: a mask has another size than the picture, or an outline cannot be read.
+    """
+    width, height = size
+    region = np.zeros((height, width), bool)
+    for annotation in objects:
+        if isinstance(annotation.outline, MaskFile):
+            region |= annotation.outline.region(size)
+        elif annotation.outline is not None:
+            region |= _decode_outline(annotation.outline, size)
+        elif annotation.box is not None:
+            region |= _fill_ellipse(annotation.box, size) if round_boxes else _fill_box(annotation.box, size)
+    return region
+
+
+def widened_boxes(objects: Sequence[ObjectAnnotation], size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    """Return the union of the objects' boxes on a picture of ``size`` (width, height), with a margin around each.
+
+    A mask may show several objects, so each connected part gets its own box. An object with a box and an outline is
+    covered by both, since the outline may reach out of the box.
+    """
+    region = np.zeros((size[1], size[0]), bool)
+    for annotation in objects:
+        boxes = [] if annotation.outline is None else _boxes_of_parts(object_region([annotation], size))
+        for box in [*([] if annotation.box is None else [annotation.box]), *boxes]:
+            # Least margin in pixels: the soft edge of a small object is as wide as that of a large one
+            across, down = (max(2, _MARGIN * side) for side in (box.right - box.left, box.bottom - box.top))
+            region |= _fill_box(Box(box.left - across, box.top - down, box.right + across, box.bottom + down), size)
+    return region
+
+
+def boxes_on_input(
+    objects: Sequence[ObjectAnnotation], size: tuple[int, int], preprocess: Preprocess, shades: Shades
+) -> Float[Tensor, "k 4"]:
+    """Return the boxes (left, top, right, bottom) of objects in pixels of the model's input, as far as it shows them.
+
+    An object without a box has one around each connected part of its outline.
+
+    Args:
+        objects: the objects, in pixels of a picture of ``size`` (width, height).
+        size: the size of the picture.
+        preprocess: makes the model's input of the picture.
+        shades: what it makes of black and white pictures of this size.
+    """
+    boxes = [
+        box
+        for annotation in objects
+        for box in (_boxes_of_parts(object_region([annotation], size)) if annotation.box is None else [annotation.box])
+    ]
+    seen = [preprocess_region(_fill_box(box, size), preprocess, shades) > 0.5 for box in boxes]
+    corners = [extent(region) for region in seen if bool(region.any())]
+    return torch.tensor(corners, dtype=torch.float32).reshape(-1, 4)
+
+
+def _fill_box(box: Box, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    """Return the pixels of a box: at least one in each direction, none if the box lies outside the picture."""
+    region = np.zeros((size[1], size[0]), bool)
+    clipped = clip_box(box, size)
+    if clipped is not None:
+        left, top = (min(max(0, round(low)), side - 1) for low, side in zip(clipped[:2], size, strict=True))
+        region[top : max(top + 1, round(clipped.bottom)), left : max(left + 1, round(clipped.right))] = True
+    return region
+
+
+def _fill_ellipse(box: Box, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    """Return the pixels whose centre lies in the ellipse inscribed in a box."""
+    across, down = (np.arange(side) + 0.5 for side in size)
+    width, height = max(1e-9, box.right - box.left), max(1e-9, box.bottom - box.top)
+    x, y = (2 * across - box.left - box.right) / width, (2 * down - box.top - box.bottom) / height
+    inside = np.asarray(x**2 + y[:, None] ** 2 <= 1)
+    return inside if inside.any() else _fill_box(box, size)
+
+
+def _boxes_of_parts(region: Bool[np.ndarray, "h w"]) -> list[Box]:
+    """Return the bounding box of each connected part of a region."""
+    _, _, parts, _ = cv2.connectedComponentsWithStats(region.astype(np.uint8))
+    return [Box(left, top, left + width, top + height) for left, top, width, height, _ in parts[1:].tolist()]
+
+
+def packed_runs(outline: Any) -> Any:
+    """Return a run-length encoding in compressed form."""
+    return outline if isinstance(outline["counts"], str) else rle.frPyObjects(outline, *outline["size"])
+
+
+def _read_runs(counts: str | bytes) -> list[int]:
+    """Read COCO's compressed runs: five bits a character; from the fourth on, the difference to the last but one."""
+    runs: list[int] = []
+    value = shift = 0
+    for code in counts.encode() if isinstance(counts, str) else counts:
+        bits = code - 48
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            value -= (bits & 16) << (shift - 4)
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value = shift = 0
+    return runs
+
+
+def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    """Draw COCO polygons or decode a run-length encoding."""
+    width, height = size
+    # pycocotools raises many types for outlines it cannot read.
+    with as_error(ImageError, lambda error: f"an outline cannot be read: {type(error).__name__}: {brief(error)}"):
+        are_polygons = isinstance(outline, list)
+        encoding: Any = rle.merge(rle.frPyObjects(outline, height, width)) if are_polygons else packed_runs(outline)
+        stated = tuple(map(int, encoding["size"]))
+        # pycocotools would leave the memory behind the last run as it was
+        if not are_polygons and sum(_read_runs(encoding["counts"])) != math.prod(stated):
+            raise ValueError("the runs of its encoding do not fill the picture")
+        region = np.asarray(rle.decode(encoding)) == 1 if stated == (height, width) else None
+    if region is None:
+        raise ImageError(f"an outline is for {stated[1]}x{stated[0]} pixels, but the picture has {width}x{height}")
+    return np.asarray(region)
+
+
+# --- formats
+
+READ = "COCO JSON, Pascal VOC XML, YOLO text, CSV files with the columns path, xmin, ymin, xmax and ymax, and masks"
+"""The annotations that camkit reads, in words."""
+
+
+def find_regions(
+    folder: Path, classes: Collection[str] = (), table: Path | None = None, *, inside: bool = False
+) -> list[Annotations]:
+    """Read all regions that are in a folder of pictures or beside it.
+
+    Args:
+        folder: the folder.
+        classes: folders that hold pictures of a class, even if their names are usual for regions.
+        table: the data.yaml that the user named.
+        inside: read only what is in the folder.
+    """
+    finders: list[tuple[Callable[[Path], list[Path]], Callable[[Path], Annotations]]] = [
+        (find_boxes, read_boxes),
+        (find_coco, read_coco),
+        (_find_masks, read_masks),
+        (_find_voc, read_voc),
+        (find_yolo, functools.partial(read_yolo, table=table)),
+    ]
+    root = os.path.realpath(folder)
+    return [
+        read(file)
+        for read, file in [(read, file) for find, read in finders for file in find(folder)]
+        if file.parent != folder or file.name not in classes
+        if not inside or Path(os.path.realpath(file)).is_relative_to(root)
+    ]
+
+
+def read_regions(source: Path, table: Path | None = None) -> list[Annotations]:
+    """Read the regions that the user named: a file, or a folder of files.
+
+    Raises:
+        InputError: there are no regions in a known format.
+    """
+    refuse_pipe(source)
+    readers = {".csv": read_boxes, ".json": read_coco, ".xml": read_voc}
+    if source.suffix.lower() in readers and not source.is_dir():
+        return [readers[source.suffix.lower()](source)]
+    regions = find_regions(source, table=table, inside=True) if source.is_dir() else []
+    if not regions and files_in(source, [".png"]):
+        regions = [read_masks(source)]
+    if not regions:
+        raise InputError(f"no regions found in {source}; camkit reads {READ}")
+    return regions
+
+
+# --- CSV: each row has a picture and the corners of a box, in columns that the header names
+
+_COLUMNS = {
+    "picture": (
+        "path", "file", "filename", "file_name", "image", "image_id", "imageid", "image_path", "picture", "name",
+    ),
+    "class": ("class", "label", "category", "class_name", "labelname"),
+    "left": ("xmin", "x_min", "left", "x1"),
+    "top": ("ymin", "y_min", "top", "y1"),
+    "right": ("xmax", "x_max", "right", "x2"),
+    "bottom": ("ymax", "y_max", "bottom", "y2"),
+    "width": ("w", "width", "box_width", "bbox_width"),
+    "height": ("h", "height", "box_height", "bbox_height"),
+    "x": ("x", "bbox_x"),
+    "y": ("y", "bbox_y"),
+}  # fmt: skip
+
+
+def header_of(file: Path) -> list[str]:
+    """Return the first row of a CSV file; an empty list if it cannot be read."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
+            return next(csv.reader(lines), [])
+    except (OSError, csv.Error):
+        return []
+
+
+def find_columns(header: list[str], names: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    """Return the column of a table for each meaning, by the usual names; a meaning without a column is left out."""
+    by_name = {column.strip().lower(): column for column in header}
+    columns = {
+        meaning: next((by_name[name] for name in usual if name in by_name), None) for meaning, usual in names.items()
+    }
+    return {meaning: column for meaning, column in columns.items() if column is not None}
+
+
+def _box_columns(header: list[str]) -> dict[str, str] | None:
+    """Return the columns of a table of boxes; None if there is no picture or no complete box."""
+    columns = find_columns(header, _COLUMNS)
+    ways = ({"left", "top", "right", "bottom"}, {"left", "top", "width", "height"}, {"x", "y", "width", "height"})
+    return columns if "picture" in columns and any(way <= columns.keys() for way in ways) else None
+
+
+def find_boxes(folder: Path) -> list[Path]:
+    """List the CSV files in a folder whose header names a picture and a box."""
+    return [file for file in files_in(folder, [".csv"], deep=False) if _box_columns(header_of(file))]
+
+
+def read_boxes(file: Path) -> Annotations:
+    """Read a table of boxes in pixels, or in shares of the picture as in Open Images.
+
+    Raises:
+        InputError: a column is missing, or a row has no picture or no valid box.
+    """
+    collector = AnnotationCollector()
+    with (
+        file.open(newline="", encoding="utf-8-sig") as lines,
+        as_error(
+            InputError,
+            lambda error: (
+                f"{file}, line {table.line_num}: expected a picture and four numbers for its box: {brief(error)}"
+            ),
+        ),
+    ):
+        table = csv.DictReader(lines)
+        columns = _box_columns(list(table.fieldnames or ()))
+        if columns is None:
+            raise InputError(f"{file} needs columns for a picture and its box, such as path, xmin, ymin, xmax and ymax")
+        for row in table:
+            if any(row.get(None, ())):
+                raise ValueError("it has more values than the header has columns")
+            picture, category = (row.get(columns.get(name, "")) or "" for name in ("picture", "class"))
+            sides = {name: float(row[at]) for name, at in columns.items() if name not in ("picture", "class")}
+            left, top = (sides["left"], sides["top"]) if "left" in sides else (sides["x"], sides["y"])
+            right = sides["right"] if "right" in sides else left + sides["width"]
+            bottom = sides["bottom"] if "right" in sides else top + sides["height"]
+            collector.add(picture.strip(), category.strip(), Box(left, top, right, bottom))
+    return collector.finish("CSV boxes", file)
+
+
+# --- COCO: boxes, polygons, run-length encodings and crowds (Lin et al. 2014, arXiv:1405.0312)
+
+
+def find_coco(folder: Path) -> list[Path]:
+    """List the JSON files in a folder, or in ``annotations`` in or beside it, that look like COCO."""
+    places = (folder, folder / "annotations", folder / "../annotations")
+    return [file for place in places for file in files_in(place, [".json"], deep=False) if _looks_like_coco(file)]
+
+
+def _looks_like_coco(file: Path) -> bool:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        # A broken file with a usual name counts, so that reading it tells the user what is wrong.
+        usual = re.search(r"coco|instances|annotation", file.stem, re.IGNORECASE)
+        return file.parent.name == "annotations" or usual is not None
+    return isinstance(content, dict) and {"images", "annotations"} <= content.keys()
+
+
+def read_coco(file: Path) -> Annotations:
+    """Read a COCO file of instances.
+
+    Raises:
+        InputError: the file is not a valid COCO file of instances.
+    """
+    reading = as_error(
+        InputError,
+        lambda error: f"{file} is not a COCO file of instances: {type(error).__name__}: {brief(error)}",
+    )
+    with reading:
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
+        pictures = {row["id"]: str(row["file_name"]) for row in content["images"]}
+        categories = {row["id"]: str(row["name"]) for row in content.get("categories", [])}
+        collector = AnnotationCollector()
+        for row in content["images"]:
+            if (row.get("width") or 0) > 0 and (row.get("height") or 0) > 0:
+                width, height = _numbers([row["width"], row["height"]], 2)
+                collector.sizes[str(row["file_name"])] = (int(width), int(height))
+        for row in content["annotations"]:
+            _add_coco(collector, row, pictures, categories)
+    return collector.finish("COCO", file)
+
+
+def _numbers(value: Any, count: int | None = None) -> list[float]:
+    """Return a list of finite numbers; ``count`` is the length it must have.
+
+    Raises:
+        ValueError: the value is not such a list.
+    """
+    valid = isinstance(value, list) and all(type(number) in (int, float) and math.isfinite(number) for number in value)
+    if not valid or (count is not None and len(value) != count):
+        raise ValueError(f"expected {'' if count is None else f'{count} '}numbers, not {brief(repr(value))}")
+    return [float(number) for number in value]
+
+
+def _add_coco(collector: AnnotationCollector, row: Any, pictures: dict[Any, str], categories: dict[Any, str]) -> None:
+    """Add one annotation, or record the problem that it has."""
+    name, category = pictures.get(row["image_id"]), categories.get(row.get("category_id"))
+    if name is None or category is None:
+        collector.problems[
+            f"annotations of a {'picture' if name is None else 'category'} that is not listed (an id must be a number "
+            "everywhere, or text everywhere)"
+        ].append(str(row.get("id")))
+        return
+    outline: Any = row.get("segmentation") or None
+    box = None
+    if isinstance(outline, list):
+        outline = [_numbers(part) for part in outline if len(part) >= 6] or None
+        if outline is not None:
+            across, down = ([side for polygon in outline for side in polygon[start::2]] for start in (0, 1))
+            box = Box(min(across), min(down), max(across), max(down))
+    elif outline is not None:
+        left, top, width, height = rle.toBbox(packed_runs(outline))
+        box = Box(left, top, left + width, top + height)
+    if (box is None or clip_box(box, None) is None) and row.get("bbox"):  # some tools write an empty box or outline
+        outline = None
+        left, top, width, height = _numbers(row["bbox"], 4)
+        box = Box(left, top, left + width, top + height)
+    if box is None:
+        collector.problems["annotations with neither box nor outline"].append(name)
+        return
+    if row.get("iscrowd"):
+        collector.problems["crowds, removed but not explained"].append(name)
+    collector.add(name, category, box, outline, crowd=bool(row.get("iscrowd")))
+
+
+# --- Pascal VOC: one XML file of boxes for each picture, named after it (Everingham et al. 2010)
+
+
+def _find_voc(folder: Path) -> list[Path]:
+    """Return the folder that holds the XML files: the pictures' own, or ``Annotations`` in or beside it."""
+    places = (folder, folder / "Annotations", folder / "annotations", folder.parent / "Annotations")
+    return [place for place in places if any(map(_may_be_voc, files_in(place, [".xml"])))][:1]
+
+
+def _may_be_voc(file: Path) -> bool:
+    """Return whether a file is VOC or broken; other XML, such as a test report, is neither."""
+    try:
+        return bool(ElementTree.parse(file).getroot().tag == "annotation")
+    except (OSError, ElementTree.ParseError, ValueError, LookupError):
+        return True
+
+
+def read_voc(source: Path) -> Annotations:
+    """Read one XML file, or all XML files of annotations in a folder.
+
+    Either all boxes are in pixels, or all are in shares of the picture.
+
+    Raises:
+        InputError: a file is not a valid VOC annotation.
+    """
+    collector = AnnotationCollector()
+    for file in filter(_may_be_voc, files_in(source, [".xml"])) if source.is_dir() else [source]:
+        # Pictures in two folders may share a name. Their annotations then lie in folders with the same names.
+        subfolder = file.relative_to(source).parent if source.is_dir() else Path()
+        with as_error(InputError, lambda error: f"{file} is not a Pascal VOC annotation with boxes: {brief(error)}"):  # noqa: B023
+            annotation = VOCDetection.parse_voc_xml(ElementTree.parse(file).getroot())["annotation"]
+            picture = (subfolder / str(annotation.get("filename") or file.stem)).as_posix()
+            width, height = (int(annotation.get("size", {}).get(side, 0)) for side in ("width", "height"))
+            if width > 0 and height > 0:
+                collector.sizes[picture] = (width, height)
+            objects = annotation.get("object", [])
+            for row in objects if isinstance(objects, list) else [objects]:
+                box = Box(*(float(row["bndbox"][side]) for side in ("xmin", "ymin", "xmax", "ymax")))
+                collector.add(picture, str(row["name"]), box)
+    return collector.finish("Pascal VOC", source, first=1)  # VOC counts pixels from 1
+
+
+# --- YOLO: text files whose lines have a class and a box, a polygon or a pose, in shares of the picture
+
+_TABLES = ("data.yaml", "data.yml", "dataset.yaml")
+_CLASS_FILES = ("classes.txt", "obj.names", *_TABLES)
+
+
+def find_yolo(folder: Path) -> list[Path]:
+    """Return the folder that holds the text files: ``labels`` in or beside the pictures' folder, or that folder."""
+    parts = list(folder.parts)
+    if "images" in parts:  # labels/val belongs to images/val
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    for place in dict.fromkeys((folder / "labels", folder.parent / "labels", Path(*parts), folder)):
+        for file in _text_files(place):
+            with contextlib.suppress(OSError, ValueError):
+                rows = _rows_of(file)
+                if rows and min(map(len, rows)) > 4:
+                    return [place]
+    return []
+
+
+def _text_files(folder: Path) -> list[Path]:
+    """List the text files that may be annotations; data sets also hold README.dataset.txt and the like."""
+    others = {"requirements.txt", "labels.txt", *_CLASS_FILES}
+    files = ((file, file.name.lower()) for file in files_in(folder, [".txt"]))
+    return [file for file, name in files if name not in others and not name.startswith("readme")]
+
+
+def _rows_of(file: Path) -> list[list[float]]:
+    """Return the lines of a file; none if it only lists pictures, as the train.txt of CVAT and Darknet does."""
+    lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    return [] if all(map(has_picture_suffix, lines)) else [list(map(float, line.split())) for line in lines]
+
+
+def read_yolo(folder: Path, table: Path | None = None) -> Annotations:
+    """Read all text files in a folder; ``classes.txt`` or ``data.yaml`` in or above it names the classes.
+
+    A ``table`` with the content of a data.yaml comes first. Only the box of a pose is used.
+
+    Raises:
+        InputError: a line is not a class and a box, polygon or pose.
+    """
+    places = (folder, folder.parent, folder.parent.parent)
+    named = [file for file in (table, *(place / name for place in places for name in _CLASS_FILES)) if file is not None]
+    named = [file for file in named if file.is_file()]
+    class_names = _class_names(named)
+    rows_of: dict[Path, list[list[float]]] = {}
+    for file in _text_files(folder):
+        with as_error(InputError, lambda error: f"{file} is not a YOLO annotation: {brief(error)}"):  # noqa: B023
+            rows_of[file] = _rows_of(file)
+    longer = [numbers for rows in rows_of.values() for _, *numbers in rows if len(numbers) > 5]
+    is_outline = _outline_test([file for file in named if file.suffix in (".yaml", ".yml")], longer)
+    collector = AnnotationCollector()
+    for file, rows in rows_of.items():
+        picture = file.relative_to(folder).with_suffix("").as_posix()
+        for number, *numbers in rows:
+            outline = is_outline(numbers)
+            is_whole = number >= 0 and number.is_integer() and all(map(math.isfinite, numbers))
+            if not is_whole or len(numbers) < 4 or (outline and len(numbers) % 2):
+                raise InputError(
+                    f"{file}: each line must be a class (a whole number from 0) and a box (4 numbers) or a polygon, "
+                    f"not {brief(' '.join(map(str, [number, *numbers])))}; for poses, data.yaml must have kpt_shape"
+                )
+            category = class_names.get(int(number), "") if class_names else str(int(number))
+            if not category:
+                collector.problems["objects of a class that the file of class names does not list"].append(picture)
+            elif max(map(abs, numbers if outline else numbers[:4])) >= LARGEST_SHARE:
+                collector.problems["boxes in pixels, but YOLO needs shares of the picture (0 to 1)"].append(picture)
+            elif outline:
+                across, down = numbers[::2], numbers[1::2]
+                bounds = Box(min(across), min(down), max(across), max(down))
+                collector.add(picture, category, bounds, [numbers])
+            else:  # a detector's confidence or keypoints may follow the box
+                x, y, width, height = numbers[:4]
+                sides = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+                collector.add(picture, category, Box(*sides))
+    return collector.finish("YOLO", folder, shares=True)
+
+
+def _outline_test(tables: list[Path], longer: list[list[float]]) -> Callable[[list[float]], bool]:
+    """Return a function that tells whether the numbers of a row are a polygon, and not a box with something after it.
+
+    ``longer`` has the rows that are longer than a box with a confidence. ``kpt_shape``, in one of the tables, says how
+    many keypoints follow a box; a detector adds its confidence to every row. Without it, the rows are poses if, in all
+    of them, every third number after the box is a visibility (0, 1 or 2). A confidence and a track number count as such
+    if all have six numbers that end in a whole number.
+    """
+    shape = next((shape for table in tables if (shape := _settings(table).get("kpt_shape"))), None)
+    if shape is not None:
+        with as_error(InputError, lambda error: f"kpt_shape is {shape!r}, not two numbers: {brief(error)}"):
+            lengths = {4 + size * int(shape[0]) for size in (2, 3)}
+        used = {*map(len, longer)}
+        lengths |= used & {length + 1 for length in lengths} if len(used) == 1 else set()
+        return lambda numbers: len(numbers) > 5 and len(numbers) not in lengths
+    visible = all(len(numbers) % 3 == 1 and {*numbers[6::3]} <= {0, 1, 2} for numbers in longer)
+    poses = visible and any(number % 1 for numbers in longer for number in numbers)
+    tracks = all(len(numbers) == 6 and numbers[5].is_integer() for numbers in longer)
+    return lambda numbers: len(numbers) > 5 and not (poses or tracks)
+
+
+def _class_names(files: list[Path]) -> dict[int, str]:
+    """Return the class names by number from the first file that lists them; nothing if there is none.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    for file in files:
+        with as_error(InputError, lambda error: f"the classes in {file} cannot be read: {brief(error)}"):  # noqa: B023
+            if file.suffix not in (".yaml", ".yml"):  # one per line
+                return {number: line.strip() for number, line in enumerate(file.read_text("utf-8-sig").splitlines())}
+            names = _settings(file).get("names")
+            if names is not None:
+                by_number = dict(enumerate(names)) if isinstance(names, list) else names
+                return {int(number): str(name) for number, name in by_number.items()}
+    return {}
+
+
+def _settings(table: Path) -> dict[str, Any]:
+    """Return what a data.yaml says.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    with as_error(InputError, lambda error: f"{table} cannot be read as a data.yaml: {brief(error)}"):
+        return dict(yaml.safe_load(table.read_text(encoding="utf-8-sig")) or {})
+
+
+def pictures_of(table: Path) -> Path:
+    """Return the folder of a data set's validation pictures, which its data.yaml names.
+
+    Raises:
+        InputError: the file cannot be read, or names no folder that exists.
+    """
+    settings = _settings(table)
+    parts = ("val", "valid", "test", "train")  # the best for a check first: a model knows its training pictures
+    named = {part: settings[part] for part in parts if settings.get(part)}
+    if not named:
+        raise InputError(f"{table} names no folder as {listed(parts, 'or')}; pass the folder of the pictures itself")
+    root = table.parent / str(settings.get("path") or "")
+    for part, folder in named.items():
+        if not isinstance(folder, str):
+            raise InputError(f"{table}: {part} must be one folder; pass the folder of the pictures itself")
+        # Exports of annotation tools write ../valid/images, as seen from a folder that does not exist.
+        for place in (root / folder, table.parent / folder, table.parent / folder.removeprefix("../")):
+            if place.is_dir():
+                return place
+    raise InputError(f"no folder that {table} names exists: {', '.join(named.values())}; pass the folder itself")
+
+
+# --- masks: one picture for each, named after it; ``camkit.images.masks`` says what their values mean
+
+
+def _find_masks(folder: Path) -> list[Path]:
+    """Return the folder of masks in or beside a folder of pictures, or that folder itself if it contains masks."""
+
+    def likely(place: Path) -> tuple[bool, bool, int, str]:
+        """Sort folders of masks first, then those of segmentations, then others, which often hold boxes."""
+        name = place.name.lower()
+        return "mask" not in name, "seg" not in name, -len(place.parts), place.name
+
+    places = [
+        place
+        for parent in (folder, folder.parent)
+        for place in sorted([*parent.glob("*"), *parent.glob("annotations/*")], key=likely)
+        if names_masks(place.name) and place.is_dir() and place != folder
+    ]
+    masks = next((place for place in places if not holds_photographs(place) and _possible_masks(place)), None)
+    if masks is not None:
+        return [masks]
+    return [folder] if any(_is_mask_in(folder, file) for file in _possible_masks(folder)) else []
+
+
+def _is_mask_in(folder: Path, file: Path) -> bool:
+    """Return whether a file is a mask among the pictures in a folder, or in the folder of a class below it."""
+    parts = file.relative_to(folder).parts
+    return is_mask(file, folder / parts[0] if len(parts) > 1 else folder)
+
+
+def holds_photographs(folder: Path) -> bool:
+    """Return whether a folder with a usual name for masks holds photographs, as the folder of a class "mask" does.
+
+    Most of its first pictures must be photographs in colour; the others may be grey.
+    """
+    examined = [file for file in files_in(folder, PICTURE_SUFFIXES) if not file.name.startswith(".")][:5]
+    return sum(map(is_photograph, examined)) > len(examined) / 2
+
+
+def _possible_masks(folder: Path) -> list[Path]:
+    # Archives made on a Mac, such as the one of Oxford-IIIT Pets, hold a hidden file for each picture.
+    return [file for file in files_in(folder, MASK_SUFFIXES) if not file.name.startswith(".")]
+
+
+def read_masks(folder: Path) -> Annotations:
+    """List the masks in a folder: the files named as masks or, if there are none, all pictures.
+
+    Raises:
+        InputError: no mask can be read, or it is not clear which values are the object.
+    """
+    collector = AnnotationCollector()
+    possible = _possible_masks(folder)
+    files = [file for file in possible if _is_mask_in(folder, file)] or possible
+    reading = understand_masks(files)
+    for file in files:
+        name = picture_of(file.relative_to(folder)).as_posix()
+        collector.add(name, "", None, MaskFile(file, reading))
+    return collector.finish("mask pictures", folder, facts=(f"masks: {reading.words}",))

@@ -1,0 +1,793 @@
+"""The hook toolbox: record what layers compute, change it, and change gradients, while your own code runs the model.
+
+    >>> import torch, camkit
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(inplace=True), torch.nn.Linear(3, 1))
+    >>> with camkit.hooks.record(net, torch.nn.Linear, gradients=True) as recording:
+    ...     net(torch.ones(2, 4)).sum().backward()
+    >>> recording["0"].output.shape, recording["0"].gradient.shape
+    (torch.Size([2, 3]), torch.Size([2, 3]))
+
+Hooks exist only inside a ``with`` block and act only in the thread that opened it. They are removed at its end, also
+after an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Inexact
+from torch import Tensor, nn
+
+from camkit.engine.attach import (
+    GradientHook,
+    Make,
+    backward_pass,
+    hook_gradient,
+    hooked,
+    mapped,
+    nodes_of_graph,
+    own_output,
+    plain,
+    shares_memory,
+    starts,
+    tensors_in,
+    with_tensors,
+)
+from camkit.engine.guard import eagerly
+from camkit.errors import InputError, LayerError, did_you_mean, nearest_numbers
+from camkit.layers.names import (
+    THE_MODEL,
+    Layers,
+    Selector,
+    chooses_layers,
+    modules_by_name,
+    select_layers,
+    select_parameters,
+    split_call,
+)
+from camkit.tables import Rows, Tabular
+from camkit.types import LayerRef
+
+__all__ = ["Call", "Recording", "clip_norm", "clip_value", "edit", "edit_gradients", "noise", "record", "scale"]
+
+_MOST_NAMED = 3
+"""Calls that the line for a recording names."""
+_LONGEST = 80
+"""Characters of a description of an output: a layer may return nested tuples of many tensors."""
+
+
+NO_BACKWARD = (
+    "call backward() inside the with block, on a value that depends on it; if it returns a view that is changed in "
+    "place afterwards, for example by a layer with inplace=True, PyTorch keeps no gradient: set inplace=False there"
+)
+"""What to do if no backward pass reached a layer or parameter."""
+
+
+@dataclass
+class Scope:
+    """The thread, and the backward pass if any, in which hooks were set.
+
+    A module that runs during another backward pass repeats its forward pass, to recompute what activation checkpointing
+    (``torch.utils.checkpoint``) did not keep. ``acts``, if given, can switch the hooks off for a while.
+    """
+
+    thread: int = field(default_factory=threading.get_ident)
+    inside: int = field(default_factory=backward_pass)
+    acts: Callable[[], bool] | None = None
+
+    def first_run(self) -> bool:
+        """Tell whether the current call belongs to this thread and is not a repetition during a backward pass."""
+        is_first = threading.get_ident() == self.thread and backward_pass() == self.inside
+        return is_first and (self.acts is None or self.acts())
+
+    def any_run(self) -> bool:
+        """Tell whether the current call belongs to this thread, or to a thread of PyTorch's that may work for it.
+
+        PyTorch runs backward passes on GPUs in its own threads, which do not tell whose pass they run.
+        """
+        return threading.get_ident() == self.thread or (backward_pass() >= 0 and not _of_python())
+
+
+def _of_python() -> bool:
+    """Tell whether Python started the current thread."""
+    current = threading.get_ident()
+    threads = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))
+    return any(thread.ident == current for thread in threads)
+
+
+class TensorHooks:
+    """Hooks on tensors that are removed together. Hooks whose tensors are gone are forgotten."""
+
+    def __init__(self) -> None:
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._cleanup_length = _MANY
+
+    def __len__(self) -> int:
+        """Return how many hooks are remembered."""
+        return len(self._handles)
+
+    def add(self, tensor: Tensor, hook: GradientHook) -> None:
+        """Have the hook called with each gradient of a tensor, as ``hook_gradient`` says."""
+        self._handles += hook_gradient(tensor, hook)
+        if len(self._handles) > self._cleanup_length:
+            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
+            self._cleanup_length = 2 * len(self._handles) + _MANY
+
+    def remove(self) -> None:
+        """Remove all of them."""
+        while self._handles:
+            self._handles[-1].remove()  # before it is forgotten, in case Ctrl-C comes in between
+            self._handles.pop()
+
+
+_MANY = 256
+"""How many handles may accumulate before those of deleted tensors are dropped: a few passes' worth, some kilobytes."""
+
+
+class NumberedCalls:
+    """Hooks on layers that act in one thread, and number the calls of each layer.
+
+    A subclass says in ``_begun`` and ``_ended`` what to note. Calls that activation checkpointing repeats in a backward
+    pass are left out.
+
+    Args:
+        model: the model.
+        layers: the layers, as for ``record``.
+        gradients: whether the gradients of what the layers return are read, so that each must have tensors of its own.
+        acts: tells whether the hooks act at present; None means always.
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: Layers, *, gradients: bool, acts: Callable[[], bool] | None = None
+    ) -> None:
+        selected = select_layers(model, layers)
+        self._layers = {ref.name: module for ref, module in selected.items()}
+        self._refs, self._reads_gradients = frozenset(selected), gradients
+        self._scope, self._tensor_hooks = Scope(acts=acts), TensorHooks()
+        self._counts: Counter[str] = Counter()
+        self._open: defaultdict[str, list[tuple[int, Any]]] = defaultdict(list)  # calls that have not ended
+
+    def clear(self) -> None:
+        """Forget all calls and number new ones from 1 again, for example before the next training step."""
+        self._counts.clear()
+        self._tensor_hooks.remove()
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        before = [(module, partial(self._begin, name)) for name, module in self._layers.items()]
+        after = [(module, partial(self._end, name)) for name, module in self._layers.items()]
+        try:
+            with eagerly(), hooked(before, after, self._scope.first_run):
+                yield
+        finally:
+            self._tensor_hooks.remove()
+
+    def _begin(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self._open[name].append((nodes_of_graph(), self._begun(name, module, arguments, keywords)))
+
+    def _end(self, name: str, module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any) -> Any:
+        begun = self._open[name]
+        started, kept = begun.pop() if begun else (0, None)  # it may have begun before the hooks were set
+        self._counts[name] += 1
+        if not self._refs & {LayerRef(name), LayerRef(name, self._counts[name])}:
+            return None
+        output = own_output(output, started) if self._reads_gradients else output
+        self._ended(name, module, kept, output)
+        return output
+
+    def _begun(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Return what to keep of a call that begins, until it ends."""
+
+    def _ended(self, name: str, module: nn.Module, begun: Any, output: Any) -> None:
+        """Note a call that has ended."""
+
+    def _key(self, name: str, number: int) -> str:
+        """Return a call's name: that of the layer, numbered if it ran several times or was selected by call number."""
+        return name if self._counts[name] == 1 and LayerRef(name) in self._refs else f"{name}#{number}"
+
+
+@dataclass(eq=False, repr=False)
+class Call:
+    """One call of one layer.
+
+    Attributes:
+        name: the layer's name.
+        number: which call of the layer it was since the recording started or was cleared, from 1.
+
+    >>> import torch
+    >>> from camkit.hooks import record
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> with record(layer, "", inputs=True) as recording:
+    ...     _ = layer(torch.ones(5, 2))
+    >>> call = recording.calls[0]
+    >>> call.number, call.inputs[0].shape, call.output.shape
+    (1, torch.Size([5, 2]), torch.Size([5, 1]))
+
+    """
+
+    name: str
+    number: int
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    _output: tuple[Any] | None = None  # a tuple of one, since a layer may return None
+    _tensor_numbers: Any = None  # the output's structure, with each tensor's number in its place
+    _why_no_gradient: str = "gradients were not requested; use record(..., gradients=True)"
+    _gradients_by_pass: dict[int, dict[int, Any]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return ``"layer4#1"``."""
+        return f"{self.name}#{self.number}"
+
+    def __repr__(self) -> str:
+        """Return one line with the shape of the output."""
+        return f"<Call {self} with output {self.described}>"
+
+    @property
+    def described(self) -> str:
+        """The shapes of the tensors in the output, or the value of a statistic, on one line."""
+        if self._output is None:
+            return "not recorded"
+        shapes = [str(tuple(tensor.shape)) for tensor in tensors_in(self._output)]
+        text = ", ".join(shapes) or " ".join(repr(self._output[0]).split())
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The positional arguments as they were before the layer ran, or with ``reduce`` their statistics.
+
+        Raises:
+            LayerError: inputs were not recorded.
+        """
+        return self._recorded_arguments()[0]
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keyword arguments, otherwise like ``inputs``."""
+        return self._recorded_arguments()[1]
+
+    def _recorded_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._arguments is None:
+            raise LayerError(f"the inputs of layer {str(self)!r} were not recorded; use record(..., inputs=True)")
+        return self._arguments
+
+    @property
+    def output(self) -> Any:
+        """What the layer returned: a tensor of its shape, or tuples, dictionaries and the like of tensors.
+
+        It is a copy, so later in-place changes don't show, or with ``reduce`` the statistic. Objects other than
+        tensors, numbers, strings and such structures are replaced by None.
+
+        Raises:
+            LayerError: outputs were not recorded.
+        """
+        if self._output is None:
+            raise LayerError(f"the output of layer {str(self)!r} was not recorded; use record(..., outputs=True)")
+        return self._output[0]
+
+    @property
+    def gradient(self) -> Any:
+        """The gradient of the output, with its shape and structure; None for tensors without a gradient.
+
+        It is the gradient of what the layer returned, before any in-place change.
+
+        Raises:
+            LayerError: no backward pass reached the layer, several did, or gradients were not recorded.
+        """
+        gradients = self.gradients
+        if not gradients:
+            raise LayerError(f"no backward pass has reached layer {str(self)!r}; {NO_BACKWARD}")
+        if len(gradients) > 1:
+            raise LayerError(
+                f"{len(gradients)} backward passes have reached layer {str(self)!r}; .gradients has one entry for each"
+            )
+        return gradients[0]
+
+    @property
+    def gradients(self) -> tuple[Any, ...]:
+        """The gradient of each backward pass that reached the layer, in order; empty before the first.
+
+        Raises:
+            LayerError: the output has no gradient, or gradients were not recorded.
+        """
+        if self._why_no_gradient:
+            raise LayerError(f"layer {str(self)!r} has no gradient: {self._why_no_gradient}")
+        return tuple(
+            mapped(self._tensor_numbers, by_number.get) for by_number in list(self._gradients_by_pass.values())
+        )
+
+    def _take_gradient(self, number: int, keep: Make, gradient: Tensor | None) -> None:
+        if gradient is not None:  # a custom function may return None for one of its inputs
+            self._gradients_by_pass.setdefault(backward_pass(), {})[number] = keep(gradient)
+
+
+class Recording(Tabular, NumberedCalls, Mapping[str, Call]):
+    """The calls of the recorded layers, in the order in which they ended.
+
+    ``recording["layer4"]`` is the call of a layer that ran once, ``recording["relu#2"]`` the second of several. The
+    keys are these names. A module with two names is found under both.
+
+    >>> import torch
+    >>> from camkit.hooks import record
+    >>> relu = torch.nn.ReLU()
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), relu, torch.nn.Linear(3, 1), relu)
+    >>> with record(net, "*", reduce=torch.numel) as recording:
+    ...     _ = net(torch.ones(5, 2))
+    >>> {name: call.output for name, call in recording.items()}
+    {'0': 15, '1#1': 15, '2': 5, '1#2': 5}
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: Layers, keep: Make, *, inputs: bool, outputs: bool, gradients: bool
+    ) -> None:
+        super().__init__(model, layers, gradients=gradients)
+        modules = modules_by_name(model)
+        recorded_names = {module: name for name, module in self._layers.items()}
+        self._names = {name: recorded_names[module] for name, module in modules.items() if module in recorded_names}
+        self._keep, self._inputs, self._outputs = keep, inputs, outputs
+        self._calls: list[Call] = []
+
+    def __repr__(self) -> str:
+        """Return one line with the names of the first calls."""
+        names = [repr(key or THE_MODEL) for key in itertools.islice(self, _MOST_NAMED)]
+        more = ", ..." if len(self) > _MOST_NAMED else ""
+        count = f"{len(self)} call{'' if len(self) == 1 else 's'}"
+        return f"<Recording of {count}{': ' if names else ''}{', '.join(names)}{more}>"
+
+    def table(self) -> Rows:
+        """Return a row for each call: the layer, the shape of its output, and how many backward passes reached it."""
+        return [
+            {"call": key or THE_MODEL, "output": call.described, "backward passes": len(call._gradients_by_pass)}
+            for key, call in self.items()
+        ]
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Every recorded call, in the order in which they ended."""
+        return tuple(self._calls)
+
+    def clear(self) -> None:
+        """Forget all calls and number new ones from 1 again, for example before the next training step."""
+        super().clear()
+        self._calls.clear()
+
+    def __len__(self) -> int:
+        """Return the number of recorded calls."""
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the names of the calls, numbered if a layer ran several times or was selected by call number."""
+        return iter([self._key(call.name, call.number) for call in self._calls])
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether exactly one call has that name."""
+        return isinstance(key, str) and self.get(key) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the call with that name, or the default."""
+        try:
+            return self[key]
+        except LayerError:
+            return default
+
+    def __getitem__(self, key: str) -> Call:
+        """Return the call with that name.
+
+        Raises:
+            LayerError: no call has that name, or several have.
+
+        """
+        name, digits = split_call(key, self._names)
+        if name not in self._names:
+            recorded = [layer for layer in self._names if layer]
+            hint = nearest_numbers(name, recorded) or did_you_mean(name, recorded)
+            raise LayerError(f"layer {name or THE_MODEL!r} is not among those recorded{hint}")
+        name = self._names[name]
+        count = self._counts[name]
+        if not count:
+            raise LayerError(
+                f"layer {name!r} has not run while it was recorded, in the thread that opened the recording"
+            )
+        if digits is None and count > 1:
+            raise LayerError(
+                f"layer {name!r} ran {count} times; choose the call, for example {name + '#1'!r} or {name + '#2'!r}"
+            )
+        number = 1 if digits is None else int(digits) if digits.isdecimal() else 0
+        call = next((call for call in self._calls if call.name == name and call.number == number), None)
+        if call is None:
+            raise LayerError(f"layer {name!r} ran {count} times, and no call {key!r} was recorded")
+        return call
+
+    def _begun(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:  # noqa: ARG002
+        return _kept((arguments, keywords), self._keep) if self._inputs else None
+
+    def _ended(self, name: str, module: nn.Module, begun: Any, output: Any) -> None:  # noqa: ARG002
+        call = Call(name, self._counts[name], begun)
+        self._calls.append(call)
+        if self._outputs:
+            call._output = (_kept(output, self._keep),)
+        if not self._reads_gradients:
+            return
+        tensors = tensors_in(output)
+        numbers = iter(range(len(tensors)))
+        call._tensor_numbers = mapped(output, lambda item: next(numbers) if isinstance(item, Tensor) else None)
+        call._why_no_gradient = why_no_gradient()
+        for number, tensor in enumerate(tensors):
+            if torch.is_grad_enabled() and tensor.requires_grad:
+                self._tensor_hooks.add(tensor, partial(call._take_gradient, number, self._keep))
+                call._why_no_gradient = ""
+
+
+@contextmanager
+def record(
+    model: nn.Module,
+    layers: Layers,
+    *,
+    inputs: bool = False,
+    outputs: bool = True,
+    gradients: bool = False,
+    reduce: Make | None = None,
+) -> Iterator[Recording]:
+    """Record what layers take and return, and the gradients of their outputs, while your own code runs the model.
+
+    The model computes bit by bit what it computes without recording, and keeps no hook afterwards, whatever happens.
+    Only calls in the current thread are recorded. Calls that activation checkpointing repeats during a backward pass
+    are not counted again; with ``use_reentrant=True`` PyTorch gives the layers inside it no gradients to record.
+    Inside the block, compiled modules run uncompiled, because code that was compiled earlier has no hooks. Hooks run
+    in the order in which they were set: ``record`` inside ``edit`` sees the edited output.
+
+    Args:
+        model: the model, or any part of it.
+        layers: names (``"layer4"``, ``"relu#2"`` for the second call), patterns (``"layer*.conv?"``), types
+            (``nn.ReLU`` or ``"ReLU"``), modules, functions of name and module, or a list of these.
+        inputs: whether to keep what the layers take.
+        outputs: whether to keep what they return.
+        gradients: whether to keep the gradients of what they return, for every backward pass inside the block.
+        reduce: a function from a tensor to a statistic, which is kept instead of the tensor. It receives each
+            floating-point tensor without its graph and must not change it; other tensors are replaced by None.
+
+    Returns:
+        A context manager that gives the ``Recording``, which remains readable after the block.
+
+    Raises:
+        LayerError: no layer matches; or when reading what was not recorded.
+        ModelError: a layer is TorchScript, which has no hooks.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8, 1))
+    >>> with record(net, ["0", nn.ReLU], gradients=True) as recording:
+    ...     net(torch.randn(5, 1, 4, 4)).sum().backward()
+    >>> list(recording), recording["0"].output.shape, recording["0"].gradient.shape
+    (['0', '1'], torch.Size([5, 2, 2, 2]), torch.Size([5, 2, 2, 2]))
+
+    """
+    keep = _copied if reduce is None else partial(_reduced, reduce)
+    recording = Recording(model, layers, keep, inputs=inputs, outputs=outputs, gradients=gradients)
+    with recording._hooked():
+        yield recording
+
+
+def _kept(value: Any, keep: Make) -> Any:
+    return mapped(value, lambda item: keep(item) if isinstance(item, Tensor) else plain(item))
+
+
+def why_no_gradient() -> str:
+    """Return why the output of a layer that has just run has no gradient."""
+    if torch.is_grad_enabled():
+        return "its output depends on nothing that requires gradients"
+    return (
+        "it ran while gradients are off, as under no_grad, inference_mode or reentrant checkpointing "
+        "(torch.utils.checkpoint with use_reentrant=True; False works)"
+    )
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    # Gradients are copied too: if the output is a view, PyTorch may use their memory for ``.grad`` and add to it.
+    return tensor.detach().clone()
+
+
+def _reduced(reduce: Make, tensor: Tensor) -> Any:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    detached = tensor.detach()
+
+    def own(part: Tensor) -> Tensor:
+        return part.detach().clone() if shares_memory(part, detached) else part.detach()
+
+    return with_tensors(reduce(detached), own)
+
+
+@contextmanager
+def edit(model: nn.Module, edits: Mapping[Selector, Callable[[Any], Any]]) -> Iterator[None]:
+    """Replace what layers return: the model continues with the new output, and that is what is differentiated.
+
+    Edits apply only in the current thread, and to the calls that activation checkpointing repeats for it. Several edits
+    of one layer are applied in order; blocks can be nested, and the outer block's edits come first. Inside the block,
+    compiled modules run uncompiled.
+
+    Args:
+        model: the model, or any part of it.
+        edits: for each layer (chosen as in ``record``) a function from what it returns, usually a tensor, to what the
+            model continues with. ``"relu#2"`` is the second call of ``relu`` in each pass through ``model``.
+
+    Raises:
+        LayerError: no layer matches; while the model runs: a function returned None; at the end of the block, unless
+            another exception ends it: an edit was never applied, because none of its layers ran inside the block.
+        ModelError: a layer is TorchScript, which has no hooks.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1, bias=False))
+    >>> with edit(net, {nn.ReLU: lambda maps: torch.zeros_like(maps)}):
+    ...     net(torch.ones(1, 2)).tolist()
+    [[0.0]]
+
+    """
+    scope = Scope()
+    planned = [_layer_edit(model, selector, change) for selector, change in edits.items()]
+    with eagerly(), _after(model, planned, _replaced, scope):
+        yield
+    _check_applied(planned)
+
+
+def _replaced(edit: _Edit, name: str, _: nn.Module, output: Any) -> Any:
+    edit.applied = True
+    replaced = edit.change(output)
+    if replaced is None and output is not None:
+        raise LayerError(
+            f"the function that edits layer {name!r} returned None; it must return what the model continues with"
+        )
+    return replaced
+
+
+@contextmanager
+def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterator[None]:
+    """Replace the gradients of layers' outputs, which also changes all gradients before them, or of parameters.
+
+    The backward pass must run inside the block. A parameter's gradient is changed once in each backward pass, before it
+    is added to ``.grad``. Edits apply only in the current thread, except for parameters on a GPU, for which PyTorch
+    does not say which thread started the backward pass. Inside the block, compiled modules run uncompiled.
+
+    Args:
+        model: the model, or any part of it.
+        edits: for each layer (chosen as in ``record``) or parameter (by name or pattern, such as
+            ``"layer1.0.conv1.weight"`` or ``"*.bias"``) a function from a gradient of any shape to another of the same
+            shape. ``scale``, ``clip_value``, ``clip_norm`` and ``noise`` make such functions. A name or pattern that
+            matches a layer means layers; if it matches a layer and layers inside it, each is edited. If a layer
+            returns several tensors, each gradient is edited separately.
+
+    Raises:
+        LayerError: no layer or parameter matches, or the parameter does not require gradients; in the backward pass: a
+            function returned anything but a tensor of the gradient's shape; at the end of the block, unless another
+            exception ends it: none of the layers of an edit ran inside the block, or the backward pass reached none of
+            its layers or parameters. This includes a layer that returns a view that is then changed in place, as
+            ``nn.Flatten`` before ``nn.ReLU(inplace=True)``: PyTorch has no gradient of it.
+        ModelError: a layer is TorchScript, which has no hooks.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from camkit.hooks import clip_value
+    >>> net = nn.Linear(2, 1)
+    >>> with edit_gradients(net, {"weight": clip_value(0.5)}):
+    ...     net(torch.tensor([[0.25, 4.0]])).sum().backward()
+    >>> net.weight.grad
+    tensor([[0.2500, 0.5000]])
+
+    """
+    scope, hooks, modules = Scope(), TensorHooks(), modules_by_name(model)
+    layers: list[_Edit] = []
+    parameters: list[tuple[_Edit, dict[str, nn.Parameter]]] = []
+    for key, change in edits.items():
+        if isinstance(key, str) and not chooses_layers(modules, key):
+            of_parameters = _Edit(f"the gradient of parameter {key!r}", change, {}, _UNREACHED)
+            parameters.append((of_parameters, select_parameters(model, key)))
+        else:
+            layers.append(_layer_edit(model, key, change))
+
+    started: dict[nn.Module, int] = {}
+
+    def begin(module: nn.Module) -> None:
+        started[module] = nodes_of_graph()
+
+    def hook_output(edit: _Edit, name: str, module: nn.Module, output: Any) -> Any:
+        output = own_output(output, started.get(module, 0))
+        # While gradients are off, a tensor that requires them was not computed by this layer.
+        tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad] if torch.is_grad_enabled() else []
+        for tensor in tensors:
+            hooks.add(tensor, partial(_changed, edit, f"layer {name!r}"))
+        edit.why_not = _UNREACHED if tensors else f"it has no gradient: {why_no_gradient()}"
+        return output
+
+    def change_parameter(edit: _Edit, name: str, gradient: Tensor | None) -> Tensor | None:
+        return _changed(edit, f"parameter {name!r}", gradient) if scope.any_run() else None
+
+    edited = {module for edit in layers for module in edit.layers.values()}
+    try:
+        with eagerly(), starts(edited, begin), _after(model, layers, hook_output, scope):
+            for edit, chosen in parameters:
+                for name, parameter in chosen.items():
+                    hooks.add(parameter, partial(change_parameter, edit, name))
+            yield
+    finally:
+        hooks.remove()
+    _check_applied([*layers, *(edit for edit, _ in parameters)])
+
+
+_UNREACHED = f"no backward pass reached it; {NO_BACKWARD}"
+
+
+def _changed(edit: _Edit, what: str, gradient: Tensor | None) -> Tensor | None:
+    edit.applied = True
+    if gradient is None:  # a custom function may return None for one of its inputs
+        return None
+    changed = edit.change(gradient)
+    if not isinstance(changed, Tensor) or changed.shape != gradient.shape:
+        returned = f"shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else f"a {type(changed).__name__}"
+        raise LayerError(
+            f"the function that edits the gradient of {what} returned {returned}; it must return a tensor of shape "
+            f"{tuple(gradient.shape)}"
+        )
+    return changed
+
+
+@dataclass(eq=False)
+class _Edit:
+    """One entry of ``edits``, and whether it was applied in the block; if not, ``why_not`` gives the likely reason."""
+
+    what: str
+    change: Callable[[Any], Any]
+    layers: dict[LayerRef, nn.Module]
+    why_not: str
+    applied: bool = False
+
+
+_DID_NOT_RUN = (
+    "it did not run inside the block, in this thread; a layer does not run if its forward() is called directly, or if "
+    "only its weights are used, as nn.MultiheadAttention uses those of out_proj"
+)
+
+
+def _layer_edit(model: nn.Module, selector: Selector, change: Callable[[Any], Any]) -> _Edit:
+    layers = select_layers(model, selector)
+    first, *others = [str(ref) or THE_MODEL for ref in layers]
+    more = f" (and {len(others)} more)" if others else ""
+    return _Edit(f"layer {first!r}{more}", change, layers, _DID_NOT_RUN)
+
+
+def _check_applied(edits: Iterable[_Edit]) -> None:
+    for edit in edits:
+        if not edit.applied:
+            raise LayerError(f"{edit.what} was not edited: {edit.why_not}")
+
+
+@contextmanager
+def _after(
+    model: nn.Module, edits: Iterable[_Edit], act: Callable[[_Edit, str, nn.Module, Any], Any], scope: Scope
+) -> Iterator[None]:
+    """Call ``act(edit, layer's name, layer, output)`` after each call of each edited layer."""
+    selected = [(edit, ref, module) for edit in edits for ref, module in edit.layers.items()]
+    counts: Counter[nn.Module] = Counter()  # of the calls in the current pass through the model
+
+    def begin_pass(*_: Any) -> None:
+        counts.clear()
+
+    def count(module: nn.Module, *_: Any) -> None:
+        counts[module] += 1
+
+    def end_call(edit: _Edit, ref: LayerRef, module: nn.Module, _: Any, __: Any, output: Any) -> Any:
+        if ref.call is None:
+            return act(edit, ref.name, module, output)
+        if backward_pass() != scope.inside:
+            raise LayerError(
+                f"layer {str(ref)!r} runs again in the backward pass, under activation checkpointing, where its calls "
+                f"cannot be told apart; edit every call with {ref.name!r}"
+            )
+        if counts[module] == ref.call:
+            return act(edit, str(ref), module, output)
+        if counts[module] < ref.call:
+            edit.why_not = f"layer {ref.name!r} ran fewer than {ref.call} times in a pass"
+        return None
+
+    with ExitStack() as stack:
+        numbered = {module for _, ref, module in selected if ref.call is not None}
+        if numbered:
+            whole = getattr(model, "_orig_mod", model)
+            stack.enter_context(hooked([(whole, begin_pass)], [(each, count) for each in numbered], scope.first_run))
+        hooks = [(module, partial(end_call, edit, ref)) for edit, ref, module in selected]
+        stack.enter_context(hooked(after=hooks, acts=scope.any_run))
+        yield
+
+
+Change: TypeAlias = Callable[[Tensor], Tensor]
+"""A function from a tensor to another of the same shape."""
+
+
+def scale(factor: float) -> Change:
+    """Return a function that multiplies a tensor of any shape.
+
+    >>> scale(0.5)(torch.ones(2))
+    tensor([0.5000, 0.5000])
+    """
+
+    def scaled(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
+        return tensor * factor
+
+    return scaled
+
+
+def clip_value(limit: float) -> Change:
+    """Return a function that clips the values of a tensor of any shape to between ``-limit`` and ``limit``.
+
+    Raises:
+        InputError: the limit is not a positive number.
+
+    >>> clip_value(1.0)(torch.tensor([-3.0, 0.5]))
+    tensor([-1.0000,  0.5000])
+
+    """
+    _positive("limit", limit)
+
+    def clipped(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
+        return tensor.clamp(-limit, limit)
+
+    return clipped
+
+
+def clip_norm(limit: float) -> Change:
+    """Return a function that scales a tensor of any shape down to the Euclidean norm ``limit`` if its norm is larger.
+
+    The norm is that of the whole tensor, all images of a batch together.
+
+    Raises:
+        InputError: the limit is not a positive number.
+
+    >>> clip_norm(1.0)(torch.tensor([3.0, 4.0])), clip_norm(10.0)(torch.tensor([3.0, 4.0]))
+    (tensor([0.6000, 0.8000]), tensor([3., 4.]))
+
+    """
+    _positive("limit", limit)
+
+    def clipped(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
+        # The norm is not read on the CPU, which would have to wait for the GPU. Squares overflow fp16, hence float32.
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(tensor, dtype=wide)
+        shortened: Tensor = tensor * (limit / norm).clamp(max=1)
+        return shortened.to(tensor.dtype)  # the product of two tensors without axes has the wider type
+
+    return clipped
+
+
+def noise(std: float, generator: torch.Generator | None = None) -> Change:
+    """Return a function that adds normal noise with this standard deviation to a tensor of any shape.
+
+    Args:
+        std: the standard deviation, in the tensor's unit.
+        generator: a generator on the tensor's device, for repeatable noise that leaves the default generator alone.
+
+    Raises:
+        InputError: the standard deviation is not a positive number.
+
+    >>> noise(0.1, torch.Generator().manual_seed(0))(torch.zeros(2))
+    tensor([ 0.1541, -0.0293])
+
+    """
+    _positive("std", std)
+
+    def noisy(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
+        drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device)
+        return tensor + std * drawn
+
+    return noisy
+
+
+def _positive(name: str, number: float) -> None:
+    if not (number > 0 and math.isfinite(number)):
+        raise InputError(f"{name} must be a positive number, not {number!r}")
