@@ -494,8 +494,9 @@ def _using(*states: tuple[frozenset[Any], Callable[[frozenset[Any]], Any]]) -> I
         try:
             with undisturbed():
                 _leave(used)
-        finally:  # Ctrl-C may come just before it is held back; leaving twice does nothing
-            _leave(used)
+        finally:
+            if used:  # Ctrl-C came just before it was held back
+                _leave(used)
 
 
 def same_randomness() -> AbstractContextManager[None]:
