@@ -155,7 +155,7 @@ def _orders(
         for number, call in enumerate(calls):
             shown = next((row for row in (clear[number], clearest) if _is_decided(row)), None)
             best = 0 if shown is None else int(shown.argmax())
-            verdict = _verdict(measured[best][number], float(clearest.amax()), math.prod(layouts[best].grid))
+            verdict = _verdict(measured[best][number], float(clearest.amax()), layouts[best])
             found[call] = LayoutReading(None if verdict == "elsewhere" else layouts[best], verdict)
     return {call: found[call] for call in options if call in found}
 
@@ -171,15 +171,16 @@ def _deviations(correlations: Float[Tensor, "*calls reaches patterns"]) -> Float
     return (correlations - chance.mean(-1, keepdim=True)) / chance.std(-1, keepdim=True).clamp(min=1e-9)
 
 
-def _verdict(correlations: Float[Tensor, "reaches patterns"], clearest: float, cells: int) -> Verdict:
+def _verdict(correlations: Float[Tensor, "reaches patterns"], clearest: float, layout: Layout) -> Verdict:
     """Return the verdict on an output; ``clearest`` is the largest deviation among all outputs of its shape."""
     deviations = _deviations(correlations)
     own = deviations[:, 0]
     clear, size = float(own.max()), float(correlations[own.argmax(), 0])
     if float(deviations[:, 1 + _BY_CHANCE :].max()) > max(_CERTAIN, clear + _CERTAIN):
         return "elsewhere"
-    # Among hundreds of outputs, such as those of Perceiver's learned vectors, some correlate by chance.
-    if (clear < _CERTAIN / 2 or clearest < _CERTAIN) and cells >= _FEWEST_CELLS:
+    # Tokens may be learned vectors. Among hundreds of outputs, such as those of Perceiver, some correlate by chance.
+    shows_none = clear < _CERTAIN / 2 or clearest < _CERTAIN
+    if shows_none and layout.has_tokens and math.prod(layout.grid) >= _FEWEST_CELLS:
         return "nowhere"
     return "sure" if clear > _CERTAIN and size > _MOST_ARE_THERE else "unsure"
 
