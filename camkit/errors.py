@@ -81,8 +81,10 @@ def brief(error: object) -> str:
 
     >>> brief(ValueError("line 1:\n  no number"))
     'line 1: no number'
+    >>> brief(KeyError("path"))
+    "'path' is missing"
     """
-    text = " ".join(str(error).split())
+    text = " ".join((f"{error} is missing" if isinstance(error, KeyError) else str(error)).split())
     if not text and isinstance(error, BaseException):
         text = type(error).__name__  # a MemoryError, for example, says nothing
     return text[:_LONGEST_QUOTE] + "..." * (len(text) > _LONGEST_QUOTE)
