@@ -321,6 +321,7 @@ class _Modules:
                 _restore_table(table, contents)
             for module in self._changeable:
                 # A model that sets hooks in its first pass also notes that, and would set them again without the note.
+                # If no attribute has changed, the note may be elsewhere, and the hooks stay.
                 remove_hooks_since(module, self._first_new_hook)
         for module, flag in zip(self._modules, self._flags, strict=True):
             if module.training != flag:

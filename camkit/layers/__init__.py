@@ -1,1 +1,1 @@
-"""Which layer to explain: names of layers, and the stages that choose one."""
+"""Which layer to explain: names of layers, and the steps that choose one."""

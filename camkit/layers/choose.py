@@ -65,14 +65,14 @@ def decide(
             readings = read_layouts(trace)
             if trace.detects:
                 return choose_for_boxes(trace, readings)  # detectors select boxes by their scores
-            decision = _choose(_Pass(trace, readings, measure_influence(trace, readings, every=every)))
+            decision = _choose(_Known(trace, readings, measure_influence(trace, readings, every=every)))
             return replace(decision, of_picture=trace.reads_picture)
 
     return differentiated(run)
 
 
 @dataclass(frozen=True, eq=False)
-class _Pass:
+class _Known:
     """What is known about a pass: where the cells of each output lie, and on which of them the score depends."""
 
     trace: Trace
@@ -110,7 +110,7 @@ class _Pass:
         return [call for call in fit if channels_of(call.shape, self.readings[call].layout) > 1] or fit
 
 
-def _choose(known: _Pass) -> Decision:
+def _choose(known: _Known) -> Decision:
     trace, readings, influence = known.trace, known.readings, known.influence
     lasting = influence.measured and not influence.note
     of_weights = influence.hidden or any(reading.unsure for reading in readings.values())
@@ -133,7 +133,7 @@ def _choose(known: _Pass) -> Decision:
     return replace(decision, layer=layer, any_target=any_target, finer=_finer(known, chosen))
 
 
-def _deepest(known: _Pass, fit: Sequence[TracedCall]) -> TracedCall | None:
+def _deepest(known: _Known, fit: Sequence[TracedCall]) -> TracedCall | None:
     """Return the last call whose output has usable cells that no later step still refines.
 
     For most networks this is the last usable output. But a module may end the grid, such as an attention pool or an
@@ -176,7 +176,7 @@ def _grid_inputs(call: TracedCall, by_output: Mapping[int | None, TracedCall]) -
     return [by_output[argument] for argument in call.arguments if argument in by_output]
 
 
-def _described(known: _Pass, best: TracedCall, fit: Sequence[TracedCall]) -> TargetLayer:
+def _described(known: _Known, best: TracedCall, fit: Sequence[TracedCall]) -> TargetLayer:
     """Return the chosen layer with its layout, its reason and the next best ones."""
     trace, reading, influence = known.trace, known.readings[best], known.influence
     grid = "x".join(map(str, reading.grid))
@@ -193,7 +193,7 @@ def _described(known: _Pass, best: TracedCall, fit: Sequence[TracedCall]) -> Tar
     return layer_at(trace, known.readings, best, reason, runners_up=others, sure=not reading.unsure)
 
 
-def _finer(known: _Pass, chosen: TracedCall) -> TargetLayer | None:
+def _finer(known: _Known, chosen: TracedCall) -> TargetLayer | None:
     """Return the layer of ``Decision.finer``.
 
     Of the grids that are fine enough the coarsest counts, and of its layers those with the shortest names, which are

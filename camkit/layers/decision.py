@@ -1,4 +1,4 @@
-"""What the stages decided about a model's layers: which one to explain, and what speaks against the others."""
+"""What ``choose.py`` decided about a model's layers: which one to explain, and what speaks against the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNSURE = "; the position of its cells is not certain"
 
 @dataclass(frozen=True)
 class LayerRow:
-    """What the stages found out about one call of one module.
+    """What is known about one call of one module.
 
     Attributes:
         ref: the module's name, and the number of the call if the module runs several times.
@@ -53,7 +53,7 @@ class Levels(tuple[TargetLayer, ...]):
 
 @dataclass(frozen=True)
 class Decision:
-    """What the stages decided about a model's layers for one input size.
+    """The layer to explain, and what is known about the others, for one input size.
 
     Attributes:
         size: the input size, (H, W), (L,) or (D, H, W).

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.guard import ModelRecord, WeightMarks, is_in_use
-from camkit.engine.passes import KeptReferences, Pass, keep_last, keeps_pictures_apart
+from camkit.engine.passes import KeptReferences, Pass, is_out_of_memory, keep_last, keeps_pictures_apart
 from camkit.errors import LayerError, TargetError, advice
 from camkit.layers.choose import decide
 from camkit.layers.decision import Decision
@@ -126,7 +126,9 @@ class ModelMemory:
             return decision  # camkit's own targets read the model's main scores
         try:
             return self._decided(image, target, _identity(target))
-        except Exception:  # noqa: BLE001 - a target may raise anything, for example if it is made for a larger batch
+        except Exception as error:  # a target may raise anything, for example if it is made for a larger batch
+            if is_out_of_memory(error):
+                raise
             return decision
 
     def placed(
@@ -141,8 +143,8 @@ class ModelMemory:
         new = [layer for layer in layers if layer.ref not in placed]
         if new:
             modules = self.selected(tuple(layer.ref for layer in new))
-            stages = [(layer, modules[layer.ref]) for layer in new]
-            for ref, layout in with_places(self.living, image, stages, spread, self.record).items():
+            unplaced = [(layer, modules[layer.ref]) for layer in new]
+            for ref, layout in with_places(self.living, image, unplaced, spread, self.record).items():
                 placed[ref] = layout
                 keep_last(self._placed, keys[ref], layout, _MOST_SIZES)
         return {ref: placed[ref] for ref in keys}

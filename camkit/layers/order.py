@@ -1,4 +1,4 @@
-"""Measures where the cells of a layer lie, if its shape and its operations do not show it.
+"""Tells which layout an output has, if its shape and its operations do not show it.
 
 Random blocks of the picture are replaced by noise, and then all others. If cells lie where a layout says, those change
 more the first time whose part of the picture was replaced: this correlates with the replaced share of each cell. Other

@@ -54,7 +54,7 @@ _BESIDE, _WIDTHS = np.linspace(-2, 2, 201)[:, None, None, None], np.geomspace(0.
 _MOST = 0.5
 """The share of the centres' variance that the objects' places must explain. In real networks, it is 0.76 to 0.99."""
 
-Stage = tuple[TargetLayer, nn.Module]
+WithModule = tuple[TargetLayer, nn.Module]
 """A layer and its module."""
 
 
@@ -63,15 +63,19 @@ class _ReachedError(Exception):
 
 
 def with_places(
-    model: nn.Module, image: Float[Tensor, "1 c *size"], stages: Sequence[Stage], spread: Spread, record: ModelRecord
+    model: nn.Module,
+    image: Float[Tensor, "1 c *size"],
+    layers: Sequence[WithModule],
+    spread: Spread,
+    record: ModelRecord,
 ) -> dict[LayerRef, Layout | None]:
     """Return the layouts of layers, with the places of their cells if these can be measured.
 
     Cells of other layers are spread evenly: patches that a transformer cuts out lie where they were cut.
     """
-    layouts = {layer.ref: layer.layout for layer, _ in stages}
+    layouts = {layer.ref: layer.layout for layer, _ in layers}
     size = tuple(min(side, side % _WHOLE + _LARGEST) for side in image.shape[2:])
-    wanted = [stage for stage in stages if spread == "measured" and _is_convolutional(model, stage[0], image)]
+    wanted = [pair for pair in layers if spread == "measured" and _is_convolutional(model, pair[0], image)]
     if not wanted:
         return layouts
     middles: dict[LayerRef, tuple[float, ...]] = {}
@@ -119,7 +123,7 @@ def _measure(
     model: nn.Module,
     image: Tensor,
     size: tuple[int, ...],
-    stages: Sequence[Stage],
+    layers: Sequence[WithModule],
     record: ModelRecord,
     at_once: int,
 ) -> dict[LayerRef, tuple[float, ...]]:
@@ -131,10 +135,10 @@ def _measure(
         in_parts(
             len(inputs),
             at_once,
-            lambda part: parts.append(_features(model, inputs[part.start : part.stop], stages)),
+            lambda part: parts.append(_features(model, inputs[part.start : part.stop], layers)),
         )
     middles = {}
-    for layer, _ in stages:
+    for layer, _ in layers:
         maps = torch.cat([part[layer.ref] for part in parts]).float().unflatten(0, (-1, 1 + _PLACES))
         changes = (maps[:, 1:] - maps[:, :1]).square().sum(2).flatten(0, 1).double().cpu().numpy()
         middle = tuple(_middle(changes.sum(2 - axis), centres[:, axis], size[axis]) for axis in (0, 1))
@@ -167,18 +171,18 @@ def _middle(changes: np.ndarray, places: np.ndarray, side: int) -> float:
     return float(_BESIDE.flat[misses.argmin()])
 
 
-def _features(model: nn.Module, pictures: Tensor, stages: Sequence[Stage]) -> dict[LayerRef, Tensor]:
+def _features(model: nn.Module, pictures: Tensor, layers: Sequence[WithModule]) -> dict[LayerRef, Tensor]:
     """Run a model until all layers have returned, and return their maps."""
     found: dict[LayerRef, Tensor] = {}
-    calls = dict.fromkeys((module for _, module in stages), 0)
+    calls = dict.fromkeys((module for _, module in layers), 0)
 
     def end(module: nn.Module, _: list[Tensor], output: object) -> None:
         calls[module] += 1
-        for layer, own in stages:
+        for layer, own in layers:
             maps = feature_tensor(output) if own is module and calls[module] == (layer.call or 1) else None
             if maps is not None:
                 found[layer.ref] = maps[1].clone()  # the model may go on and change it
-        if len(found) == len(stages):
+        if len(found) == len(layers):
             raise _ReachedError
 
     try:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.cut import RepeatedError
-from camkit.engine.passes import Capture, NotRunError, Pass, is_overwriting, keeping_overwritten
+from camkit.engine.passes import Capture, NotRunError, Pass, is_out_of_memory, is_overwriting, keeping_overwritten
 from camkit.errors import LayerError, MethodError
 from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import infer_layout
@@ -237,7 +237,9 @@ class Runner:
             return self._decision(inputs)
         except (OneByOneError, FramesFirstError):
             raise
-        except Exception:  # a model made for batches of another size may raise anything
+        except Exception as error:  # a model made for batches of another size may raise anything
+            if is_out_of_memory(error):
+                raise
             return None
 
     def _run(
@@ -254,7 +256,7 @@ class Runner:
         apart = memory.keeps_pictures_apart(inputs, in_a_pass, modules)
         if len(inputs) > 1 and (method.one_by_one or not apart):
             raise OneByOneError
-        options = Pass(
+        one_pass = Pass(
             memory.living,
             inputs,
             targets,
@@ -274,7 +276,7 @@ class Runner:
         )
         try:
             with keeping_overwritten() if memory.overwrites else nullcontext():
-                captured = method.run(options)
+                captured = method.run(one_pass)
         except RepeatedError:
             if len(inputs) > 1:  # the model may take a few pictures at a time
                 raise OneByOneError from None
