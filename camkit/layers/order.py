@@ -147,17 +147,23 @@ def _orders(
     for call, layouts in options.items():
         if any(changes[call.key, layouts[0].kind].any() for _, changes in changed):
             alike[tuple(layouts)].append(call)
-    found: dict[TracedCall, LayoutReading] = {}
+    shown: dict[TracedCall, tuple[Layout, Tensor]] = {}
+    clearest: defaultdict[Layout, float] = defaultdict(float)
     for layouts, calls in alike.items():
         measured = [correlations(calls, layout) for layout in layouts]
         clear = torch.stack([_deviations(each)[:, :, 0].amax(1) for each in measured], 1)  # (calls, layouts)
-        clearest = clear[clear.amax(1).argmax()]
+        most = clear[clear.amax(1).argmax()]
         for number, call in enumerate(calls):
-            shown = next((row for row in (clear[number], clearest) if _is_decided(row)), None)
-            best = 0 if shown is None else int(shown.argmax())
-            verdict = _verdict(measured[best][number], float(clearest.amax()), layouts[best])
-            found[call] = LayoutReading(None if verdict == "elsewhere" else layouts[best], verdict)
-    return {call: found[call] for call in options if call in found}
+            decided = next((row for row in (clear[number], most) if _is_decided(row)), None)
+            best = 0 if decided is None else int(decided.argmax())
+            shown[call] = layouts[best], measured[best][number]
+            clearest[layouts[best]] = max(clearest[layouts[best]], float(clear[number, best]))
+    found: dict[TracedCall, LayoutReading] = {}
+    for call in filter(shown.__contains__, options):
+        layout, measured_there = shown[call]
+        verdict = _verdict(measured_there, clearest[layout], layout)
+        found[call] = LayoutReading(None if verdict == "elsewhere" else layout, verdict)
+    return found
 
 
 def _is_decided(clear: Float[Tensor, "layouts"]) -> bool:
@@ -172,7 +178,7 @@ def _deviations(correlations: Float[Tensor, "*calls reaches patterns"]) -> Float
 
 
 def _verdict(correlations: Float[Tensor, "reaches patterns"], clearest: float, layout: Layout) -> Verdict:
-    """Return the verdict on an output; ``clearest`` is the largest deviation among all outputs of its shape."""
+    """Return the verdict on an output; ``clearest`` is the largest deviation among all outputs of its layout."""
     deviations = _deviations(correlations)
     own = deviations[:, 0]
     clear, size = float(own.max()), float(correlations[own.argmax(), 0])

@@ -11,7 +11,8 @@ layer must change most under that strip. A model is
 right     if its map has the true grid and isn't blank, its cells lie where they are drawn, and the layer isn't in the
           first third of the calls, unless no later layer works;
 refused   if camkit said that it can't choose a layer, or can't tell how its output is laid out;
-wrong     if neither is true: camkit was silently wrong;
+doubted   if the map is not right, but camkit said that it isn't sure where the layer's cells lie;
+wrong     if none of these is true: camkit was silently wrong;
 unusable  if the model itself can't be built or run, or takes no pictures;
 failed    if anything else went wrong.
 """
@@ -42,7 +43,7 @@ from camkit.errors import LayerError
 from camkit.layers.choose import decide
 from scripts.zoo.zoo_models import SOURCES, Entry, Grid, Size, named
 
-STATUSES = ("wrong", "failed", "refused", "right", "unusable")
+STATUSES = ("wrong", "failed", "doubted", "refused", "right", "unusable")
 """The worst status comes first; a model gets the worst status of its sizes."""
 
 STRIPS = 6
@@ -71,8 +72,8 @@ EARLY = {
 class Claim(NamedTuple):
     """What camkit claims of a model: the layer, the layout of its output, the map's grid, and whether it is blank.
 
-    ``positions`` are the places of its rows and columns, in pixels.
-    ``auto`` is what the default method took.
+    ``positions`` are the places of its rows and columns, in pixels. ``auto`` is what the default method took.
+    ``sure`` is false if camkit said that it is not sure where the layer's cells lie.
     """
 
     layer: str
@@ -83,6 +84,7 @@ class Claim(NamedTuple):
     blank: bool
     positions: tuple[np.ndarray, ...]
     auto: str
+    sure: bool = True
 
 
 @dataclass
@@ -133,12 +135,14 @@ def claim(model: nn.Module, images: Tensor, target: Any = None) -> Claim:
     explainer = camkit.Explainer(model)
     taken = explainer(images[0], target=target)
     explanation = explainer.using("hirescam" if taken.method == "hirescam" else "gradcam")(images[0], target=target)
-    layout = decide(model, images).chosen().layout
+    chosen = decide(model, images).chosen()
+    layout = chosen.layout
     assert layout is not None
     blank = not all(np.abs(found.raw).max() > 0 for found in (explanation, taken))
     auto = f"{taken.method}, {taken.layer}"
     grid = explanation.raw.shape
-    return Claim(explanation.layer, layout.kind, layout.prefix, layout.grid, grid, blank, explanation.positions, auto)
+    about = explanation.layer, layout.kind, layout.prefix, layout.grid, grid, blank, explanation.positions, auto
+    return Claim(*about, chosen.sure)
 
 
 def _feature_maps(output: Any) -> Tensor | None:
@@ -258,7 +262,8 @@ def judge(
     only tokens are measured again: their axes could be confused at one size and not at another.
     """
     layout = claimed.kind + (f" after {claimed.prefix}" if claimed.prefix else "")
-    seen = Seen((images.shape[2], images.shape[3]), "wrong", "", claimed.layer, layout, claimed.grid, list(truth))
+    status = "wrong" if claimed.sure else "doubted"
+    seen = Seen((images.shape[2], images.shape[3]), status, "", claimed.layer, layout, claimed.grid, list(truth))
     seen.auto = claimed.auto
     if claimed.grid not in truth or claimed.layout != claimed.grid:
         seen.said = f"the grid is {' or '.join(map(named, truth))}, not {named(claimed.grid)}"
@@ -358,7 +363,8 @@ on a square and a wider picture.
 {summary}
 
 *Right*: the map has the grid that the model's own description gives, isn't blank, and its cells lie where they are \
-drawn. *Refused*: camkit said that it can't choose a layer. *Wrong*: neither. *Unusable*: the model can't be built or \
+drawn. *Refused*: camkit said that it can't choose a layer. *Doubted*: the map is not right, and camkit said that it \
+isn't sure where the layer's cells lie. *Wrong*: none of these. *Unusable*: the model can't be built or \
 run, or takes no pictures; if only the wider size is unusable, the square one counts. *Place* is the correlation \
 between the position of a replaced strip of the picture and the position of the cells that change; it is empty if \
 random weights spread every change evenly. *Layer*, *layout*, *grid* and *place* are those of `gradcam`, and *auto* \
@@ -397,7 +403,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as a Markdown page."""
     packages = ("camkit", "torch", "torchvision", "timm", "transformers")
     counts = {source: Counter(row["status"] for row in rows if row["source"] == source) for source in SOURCES}
-    shown = ("right", "refused", "wrong", "unusable", "failed")
+    shown = ("right", "refused", "doubted", "wrong", "unusable", "failed")
     summary = [[source, count.total(), *(count[status] for status in shown)] for source, count in counts.items()]
     lines = [_line(row) for source in SOURCES for row in rows if row["source"] == source]
     versions = ", ".join(f"{name} {version(name)}" for name in packages)

@@ -113,6 +113,7 @@ def test_a_false_claim_is_wrong(zoo: ModuleType, images: Tensor, changes: dict[s
     seen = zoo.judge(Patches(), images, [(8, 8)], claimed(zoo, **changes))
     assert seen.status == "wrong"
     assert said in seen.said
+    assert zoo.judge(Patches(), images, [(8, 8)], claimed(zoo, sure=False, **changes)).status == "doubted"
 
 
 def test_a_suffix_token_claimed_as_a_prefix_token_is_wrong(zoo: ModuleType, images: Tensor) -> None:
