@@ -286,11 +286,8 @@ def text_of(inputs: Mapping[str, Any]) -> Int[Tensor, "1 t"]:
 
 def tensor_of(output: Any) -> Tensor | None:
     """Return the sequence (1, n, C) in a module's output: itself, or the first part of that form."""
-    parts = [output] if isinstance(output, Tensor) else []
-    if isinstance(output, (tuple, list)):
-        parts = list(output)
-    elif isinstance(output, Mapping):
-        parts = list(output.values())
+    parts = list(output.values()) if isinstance(output, Mapping) else output
+    parts = parts if isinstance(parts, (tuple, list)) else [parts]
     fitting = (part for part in parts if isinstance(part, Tensor) and part.dim() == 3 and part.is_floating_point())
     return next((part for part in fitting if part.shape[0] == 1), None)
 

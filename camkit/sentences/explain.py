@@ -471,7 +471,8 @@ class SentenceReader:
         """
         for kind in (0, 1):
             tried = replace(text, kind=kind)
-            if reads_in_order(self._model, *(inputs.with_text(prepared, each) for each in (tried, _shorter(tried)))):
+            shorter = replace(tried, ids=tried.ids[:-1])
+            if reads_in_order(self._model, *(inputs.with_text(prepared, each) for each in (tried, shorter))):
                 return tried
         raise ModelError(
             f"{type(self._model).__name__} lets a word see the words after it, so camkit cannot score a sentence; pass "
@@ -512,10 +513,6 @@ class SentenceReader:
             references=compared if self._method.compares else None,
             unit=self._method.unit,
         )
-
-
-def _shorter(text: Text) -> Text:
-    return replace(text, ids=text.ids[:-1])
 
 
 TABLE = "words.csv"
