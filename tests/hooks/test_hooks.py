@@ -291,6 +291,7 @@ class Beside(nn.Module):
 @dataclass
 class Held:
     maps: Tensor
+    note: Any = None
 
 
 def product(first: Tensor, second: Tensor) -> Tensor:
@@ -433,19 +434,6 @@ def test_a_layer_that_runs_three_times_gives_three_entries() -> None:
     assert torch.equal(one["conv#2"].output, recording["conv#2"].output)
 
 
-def test_calls_are_numbered_on_until_cleared() -> None:
-    net = small()
-    with record(net, "0", gradients=True) as recording:
-        for factor in (1.0, 2.0):
-            net(torch.full((1, 4), factor)).sum().backward()
-        assert list(recording) == ["0#1", "0#2"]
-        recording.clear()
-        assert not len(recording)
-        net(torch.full((1, 4), 3.0)).sum().backward()
-    assert list(recording) == ["0"]
-    assert torch.equal(recording["0"].output, net[0](torch.full((1, 4), 3.0)).detach())
-
-
 def test_a_module_with_two_names_is_found_under_both() -> None:
     net = small()
     net.again = net[0]
@@ -464,61 +452,36 @@ class Pair(NamedTuple):
     other: Any
 
 
-@dataclass
-class Result:
-    maps: Tensor
-    note: Any
-
-
-class Returns(nn.Module):
-    def __init__(self, wrap: Callable[[Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        self.linear, self.wrap = nn.Linear(4, 4), wrap
-
-    def forward(self, x: Tensor, *, factor: Tensor) -> Any:
-        maps = self.linear(x) * factor
-        return self.wrap(maps, maps.detach().argmax(1))
-
-
 FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], Tensor]]] = {
     "a tuple": (lambda maps, best: (best, maps), lambda found: found[1]),
     "a named tuple": (Pair, lambda found: found.maps),
     "PyTorch's tuple": (lambda maps, best: maps.max(1), lambda found: found.values),
     "a list": (lambda maps, best: ["a word", None, maps], lambda found: found[2]),
     "a dictionary": (lambda maps, best: {"in": {"maps": maps}, "number": 3}, lambda found: found["in"]["maps"]),
-    "a dataclass": (lambda maps, best: Result(maps, object()), lambda found: found.maps),
+    "a dataclass": (lambda maps, best: Held(maps, object()), lambda found: found.maps),
+    "nothing": (lambda maps, best: None, None),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_structures_are_kept(form: str) -> None:
     wrap, pick = FORMS[form]
-    layer = Returns(wrap)
-    inputs, factor = torch.randn(3, 4), torch.tensor(2.0)
-    with record(layer, "", inputs=True, gradients=True) as recording:
+    layer = Returning(lambda x, *, factor: wrap(x * factor, x.detach().argmax(1)))
+    inputs, factor = torch.randn(3, 4, requires_grad=True), torch.tensor(2.0)
+    seen = []
+    with record(layer, "", inputs=True, gradients=True) as recording, edit(layer, {"": lambda x: seen.append(x) or x}):
         output = layer(inputs, factor=factor)
+        call = recording[""]
+        assert type(call.output) is type(output) is type(seen[0])
+        assert torch.equal(call.inputs[0], inputs)
+        assert torch.equal(call.keywords["factor"], factor)
+        if pick is None:
+            return
         pick(output).square().sum().backward()
-    call = recording[""]
-    kind = type(output)
-    assert type(call.output) is type(call.gradient) is kind
+    assert type(call.gradient) is type(output)
     assert torch.equal(pick(call.output), pick(output))
     assert torch.equal(pick(call.gradient), 2 * pick(output).detach())
-    assert torch.equal(call.inputs[0], inputs)
-    assert torch.equal(call.keywords["factor"], factor)
     assert not pick(call.output).requires_grad
-
-
-def test_a_layer_may_return_none() -> None:
-    class Silent(nn.Module):
-        def forward(self, x: Tensor) -> None:
-            return None
-
-    layer = Silent()
-    seen = []
-    with record(layer, "", gradients=True) as recording, edit(layer, {"": seen.append}):
-        layer(torch.ones(1))
-    assert recording[""].output is None
-    assert seen == [None]
 
 
 # --- backward passes
@@ -544,21 +507,13 @@ def test_each_backward_pass_gives_one_gradient() -> None:
 
 
 def test_a_gradient_is_not_what_a_later_pass_adds_to_grad() -> None:
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.layer = nn.Parameter(torch.arange(4.0)), nn.Identity()
-
-        def forward(self) -> Tensor:
-            return (self.layer(self.weight.view(2, 2)) * torch.arange(4.0).view(2, 2)).sum()
-
-    model = Whole()
-    with record(model, "layer", gradients=True) as recording:
-        loss = model()
+    weight, factors = nn.Parameter(torch.arange(4.0)), torch.arange(4.0).view(2, 2)
+    layer = nn.Identity()
+    with record(layer, "", gradients=True) as recording:
+        loss = (layer(weight.view(2, 2)) * factors).sum()
         loss.backward(retain_graph=True)
         loss.backward()
-    expected = torch.arange(4.0).view(2, 2)
-    assert [torch.equal(one, expected) for one in recording["layer"].gradients] == [True, True]
+    assert [torch.equal(one, factors) for one in recording[""].gradients] == [True, True]
 
 
 def test_a_gradient_is_kept_without_its_graph() -> None:
@@ -579,7 +534,6 @@ def test_a_call_without_a_gradient_says_why() -> None:
         ("gradient", "gradients were not requested; use record.*gradients=True"),
         ("output", "output .* was not recorded; use record.*outputs=True"),
         ("inputs", "inputs .* were not recorded; use record.*inputs=True"),
-        ("keywords", "inputs .* were not recorded; use record.*inputs=True"),
     ):
         with pytest.raises(LayerError, match=message):
             getattr(call, read)
@@ -621,6 +575,7 @@ def test_reading_a_layer_that_did_not_run_or_was_not_selected() -> None:
 class Checkpointed(nn.Module):
     def __init__(self, use_reentrant: bool | None) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.stem, self.block, self.head = nn.Linear(4, 4), small(), nn.Linear(2, 1)
         self.use_reentrant = use_reentrant
 
@@ -630,16 +585,11 @@ class Checkpointed(nn.Module):
         return self.head(x)
 
 
-def checkpointed(use_reentrant: bool | None) -> Checkpointed:
-    torch.manual_seed(0)
-    return Checkpointed(use_reentrant)
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_calls_repeated_by_checkpointing_are_not_counted(use_reentrant: bool) -> None:
     found = []
     for mode in (None, use_reentrant):
-        model = checkpointed(mode)
+        model = Checkpointed(mode)
         with record(model, "*", inputs=True, gradients=True) as recording:
             model(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
         found.append((recording, gradients_of(model)))
@@ -656,24 +606,6 @@ def test_calls_repeated_by_checkpointing_are_not_counted(use_reentrant: bool) ->
 
 
 # --- edits of outputs
-
-
-def test_an_edit_changes_what_follows_and_what_is_differentiated() -> None:
-    net, inputs = small(), torch.randn(5, 4)
-    direction = torch.tensor([0.3, 0.2, -0.1])
-    with edit(net, {"0": lambda maps: maps * torch.tensor([0.0, 1.0, 1.0]) + direction}):
-        found = net(inputs)
-    found.sum().backward()
-    plain = small()
-    maps = inputs @ plain[0].weight.T + plain[0].bias
-    expected = (maps * torch.tensor([0.0, 1.0, 1.0]) + direction).relu() @ plain[2].weight.T + plain[2].bias
-    expected.sum().backward()
-    torch.testing.assert_close(found, expected)
-    for one, two in zip(net.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, two.grad)
-    assert not net[0].weight.grad[0].any()
-    assert net[0].weight.grad[1:].any()
-    torch.testing.assert_close(net(inputs), plain(inputs), rtol=0, atol=0)
 
 
 def test_one_call_is_edited_in_every_pass() -> None:
@@ -808,16 +740,16 @@ def test_an_edit_of_a_gradient_that_does_not_come_is_an_error(key: str, reason: 
 def test_edits_apply_to_calls_repeated_by_checkpointing(use_reentrant: bool) -> None:
     found = []
     for mode in (None, use_reentrant):
-        model = checkpointed(mode)
+        model = Checkpointed(mode)
         with edit(model, {"block.0": lambda maps: 3 * maps.tanh()}), edit_gradients(model, {"block.1": scale(0.5)}):
             output = model(torch.linspace(-1, 1, 8).view(2, 4))
             output.square().sum().backward()
         found.append(gradients_of(model))
     assert_same(*found)
-    unedited = checkpointed(None)
+    unedited = Checkpointed(None)
     unedited(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
     assert not torch.equal(found[0]["block.0.weight"], unedited.block[0].weight.grad)
-    model = checkpointed(use_reentrant)
+    model = Checkpointed(use_reentrant)
     with edit(model, {"block.0#1": scale(2.0)}), pytest.raises(LayerError, match="runs again in the backward pass"):
         model(torch.ones(1, 4)).sum().backward()
 

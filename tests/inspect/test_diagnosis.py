@@ -190,26 +190,15 @@ class TestHealthy:
         model = torchvision.models.get_model(name, weights=None, num_classes=10)
         assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
 
-    @pytest.mark.parametrize("steps", represented_by(1, among=[1, 3, 6]))
-    def test_a_network_that_has_just_begun_to_learn(self, steps: int) -> None:
-        model = torchvision.models.mobilenet_v3_small(num_classes=10).train()
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        inputs, labels = pictures(8, 64), torch.arange(8)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-        result = camkit.diagnose(model, (inputs, labels))
-        assert found(result) == []
-        assert any("too few batches" in remark for remark in result.remarks)
-
     def test_vanishing_is_judged_again_when_normalisation_has_seen_enough(self) -> None:
         layers = [layer for _ in range(30) for layer in (nn.Linear(24, 24), nn.Sigmoid())]
         model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 24), nn.BatchNorm1d(24), *layers, nn.Linear(24, 5))
-        for batches, kinds in ((20, set()), (20, {"vanishing"})):
-            for _ in range(batches):
+        for kinds in (set(), {"vanishing"}):
+            for _ in range(20):
                 model.train()(pictures(8))
-            assert {kind for kind, _ in found(camkit.diagnose(model, pictures()))} == kinds
+            result = camkit.diagnose(model, pictures())
+            assert {kind for kind, _ in found(result)} == kinds
+            assert any("too few batches" in remark for remark in result.remarks) == (not kinds)
 
     def test_zeros_that_come_from_no_relu(self) -> None:
         class Scaled(nn.Module):
