@@ -38,7 +38,7 @@ from camkit.engine.passes import quiet_pass
 from camkit.errors import CamkitError, InputError, OutputError, as_error, as_markdown
 from camkit.explaining.explainer import explain
 from camkit.explaining.explanation import Explanation, ScaleLike
-from camkit.images.prepare import prepare
+from camkit.images.prepare import prepare, unbatched
 from camkit.inspect import Diagnosis
 from camkit.inspect.feature_maps import feature_maps
 from camkit.inspect.layer_statistics import RELUS, LayerPass, TensorStatistics, statistics
@@ -131,11 +131,12 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             )
         self._model, self._every = unwrapped(model), every
         self._pictures_every = every if pictures_every is None else pictures_every
-        rank = spatial_rank(self._model) + 1
-        several = isinstance(images, (list, tuple)) or (isinstance(images, Tensor) and images.dim() != rank)
-        parts = list(cast("Sequence[ImageLike]", images)) if several else [cast("ImageLike", images)]
+        parts = cast("Sequence[ImageLike]", images if isinstance(images, (list, tuple)) else [images])
         # Tensors are copied, since the caller may reuse their memory.
-        self._images = [part.detach().clone() if isinstance(part, Tensor) else part for part in parts]
+        self._images = [
+            part.detach().clone() if isinstance(part, Tensor) else part
+            for part in unbatched(parts, spatial_rank(self._model))
+        ]
         self._layer = target_layer
         self._explain_options: Options = {
             "method": method,
@@ -327,14 +328,14 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             if call.row.dead is not None and call.row.channels and isinstance(call.module, RELUS):
                 self._writer.add_scalar(f"dead_share/{name}", len(call.row.dead) / call.row.channels, step)
             for number, numbers in call.gradients.items():
-                self._write_distribution(f"gradients/{tags[number]}", numbers.scaled(1 / self._scale), step)
+                self._write_distribution(f"gradients/{tags[number]}", numbers, step, 1 / self._scale)
 
     def _write_parameters(self, step: int) -> None:
         squares: dict[str, float] = defaultdict(float)
         of_each: dict[int, float] = {}  # a parameter that two modules share has one summary under two names
         for name, numbers in self._gradients.items():
             if numbers is not None:
-                self._write_distribution(f"weight_gradients/{name}", numbers.scaled(1 / self._scale), step)
+                self._write_distribution(f"weight_gradients/{name}", numbers, step, 1 / self._scale)
                 # NaN if a number is NaN, infinity if one is infinite
                 norm = (math.nan if numbers.nan else math.inf if numbers.inf else numbers.norm) / self._scale
                 squares[name.rpartition(".")[0] or THE_MODEL] += norm * norm
@@ -347,8 +348,8 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             if not is_lazy(parameter):
                 self._write_distribution(f"weights/{name}", statistics(parameter), step)
 
-    def _write_distribution(self, tag: str, distribution: TensorStatistics, step: int) -> None:
-        add_histogram(self._writer, tag, distribution, step)
+    def _write_distribution(self, tag: str, distribution: TensorStatistics, step: int, factor: float = 1) -> None:
+        add_histogram(self._writer, tag, distribution, step, factor)
         if distribution.nan or distribution.inf:
             self._writer.add_scalar(f"nonfinite/{tag}", distribution.nan + distribution.inf, step)
 
@@ -514,19 +515,19 @@ def naming_the_folder(writer: Any) -> Iterator[None]:
         raise OutputError(f"cannot write events into {folder}: {error.strerror or error}") from error
 
 
-def add_histogram(writer: Any, tag: str, distribution: TensorStatistics, step: int) -> None:
-    """Write the distribution of a tensor's finite numbers; if there are none, write nothing."""
+def add_histogram(writer: Any, tag: str, distribution: TensorStatistics, step: int, factor: float = 1) -> None:
+    """Write the distribution of a tensor's finite numbers times a factor; if there are none, write nothing."""
     count = sum(distribution.histogram.counts)
     if not count or not math.isfinite(distribution.low):
         return
     writer.add_histogram_raw(
         tag,
-        min=distribution.low,
-        max=distribution.high,
+        min=distribution.low * factor,
+        max=distribution.high * factor,
         num=count,
-        sum=distribution.mean * count,
-        sum_squares=distribution.norm * distribution.norm,
-        bucket_limits=list(distribution.histogram.edges[1:]),
+        sum=distribution.mean * factor * count,
+        sum_squares=(distribution.norm * factor) ** 2,
+        bucket_limits=[edge * factor for edge in distribution.histogram.edges[1:]],
         bucket_counts=list(distribution.histogram.counts),
         global_step=step,
     )

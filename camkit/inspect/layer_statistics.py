@@ -102,12 +102,6 @@ class TensorStatistics:
         """The largest number."""
         return self.histogram.high
 
-    def scaled(self, factor: float) -> TensorStatistics:
-        """Return the statistics of the numbers times a positive factor, without ``magnitudes``."""
-        histogram = Histogram(self.histogram.low * factor, self.histogram.high * factor, self.histogram.counts)
-        numbers = {name: factor * getattr(self, name) for name in ("mean", "std", "norm")}
-        return replace(self, histogram=histogram, magnitudes=None, **numbers)
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; null if there is no finite number."""
         numbers = {
@@ -567,7 +561,12 @@ def measure(
         training: whether the model runs in training mode.
         precision: the precision of the pass.
     """
-    layers = LayerPass(model, lambda *_: True, _of_tensor, closely=True)  # "*" would leave out the model itself
+    layers = LayerPass(
+        model,
+        lambda *_: True,  # "*" would leave out the model itself
+        lambda tensor: statistics(tensor, magnitudes=backward_pass() >= 0),
+        closely=True,
+    )
     with (
         undisturbed(),
         same_requirements(model),
@@ -596,10 +595,6 @@ def measure(
         tuple(dict.fromkeys(layers.broken)),
         not training and any(map(_is_unsettled, model.modules())),
     )
-
-
-def _of_tensor(tensor: Tensor) -> TensorStatistics:
-    return statistics(tensor, magnitudes=backward_pass() >= 0)
 
 
 @contextmanager

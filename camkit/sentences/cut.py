@@ -64,19 +64,16 @@ class Cut(abc.ABC):
         """
 
     @abc.abstractmethod
+    def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
+        """Return the tokens of a picture, without running what follows."""
+
     def tokens_of(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
         """Return the tokens of another picture, without running what follows.
 
         Raises:
             ModelError: the other picture has another number of tokens.
         """
-
-    def in_place(self, tokens: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-        """Return tokens of another picture, if their number is the same.
-
-        Raises:
-            ModelError: they are not.
-        """
+        tokens = self.caught(inputs)
         if tokens.shape != self.tokens.shape:
             raise ModelError(
                 f"a reference picture gives {len(tokens)} tokens and the picture {len(self.tokens)}, although both "
@@ -142,8 +139,8 @@ class DecoderCut(Cut):
             arguments |= self._hidden(count)
         return self.decoder(**{**arguments, **more})
 
-    def tokens_of(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
-        """Return the tokens of another picture."""
+    def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
+        """Return what the call gets of a picture."""
         caught: list[dict[str, Any]] = []
 
         def stop(_: nn.Module, __: Any, arguments: dict[str, Any]) -> None:
@@ -154,8 +151,8 @@ class DecoderCut(Cut):
             self.model(**inputs)
         (arguments,) = caught
         if arguments[self.entry].shape[1] != self.entering.shape[1]:
-            return self.in_place(arguments[self.entry][0])
-        return self.in_place(_tokens(arguments, self.entry, self.positions, self.more))
+            return arguments[self.entry][0]  # type: ignore[no-any-return]
+        return _tokens(arguments, self.entry, self.positions, self.more)
 
     def _hidden(self, count: int) -> dict[str, Any]:
         """Return the arguments that hide the picture."""
@@ -206,10 +203,6 @@ class OutputCut(Cut):
         with self._at_call(swap):
             logits = self.model(**inputs).logits[:, -(keep or text_of(self.inputs).shape[1]) :]
             return logits.float()  # type: ignore[no-any-return]
-
-    def tokens_of(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
-        """Return the tokens of another picture."""
-        return self.in_place(self.caught(inputs))
 
     def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
         """Return what the call makes of a picture.

@@ -285,10 +285,6 @@ TokenMaps: TypeAlias = Callable[[Reading, Sequence[int]], Float[Tensor, "w n"]]
 """``maps(reading, words)`` returns the heat of words, named by their numbers, at each of the picture's tokens."""
 
 
-def _attention_expected(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n"]:
-    return attention_rows(reading, words) * expected_gradients(reading, words).clamp(min=0)
-
-
 @dataclass(frozen=True)
 class WordMethod:
     """One way to make the heat of words.
@@ -326,7 +322,11 @@ WORD_METHODS = {
     for method in (
         WordMethod("expected", expected_gradients, METHODS["expected"].unit, compares=True),
         WordMethod("attention", attention_rows, "Share of attention"),
-        WordMethod("attention-expected", _attention_expected, "Share of attention times expected gradients"),
+        WordMethod(
+            "attention-expected",
+            lambda reading, words: attention_rows(reading, words) * expected_gradients(reading, words).clamp(min=0),
+            "Share of attention times expected gradients",
+        ),
         WordMethod(
             "tam", activation_maps, "Logit at the picture's token, less what earlier words explain", smooth=True
         ),
