@@ -207,7 +207,8 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             raise InputError("the watch is closed")
         if self._failed:
             return
-        step, drawn, reason = self.steps if number is None else number, {}, ""
+        step, reason = self.steps if number is None else number, ""
+        drawn: dict[str, Pixels] = {}
         self._drawing.set()
         try:
             drawn = self._draw_pictures(step)

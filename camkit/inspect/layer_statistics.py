@@ -448,7 +448,8 @@ class LayerPass(NumberedCalls):
         module, axis = call.module, self._axis or self._axes[call.name]
         channels = tensor.shape[axis] if tensor.dim() > 1 else 0
         own_code = bool(call.name) and not type(module).__module__.startswith("torch.nn.")
-        dead, off = None, ()
+        dead: tuple[int, ...] | None = None
+        off: tuple[int, ...] = ()
         if isinstance(module, RELUS) or (own_code and channels and _comes_from_relu(tensor)):
             dead = silent_channels(plain(tensor), axis) if channels and tensor.numel() else ()
             if dead and call.peaks is not None and bool(call.peaks.isfinite().all()):
