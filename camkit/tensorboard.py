@@ -309,7 +309,8 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             self._recorded.clear()
         else:
             return
-        self._begun_by, self._earlier = module, dict(self._gradients)
+        self._begun_by: nn.Module = module
+        self._earlier: dict[str, TensorStatistics | None] = dict(self._gradients)
 
     def _remove_hooks(self) -> None:
         """Remove the hooks."""
