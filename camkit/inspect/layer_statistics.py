@@ -344,7 +344,6 @@ class LayerStatistics:
         }
 
 
-@dataclass(eq=False)
 class LayerCall:
     """One call of one layer while it is measured.
 
@@ -356,14 +355,13 @@ class LayerCall:
         peaks: how far below zero the channels of a ReLU's input lie.
     """
 
-    name: str
-    module: nn.Module
-    number: int = 0
-    row: LayerStatistics | None = None
-    outputs: list[TensorStatistics] = field(default_factory=list)
-    gradients: dict[int, TensorStatistics] = field(default_factory=dict)
-    flaws: set[str] = field(default_factory=set)
-    peaks: Tensor | None = None
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name, self.module, self.number = name, module, 0
+        self.row: LayerStatistics | None = None
+        self.outputs: list[TensorStatistics] = []
+        self.gradients: dict[int, TensorStatistics] = {}
+        self.flaws: set[str] = set()
+        self.peaks: Tensor | None = None
 
 
 class LayerPass(NumberedCalls):
