@@ -135,7 +135,7 @@ def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
     if folder is None:
         yield None
         return
-    from camkit.tensorboard.watch import opened
+    from camkit.tensorboard import opened
 
     usual_hook = threading.excepthook
 

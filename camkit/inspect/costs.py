@@ -6,7 +6,6 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from unittest import mock
 
 import torch
@@ -59,7 +58,18 @@ def costs(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Costs:
         image: one input on the model's device.
     """
     try:
-        infos = _torchinfo_rows(model, image)
+        from torchinfo import torchinfo  # noqa: PLC0415 - only one command counts
+
+        with (
+            same_requirements(model),
+            guarded(model),
+            torch.inference_mode(mode=False),
+            torch.no_grad(),
+            warnings.catch_warnings(action="ignore"),
+            mock.patch.dict(torchinfo._cached_forward_pass),  # which would keep the model alive
+            interruptible(),
+        ):
+            infos = torchinfo.summary(model, input_data=[image.clone()], verbose=0).summary_list
     except Exception as error:  # noqa: BLE001 - counting is optional, whatever the model or torchinfo raises
         cause = error.__cause__ or error
         reason = (str(cause).splitlines() or [""])[0]
@@ -82,19 +92,3 @@ def costs(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Costs:
     tokens = any(isinstance(info.module, nn.Linear) and len(info.output_size) > 2 for info in leaves)
     attends = any(isinstance(module, nn.MultiheadAttention) for module in names)
     return Costs(by_call, total, _TOKENS if tokens or attends else "")
-
-
-def _torchinfo_rows(model: nn.Module, image: Tensor) -> list[Any]:
-    from torchinfo import torchinfo  # noqa: PLC0415 - only one command counts
-
-    with (
-        same_requirements(model),
-        guarded(model),
-        torch.inference_mode(mode=False),
-        torch.no_grad(),
-        warnings.catch_warnings(),
-        mock.patch.dict(torchinfo._cached_forward_pass),  # which would keep the model alive
-        interruptible(),
-    ):
-        warnings.simplefilter("ignore")
-        return list(torchinfo.summary(model, input_data=[image.clone()], verbose=0).summary_list)

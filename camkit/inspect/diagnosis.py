@@ -303,10 +303,10 @@ def prepared_batch(pictures: Any, model: LoadedModel) -> Float[Tensor, "n c *siz
     Raises:
         InputError: there is no picture, one cannot be read, or they have several sizes.
     """
-    rank, device, dtype = spatial_rank(model.module), device_of(model.module), dtype_of(model.module)
+    rank = spatial_rank(model.module)
     items = list(pictures) if isinstance(pictures, (list, tuple)) else [cast("ImageLike", pictures)]
     tensors = [
-        prepare(image, model.preprocess, source_of(image, number), rank).tensor.to(dtype)
+        prepare(image, model.preprocess, source_of(image, number), rank).tensor
         for number, image in enumerate(unbatched(items, rank), start=1)
     ]
     if not tensors:
@@ -314,7 +314,7 @@ def prepared_batch(pictures: Any, model: LoadedModel) -> Float[Tensor, "n c *siz
     unfit = "the pictures of a batch must have one size after preprocessing"
     with as_error(InputError, lambda error: f"{unfit} ({brief(error)}); pass them one by one"):
         batch = stacked(tensors)
-    return batch.to(device)
+    return batch.to(device_of(model.module), dtype_of(model.module))
 
 
 def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> NamedLoss:
@@ -338,8 +338,7 @@ def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> NamedLoss:
         )
         with as_error(InputError, lambda _: unfit):
             labels = torch.as_tensor(np.asarray(labels))
-    device = device_of(module)
-    labels = labels.to(device) if isinstance(labels, Tensor) else labels
+    labels = labels.to(device_of(module)) if isinstance(labels, Tensor) else labels
 
     def score(output: Any) -> tuple[Tensor | None, str]:
         if loss is not None:
@@ -383,18 +382,30 @@ def usual_loss(output: Any, labels: Any) -> tuple[Tensor, str]:
     logits = _logits(scores if scores.dim() > 1 else scores[:, None])
     if logits.dim() > 2 and logits.shape[2:].numel() == 1:
         logits = logits.flatten(1)
-    one_class = (len(logits), *logits.shape[2:])
+    one_class, values = (len(logits), *logits.shape[2:]), ""
     if labels.shape == (len(logits), 1, *logits.shape[2:]):
         labels = labels.squeeze(1)
     if labels.shape == one_class and logits.shape[1] == 1:
-        return _binary(logits.squeeze(1), labels, scores)
-    if labels.shape == one_class and not labels.is_floating_point():
-        return _of_classes(logits, labels.long(), scores), "cross entropy"
+        logits = logits.squeeze(1)
+    elif labels.shape == one_class and not labels.is_floating_point():
+        classes = labels[labels != _IGNORED]
+        wrong = classes[(classes < 0) | (classes >= logits.shape[1])]
+        if len(classes) and not len(wrong):
+            return functional.cross_entropy(logits, labels.long()), "cross entropy"
+        values = f" (one is class {int(wrong[0])})" if len(wrong) else f" (all are {_IGNORED}, so they are ignored)"
+    elif labels.shape == logits.shape and bool(rows_that_sum_to(1, labels.float().movedim(1, -1).flatten(0, -2)).all()):
+        return functional.cross_entropy(logits, labels.float()), "cross entropy"
     if labels.shape == logits.shape:
-        if bool(rows_that_sum_to(1, labels.float().movedim(1, -1).flatten(0, -2)).all()):
-            return functional.cross_entropy(logits, labels.float()), "cross entropy"
-        return _binary(logits, labels, scores)
-    raise _unfit(scores, labels, "")
+        labels = labels.to(logits.dtype)
+        if bool(((labels >= 0) & (labels <= 1)).all()):
+            return functional.binary_cross_entropy_with_logits(logits, labels), "binary cross entropy"
+        values = f" (they range from {float(labels.min()):g} to {float(labels.max()):g})"
+    example = ", such as torch.nn.MSELoss()" if labels.is_floating_point() else ""
+    raise TargetError(
+        f"neither the cross entropy nor the binary cross entropy fits an output of shape {tuple(scores.shape)} and "
+        f"{str(labels.dtype).removeprefix('torch.')} labels of shape {tuple(labels.shape)}{values}; pass loss=, a "
+        f"function of output and labels{example}"
+    )
 
 
 def _logits(scores: Tensor) -> Tensor:
@@ -406,28 +417,3 @@ def _logits(scores: Tensor) -> Tensor:
     if node.name().startswith("Sigmoid"):
         return scores.logit(torch.finfo(scores.dtype).eps)
     return scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
-
-
-def _binary(logits: Tensor, labels: Tensor, scores: Tensor) -> tuple[Tensor, str]:
-    labels = labels.to(logits.dtype)
-    if not bool(((labels >= 0) & (labels <= 1)).all()):
-        raise _unfit(scores, labels, f" (they range from {float(labels.min()):g} to {float(labels.max()):g})")
-    return functional.binary_cross_entropy_with_logits(logits, labels), "binary cross entropy"
-
-
-def _of_classes(logits: Tensor, labels: Tensor, scores: Tensor) -> Tensor:
-    wrong = labels[(labels != _IGNORED) & ((labels < 0) | (labels >= logits.shape[1]))]
-    if len(wrong):
-        raise _unfit(scores, labels, f" (one is class {int(wrong[0])})")
-    if bool((labels == _IGNORED).all()):
-        raise _unfit(scores, labels, f" (all are {_IGNORED}, so they are ignored)")
-    return functional.cross_entropy(logits, labels)
-
-
-def _unfit(scores: Tensor, labels: Tensor, values: str) -> TargetError:
-    example = ", such as torch.nn.MSELoss()" if labels.is_floating_point() else ""
-    return TargetError(
-        f"neither the cross entropy nor the binary cross entropy fits an output of shape {tuple(scores.shape)} and "
-        f"{str(labels.dtype).removeprefix('torch.')} labels of shape {tuple(labels.shape)}{values}; pass loss=, a "
-        f"function of output and labels{example}"
-    )

@@ -40,7 +40,7 @@ from camkit.types import Activation, Box, ImageLike, Pixels, Preprocess, Spread,
 
 MapScale: TypeAlias = Literal["each", "together"]
 
-_MOST_IN_NOTEBOOK = 64  # maps on the sheet that a notebook shows
+_MOST_IN_NOTEBOOK, _PICTURES_IN_NOTEBOOK = 64, 12  # on the sheets of maps and of concepts that a notebook shows
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,10 +326,7 @@ class Concepts(OfLayer):
         Raises:
             InputError: as for ``overlay``.
         """
-        return self._sheet(len(self.maps), alpha)
-
-    def _sheet(self, pictures: int, alpha: float) -> Pixels:
-        drawn = [self.overlay(number, alpha=alpha) for number in range(pictures)]
+        drawn = [self.overlay(number, alpha=alpha) for number in range(len(self.maps))]
         above = drawn[0] if len(drawn) == 1 else sheet(drawn)
         legend = self._legend(max(above.shape[1], _SIDE))
         canvas = Canvas(max(above.shape[1], legend.shape[1]), above.shape[0] + legend.shape[0])
@@ -379,7 +376,8 @@ class Concepts(OfLayer):
         """Show the sheet in a notebook, of the first pictures if there are many; None if it cannot be drawn."""
         if self.maps[0].ndim != 3:
             return None
-        return as_html(self._sheet(min(len(self.maps), 12), 0.65), repr(self))
+        first = replace(self, maps=self.maps[:_PICTURES_IN_NOTEBOOK], pictures=self.pictures[:_PICTURES_IN_NOTEBOOK])
+        return as_html(first.sheet(), repr(self))
 
 
 def colours_of(count: int) -> Sequence[tuple[int, int, int]]:
@@ -443,9 +441,17 @@ def factorise(
     if not pictures:
         raise ImageError("there is no picture to factorise; pass at least one")
     explained, maps, layer = maps_of_one_layer(loaded, pictures, target_layer, batch_size)
-    for place, of_picture in enumerate(maps):
-        maps[place] = of_picture.float()
-    strengths, vectors = _factors(maps, concepts, str(layer))
+    # The non-negative feature vectors of all cells of all pictures.
+    cells = torch.cat([of_picture.float().flatten(1).mT for of_picture in maps]).relu()
+    most = min(cells.shape)
+    if concepts > most:
+        raise InputError(
+            f"{concepts} concepts are too many: layer {str(layer)!r} has {cells.shape[1]} channels, and "
+            f"{cells.shape[0]} cells in all pictures, so at most {most} can be told apart"
+        )
+    if not bool(cells.isfinite().all()):
+        raise LayerError(f"the feature maps of layer {str(layer)!r} hold NaN or infinite values")
+    strengths, vectors = factorise_cells(cells, concepts)
     image = prepare(pictures[0], loaded.preprocess, explained[0].source, rank).tensor[None].detach()
     image = image.to(device_of(loaded.module), dtype_of(loaded.module))
     chances = class_probabilities(loaded.module, layer, image, vectors, loaded.activation)
@@ -454,7 +460,6 @@ def factorise(
     classes = None if chances is None else tuple(chances.argmax(1).tolist())
     grids = [of_picture.shape[1:] for of_picture in maps]
     parts = strengths.split([grid.numel() for grid in grids], dim=1)
-    cells = _cells(maps)
     total = float(cells.square().sum())
     left_out = float((cells - strengths.mT @ vectors).square().sum())
     return Concepts(
@@ -468,37 +473,6 @@ def factorise(
         model=loaded.name,
         pictures=tuple(explained),
     )
-
-
-def _cells(maps: Sequence[Float[Tensor, "c *_"]]) -> Float[Tensor, "cells c"]:
-    """Return the non-negative feature vectors of all cells of all pictures."""
-    return torch.cat([of_picture.flatten(1).mT for of_picture in maps]).relu()
-
-
-def _factors(
-    maps: Sequence[Float[Tensor, "c *_"]], count: int, layer: str
-) -> tuple[Float[Tensor, "k cells"], Float[Tensor, "k c"]]:
-    """Return the strengths, whose largest is 1 for each concept, and the vectors; the concept with most evidence first.
-
-    Raises:
-        InputError: more concepts than the feature maps can have.
-        LayerError: the feature maps are not finite.
-    """
-    cells = _cells(maps)
-    most = min(cells.shape)
-    if count > most:
-        raise InputError(
-            f"{count} concepts are too many: layer {layer!r} has {cells.shape[1]} channels, and {cells.shape[0]} cells "
-            f"in all pictures, so at most {most} can be told apart"
-        )
-    if not bool(cells.isfinite().all()):
-        raise LayerError(f"the feature maps of layer {layer!r} hold NaN or infinite values")
-    strengths, vectors = factorise_cells(cells, count)
-    largest = strengths.amax(1, keepdim=True)
-    largest = torch.where(largest > 0, largest, 1)
-    strengths, vectors = strengths / largest, vectors * largest
-    order = (strengths.sum(1) * vectors.sum(1)).argsort(descending=True)
-    return strengths[order], vectors[order]
 
 
 def class_probabilities(
@@ -541,6 +515,8 @@ def factorise_cells(
 ) -> tuple[Float[Tensor, "k cells"], Float[Tensor, "k c"]]:
     """Return non-negative H (k, cells) and W (k, C) for which H^T W is as near to the cells V as it gets.
 
+    The largest value of each row of H is 1. The concept that makes up most of the cells comes first.
+
     Args:
         cells: V, not negative.
         count: k.
@@ -551,5 +527,10 @@ def factorise_cells(
     # With a smaller tolerance than scikit-learn's, concepts that overlap are separated.
     factors = NMF(count, init="nndsvda", tol=1e-6, max_iter=2000, random_state=0)
     with warnings.catch_warnings(action="ignore"):  # of the last updates, which change little
-        strengths = factors.fit_transform((cells.double() / largest).numpy())
-    return torch.from_numpy(strengths.T).float(), torch.from_numpy(factors.components_ * largest).float()
+        found = factors.fit_transform((cells.double() / largest).numpy())
+    strengths, vectors = torch.from_numpy(found.T).float(), torch.from_numpy(factors.components_ * largest).float()
+    peaks = strengths.amax(1, keepdim=True)
+    peaks = torch.where(peaks > 0, peaks, 1)
+    strengths, vectors = strengths / peaks, vectors * peaks
+    order = (strengths.sum(1) * vectors.sum(1)).argsort(descending=True)
+    return strengths[order], vectors[order]

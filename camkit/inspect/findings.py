@@ -84,10 +84,15 @@ def findings(measured: Measured, pictures: int, *, to_train: bool) -> list[Findi
     ]
 
 
+_FLAWS: tuple[tuple[Literal["nan", "infinity"], str, str], ...] = (
+    ("nan", "NaN", "nan"),
+    ("infinity", "infinity", "inf"),
+)
+"""Each kind, its name in a sentence, and its name in ``TensorStatistics``."""
+
+
 def _not_finite(measured: Measured) -> Iterator[Finding]:
-    kinds: tuple[tuple[Literal["nan", "infinity"], str, str], ...]
-    kinds = (("nan", "NaN", "nan"), ("infinity", "infinity", "inf"))
-    for kind, what, field in kinds:
+    for kind, what, field in _FLAWS:
         given, reached = measured.given[kind], [row for row in measured.rows if getattr(row.activations, field)]
         if "" in given:
             yield Finding(kind, ("",), f"the pictures themselves hold {what}, before the first layer")
@@ -121,8 +126,7 @@ def _origin(
         text = f"{what} begins in {first.name!r} ({first.kind}), whose parameters hold NaN or infinity: {amount}"
     else:
         text = f"{what} begins in {first.name!r} ({first.kind}): {amount}; its input has none"
-    more = len(reached) - 1
-    if more:
+    if more := len(reached) - 1:
         text += f"; {counted(more, 'later layer')} {'has' if more == 1 else 'have'} it too"
     return Finding(kind, names, text)
 

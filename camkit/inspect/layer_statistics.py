@@ -102,14 +102,6 @@ class TensorStatistics:
         """The largest number."""
         return self.histogram.high
 
-    def scaled(self, factor: float) -> TensorStatistics:
-        """Return the statistics of the numbers times a positive factor, without ``magnitudes``."""
-        if factor == 1:
-            return self
-        histogram = Histogram(self.histogram.low * factor, self.histogram.high * factor, self.histogram.counts)
-        numbers = {name: factor * getattr(self, name) for name in ("mean", "std", "norm")}
-        return replace(self, histogram=histogram, magnitudes=None, **numbers)
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; null if there is no finite number."""
         numbers = {
@@ -260,6 +252,8 @@ def flat_share(values: Shaped[Tensor, "*shape"], low: float, high: float) -> flo
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
 
+_SHAPES = (nn.Identity, nn.Flatten, nn.Unflatten)
+
 RELUS = (nn.ReLU, nn.ReLU6, nn.Hardswish)
 """Functions that are zero, with slope zero, for every small enough value."""
 
@@ -275,6 +269,8 @@ _KEEP_CHANNELS = (
 )  # fmt: skip
 """Likewise for functions that leave a channel of zeros as it is. Only those with one input tensor count: with two, a
 parameter may have scaled it."""
+
+_FLAWS = {"nan": Tensor.isnan, "infinity": Tensor.isinf}
 
 _OF_TENSORS = ("nan", "inf", "mean", "std", "low", "high", "zeros", "norm")
 
@@ -351,41 +347,21 @@ class LayerStatistics:
 class LayerCall:
     """One call of one layer while it is measured.
 
-    ``outputs`` and ``gradients`` are the statistics of the floating-point tensors that it returned, by their numbers,
-    and of their gradients in the last backward pass. ``flaws`` names what its input held: "nan", "infinity". All else
-    is said of the first of these tensors, as in ``LayerStatistics``.
+    Attributes:
+        row: what the first floating-point tensor that it returned shows; None if it returned none.
+        outputs: the statistics of all floating-point tensors that it returned.
+        gradients: those of their gradients in the last backward pass, by the tensors' numbers.
+        flaws: what its input held: "nan", "infinity".
+        peaks: how far below zero the channels of a ReLU's input lie.
     """
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name, self.module, self.number = name, module, 0
+        self.row: LayerStatistics | None = None
+        self.outputs: list[TensorStatistics] = []
+        self.gradients: dict[int, TensorStatistics] = {}
         self.flaws: set[str] = set()
         self.peaks: Tensor | None = None
-        self.outputs: dict[int, TensorStatistics] = {}
-        self.gradients: dict[int, TensorStatistics] = {}
-        self.shape: tuple[int, ...] = ()
-        self.channels = 0
-        self.dead: tuple[int, ...] | None = None
-        self.off: tuple[int, ...] = ()
-        self.saturated: float | None = None
-
-    def note_inputs(self, tensors: list[Tensor], axis: int) -> None:
-        """Note whether what the layer takes is finite, and how far below zero a ReLU's channels lie."""
-        for tensor in tensors:
-            if not bool(tensor.isfinite().all()):
-                self.flaws |= {"nan"} if bool(tensor.isnan().any()) else set()
-                self.flaws |= {"infinity"} if bool(tensor.isinf().any()) else set()
-        if isinstance(self.module, RELUS) and tensors and tensors[0].dim() > 1 and tensors[0].numel():
-            self.peaks = peaks(tensors[0], axis)
-
-    def note_output(self, tensor: Tensor, axis: int) -> None:
-        """Note what the first tensor shows beside its statistics."""
-        self.shape = tuple(tensor.shape)
-        self.channels = self.shape[axis] if len(self.shape) > 1 else 0
-        own_code = bool(self.name) and not type(self.module).__module__.startswith("torch.nn.")
-        if isinstance(self.module, RELUS) or (own_code and self.channels and _comes_from_relu(tensor)):
-            self.dead = silent_channels(plain(tensor), axis) if self.channels and tensor.numel() else ()
-            if self.dead and self.peaks is not None and bool(torch.isfinite(self.peaks).all()):
-                self.off = off_channels(self.dead, self.peaks)
 
 
 class LayerPass(NumberedCalls):
@@ -444,8 +420,12 @@ class LayerPass(NumberedCalls):
 
     def _begun(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> LayerCall:
         call = LayerCall(name, module)
-        if self._closely:
-            call.note_inputs([*filter(_has_fractions, tensors_in((arguments, keywords)))], self._axis_at(name))
+        tensors = [*filter(_has_fractions, tensors_in((arguments, keywords)))] if self._closely else []
+        for tensor in tensors:
+            if not bool(tensor.isfinite().all()):
+                call.flaws |= {flaw for flaw, holds in _FLAWS.items() if bool(holds(tensor).any())}
+        if isinstance(module, RELUS) and tensors and tensors[0].dim() > 1 and tensors[0].numel():
+            call.peaks = peaks(tensors[0], self._axis or self._axes[name])
         return call
 
     def _ended(self, name: str, module: nn.Module, begun: LayerCall | None, output: Any) -> None:
@@ -457,18 +437,35 @@ class LayerPass(NumberedCalls):
             numbers = self._measured(tensor)
             if numbers is None:
                 continue
-            if not call.outputs:
-                call.note_output(tensor, self._axis_at(name))
-                if self._closely:
-                    ends = next((ends for kind, ends in _CURVES.items() if isinstance(module, kind)), None)
-                    call.saturated = None if ends is None else flat_share(tensor, *ends)
-            number = len(call.outputs)
-            call.outputs[number] = numbers
+            call.row = call.row or self._row(call, tensor, numbers)
             if torch.is_grad_enabled() and tensor.requires_grad:
-                self._tensor_hooks.add(tensor, partial(self._take_gradient, call, number))
+                self._tensor_hooks.add(tensor, partial(self._take_gradient, call, len(call.outputs)))
+            call.outputs.append(numbers)
 
-    def _axis_at(self, name: str) -> int:
-        return self._axis or self._axes[name]
+    def _row(self, call: LayerCall, tensor: Tensor, numbers: TensorStatistics) -> LayerStatistics:
+        module, axis = call.module, self._axis or self._axes[call.name]
+        channels = tensor.shape[axis] if tensor.dim() > 1 else 0
+        own_code = bool(call.name) and not type(module).__module__.startswith("torch.nn.")
+        dead: tuple[int, ...] | None = None
+        off: tuple[int, ...] = ()
+        if isinstance(module, RELUS) or (own_code and channels and _comes_from_relu(tensor)):
+            dead = silent_channels(plain(tensor), axis) if channels and tensor.numel() else ()
+            if dead and call.peaks is not None and bool(call.peaks.isfinite().all()):
+                off = off_channels(dead, call.peaks)
+        ends = [ends for kind, ends in _CURVES.items() if self._closely and isinstance(module, kind)]
+        own = list(module.parameters(recurse=False))
+        return LayerStatistics(
+            call.name,
+            type(module).__name__,
+            tuple(tensor.shape),
+            sum(parameter.numel() for parameter in own),
+            sum(parameter.numel() for parameter in own if parameter.requires_grad),
+            numbers,
+            channels=channels,
+            dead=dead,
+            off=off,
+            saturated=flat_share(tensor, *ends[0]) if ends else None,
+        )
 
     def _take_gradient(self, call: LayerCall, number: int, gradient: Tensor | None) -> None:
         # A custom function may return None for one of its inputs.
@@ -563,7 +560,12 @@ def measure(
         training: whether the model runs in training mode.
         precision: the precision of the pass.
     """
-    layers = LayerPass(model, lambda *_: True, _of_tensor, closely=True)  # "*" would leave out the model itself
+    layers = LayerPass(
+        model,
+        lambda *_: True,  # "*" would leave out the model itself
+        lambda tensor: statistics(tensor, magnitudes=backward_pass() >= 0),
+        closely=True,
+    )
     with (
         undisturbed(),
         same_requirements(model),
@@ -579,10 +581,10 @@ def measure(
         norms = _differentiate(loss, leaf, trained)
     calls = layers.calls
     return Measured(
-        tuple(_rows(calls, set(trained), norms)),
+        tuple(_rows(calls, norms)),
         None if loss is None or not loss.requires_grad else float(loss.detach()),
         loss_name,
-        {flaw: frozenset(name for name, call in calls.items() if flaw in call.flaws) for flaw in ("nan", "infinity")},
+        {flaw: frozenset(name for name, call in calls.items() if flaw in call.flaws) for flaw in _FLAWS},
         tuple(
             name
             for name, module in modules_by_name(model).items()
@@ -594,10 +596,6 @@ def measure(
     )
 
 
-def _of_tensor(tensor: Tensor) -> TensorStatistics:
-    return statistics(tensor, magnitudes=backward_pass() >= 0)
-
-
 @contextmanager
 def _training(model: nn.Module) -> Iterator[None]:
     """Set the model to training; give it copies of its buffers to write into, and put its own back."""
@@ -605,9 +603,8 @@ def _training(model: nn.Module) -> Iterator[None]:
     copies: dict[int, Tensor] = {}
     try:
         for buffers, before in own:
-            for name, buffer in before.items():
-                if buffer is not None:
-                    buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+            given = {name: buffer for name, buffer in before.items() if buffer is not None}
+            buffers.update({name: copies.setdefault(id(each), each.detach().clone()) for name, each in given.items()})
         model.train()
         yield
     finally:
@@ -629,31 +626,20 @@ def _differentiate(loss: Tensor | None, leaf: Tensor, parameters: list[nn.Parame
     }
 
 
-def _rows(
-    calls: Mapping[str, LayerCall], trained: set[nn.Parameter], norms: Mapping[nn.Parameter, float]
-) -> Iterator[LayerStatistics]:
+def _rows(calls: Mapping[str, LayerCall], norms: Mapping[nn.Parameter, float]) -> Iterator[LayerStatistics]:
     """Yield the rows; a layer that returns its input, or what its last inner layer returned, has none."""
     last = None
     for name, call in calls.items():
-        numbers = call.outputs.get(0)
-        if numbers is None or numbers is last or isinstance(call.module, (nn.Identity, nn.Flatten, nn.Unflatten)):
+        if call.row is None or call.row.activations is last or isinstance(call.module, _SHAPES):
             continue
-        last, own = numbers, list(call.module.parameters(recurse=False))
+        last, own = call.row.activations, list(call.module.parameters(recurse=False))
         of_own = [norms[parameter] for parameter in own if parameter in norms]
-        yield LayerStatistics(
-            name,
-            type(call.module).__name__,
-            call.shape,
-            sum(parameter.numel() for parameter in own),
-            sum(parameter.numel() for parameter in own if parameter in trained),
-            numbers,
-            call.gradients.get(0),
-            math.hypot(*of_own) if of_own else None,
-            call.channels,
-            call.dead,
-            call.off,
-            call.saturated,
-            all(bool(parameter.detach().isfinite().all()) for parameter in own),
+        yield replace(
+            call.row,
+            layer=name,
+            gradients=call.gradients.get(0),
+            parameter_gradient=math.hypot(*of_own) if of_own else None,
+            sound=all(bool(parameter.detach().isfinite().all()) for parameter in own),
         )
 
 

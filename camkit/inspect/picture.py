@@ -64,7 +64,13 @@ def draw(title: str, summary: str, rows: Sequence[LayerStatistics], findings: Se
     for panel in range(panels):
         _head(canvas, _MARGIN + panel * _PANEL, span, rows=min(high, len(rows) - panel * high))
     for left, top, row, fault in strips:
-        _strip(canvas, left, top, row, span, fault)
+        output = f"{row.kind} {'x'.join(map(str, row.shape))}"
+        space = width_of(fault, 12) + 10 if fault else 0
+        canvas.text(left + 10, top + 16, fitting(row.name, _NAME - 10, 14), size=14)
+        canvas.text(left + 10, top + 35, fitting(output, _NAME - 10 - space, 12), size=12, colour=GREY)
+        canvas.text(left + _NAME, top + 35, fault, size=12, colour=_RED, anchor="right")
+        _activations(canvas, left + _TO_ACTIVATIONS, top + 6 + _BARS_HIGH, row)
+        _gradients(canvas, left + _TO_GRADIENTS, top + 6 + _BARS_HIGH, row, span)
     return canvas.pixels()
 
 
@@ -93,16 +99,6 @@ def _head(canvas: Canvas, left: int, span: tuple[int, int], rows: int) -> None:
             x = gradients + _GRADIENTS * ((exponent - DECADES[0]) * PER_DECADE - span[0]) / (span[1] - span[0])
             canvas.line((x, _TOP + _HEAD - 6), (x, _TOP + _HEAD + rows * _ROW))
             canvas.text(x, _TOP + _HEAD - 15, f"1e{exponent}", size=11, colour=GREY, anchor="middle")
-
-
-def _strip(canvas: Canvas, left: int, top: int, row: LayerStatistics, span: tuple[int, int], fault: str) -> None:
-    shape = "x".join(map(str, row.shape))
-    canvas.text(left + 10, top + 16, fitting(row.name, _NAME - 10, 14), size=14)
-    space = width_of(fault, 12) + 10 if fault else 0
-    canvas.text(left + 10, top + 35, fitting(f"{row.kind} {shape}", _NAME - 10 - space, 12), size=12, colour=GREY)
-    canvas.text(left + _NAME, top + 35, fault, size=12, colour=_RED, anchor="right")
-    _activations(canvas, left + _TO_ACTIVATIONS, top + 6 + _BARS_HIGH, row)
-    _gradients(canvas, left + _TO_GRADIENTS, top + 6 + _BARS_HIGH, row, span)
 
 
 def _activations(canvas: Canvas, left: int, floor: int, row: LayerStatistics) -> None:
@@ -175,8 +171,8 @@ def table(result: Diagnosis, *, complete: bool = True) -> Table:
     affected = {layer for finding in result.findings for layer in finding.layers}
     for row in result.rows:
         style = "red" if row.layer in serious else "yellow" if row.layer in affected else ""
-        cells = dict(zip((*_NAMES, *_NUMBERS), _cells(row), strict=True))
-        layers.add_row(*(Text(printable(cells[heading])) for heading in shown), style=style)
+        cells = zip((*_NAMES, *_NUMBERS), _cells(row), strict=True)
+        layers.add_row(*(Text(printable(cell)) for heading, cell in cells if heading in shown), style=style)
     return layers
 
 

@@ -64,19 +64,16 @@ class Cut(abc.ABC):
         """
 
     @abc.abstractmethod
+    def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
+        """Return the tokens of a picture, without running what follows."""
+
     def tokens_of(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
         """Return the tokens of another picture, without running what follows.
 
         Raises:
             ModelError: the other picture has another number of tokens.
         """
-
-    def in_place(self, tokens: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-        """Return tokens of another picture, if their number is the same.
-
-        Raises:
-            ModelError: they are not.
-        """
+        tokens = self.caught(inputs)
         if tokens.shape != self.tokens.shape:
             raise ModelError(
                 f"a reference picture gives {len(tokens)} tokens and the picture {len(self.tokens)}, although both "
@@ -142,8 +139,8 @@ class DecoderCut(Cut):
             arguments |= self._hidden(count)
         return self.decoder(**{**arguments, **more})
 
-    def tokens_of(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
-        """Return the tokens of another picture."""
+    def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
+        """Return what the call gets of a picture."""
         caught: list[dict[str, Any]] = []
 
         def stop(_: nn.Module, __: Any, arguments: dict[str, Any]) -> None:
@@ -154,8 +151,8 @@ class DecoderCut(Cut):
             self.model(**inputs)
         (arguments,) = caught
         if arguments[self.entry].shape[1] != self.entering.shape[1]:
-            return self.in_place(arguments[self.entry][0])
-        return self.in_place(_tokens(arguments, self.entry, self.positions, self.more))
+            return arguments[self.entry][0]  # type: ignore[no-any-return]
+        return _tokens(arguments, self.entry, self.positions, self.more)
 
     def _hidden(self, count: int) -> dict[str, Any]:
         """Return the arguments that hide the picture."""
@@ -206,10 +203,6 @@ class OutputCut(Cut):
         with self._at_call(swap):
             logits = self.model(**inputs).logits[:, -(keep or text_of(self.inputs).shape[1]) :]
             return logits.float()  # type: ignore[no-any-return]
-
-    def tokens_of(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
-        """Return the tokens of another picture."""
-        return self.in_place(self.caught(inputs))
 
     def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
         """Return what the call makes of a picture.
@@ -286,11 +279,8 @@ def text_of(inputs: Mapping[str, Any]) -> Int[Tensor, "1 t"]:
 
 def tensor_of(output: Any) -> Tensor | None:
     """Return the sequence (1, n, C) in a module's output: itself, or the first part of that form."""
-    parts = [output] if isinstance(output, Tensor) else []
-    if isinstance(output, (tuple, list)):
-        parts = list(output)
-    elif isinstance(output, Mapping):
-        parts = list(output.values())
+    parts = list(output.values()) if isinstance(output, Mapping) else output
+    parts = parts if isinstance(parts, (tuple, list)) else [parts]
     fitting = (part for part in parts if isinstance(part, Tensor) and part.dim() == 3 and part.is_floating_point())
     return next((part for part in fitting if part.shape[0] == 1), None)
 

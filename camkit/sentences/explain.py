@@ -285,10 +285,6 @@ TokenMaps: TypeAlias = Callable[[Reading, Sequence[int]], Float[Tensor, "w n"]]
 """``maps(reading, words)`` returns the heat of words, named by their numbers, at each of the picture's tokens."""
 
 
-def _attention_expected(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n"]:
-    return attention_rows(reading, words) * expected_gradients(reading, words).clamp(min=0)
-
-
 @dataclass(frozen=True)
 class WordMethod:
     """One way to make the heat of words.
@@ -326,7 +322,11 @@ WORD_METHODS = {
     for method in (
         WordMethod("expected", expected_gradients, METHODS["expected"].unit, compares=True),
         WordMethod("attention", attention_rows, "Share of attention"),
-        WordMethod("attention-expected", _attention_expected, "Share of attention times expected gradients"),
+        WordMethod(
+            "attention-expected",
+            lambda reading, words: attention_rows(reading, words) * expected_gradients(reading, words).clamp(min=0),
+            "Share of attention times expected gradients",
+        ),
         WordMethod(
             "tam", activation_maps, "Logit at the picture's token, less what earlier words explain", smooth=True
         ),
@@ -471,7 +471,8 @@ class SentenceReader:
         """
         for kind in (0, 1):
             tried = replace(text, kind=kind)
-            if reads_in_order(self._model, *(inputs.with_text(prepared, each) for each in (tried, _shorter(tried)))):
+            shorter = replace(tried, ids=tried.ids[:-1])
+            if reads_in_order(self._model, *(inputs.with_text(prepared, each) for each in (tried, shorter))):
                 return tried
         raise ModelError(
             f"{type(self._model).__name__} lets a word see the words after it, so camkit cannot score a sentence; pass "
@@ -512,10 +513,6 @@ class SentenceReader:
             references=compared if self._method.compares else None,
             unit=self._method.unit,
         )
-
-
-def _shorter(text: Text) -> Text:
-    return replace(text, ids=text.ids[:-1])
 
 
 TABLE = "words.csv"

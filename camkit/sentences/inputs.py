@@ -116,7 +116,9 @@ class Inputs:
         """Return the text that the model writes, with what it starts from and without what ends it."""
         ids, first = self._generated(inputs, most)
         special, stop = set(self.tokenizer.all_special_ids), len(ids)
-        ends = self._ends() | special
+        configs = [self._model.generation_config, self._model.config, self.tokenizer]
+        found = [getattr(config, name, None) for config in configs for name in ("eos_token_id", "sep_token_id")]
+        ends = special.union(*(each if isinstance(each, list) else [each] for each in found))
         while stop > first and ids[stop - 1] in ends:
             stop -= 1
         return Text(self._tensor(ids[:stop]), [number for number in range(first, stop) if ids[number] not in special])
@@ -162,12 +164,6 @@ class Inputs:
 
     def _tensor(self, ids: list[int]) -> Int[Tensor, " t"]:
         return torch.tensor(ids, device=next(self._model.parameters()).device)
-
-    def _ends(self) -> set[int]:
-        """Return the tokens that end a sentence."""
-        configs = [self._model.generation_config, self._model.config, self.tokenizer]
-        found = [getattr(config, name, None) for config in configs for name in ("eos_token_id", "sep_token_id")]
-        return {each for value in found for each in (value if isinstance(value, list) else [value]) if each is not None}
 
     def with_text(self, inputs: Mapping[str, Any], text: Text) -> dict[str, Any]:
         """Return the arguments for a sentence after the prompt, from those for the prompt."""

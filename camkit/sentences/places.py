@@ -9,7 +9,8 @@ itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -70,11 +71,10 @@ class Places:
 def places_of(cut: Cut, inputs: Inputs, picture: Image.Image) -> Places | None:
     """Return where the tokens of a cut look, or None if most look at no place of their own."""
     origin = _origin(inputs, picture.size)
-    owners = _owners(cut, {name: values.shape for name, (values, _, _) in origin.items()})
+    owners = _owners(cut, list(origin))
     if owners is None:
         return None
-    count = len(cut.tokens)
-    chosen, owner = owners
+    count, (chosen, owner) = len(cut.tokens), owners
     x, y, seen = (torch.cat([origin[name][part].flatten()[numbers] for name, numbers in chosen.items()])
                   for part in range(3))  # fmt: skip
     reads = torch.bincount(owner, minlength=count)
@@ -118,16 +118,16 @@ def _grey(level: Any) -> Image.Image:
     return Image.fromarray(np.repeat(shade[..., None], 3, 2))
 
 
-def _owners(cut: Cut, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, Tensor], Int[Tensor, " p"]] | None:
-    """Return some values of the input, as numbers into each flattened tensor, and the token that reads each.
+def _owners(cut: Cut, pixels_in: Sequence[str]) -> tuple[dict[str, Tensor], Int[Tensor, " p"]] | None:
+    """Return some values of the tensors that show the picture, and the token that reads each.
+
+    The values are numbers into each flattened tensor.
 
     Each token has a name of random signs. The gradient of the sum of all tokens, each times its sign, is at a value
     plus or minus that of the plain sum, exactly, if one token alone reads it. Of several, the nearest name wins.
     """
     count = len(cut.tokens)
-    pixels = {name: cut.inputs[name].detach().clone().requires_grad_() for name in shapes if name in cut.inputs}
-    if not pixels or any(pixels[name].shape != shape for name, shape in shapes.items() if name in pixels):
-        return None
+    pixels = {name: cut.inputs[name].detach().clone().requires_grad_() for name in pixels_in}
     generator = torch.Generator().manual_seed(0)
     names = 2 * torch.randint(0, 2, (_SIGNS + 2 * count.bit_length(), count), generator=generator) - 1
     direction = 2 * torch.randint(0, 2, (cut.tokens.shape[-1],), generator=generator) - 1
@@ -323,8 +323,7 @@ def _cuts(model: Any, mine: Mapping[str, Any], other: Mapping[str, Any]) -> Iter
         return
     calls, others = (_entries(model, inputs) for inputs in (mine, other))
     for (decoder, entry, arguments), (same, _, moving) in zip(calls, others, strict=False):
-        found = decoder_cut(model, mine, decoder, entry, arguments, moving) if decoder is same else None
-        if found is not None:
+        if decoder is same and (found := decoder_cut(model, mine, decoder, entry, arguments, moving)) is not None:
             yield found
 
 
@@ -357,12 +356,9 @@ def _agree(model: nn.Module, first: Tensor, second: Tensor) -> bool:
 
 def _gives(cut: Cut, wanted: Tensor) -> bool:
     """Tell whether a cut gives the whole model's logits; a module that is not the decoder fails in any way."""
-    try:
-        with torch.no_grad():
-            found = cut.logits(cut.tokens[None])
-    except Exception:
-        return False
-    return _agree(cut.model, found, wanted)
+    with suppress(Exception), torch.no_grad():
+        return _agree(cut.model, cut.logits(cut.tokens[None]), wanted)
+    return False
 
 
 def _entries(model: nn.Module, inputs: Mapping[str, Any]) -> list[tuple[nn.Module, Entry, dict[str, Any]]]:

@@ -56,23 +56,27 @@ class Skip(nn.Module):
         return self.head((maps * branch.tanh()).mean((2, 3)))
 
 
-@functools.cache
-def network(name: str) -> nn.Module:
-    torch.manual_seed(1)
-    models = torchvision.models
-    if name == "vgg11":  # its own head has 120 million parameters
-        model: nn.Module = models.vgg11(num_classes=5, init_weights=False)
-        model.classifier = nn.Sequential(nn.Linear(512 * 49, 8), nn.ReLU(inplace=True), nn.Linear(8, 5))
-    elif name == "transformer":
-        model = models.VisionTransformer(64, 16, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=5)
-        nn.init.normal_(model.heads.head.weight)  # torchvision initialises the head with zeros
-    elif name == "densenet":
-        model = models.DenseNet(block_config=(1, 1, 1, 2), num_classes=5)
-    elif name in ("thrice", "skip"):
-        model = {"thrice": Thrice, "skip": Skip}[name]()
-    else:
-        model = models.get_model(name, weights=None, num_classes=5)
+def transformer() -> nn.Module:
+    model = torchvision.models.VisionTransformer(
+        64, 16, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=5
+    )
+    nn.init.normal_(model.heads.head.weight)  # torchvision initialises the head with zeros
     return model
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "resnet18": lambda: torchvision.models.resnet18(num_classes=5),
+    "densenet": lambda: torchvision.models.DenseNet(block_config=(1, 1, 1, 2), num_classes=5),
+    "transformer": transformer,
+    "thrice": Thrice,
+    "skip": Skip,
+}
+
+
+def network(name: str) -> nn.Module:
+    """Return a network in training mode, the same at each call."""
+    torch.manual_seed(1)
+    return NETWORKS[name]().train()
 
 
 def pictures(count: int = 2) -> Tensor:
@@ -112,9 +116,6 @@ def hooks_in(model: nn.Module) -> list[Any]:
 
 # --- recorded outputs and gradients are those of retain_grad() and of the full backward hook
 
-DEFAULT_NETWORKS = ("resnet18", "vgg11", "densenet", "thrice", "skip", "transformer")
-NETWORKS = represented_by(*DEFAULT_NETWORKS, among=[*DEFAULT_NETWORKS, "densenet121"])
-
 
 def kept_by_hand(model: nn.Module, inputs: Tensor) -> dict[str, list[tuple[list[Tensor], Tensor, Tensor]]]:
     """Return inputs, outputs and gradients by layer, from ``retain_grad`` on outputs that nothing changes in place."""
@@ -143,8 +144,8 @@ def kept_by_hand(model: nn.Module, inputs: Tensor) -> dict[str, list[tuple[list[
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_is_recorded_is_what_retain_grad_keeps(name: str) -> None:
-    expected = kept_by_hand(copy.deepcopy(network(name)).train(), pictures())
-    model = copy.deepcopy(network(name)).train()
+    expected = kept_by_hand(network(name), pictures())
+    model = network(name)
     with record(model, lambda *_: True, inputs=True, gradients=True) as recording:
         loss_of(model(pictures())).backward()
     assert len(recording) == sum(len(calls) for calls in expected.values()) == len(recording.calls)
@@ -165,16 +166,15 @@ def test_what_is_recorded_is_what_retain_grad_keeps(name: str) -> None:
     assert sum(bool(calls[0][2].any()) for calls in expected.values()) > len(expected) / 2, "more than zeros"
 
 
-@pytest.mark.parametrize("precision", represented_by("fp32", among=["fp32", "bf16"]))
+@pytest.mark.parametrize("casts", represented_by(False, among=[False, True]))
 @pytest.mark.parametrize("reduce", [None, torch.linalg.vector_norm])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_training_step_is_the_same_while_it_is_recorded(name: str, reduce: Any, precision: str) -> None:
-    model, other = copy.deepcopy(network(name)).train(), copy.deepcopy(network(name)).train()
-    casting = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
-    with casting, record(model, "*", inputs=True, gradients=True, reduce=reduce) as recording:
-        found = loss_of(model(pictures()).float())
-        found.backward()
-    with torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext():
+def test_a_training_step_is_the_same_while_it_is_recorded(name: str, reduce: Any, casts: bool) -> None:
+    model, other = network(name), network(name)
+    with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+        with record(model, "*", inputs=True, gradients=True, reduce=reduce) as recording:
+            found = loss_of(model(pictures()).float())
+            found.backward()
         expected = loss_of(other(pictures()).float())
         expected.backward()
     assert torch.equal(found, expected)
@@ -191,14 +191,13 @@ def test_under_autocast_gradients_come_in_the_precision_of_the_output() -> None:
     assert recording["0"].output.dtype == recording["0"].gradient.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["resnet18", "thrice"])
-def test_a_statistic_is_that_of_the_whole_tensor(name: str) -> None:
+def test_a_statistic_is_that_of_the_whole_tensor() -> None:
     def largest(tensor: Tensor) -> float:
         return tensor.abs().max().item()
 
     found = []
     for reduce in (None, largest):
-        model = copy.deepcopy(network(name)).train()
+        model = network("thrice")
         with record(model, nn.Conv2d, inputs=True, gradients=True, reduce=reduce) as recording:
             loss_of(model(pictures())).backward()
         found.append(recording)
@@ -292,6 +291,7 @@ class Beside(nn.Module):
 @dataclass
 class Held:
     maps: Tensor
+    note: Any = None
 
 
 def product(first: Tensor, second: Tensor) -> Tensor:
@@ -349,11 +349,12 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", RETURNING)
-def test_a_layer_that_returns_its_input_has_the_gradient_of_its_own_uses(name: str) -> None:
+def test_the_gradient_of_a_layer_that_returns_its_input_is_that_of_its_own_uses(name: str) -> None:
     torch.manual_seed(2)
     net, inputs = RETURNING[name]().eval(), pictures()
-    expected, plain = by_copies(net, inputs)
     output = net(inputs)
+    expected, plain = by_copies(net, inputs)
+    _, without = by_copies(net, inputs, 0.0)
     net.zero_grad()
     with record(net, "layer", gradients=True) as recording:
         found = net(inputs)
@@ -364,21 +365,14 @@ def test_a_layer_that_returns_its_input_has_the_gradient_of_its_own_uses(name: s
         kept: list[Tensor] = []
         map_tensors(call.gradient, kept.append)
         torch.testing.assert_close(kept, gradients)
-
-
-@pytest.mark.parametrize("name", RETURNING)
-def test_editing_the_gradient_of_a_layer_leaves_other_uses_of_its_input_alone(name: str) -> None:
-    torch.manual_seed(2)
-    net, inputs = RETURNING[name]().eval(), pictures()
-    _, expected = by_copies(net, inputs, 0.0)
     net.zero_grad()
     with edit_gradients(net, {"layer": scale(0.0)}):
         net(inputs).sum().backward()
-    found = gradients_of(net)
-    assert bool(found["stem.weight"].any()) == (name != "called twice")
-    for key, gradient in expected.items():
+    edited = gradients_of(net)
+    assert bool(edited["stem.weight"].any()) == (name != "called twice")
+    for key, gradient in without.items():
         if gradient is not None:
-            torch.testing.assert_close(found[key], gradient)
+            torch.testing.assert_close(edited[key], gradient)
 
 
 IN_PLACE_LATER: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
@@ -420,7 +414,7 @@ def test_the_output_of_a_layer_that_returns_its_input_can_be_changed_in_place(na
 
 
 def test_a_layer_that_runs_three_times_gives_three_entries() -> None:
-    model = copy.deepcopy(network("thrice"))
+    model = network("thrice")
     with record(model, ["stem", "conv"]) as recording:
         model(pictures())
     assert list(recording) == ["stem", "conv#1", "conv#2", "conv#3"]
@@ -440,19 +434,6 @@ def test_a_layer_that_runs_three_times_gives_three_entries() -> None:
     assert torch.equal(one["conv#2"].output, recording["conv#2"].output)
 
 
-def test_calls_are_numbered_on_until_cleared() -> None:
-    net = small()
-    with record(net, "0", gradients=True) as recording:
-        for factor in (1.0, 2.0):
-            net(torch.full((1, 4), factor)).sum().backward()
-        assert list(recording) == ["0#1", "0#2"]
-        recording.clear()
-        assert not len(recording)
-        net(torch.full((1, 4), 3.0)).sum().backward()
-    assert list(recording) == ["0"]
-    assert torch.equal(recording["0"].output, net[0](torch.full((1, 4), 3.0)).detach())
-
-
 def test_a_module_with_two_names_is_found_under_both() -> None:
     net = small()
     net.again = net[0]
@@ -463,53 +444,6 @@ def test_a_module_with_two_names_is_found_under_both() -> None:
         assert recording["again"] is recording["0"]
 
 
-SELECTED = {
-    "a name": ("layer1.0.conv1", ["layer1.0.conv1"]),
-    "a pattern": ("layer1.*.conv?", [f"layer1.{i}.conv{j}" for i in (0, 1) for j in (1, 2)]),
-    "a type": (nn.Linear, ["fc"]),
-    "a predicate": (lambda name, module: name.startswith("fc"), ["fc"]),
-    "several": ([nn.Linear, "conv1", "conv?"], ["fc", "conv1"]),
-    "the model": ("", [""]),
-    "all but the model": ("layer?", ["layer1", "layer2", "layer3", "layer4"]),
-}
-
-
-@pytest.mark.parametrize("kind", SELECTED)
-def test_layers_are_chosen_in_every_way(kind: str) -> None:
-    model, (selector, names) = network("resnet18"), SELECTED[kind]
-    with record(model, selector, reduce=torch.mean) as recording, torch.no_grad():
-        model(pictures())
-    assert {call.name for call in recording.calls} == set(names)
-
-
-def test_a_star_matches_every_layer_but_the_model() -> None:
-    net = small()
-    with record(net, "*") as recording:
-        net(torch.ones(1, 4))
-    assert list(recording) == ["0", "1", "2"]
-    with record(net, net[2]) as recording:
-        net(torch.ones(1, 4))
-    assert list(recording) == ["2"]
-
-
-WRONG = {
-    "a misspelt name": ("layr1", "no layer 'layr1'; did you mean 'layer1'"),
-    "a pattern": ("block*", "no layer 'block\\*'; its parts are conv1, bn1"),
-    "a type": (nn.Conv1d, "no layer of type Conv1d; did you mean 'Conv2d'"),
-    "a predicate": (lambda name, module: False, "chose no layer"),
-    "a foreign module": (nn.ReLU(), "the ReLU passed as a layer is not a part"),
-    "nothing": ([], "list of layers is empty"),
-    "a run that is no number": ("conv1#x", "'conv1#2' means the second call of layer conv1; numbers start at 1"),
-}
-
-
-@pytest.mark.parametrize("kind", WRONG)
-def test_a_selector_that_matches_nothing_is_one_sentence(kind: str) -> None:
-    selector, message = WRONG[kind]
-    with pytest.raises(LayerError, match=message), record(network("resnet18"), selector) as _:
-        pass
-
-
 # --- whatever a layer takes and returns
 
 
@@ -518,61 +452,36 @@ class Pair(NamedTuple):
     other: Any
 
 
-@dataclass
-class Result:
-    maps: Tensor
-    note: Any
-
-
-class Returns(nn.Module):
-    def __init__(self, wrap: Callable[[Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        self.linear, self.wrap = nn.Linear(4, 4), wrap
-
-    def forward(self, x: Tensor, *, factor: Tensor) -> Any:
-        maps = self.linear(x) * factor
-        return self.wrap(maps, maps.detach().argmax(1))
-
-
 FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], Tensor]]] = {
     "a tuple": (lambda maps, best: (best, maps), lambda found: found[1]),
     "a named tuple": (Pair, lambda found: found.maps),
     "PyTorch's tuple": (lambda maps, best: maps.max(1), lambda found: found.values),
     "a list": (lambda maps, best: ["a word", None, maps], lambda found: found[2]),
     "a dictionary": (lambda maps, best: {"in": {"maps": maps}, "number": 3}, lambda found: found["in"]["maps"]),
-    "a dataclass": (lambda maps, best: Result(maps, object()), lambda found: found.maps),
+    "a dataclass": (lambda maps, best: Held(maps, object()), lambda found: found.maps),
+    "nothing": (lambda maps, best: None, None),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_structures_are_kept(form: str) -> None:
     wrap, pick = FORMS[form]
-    layer = Returns(wrap)
-    inputs, factor = torch.randn(3, 4), torch.tensor(2.0)
-    with record(layer, "", inputs=True, gradients=True) as recording:
+    layer = Returning(lambda x, *, factor: wrap(x * factor, x.detach().argmax(1)))
+    inputs, factor = torch.randn(3, 4, requires_grad=True), torch.tensor(2.0)
+    seen = []
+    with record(layer, "", inputs=True, gradients=True) as recording, edit(layer, {"": lambda x: seen.append(x) or x}):
         output = layer(inputs, factor=factor)
+        call = recording[""]
+        assert type(call.output) is type(output) is type(seen[0])
+        assert torch.equal(call.inputs[0], inputs)
+        assert torch.equal(call.keywords["factor"], factor)
+        if pick is None:
+            return
         pick(output).square().sum().backward()
-    call = recording[""]
-    kind = type(output)
-    assert type(call.output) is type(call.gradient) is kind
+    assert type(call.gradient) is type(output)
     assert torch.equal(pick(call.output), pick(output))
     assert torch.equal(pick(call.gradient), 2 * pick(output).detach())
-    assert torch.equal(call.inputs[0], inputs)
-    assert torch.equal(call.keywords["factor"], factor)
     assert not pick(call.output).requires_grad
-
-
-def test_a_layer_may_return_none() -> None:
-    class Silent(nn.Module):
-        def forward(self, x: Tensor) -> None:
-            return None
-
-    layer = Silent()
-    seen = []
-    with record(layer, "", gradients=True) as recording, edit(layer, {"": seen.append}):
-        layer(torch.ones(1))
-    assert recording[""].output is None
-    assert seen == [None]
 
 
 # --- backward passes
@@ -598,21 +507,13 @@ def test_each_backward_pass_gives_one_gradient() -> None:
 
 
 def test_a_gradient_is_not_what_a_later_pass_adds_to_grad() -> None:
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.layer = nn.Parameter(torch.arange(4.0)), nn.Identity()
-
-        def forward(self) -> Tensor:
-            return (self.layer(self.weight.view(2, 2)) * torch.arange(4.0).view(2, 2)).sum()
-
-    model = Whole()
-    with record(model, "layer", gradients=True) as recording:
-        loss = model()
+    weight, factors = nn.Parameter(torch.arange(4.0)), torch.arange(4.0).view(2, 2)
+    layer = nn.Identity()
+    with record(layer, "", gradients=True) as recording:
+        loss = (layer(weight.view(2, 2)) * factors).sum()
         loss.backward(retain_graph=True)
         loss.backward()
-    expected = torch.arange(4.0).view(2, 2)
-    assert [torch.equal(one, expected) for one in recording["layer"].gradients] == [True, True]
+    assert [torch.equal(one, factors) for one in recording[""].gradients] == [True, True]
 
 
 def test_a_gradient_is_kept_without_its_graph() -> None:
@@ -633,7 +534,6 @@ def test_a_call_without_a_gradient_says_why() -> None:
         ("gradient", "gradients were not requested; use record.*gradients=True"),
         ("output", "output .* was not recorded; use record.*outputs=True"),
         ("inputs", "inputs .* were not recorded; use record.*inputs=True"),
-        ("keywords", "inputs .* were not recorded; use record.*inputs=True"),
     ):
         with pytest.raises(LayerError, match=message):
             getattr(call, read)
@@ -675,6 +575,7 @@ def test_reading_a_layer_that_did_not_run_or_was_not_selected() -> None:
 class Checkpointed(nn.Module):
     def __init__(self, use_reentrant: bool | None) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.stem, self.block, self.head = nn.Linear(4, 4), small(), nn.Linear(2, 1)
         self.use_reentrant = use_reentrant
 
@@ -684,16 +585,11 @@ class Checkpointed(nn.Module):
         return self.head(x)
 
 
-def checkpointed(use_reentrant: bool | None) -> Checkpointed:
-    torch.manual_seed(0)
-    return Checkpointed(use_reentrant)
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_calls_repeated_by_checkpointing_are_not_counted(use_reentrant: bool) -> None:
     found = []
     for mode in (None, use_reentrant):
-        model = checkpointed(mode)
+        model = Checkpointed(mode)
         with record(model, "*", inputs=True, gradients=True) as recording:
             model(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
         found.append((recording, gradients_of(model)))
@@ -712,26 +608,8 @@ def test_calls_repeated_by_checkpointing_are_not_counted(use_reentrant: bool) ->
 # --- edits of outputs
 
 
-def test_an_edit_changes_what_follows_and_what_is_differentiated() -> None:
-    net, inputs = small(), torch.randn(5, 4)
-    direction = torch.tensor([0.3, 0.2, -0.1])
-    with edit(net, {"0": lambda maps: maps * torch.tensor([0.0, 1.0, 1.0]) + direction}):
-        found = net(inputs)
-    found.sum().backward()
-    plain = small()
-    maps = inputs @ plain[0].weight.T + plain[0].bias
-    expected = (maps * torch.tensor([0.0, 1.0, 1.0]) + direction).relu() @ plain[2].weight.T + plain[2].bias
-    expected.sum().backward()
-    torch.testing.assert_close(found, expected)
-    for one, two in zip(net.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, two.grad)
-    assert not net[0].weight.grad[0].any()
-    assert net[0].weight.grad[1:].any()
-    torch.testing.assert_close(net(inputs), plain(inputs), rtol=0, atol=0)
-
-
 def test_one_call_is_edited_in_every_pass() -> None:
-    model = copy.deepcopy(network("thrice"))
+    model = network("thrice")
     inputs = pictures()
 
     def by_hand(zeroed: int) -> Tensor:
@@ -819,6 +697,8 @@ def test_an_edit_of_a_layer_that_does_not_run_is_an_error_at_the_end(layer: str,
 @pytest.mark.parametrize("enter", [edit, edit_gradients])
 def test_an_edit_is_an_error_if_the_model_does_not_run_or_runs_in_another_thread(enter: Any) -> None:
     net = Unused()
+    with enter(net, {nn.Linear: scale(0.5)}):  # of several layers, only one needs to run
+        net(torch.randn(3, 4)).sum().backward()
     with (
         pytest.raises(LayerError, match="layer 'head' was not edited: it did not run"),
         enter(net, {"head": scale(0.0)}),
@@ -831,13 +711,6 @@ def test_an_edit_is_an_error_if_the_model_does_not_run_or_runs_in_another_thread
     ):
         thread.start()
         thread.join()
-
-
-@pytest.mark.parametrize("enter", [edit, edit_gradients])
-def test_an_edit_of_several_layers_needs_only_one_of_them_to_run(enter: Any) -> None:
-    net = Unused()
-    with enter(net, {nn.Linear: scale(0.5)}):
-        net(torch.randn(3, 4)).sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -867,16 +740,16 @@ def test_an_edit_of_a_gradient_that_does_not_come_is_an_error(key: str, reason: 
 def test_edits_apply_to_calls_repeated_by_checkpointing(use_reentrant: bool) -> None:
     found = []
     for mode in (None, use_reentrant):
-        model = checkpointed(mode)
+        model = Checkpointed(mode)
         with edit(model, {"block.0": lambda maps: 3 * maps.tanh()}), edit_gradients(model, {"block.1": scale(0.5)}):
             output = model(torch.linspace(-1, 1, 8).view(2, 4))
             output.square().sum().backward()
         found.append(gradients_of(model))
     assert_same(*found)
-    unedited = checkpointed(None)
+    unedited = Checkpointed(None)
     unedited(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
     assert not torch.equal(found[0]["block.0.weight"], unedited.block[0].weight.grad)
-    model = checkpointed(use_reentrant)
+    model = Checkpointed(use_reentrant)
     with edit(model, {"block.0#1": scale(2.0)}), pytest.raises(LayerError, match="runs again in the backward pass"):
         model(torch.ones(1, 4)).sum().backward()
 
@@ -1056,7 +929,7 @@ class Failing(nn.Module):
 
 
 @pytest.mark.parametrize("when", ["forward", "backward"])
-@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_no_hook_is_left_and_no_tensor_is_kept_alive(error: type[BaseException] | None, when: str) -> None:
     model = Failing(error, when)
     gc.collect()
@@ -1193,17 +1066,8 @@ def test_torchscript_is_refused() -> None:
 
 
 def test_the_public_names_of_hooks_are_pinned() -> None:
-    assert camkit.hooks.__all__ == [
-        "Call",
-        "Recording",
-        "clip_norm",
-        "clip_value",
-        "edit",
-        "edit_gradients",
-        "noise",
-        "record",
-        "scale",
-    ]
+    names = "Call Recording clip_norm clip_value edit edit_gradients noise record scale"
+    assert " ".join(camkit.hooks.__all__) == names
 
 
 def test_a_recording_shows_itself_on_one_line_and_in_a_notebook():
@@ -1221,11 +1085,11 @@ def test_a_recording_shows_itself_on_one_line_and_in_a_notebook():
 def test_what_a_layer_returned_is_described_on_one_line():
     net = nn.Sequential(nn.LSTM(3, 4, batch_first=True))
     net.add_module("<b>", nn.Identity())
-    with record(net, "*", outputs=True) as recording:
-        net(torch.ones(2, 5, 3))
-    with record(net, "0", reduce=lambda tensor: float(tensor.mean())) as statistics:
-        net(torch.ones(2, 5, 3))
-    with record(net, "0", outputs=False) as nothing:
+    with (
+        record(net, "*") as recording,
+        record(net, "0", reduce=lambda tensor: float(tensor.mean())) as statistics,
+        record(net, "0", outputs=False) as nothing,
+    ):
         net(torch.ones(2, 5, 3))
 
     assert repr(recording["0"]) == "<Call 0#1 with output (2, 5, 4), (1, 2, 4), (1, 2, 4)>"

@@ -75,7 +75,3 @@ def test_the_command_prints_each_word_and_nothing_of_the_loading(tmp_path, capsy
     assert sorted(file.name for file in tmp_path.iterdir()) == ["words.html", "words.png"]
     assert main(["demo", "--words", "--check", "--out", str(tmp_path)]) == 2
     assert "pass one of them" in capsys.readouterr().err
-
-
-def test_the_pictures_ship_with_camkit():
-    assert len(camkit.scenes.words_pictures()) == 9

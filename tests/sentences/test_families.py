@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import camkit
-from camkit.errors import ImageError, InputError, ModelError
+from camkit.errors import InputError, ModelError
 from camkit.sentences import cut, explain
 from camkit.sentences.inputs import load
 
@@ -170,43 +170,19 @@ def test_of_two_pictures_in_a_prompt_each_has_the_heat_of_its_own_patch(name):
         assert found.beside == (f"picture {2 - number}",)
 
 
-def test_a_model_of_one_picture_takes_no_two():
-    torch.manual_seed(0)
-    model, processor = FAMILIES["blip"]()
-    with pytest.raises(ModelError, match="BlipForConditionalGeneration takes one picture in a prompt, not 2; pass one"):
-        camkit.words(model.eval(), list(pictures()), PROMPT, processor=processor, words=SENTENCE)
-    with pytest.raises(InputError, match="picture=2 is not one of the 2 pictures; their numbers start at 0"):
-        camkit.words(model, list(pictures()), PROMPT, processor=processor, words=SENTENCE, picture=2)
-
-
 def test_a_wrong_number_of_pictures_is_one_sentence():
-    model, processor = FAMILIES["llava_next"]()
-    both = list(pictures())
-    for images, prompt, picture, said in (
-        (
-            both,
-            "<image> what",
-            0,
-            r"the prompt has 1 x <image>, the place of a picture, and the number of pictures is 2;",
-        ),
-        (both[0], "<image> or <image>", 0, r"the prompt has 2 x <image>, .* is 1; write it once for each"),
-        ([], PROMPT, 0, "there is no picture; pass one or more"),
-        (both[0], PROMPT, 1, "picture=1 is not 0, the number of the only picture"),
+    both, one = list(pictures()), pictures()[0]
+    for family, images, prompt, picture, kind, said in (
+        ("blip", both, PROMPT, 0, ModelError, "BlipFor.* takes one picture in a prompt, not 2; pass one"),
+        ("blip", both, PROMPT, 2, InputError, "picture=2 is not one of the 2 pictures; their numbers start at 0"),
+        ("llava_next", both, "<image> what", 0, InputError, "the prompt has 1 x <image>, .* number of pictures is 2;"),
+        ("llava_next", one, "<image> or <image>", 0, InputError, "has 2 x <image>, .* is 1; write it once for each"),
+        ("llava_next", [], PROMPT, 0, InputError, "there is no picture; pass one or more"),
+        ("llava_next", one, PROMPT, 1, InputError, "picture=1 is not 0, the number of the only picture"),
     ):
-        with pytest.raises(InputError, match=said):
-            camkit.words(model, images, prompt, processor=processor, words=SENTENCE, picture=picture)
-
-
-@pytest.mark.skipif("config.option.types", reason="--types refuses such a call before camkit does")
-def test_what_is_no_picture_is_one_sentence():
-    model, processor = FAMILIES["llava_next"]()
-    both = list(pictures())
-    for images, said in (
-        (None, "an image is a path, a PIL picture, an array .* not NoneType"),
-        ([both[0], both], "an image is a path, .* not list"),
-    ):
-        with pytest.raises(ImageError, match=said):
-            camkit.words(model, images, PROMPT, processor=processor, words=SENTENCE)
+        model, processor = FAMILIES[family]()
+        with pytest.raises(kind, match=said):
+            camkit.words(model.eval(), images, prompt, processor=processor, words=SENTENCE, picture=picture)
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "blip2"])

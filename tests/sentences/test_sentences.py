@@ -45,6 +45,15 @@ def llava():
 
 
 @pytest.fixture(scope="module")
+def folder(llava, tmp_path_factory):
+    """Save the model and its processor."""
+    path = tmp_path_factory.mktemp("model")
+    for part in llava:
+        part.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
 def picture():
     return Image.fromarray(draw((9, 1)).picture)
 
@@ -53,17 +62,29 @@ def drawn(count):
     return [Image.fromarray(draw((8, number)).picture) for number in range(count)]
 
 
+def prepared(processor, picture, sentence=SENTENCE):
+    """Return the arguments for a picture, the sentence's tokens, and the prompt's tokens with the sentence's."""
+    ids = processor.tokenizer(sentence, add_special_tokens=False)["input_ids"]
+    inputs = processor(text=[PROMPT_TEXT], images=[picture], return_tensors="pt")
+    return inputs, ids, torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
+
+
+def run(*arguments):
+    """Run ``camkit words`` on the sentence, with the heat of one word."""
+    options = ["--prompt", PROMPT, "--sentence", SENTENCE, "--word", "red", "--device", "cpu"]
+    return main(["words", *map(str, arguments), *options])
+
+
 def hooks_of(model):
     return [[*module._forward_pre_hooks.values(), *module._forward_hooks.values()] for module in model.modules()]
 
 
 def log_probability(model, processor, picture, sentence, word):
     """Return a word's log-probability from plain passes of the whole model, token by token."""
-    ids = processor.tokenizer(sentence, add_special_tokens=False)["input_ids"]
-    inputs = processor(text=[PROMPT_TEXT], images=[picture], return_tensors="pt")
+    inputs, ids, whole = prepared(processor, picture, sentence)
     total = 0.0
     for token in word.tokens:
-        text = torch.cat([inputs["input_ids"], torch.tensor([ids[:token]], dtype=torch.long)], 1)
+        text = whole[:, : inputs["input_ids"].shape[1] + token]
         with torch.no_grad():
             logits = model(input_ids=text, pixel_values=inputs["pixel_values"]).logits[0, -1]
         total += float(logits.log_softmax(-1)[ids[token]])
@@ -91,20 +112,13 @@ def test_the_heat_is_that_of_one_reference_after_another(llava, picture):
     model, processor = llava
     references = drawn(3)
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=references)
-    ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
-    inputs = processor(text=[PROMPT_TEXT], images=[picture, *references][:1], return_tensors="pt")
-    text = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
+    inputs, ids, text = prepared(processor, picture)
     first = inputs["input_ids"].shape[1]
 
     def tokens(shown):
-        pixels = processor(text=[PROMPT_TEXT], images=[shown], return_tensors="pt")["pixel_values"]
-        return (
-            model.get_image_features(
-                pixel_values=pixels, vision_feature_layer=-2, vision_feature_select_strategy="default"
-            )
-            .pooler_output[0]
-            .detach()
-        )
+        pixels = prepared(processor, shown)[0]["pixel_values"]
+        chosen = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
+        return model.get_image_features(pixel_values=pixels, **chosen).pooler_output[0].detach()
 
     own, word = tokens(picture), found[1]
     embeddings = model.get_input_embeddings()(text).detach()
@@ -123,9 +137,7 @@ def test_the_heat_is_that_of_one_reference_after_another(llava, picture):
 def test_rows_of_attention_are_those_of_the_eager_attention(llava, picture):
     model, processor = llava
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method="attention")
-    ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
-    inputs = processor(text=[PROMPT_TEXT], images=[picture], return_tensors="pt")
-    text = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
+    inputs, _, text = prepared(processor, picture)
     first, places = inputs["input_ids"].shape[1], text[0] == processor.image_token_id
     model.set_attn_implementation("eager")
     try:
@@ -143,9 +155,7 @@ def test_token_activation_maps_follow_the_paper(llava, picture):
     """The slow reference computes each earlier token's map, fits the multiple by search, and filters cell by cell."""
     model, processor = llava
     found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method="tam")
-    ids = processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
-    inputs = processor(text=[PROMPT_TEXT], images=[picture], return_tensors="pt")
-    text = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
+    inputs, _, text = prepared(processor, picture)
     with torch.no_grad():
         logits = model(input_ids=text, pixel_values=inputs["pixel_values"]).logits[0].clamp(min=0).double().numpy()
     text, first = text[0].numpy(), inputs["input_ids"].shape[1]
@@ -316,14 +326,10 @@ def test_a_word_has_the_tokens_of_all_its_bytes(kind, picture):
         assert np.log(word.probability) == pytest.approx(own, abs=1e-4)
 
 
-def test_the_command_writes_a_page_a_sheet_and_json(llava, picture, tmp_path, capsys):
-    model, processor = llava
-    model.save_pretrained(tmp_path / "model")
-    processor.save_pretrained(tmp_path / "model")
+def test_the_command_writes_a_page_a_sheet_and_json(folder, picture, tmp_path, capsys):
     picture.save(tmp_path / "photo.png")
-    options = ["--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT, "--sentence", SENTENCE, "--word", "red"]
-    options += ["-o", str(tmp_path / "out"), "--device", "cpu"]
-    assert main(["words", str(tmp_path / "photo.png"), *options]) == 0
+    model, out = ["--model", f"hf:{folder}"], ["-o", tmp_path / "out"]
+    assert run(tmp_path / "photo.png", *model, *out) == 0
     assert SENTENCE in capsys.readouterr().out
     saved = json.loads((tmp_path / "out/photo.png.words.json").read_text())
     assert [word["text"] for word in saved["words"]] == SENTENCE.split()
@@ -333,22 +339,18 @@ def test_the_command_writes_a_page_a_sheet_and_json(llava, picture, tmp_path, ca
     assert [word["text"] for word in saved["words"] if word["explanation"]] == ["red"]
     assert "without heat, for the word red" in (tmp_path / "out/photo.png.words.html").read_text()
     assert (tmp_path / "out/photo.png.words.png").exists()
-    assert main(["words", str(tmp_path / "photo.png"), "--model", f"hf:{tmp_path / 'nothing'}"]) == 2
-    assert main(["words", str(tmp_path / "no.png"), *options]) == 2
+    assert run(tmp_path / "photo.png", "--model", f"hf:{tmp_path / 'nothing'}", *out) == 2
+    assert run(tmp_path / "no.png", *model, *out) == 2
     assert f"there is no file {tmp_path / 'no.png'}" in capsys.readouterr().err
 
 
-def test_pictures_together_share_a_prompt_and_each_gets_a_page(llava, tmp_path, capsys):
-    model, processor = llava
-    model.save_pretrained(tmp_path / "model")
-    processor.save_pretrained(tmp_path / "model")
+def test_pictures_together_share_a_prompt_and_each_gets_a_page(folder, tmp_path, capsys):
     files = [str(tmp_path / name / "p.png") for name in "ab"]  # the folders tell them apart
     for file, drawing in zip(files, drawn(2), strict=True):
         Path(file).parent.mkdir()
         drawing.save(file)
-    options = ["--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT, "--sentence", SENTENCE, "--word", "red"]
     out = tmp_path / "out"
-    assert main(["words", *files, "--together", *options, "-o", str(out), "--device", "cpu", "--json"]) == 0
+    assert run(*files, "--together", "--model", f"hf:{folder}", "-o", out, "--json") == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["source"], first["beside"], second["source"], second["beside"]) == (
         files[0], files[1:], files[1], files[:1],
@@ -394,52 +396,51 @@ def test_a_model_without_some_of_its_weights_is_refused(llava, tmp_path):
         load(f"hf:{tmp_path}", "cpu")
 
 
+def changed_config(llava, folder, **entries):
+    """Save a model's settings with further entries, and return the name of the model."""
+    llava[0].config.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, **entries}), "utf-8")
+    return f"hf:{folder}"
+
+
 def test_code_that_a_folder_names_is_refused_without_a_question(llava, tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda _="": pytest.fail("a question was asked on standard input"))
-    llava[0].config.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
-    named = {"AutoConfig": "somebody/model--own.Config"}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": named}), "utf-8")
+    name = changed_config(llava, tmp_path, model_type="own", auto_map={"AutoConfig": "somebody/model--own.Config"})
     with pytest.raises(ModelError, match="cannot be loaded as a model that writes about pictures"):
-        load(f"hf:{tmp_path}", "cpu")
+        load(name, "cpu")
 
 
 @pytest.mark.parametrize("attention", ["somebody/attention", {"text_config": "somebody/attention"}])
 def test_attention_from_the_hub_is_refused(llava, tmp_path, attention):
-    llava[0].config.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
-    (tmp_path / "config.json").write_text(json.dumps({**config, "attn_implementation": attention}), "utf-8")
     with pytest.raises(ModelError, match="code for its attention from 'somebody/attention' on the hub"):
-        load(f"hf:{tmp_path}", "cpu")
+        load(changed_config(llava, tmp_path, attn_implementation=attention), "cpu")
 
 
-def test_pictures_of_a_folder_are_compared_with_the_others(llava, tmp_path, capsys):
+def test_pictures_of_a_folder_are_compared_with_the_others(llava, folder, tmp_path, capsys):
     """A broken picture is named, stops no other and is no reference; the table has a row for each word."""
     model, processor = llava
-    model.save_pretrained(tmp_path / "model")
-    processor.save_pretrained(tmp_path / "model")
-    folder = tmp_path / "photos"
-    (folder / "more").mkdir(parents=True)
-    (folder / "broken.png").write_bytes(b"no picture")
+    photos = tmp_path / "photos"
+    (photos / "more").mkdir(parents=True)
+    (photos / "broken.png").write_bytes(b"no picture")
     places = ["a.png", "a.jpg", "more/b.png"]
     for place, drawing in zip(places, drawn(3), strict=True):
-        drawing.save(folder / place, quality=100)
-    options = ["--model", f"hf:{tmp_path / 'model'}", "--prompt", PROMPT, "--sentence", SENTENCE, "--word", "red"]
-    assert main(["words", str(folder), *options, "-o", str(tmp_path / "out"), "--device", "cpu", "--json"]) == 2
+        drawing.save(photos / place, quality=100)
+    assert run(photos, "--model", f"hf:{folder}", "-o", tmp_path / "out", "--json") == 2
     printed = capsys.readouterr()
     assert "broken.png" in printed.err
     assert "3 pictures explained, 1 failed" in printed.err
     by_source = {each["source"]: each for each in map(json.loads, printed.out.splitlines())}
-    assert set(by_source) == {str(folder / place) for place in places}
+    assert set(by_source) == {str(photos / place) for place in places}
     files = list((tmp_path / "out").rglob("*.html"))
     assert {str(file.relative_to(tmp_path / "out")) for file in files} == {
         "a.png.words.html", "a.words.html", "more/b.png.words.html",
     }  # fmt: skip
-    others = [folder / place for place in places[:2]]
+    others = [photos / place for place in places[:2]]
     alone = camkit.words(
-        model, folder / "more/b.png", PROMPT, processor=processor, words=SENTENCE, references=others, only="red"
+        model, photos / "more/b.png", PROMPT, processor=processor, words=SENTENCE, references=others, only="red"
     )
-    saved = by_source[str(folder / "more/b.png")]["words"]
+    saved = by_source[str(photos / "more/b.png")]["words"]
     assert [word["needs_picture"] for word in saved] == pytest.approx([word.needs_picture for word in alone], abs=1e-3)
     with (tmp_path / "out/words.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

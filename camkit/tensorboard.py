@@ -1,4 +1,13 @@
-"""TrainingWatch, explanations, diagnoses and checks: what happens inside a network, as TensorBoard events."""
+"""TensorBoard: follow a training step by step, and write results as events.
+
+    >>> from camkit.tensorboard import TrainingWatch  # doctest: +SKIP
+    >>> watch = TrainingWatch(model, images, "runs/first", every=100)  # doctest: +SKIP
+    >>> for inputs, labels in loader:  # doctest: +SKIP
+    ...     train_on(inputs, labels)
+    ...     watch.step()
+
+It needs the extra ``camkit[tensorboard]``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +15,7 @@ import contextlib
 import importlib
 import io
 import math
+import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,7 +38,7 @@ from camkit.engine.passes import quiet_pass
 from camkit.errors import CamkitError, InputError, OutputError, as_error, as_markdown
 from camkit.explaining.explainer import explain
 from camkit.explaining.explanation import Explanation, ScaleLike
-from camkit.images.prepare import prepare
+from camkit.images.prepare import prepare, unbatched
 from camkit.inspect import Diagnosis
 from camkit.inspect.feature_maps import feature_maps
 from camkit.inspect.layer_statistics import RELUS, LayerPass, TensorStatistics, statistics
@@ -45,6 +55,8 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from camkit import CheckResult
+
+__all__ = ["TrainingWatch", "lightning_watch", "write_check", "write_diagnosis", "write_explanation"]
 
 
 class TrainingWatch(AbstractContextManager["TrainingWatch"]):
@@ -119,11 +131,12 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             )
         self._model, self._every = unwrapped(model), every
         self._pictures_every = every if pictures_every is None else pictures_every
-        rank = spatial_rank(self._model) + 1
-        several = isinstance(images, (list, tuple)) or (isinstance(images, Tensor) and images.dim() != rank)
-        parts = list(cast("Sequence[ImageLike]", images)) if several else [cast("ImageLike", images)]
+        parts = cast("Sequence[ImageLike]", images if isinstance(images, (list, tuple)) else [images])
         # Tensors are copied, since the caller may reuse their memory.
-        self._images = [part.detach().clone() if isinstance(part, Tensor) else part for part in parts]
+        self._images = [
+            part.detach().clone() if isinstance(part, Tensor) else part
+            for part in unbatched(parts, spatial_rank(self._model))
+        ]
         self._layer = target_layer
         self._explain_options: Options = {
             "method": method,
@@ -141,7 +154,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
         self._writer = self._events.enter_context(opened(writer))
         self._hooks: ExitStack | None = None
         self._recorded: LayerPass | None = None
-        self._pictures_due: int | None = None
+        self._drawing = threading.Event()
         self._last_sheet: tuple[int, list[str]] | None = None  # its step, and the class of each picture
         self.steps = 0
         if graph:
@@ -180,40 +193,41 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             with self._writing():
                 self._write_layers(recorded, step)
                 self._write_parameters(step)
-        if self._pictures_due is not None or (self._pictures_every and (self.steps - 1) % self._pictures_every == 0):
-            self.pictures(step if self._pictures_due is None else self._pictures_due)
+        if self._pictures_every and (self.steps - 1) % self._pictures_every == 0:
+            self.pictures(step)
         if self.steps % self._every == 0 and not self._failed:
             self._hook_next_step()
 
     def pictures(self, number: int | None = None) -> None:
         """Write the pictures with their heatmaps, and the feature maps of the first picture.
 
-        If you call it between a step's forward pass and ``step()``, then ``step()`` writes them.
+        If they cannot be drawn, a text in the events and one warning say why.
         """
         if self._closed:
             raise InputError("the watch is closed")
         if self._failed:
             return
-        step = self.steps if number is None else number
-        self._pictures_due = step if self._recorded is not None else None
-        if self._pictures_due is not None:
-            return
-        hooked = self._hooks is not None
-        self._remove_hooks()
+        step, reason = self.steps if number is None else number, ""
+        drawn: dict[str, Pixels] = {}
+        self._drawing.set()
         try:
-            drawn = self._draw_or_warn(step)
+            drawn = self._draw_pictures(step)
+        except Exception as error:  # noqa: BLE001 - losing the pictures is better than stopping the training
+            reason = str(error) if isinstance(error, CamkitError) else f"{type(error).__name__}: {error}"
         finally:
-            if hooked and not self._failed:
-                self._hook_next_step()
+            self._drawing.clear()
         with self._writing():
             for tag, pixels in drawn.items():
                 add_picture(self._writer, tag, pixels, step)
+            if reason:
+                self._writer.add_text("heat", f"could not be drawn: {reason}", step)
+        if reason and not self._warned:
+            warnings.warn(f"the heatmaps could not be drawn, and the training goes on: {reason}", stacklevel=2)
+            self._warned = True
 
     def close(self) -> None:
         """Remove the hooks, and close the event file if this watch opened it."""
         self._remove_hooks()
-        if self._pictures_due is not None:
-            self.pictures(self._pictures_due)
         self._closed = True
         with self._writing():
             self._events.close()
@@ -223,19 +237,6 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
     ) -> None:
         """Close the watch."""
         self.close()
-
-    def _draw_or_warn(self, step: int) -> dict[str, Pixels]:
-        """Return the pictures by tag; if drawing fails, none, with a text in the events and one warning per watch."""
-        try:
-            return self._draw_pictures(step)
-        except Exception as error:  # noqa: BLE001 - losing the pictures is better than stopping the training
-            reason = str(error) if isinstance(error, CamkitError) else f"{type(error).__name__}: {error}"
-        with self._writing():
-            self._writer.add_text("heat", f"could not be drawn: {reason}", step)
-        if not self._warned:
-            warnings.warn(f"the heatmaps could not be drawn, and the training goes on: {reason}", stacklevel=3)
-            self._warned = True
-        return {}
 
     def _draw_pictures(self, step: int) -> dict[str, Pixels]:
         result = explain(self._model, list(self._images), self._layer, **self._explain_options)
@@ -292,7 +293,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             self._hooks = stack.pop_all()
 
     def _begin_pass(self, module: nn.Module) -> None:
-        acts = partial(_is_training_pass, self._model, self._training)
+        acts = partial(_is_training_pass, self._model, self._training, self._drawing)
         if self._hooks is None or not acts():
             return
         if self._recorded is None:
@@ -301,13 +302,15 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             follows = self._layers is _is_leaf  # otherwise the layer before may be missing
             self._recorded = LayerPass(self._model, self._layers, _statistics_or_none, acts, follows=follows)
             self._hooks.enter_context(self._recorded.hooked())
-            self._begun_by, self._earlier = module, dict(self._gradients)
         elif module is self._model or (
             module is self._begun_by  # after a backward pass, which left other gradients
             and any(numbers is not self._earlier.get(name) for name, numbers in self._gradients.items())
         ):
-            self._begun_by, self._earlier = module, dict(self._gradients)
             self._recorded.clear()
+        else:
+            return
+        self._begun_by: nn.Module = module
+        self._earlier: dict[str, TensorStatistics | None] = dict(self._gradients)
 
     def _remove_hooks(self) -> None:
         """Remove the hooks."""
@@ -318,23 +321,23 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
     def _write_layers(self, recorded: LayerPass, step: int) -> None:
         modules = modules_by_name(self._model)
         for key, call in recorded.calls.items():
-            if call.name not in modules:  # it was removed from the model
+            if call.row is None or call.name not in modules:  # it was removed from the model
                 continue
             name = key or THE_MODEL
-            tags = {number: f"{name}/{number}" if len(call.outputs) > 1 else name for number in call.outputs}
-            for number, numbers in call.outputs.items():
-                self._write_distribution(f"activations/{tags[number]}", numbers, step)
-            if call.dead is not None and call.channels and isinstance(call.module, RELUS):
-                self._writer.add_scalar(f"dead_share/{name}", len(call.dead) / call.channels, step)
+            tags = [f"{name}/{number}" if len(call.outputs) > 1 else name for number in range(len(call.outputs))]
+            for tag, numbers in zip(tags, call.outputs, strict=True):
+                self._write_distribution(f"activations/{tag}", numbers, step)
+            if call.row.dead is not None and call.row.channels and isinstance(call.module, RELUS):
+                self._writer.add_scalar(f"dead_share/{name}", len(call.row.dead) / call.row.channels, step)
             for number, numbers in call.gradients.items():
-                self._write_distribution(f"gradients/{tags[number]}", numbers.scaled(1 / self._scale), step)
+                self._write_distribution(f"gradients/{tags[number]}", numbers, step, 1 / self._scale)
 
     def _write_parameters(self, step: int) -> None:
         squares: dict[str, float] = defaultdict(float)
         of_each: dict[int, float] = {}  # a parameter that two modules share has one summary under two names
         for name, numbers in self._gradients.items():
             if numbers is not None:
-                self._write_distribution(f"weight_gradients/{name}", numbers.scaled(1 / self._scale), step)
+                self._write_distribution(f"weight_gradients/{name}", numbers, step, 1 / self._scale)
                 # NaN if a number is NaN, infinity if one is infinite
                 norm = (math.nan if numbers.nan else math.inf if numbers.inf else numbers.norm) / self._scale
                 squares[name.rpartition(".")[0] or THE_MODEL] += norm * norm
@@ -347,8 +350,8 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             if not is_lazy(parameter):
                 self._write_distribution(f"weights/{name}", statistics(parameter), step)
 
-    def _write_distribution(self, tag: str, distribution: TensorStatistics, step: int) -> None:
-        add_histogram(self._writer, tag, distribution, step)
+    def _write_distribution(self, tag: str, distribution: TensorStatistics, step: int, factor: float = 1) -> None:
+        add_histogram(self._writer, tag, distribution, step, factor)
         if distribution.nan or distribution.inf:
             self._writer.add_scalar(f"nonfinite/{tag}", distribution.nan + distribution.inf, step)
 
@@ -368,8 +371,8 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             self._writer.add_text("graph", f"could not be drawn: {type(error).__name__}: {error}")
 
 
-def _is_training_pass(model: nn.Module, training: bool) -> bool:
-    if torch._C._are_functorch_transforms_active() or backward_pass() >= 0:
+def _is_training_pass(model: nn.Module, training: bool, drawing: threading.Event) -> bool:
+    if torch._C._are_functorch_transforms_active() or backward_pass() >= 0 or drawing.is_set():
         return False  # transformed tensors have no readable values, and checkpointing repeats recorded calls
     return torch.is_grad_enabled() and (model.training or not training)
 
@@ -514,19 +517,19 @@ def naming_the_folder(writer: Any) -> Iterator[None]:
         raise OutputError(f"cannot write events into {folder}: {error.strerror or error}") from error
 
 
-def add_histogram(writer: Any, tag: str, distribution: TensorStatistics, step: int) -> None:
-    """Write the distribution of a tensor's finite numbers; if there are none, write nothing."""
+def add_histogram(writer: Any, tag: str, distribution: TensorStatistics, step: int, factor: float = 1) -> None:
+    """Write the distribution of a tensor's finite numbers times a factor; if there are none, write nothing."""
     count = sum(distribution.histogram.counts)
     if not count or not math.isfinite(distribution.low):
         return
     writer.add_histogram_raw(
         tag,
-        min=distribution.low,
-        max=distribution.high,
+        min=distribution.low * factor,
+        max=distribution.high * factor,
         num=count,
-        sum=distribution.mean * count,
-        sum_squares=distribution.norm * distribution.norm,
-        bucket_limits=list(distribution.histogram.edges[1:]),
+        sum=distribution.mean * factor * count,
+        sum_squares=(distribution.norm * factor) ** 2,
+        bucket_limits=[edge * factor for edge in distribution.histogram.edges[1:]],
         bucket_counts=list(distribution.histogram.counts),
         global_step=step,
     )
