@@ -9,6 +9,7 @@ import dataclasses
 import datetime as dt
 import functools
 import json
+import re
 import time
 import warnings
 from collections import Counter
@@ -54,6 +55,8 @@ from camkit.types import Preprocess
 Stage: TypeAlias = Literal["heat", "experiment", "measures"]
 CheckProgress: TypeAlias = Callable[[Stage, int, int], None]
 """Called with the stage, the number of finished steps and the number of all steps."""
+
+_SILENT: CheckProgress = lambda *_: None  # noqa: E731 - as an option's default
 
 JOURNAL = "unfinished.jsonl"
 """The file that holds the finished rows while a check runs, so that an interrupted check can be resumed."""
@@ -133,16 +136,12 @@ def check(
             raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
     run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
     options["config"] = as_settings(options.get("config")).with_options(named=_argument, run={**run, "resume": resume})
-    return finish_check(plan_check(model, data, **options), progress=progress or _silent)
+    return finish_check(plan_check(model, data, **options), progress=progress or _SILENT)
 
 
 def _argument(setting: str) -> str:
     """Return the argument of ``check`` for a setting such as "run.out"."""
     return "data" if setting == "data.path" else setting.rpartition(".")[2]
-
-
-def _silent(stage: Stage, done: int, of: int) -> None:
-    pass
 
 
 def plan_check(
@@ -212,7 +211,7 @@ def _feasible(settings: Settings, device: torch.device) -> Check:
 def finish_check(
     plan: Plan,
     *,
-    progress: CheckProgress = _silent,
+    progress: CheckProgress = _SILENT,
     command: str = "",
     rows_of: Mapping[str, RowsOf[Any]] | None = None,
 ) -> CheckResult:
@@ -397,25 +396,22 @@ def spread(plan: Plan, spread_pieces: SpreadPieces) -> Mapping[str, RowsOf[Any]]
     def rows(kind: str, items: Sequence[Item]) -> Iterator[Any]:
         per_pass = plan.batch_size if kind == HEAT.name else max(1, plan.batch_size // plan.most_edits)
         names = [item.name for item in items]
-        for of_piece in spread_pieces(functools.partial(_Worker, kind, with_model), names, per_pass):
+        for of_piece in spread_pieces(functools.partial(_worker, kind, with_model), names, per_pass):
             yield from of_piece
 
     return {kind: functools.partial(rows, kind) for kind in (HEAT.name, EDITS.name)}
 
 
-class _Worker:
-    """Computes rows with a model of its own, and keeps loaded pictures from one piece to the next."""
-
-    def __init__(self, kind: str, with_model: Callable[[LoadedModel], Plan], model: LoadedModel) -> None:
-        plan = with_model(model)
-        self._items = {item.name: item for item in plan.data.items}
-        heat = CheckHeat(plan)
-        list(heat.rows(plan.data.items[:1]))  # all of them choose the layer by the same picture
-        self._rows_of = heat.rows if kind == HEAT.name else Experiment(plan).rows
-
-    def __call__(self, names: Sequence[str]) -> list[PictureRow]:
-        """Return the rows of pictures, in their order."""
-        return list(self._rows_of([self._items[name] for name in names]))
+def _worker(
+    kind: str, with_model: Callable[[LoadedModel], Plan], model: LoadedModel
+) -> Callable[[Sequence[str]], list[PictureRow]]:
+    """Return what computes rows from names with a model of its own; it keeps loaded pictures from piece to piece."""
+    plan = with_model(model)
+    items = {item.name: item for item in plan.data.items}
+    heat = CheckHeat(plan)
+    list(heat.rows(plan.data.items[:1]))  # all of them choose the layer by the same picture
+    rows_of: RowsOf[Any] = heat.rows if kind == HEAT.name else Experiment(plan).rows
+    return lambda names: list(rows_of([items[name] for name in names]))
 
 
 def starter_config(data: Dataset, settings: Settings) -> str:
@@ -428,20 +424,14 @@ def starter_config(data: Dataset, settings: Settings) -> str:
     environment.filters["toml"] = lambda value: Markup(_toml(value))  # is not escaped again
     tables = {name: getattr(settings, name) for name in ("model", "data", "check", "limits", "run")}
     given = {name: dict(sorted(given_in(table).items())) for name, table in tables.items()}
-    text: str = environment.get_template("camkit.toml").render(data=data, settings=settings, given=given)
-    return text
+    return str(environment.get_template("camkit.toml").render(data=data, settings=settings, given=given))
 
 
 def _toml(value: Any) -> str:
     """Return a value as TOML writes it.
 
-    A JSON string is a TOML string too, except that TOML escapes DEL and cannot hold bytes of a file name that are not
+    A JSON value is a TOML value too, except that TOML escapes DEL and cannot hold bytes of a file name that are not
     characters.
     """
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if not isinstance(value, (str, Path)):
-        return str(value) if isinstance(value, dt.date) else json.dumps(value)
-    text = value.as_posix() if isinstance(value, Path) else str(value)
-    characters = text.encode(errors="backslashreplace").decode()
-    return json.dumps(characters, ensure_ascii=False).replace("\x7f", "\\u007f")
+    text = json.dumps(value, ensure_ascii=False, default=Path.as_posix).replace("\x7f", "\\u007f")
+    return re.sub("[\ud800-\udfff]", lambda byte: f"\\\\u{ord(byte[0]):x}", text)

@@ -9,13 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from jaxtyping import Float
 from pydantic import TypeAdapter
 
-from camkit.background.data import Item
 from camkit.background.edits import Arm, Edit
 from camkit.background.experiment import Answers
 from camkit.background.heat import NO_HEAT, HeatRow, compare_maps
@@ -755,49 +754,39 @@ def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, An
     """
     energies = compare_maps(plan.data.items, heat)
     items = {item.name: item for item in plan.data.items}
-    return [
-        _image_row(plan, items, item, heat[name], energies.get(name, {}), answers.get(name, {}))
-        for name, item in items.items()
-        if name in heat
-    ]
-
-
-def _image_row(
-    plan: Plan,
-    items: Mapping[str, Item],
-    item: Item,
-    heat: HeatRow,
-    energies: Mapping[str, Any],
-    answers: Answers,
-) -> ImageRow:
-    outputs = plan.matched.indices[item.label]
-    right = {edit: answer.output in outputs for edit, answer in answers.items()}
-    named = {edit: plan.name_of(answer.output) for edit, answer in answers.items()}
-    lent = {edit: items[edit.lender] for edit in answers if edit.arm in ("same", "other")}
-    counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
-    same, other = (_shares({edit: right[edit] for edit in counted}, arm) for arm in ("same", "other"))
-    fills = sorted(same.keys() & other.keys())
-    answered = {edit: Pasted(behind.label, behind.group, named[edit]) for edit, behind in counted.items()}
-    pasted = {fill: tuple(answer for edit, answer in answered.items() if edit.fill == fill) for fill in fills}
-    return ImageRow(
-        name=item.name,
-        label=item.label,
-        group=item.group,
-        right=heat.answer.output in outputs,
-        answer=plan.name_of(heat.answer.output),
-        probability=heat.answer.share,
-        status=heat.status,
-        grid=None if heat.in_region is None else heat.in_region.grid,
-        **energies,
-        **({} if heat.in_region is None else heat.in_region.measures),
-        same={fill: same[fill] for fill in fills},
-        other={fill: other[fill] for fill in fills},
-        pasted=pasted,
-        removed=_by_fill(right, "removed"),
-        named=_by_fill(named, "removed"),
-        same_cue=_by_fill(right, "same-cue"),
-        other_cue=_by_fill(right, "other-cue"),
-    )
+    rows = []
+    for name, item in ((name, item) for name, item in items.items() if name in heat):
+        shown, of_map = heat[name].answer, heat[name].in_region
+        outputs, of_edits = plan.matched.indices[item.label], answers.get(name, {})
+        right = {edit: answer.output in outputs for edit, answer in of_edits.items()}
+        named = {edit: plan.name_of(answer.output) for edit, answer in of_edits.items()}
+        lent = {edit: items[edit.lender] for edit in of_edits if edit.arm in ("same", "other")}
+        counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
+        pasted_right = {edit: right[edit] for edit in counted}
+        fills = sorted(_by_fill(pasted_right, "same").keys() & _by_fill(pasted_right, "other").keys())
+        answered = {edit: Pasted(behind.label, behind.group, named[edit]) for edit, behind in counted.items()}
+        rows.append(
+            ImageRow(
+                name=name,
+                label=item.label,
+                group=item.group,
+                right=shown.output in outputs,
+                answer=plan.name_of(shown.output),
+                probability=shown.share,
+                status=heat[name].status,
+                grid=None if of_map is None else of_map.grid,
+                **energies.get(name, {}),
+                **({} if of_map is None else of_map.measures),
+                same={fill: _share(pasted_right, "same", fill) for fill in fills},
+                other={fill: _share(pasted_right, "other", fill) for fill in fills},
+                pasted={fill: tuple(one for edit, one in answered.items() if edit.fill == fill) for fill in fills},
+                removed=_by_fill(right, "removed"),
+                named=_by_fill(named, "removed"),
+                same_cue=_by_fill(right, "same-cue"),
+                other_cue=_by_fill(right, "other-cue"),
+            )
+        )
+    return rows
 
 
 _T = TypeVar("_T")
@@ -808,10 +797,6 @@ def _by_fill(values: Mapping[Edit, _T], arm: Arm) -> dict[str, _T]:
     return {edit.fill: value for edit, value in values.items() if edit.arm == arm}
 
 
-def _shares(right: Mapping[Edit, bool], arm: Arm) -> dict[str, float]:
-    """Return the share of right answers to the edits of one arm, by fill."""
-    by_fill: dict[str, list[bool]] = defaultdict(list)
-    for edit, is_right in right.items():
-        if edit.arm == arm:
-            by_fill[edit.fill].append(is_right)
-    return {fill: float(np.mean(answers)) for fill, answers in by_fill.items()}
+def _share(right: Mapping[Edit, bool], arm: Arm, fill: str) -> float:
+    """Return the share of right answers to the edits of one arm with one fill."""
+    return float(np.mean([is_right for edit, is_right in right.items() if (edit.arm, edit.fill) == (arm, fill)]))

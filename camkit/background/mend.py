@@ -249,9 +249,8 @@ def _gap_of(result: CheckResult) -> float | None:
 
 
 def _worst_pair_of(result: CheckResult) -> Pair | None:
-    shown = [(row.label, background, right) for row in result.images for background, right in row.by_background.items()]
-    pairs = [(label, background) for label, background, right in shown for _ in right]
-    return worst_pair(pairs, [each for *_, right in shown for each in right])
+    shown = [(row.label, *of_background) for row in result.images for of_background in row.by_background.items()]
+    return worst_pair(((label, background), is_right) for label, background, right in shown for is_right in right)
 
 
 _SHARE_OF_ORIGINALS = 0.25
@@ -514,7 +513,7 @@ def choose_strength(examples: Examples) -> float:
     for strength, right in predicted.items():
         kept, before = (answers[examples.original].double().mean() for answers in (right, unchanged))
         keeps = not bool(kept < before - MOST_LOST)  # also if there are no unedited pictures
-        worst = worst_pair(examples.pairs, right.tolist())
+        worst = worst_pair(zip(examples.pairs, right.tolist(), strict=True))
         found.append((keeps, 0.0 if worst is None else worst.accuracy, strength))
     keeping = [entry for entry in found if entry[0]] or found
     best = max(worst for _, worst, _ in keeping)
@@ -522,13 +521,13 @@ def choose_strength(examples: Examples) -> float:
     return max(strength for _, worst, strength in keeping if worst >= best - 0.02)
 
 
-def worst_pair(pairs: Iterable[tuple[str, str]], right: Iterable[bool]) -> Pair | None:
+def worst_pair(answers: Iterable[tuple[tuple[str, str], bool]]) -> Pair | None:
     """Return the class and background with the least accuracy; None if none has enough pictures.
 
-    Each entry of ``pairs`` is a picture's class and the class of its background.
+    An answer has the class of the picture and that of its background, and says whether the model was right.
     """
     by_pair: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    for pair, is_right in zip(pairs, right, strict=True):
+    for pair, is_right in answers:
         by_pair[pair].append(is_right)
     # Pictures that a pair of class and background needs, to count as the worst
     found = [Pair(*pair, float(np.mean(of)), len(of)) for pair, of in by_pair.items() if len(of) >= 5]

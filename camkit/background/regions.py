@@ -176,7 +176,7 @@ def clip_box(box: Box, size: tuple[int, int] | None) -> Box | None:
     return box if max(abs(a - b) for a, b in zip(clipped, box, strict=True)) <= slack else clipped
 
 
-_MOST_LISTED = 5
+MOST_LISTED = 5
 """The most names that a sentence lists."""
 
 
@@ -241,7 +241,7 @@ def unmatched(classes: Collection[str], pictures: Sequence[str], indexes: Sequen
 
 def _quoted(names: Iterable[str]) -> str:
     """Return the first names in alphabetical order."""
-    return first_of(sorted(map(repr, names)), _MOST_LISTED)
+    return first_of(sorted(map(repr, names)), MOST_LISTED)
 
 
 def _keys_of(names: Iterable[str], *, below_folder: bool = False) -> list[dict[str, set[str]]]:
@@ -671,8 +671,7 @@ def read_voc(source: Path) -> Annotations:
 
 # --- YOLO: text files whose lines have a class and a box, a polygon or a pose, in shares of the picture
 
-_TABLES = ("data.yaml", "data.yml", "dataset.yaml")
-_CLASS_FILES = ("classes.txt", "obj.names", *_TABLES)
+_CLASS_FILES = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml")
 
 
 def find_yolo(folder: Path) -> list[Path]:

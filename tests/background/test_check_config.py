@@ -314,7 +314,7 @@ def test_explain_uses_the_config_and_options_come_first(project: Path, capsys: p
 
 def test_each_command_says_which_config_it_uses(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sentence = "using the config camkit.toml in this folder; to use another, pass --config FILE"
-    for command in (["photo.jpg"], ["layers"], ["diagnose", "photo.jpg"], ["features", "photo.jpg"]):
+    for command in (["photo.jpg"], ["layers"], ["diagnose", "photo.jpg"], ["features", "photo.jpg"], ["check", "."]):
         assert main(command) in (0, 2)
         assert sentence in capsys.readouterr().err, command
         assert main([*command, "--quiet"]) in (0, 2)
@@ -490,15 +490,6 @@ def test_the_activation_is_chosen_in_the_config_or_the_shell(
     assert camkit.explain(
         None, "photo.jpg", target="ship", activation="sigmoid", config="camkit.toml"
     ).probability == pytest.approx(row["probability"], abs=1e-6)
-
-
-def test_pyproject_serves_all_commands_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (project / "camkit.toml").unlink()
-    (project / "pyproject.toml").write_text(
-        '[tool.camkit.model]\nname = "demo-fair"\n[tool.camkit.explain]\nalpha = 1\n'
-    )
-    assert main(["photo.jpg"]) == 0
-    assert "using the config pyproject.toml in this folder" in capsys.readouterr().err
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command.md").read_text("utf-8")
