@@ -5,7 +5,6 @@ data -> heat of every picture -> experiment on a sample -> a row a picture -> ef
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import functools
 import json
@@ -14,7 +13,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
@@ -25,7 +24,7 @@ from camkit.background import kinds
 from camkit.background.data import Dataset, Item, match_classes, question_order, read_class_map, read_data
 from camkit.background.effects import OVERALL, ImageRow, Measures, image_rows, measure_all, named_without_object
 from camkit.background.experiment import EDITS, Answers, Experiment
-from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable, remark_on_heat
+from camkit.background.heat import HEAT, HeatRow, Unusable, heat_rows, remark_on_heat
 from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.report import MOST_STEPS, PAGE, REPORTS
 from camkit.background.result import (
@@ -225,14 +224,14 @@ def finish_check(
     if settings.fail_on_worse and baseline is None:
         raise InputError(f"{advice('fail_on_worse', '--fail-on-worse')} needs a baseline to compare with")
     started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
-    hashes, heat, experiment = plan.fingerprint(), CheckHeat(plan), Experiment(plan)
+    hashes, experiment = plan.fingerprint(), Experiment(plan)
     earlier = None
     if baseline is not None:
         renamed = baseline.with_name(f"before-{baseline.name}")  # by this check, before it was interrupted
         own = out is not None and baseline.resolve() == (out / BASELINE_FILE).resolve()
         earlier = read_baseline(renamed if settings.resume and own and not baseline.exists() else baseline)
         check_comparable(earlier, hashes, plan.reported_settings, baseline)
-        first = next(heat.rows(plan.data.items[:1]))
+        first = next(heat_rows(plan, plan.data.items[:1]))
         if isinstance(first, HeatRow):
             grids = [] if first.in_region is None else ["x".join(map(str, first.in_region.grid))]
             check_heat(earlier, first.layer, grids)
@@ -247,7 +246,7 @@ def finish_check(
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
         if out is not None:
             set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
-        computed = rows_of or {HEAT.name: heat.rows, EDITS.name: experiment.rows}
+        computed = rows_of or {HEAT.name: functools.partial(heat_rows, plan), EDITS.name: experiment.rows}
         result = _run(experiment, rows, progress, computed)
         ran = CheckRun(started, time.perf_counter() - clock, command)
         result = replace(result, hashes=hashes, inconclusive=settings.inconclusive, run=ran)
@@ -390,7 +389,7 @@ many of them fill a pass. It yields the rows of each piece when they are finishe
 
 def spread(plan: Plan, spread_pieces: SpreadPieces) -> Mapping[str, RowsOf[Any]]:
     """Return, for each kind of rows, a function that lets other processes compute them."""
-    parts = {part.name: getattr(plan, part.name) for part in dataclasses.fields(plan) if part.name != "model"}
+    parts = {part.name: getattr(plan, part.name) for part in fields(plan) if part.name != "model"}
     with_model = functools.partial(Plan, **parts)
 
     def rows(kind: str, items: Sequence[Item]) -> Iterator[Any]:
@@ -408,9 +407,8 @@ def _worker(
     """Return what computes rows from names with a model of its own; it keeps loaded pictures from piece to piece."""
     plan = with_model(model)
     items = {item.name: item for item in plan.data.items}
-    heat = CheckHeat(plan)
-    list(heat.rows(plan.data.items[:1]))  # all of them choose the layer by the same picture
-    rows_of: RowsOf[Any] = heat.rows if kind == HEAT.name else Experiment(plan).rows
+    list(heat_rows(plan, plan.data.items[:1]))  # all of them choose the layer by the same picture
+    rows_of: RowsOf[Any] = functools.partial(heat_rows, plan) if kind == HEAT.name else Experiment(plan).rows
     return lambda names: list(rows_of([items[name] for name in names]))
 
 

@@ -381,7 +381,7 @@ def _label_by_largest(
     items, bare = [], []
     for name, file in files.items():
         areas: dict[str, float] = defaultdict(float)
-        for annotation in (annotation for index in indexes for annotation in index.objects_in(name)):
+        for annotation in (annotation for index in indexes for annotation in index.objects.get(name, ())):
             category = annotation.category
             if category and not annotation.crowd and (only is None or category in only):
                 box = annotation.box or Box(0, 0, 0, 0)
@@ -402,7 +402,7 @@ def _with_objects(item: Item, indexes: Sequence[RegionIndex], classes: Collectio
     others: list[ObjectAnnotation] = []
     for index in indexes:
         names_classes = not index.categories.isdisjoint(classes)
-        for annotation in index.objects_in(item.name):
+        for annotation in index.objects.get(item.name, ()):
             category = normalize_name(annotation.category)
             own = not names_classes or category in {normalize_name(item.label), *also}
             if own and not annotation.crowd:

@@ -594,18 +594,23 @@ def _terms(
     rows: Sequence[ImageRow], sets: Mapping[str, Sequence[str]], chances: Chances
 ) -> dict[tuple[EffectName | Literal["skill"], str], Float[np.ndarray, "n 3"]]:
     """Return each picture's terms, by effect and fill. ``sets`` has the fills of the gap."""
-    terms: dict[tuple[EffectName | Literal["skill"], str], Float[np.ndarray, "n 3"]] = {}
-    for key, fills in sets.items():
-        terms["gap", key] = _paired([[(row.same.get(fill), row.other.get(fill)) for fill in fills] for row in rows])
-    for key, fills in _with_all(sorted(chances)).items():
-        terms["sufficiency", key] = _paired(
-            [[(row.removed.get(fill), chances[fill][number]) for fill in fills] for number, row in enumerate(rows)]
-        )
-    for cue in sorted(CUE_NAMES):
-        # Stands in place of a fill's name for statistics of the whole picture, which fill nothing
-        terms[cue, "whole picture"] = _paired([[(row.same_cue.get(cue), row.other_cue.get(cue))] for row in rows])
-    terms["skill", ""] = _paired([[row.skill or (None, None)] for row in rows])
-    return terms
+    return {
+        **{
+            ("gap", key): _paired([[(row.same.get(fill), row.other.get(fill)) for fill in fills] for row in rows])
+            for key, fills in sets.items()
+        },
+        **{
+            ("sufficiency", key): _paired(
+                [[(row.removed.get(fill), chances[fill][number]) for fill in fills] for number, row in enumerate(rows)]
+            )
+            for key, fills in _with_all(sorted(chances)).items()
+        },
+        **{  # statistics of the whole picture fill nothing
+            (cue, "whole picture"): _paired([[(row.same_cue.get(cue), row.other_cue.get(cue))] for row in rows])
+            for cue in sorted(CUE_NAMES)
+        },
+        ("skill", ""): _paired([[row.skill or (None, None)] for row in rows]),
+    }
 
 
 def _paired(shares: Sequence[Sequence[tuple[float | None, float | None]]]) -> Float[np.ndarray, "n 3"]:

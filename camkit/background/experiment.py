@@ -151,10 +151,6 @@ _CACHE_BYTES, _MIN_CACHED = 1 << 30, 16
 """The memory for loaded pictures, each of which is a background for several others, and the least number to keep."""
 
 
-_GROWTH = 0.035
-"""How far the silhouettes that are filled in a background are widened, as a share of the shorter side: 8 of 224 pixels,
-which covered soft edges and shadows of hand-drawn outlines."""
-
 _ROOM_CELLS = 32
 """Cells along each side of the grid that stores how much room is beside a picture's objects."""
 
@@ -210,7 +206,9 @@ class Experiment:
         alike = np.array_equal(drawn_own, drawn_all)
         silhouettes = (region if alike else preprocess_region(drawn_all, preprocess, shades)) > 0
         hole = preprocess_region(widened_boxes([*own, *others], picture.size), preprocess, shades) > 0
-        growth = max(1, round(_GROWTH * min(silhouettes.shape)))
+        # What is filled in a background is widened by 8 of 224 pixels, which covered soft edges and shadows of outlines
+        # that were drawn by hand
+        growth = max(1, round(0.035 * min(silhouettes.shape)))
         return PreparedPicture(tensor, shades, region, hole, dilated(silhouettes, growth), quality)
 
     def edits(self, item: Item, wanted: int) -> Edits:

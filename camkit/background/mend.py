@@ -261,13 +261,6 @@ networks lost up to 4 points more of their accuracy on them, and gained no more 
 MOST_LOST = 0.01
 """The accuracy on unedited pictures that mending may lose."""
 
-_STEPS = 200
-"""Steps of L-BFGS at most."""
-
-_SAME = 1e-4
-"""How far a layer's output may differ from the model's, as a share of the largest."""
-
-
 ORIGINAL = "original"
 """Stands in place of a fill's name for a picture that is not edited."""
 
@@ -352,7 +345,7 @@ def find_last_linear(plan: Plan) -> str:
         logits = logits_of(module(picture), 1)
     for name, outputs in calls.items():
         alike = len(outputs) == 1 and outputs[0].shape == logits.shape
-        if alike and bool((outputs[0] - logits).abs().max() <= _SAME * logits.abs().max()):
+        if alike and torch.allclose(outputs[0], logits, rtol=0, atol=1e-4 * float(logits.abs().max())):
             return name
     raise InputError(
         "the output of this model is not that of a linear layer, so it cannot be mended; write the pasted pictures "
@@ -475,7 +468,7 @@ def fit(
     # In units of the features' own scale, the pull is the same for all weights, and L-BFGS needs fewer steps.
     scaled = features / scale.clamp_min(1e-12) * (scale > 0)
     before = features @ old_weight.T + old_bias
-    optimiser = torch.optim.LBFGS([change, shift], max_iter=_STEPS, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS([change, shift], max_iter=200, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimiser.zero_grad()

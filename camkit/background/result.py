@@ -18,7 +18,7 @@ from jaxtyping import Float
 from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, Pair, all_excluded_above, measure_all
 from camkit.background.kinds import Kinds
 from camkit.background.plan import WORSE, Plan
-from camkit.background.rule import Judgement, worst_first
+from camkit.background.rule import Judgement, said, worst_first
 from camkit.errors import InputError, as_error, printable, refuse_pipe
 from camkit.images.files import write_file
 from camkit.kit.statistics import MIN_GROUPS, Estimate, bootstrap_sums, group_numbers, holm, interval, p_above
@@ -223,12 +223,6 @@ class PairChange(Pair):
     change: Estimate
     p: float
 
-    @property
-    def in_words(self) -> str:
-        """By how much it fell."""
-        fell = f"fell by {-self.change.value:.2f} to {self.accuracy:.2f} since the baseline"
-        return f"the accuracy of {self.label} on backgrounds of {self.background} {fell}"
-
 
 @dataclass(frozen=True)
 class Change:
@@ -264,20 +258,7 @@ class Change:
     @property
     def worse(self) -> list[str]:
         """What got worse by more than the limit and by more than chance, in words; the accuracy comes first."""
-        gap, pair = self.gap, self.pair
-        # The significance level of the fall of a pair
-        sentences = (
-            self._worse("the accuracy on unedited pictures fell", self.accuracy),
-            self._worse("the background gap grew", gap and Estimate(-gap.value, -gap.high, -gap.low, gap.groups)),
-            pair.in_words if pair is not None and pair.p <= 0.05 else "",
-            self._worse("the skill of the heat fell", self.skill),
-        )
-        return [sentence for sentence in sentences if sentence]
-
-    def _worse(self, what: str, change: Estimate | None) -> str:
-        if change is None or not change.high < 0 or -change.value <= self.limit:
-            return ""
-        return f"{what} by {-change.value:.2f} (at least {-change.high:.2f}) since the baseline"
+        return [sentence for sentence in said("worse", self).split("\n") if sentence]
 
 
 def read_baseline(file: Path) -> dict[str, Any]:

@@ -31,9 +31,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from camkit.background.effects import OVERALL, Effect, EffectName, Level, Measures, Rule, all_excluded_above
 from camkit.errors import printable
-from camkit.kit import wording
 from camkit.kit.statistics import MIN_GROUPS, holm, smallest_p, wilson
-from camkit.kit.wording import counted, first_of, share
+from camkit.kit.wording import counted, first_of, number, share
 from camkit.options import Limits
 
 Verdict: TypeAlias = Literal["FAIL", "WARN", "PASS", "INCONCLUSIVE"]
@@ -400,7 +399,7 @@ def _sentences() -> Any:
         loader=PackageLoader("camkit.background.report"), undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {each.__name__: each for each in (counted, first_of, share)}
-    environment.filters |= {"figure": _figure, "number": wording.number, "quoted": repr, "printable": printable}
+    environment.filters |= {"figure": _figure, "number": number, "quoted": repr, "printable": printable}
     environment.globals["least_groups"] = MIN_GROUPS
     return environment.get_template("reasons.txt").module
 

@@ -26,6 +26,7 @@ from camkit.errors import ImageError, InputError
 from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.regions import measure_shades, preprocess_region
 from camkit.types import Box
+from scripts.demo.drawn_scenes import draw
 
 SIZE = (40, 30)  # width, height
 SQUARE = [5, 4, 25, 4, 25, 20, 5, 20]
@@ -806,20 +807,31 @@ def test_a_preprocessing_that_cannot_be_followed_is_refused(
         assert "\n" not in str(caught.value)
 
 
-def test_a_check_whose_preprocessing_crops_by_content_says_so(tmp_path: Path) -> None:
+def test_a_check_whose_preprocessing_crops_by_content_says_so(tmp_path):
     loaded = camkit.load_model("demo-fair", device="cpu")
-    data = camkit.scenes.write_scenes(tmp_path, 2)
-    for file in (file for file in tmp_path.rglob("*.*") if file.is_file()):
-        ImageOps.expand(Image.open(file), 24).save(file)
 
-    def trimmed(picture: Image.Image) -> torch.Tensor:
-        inside = np.asarray(picture).max(2) > 40  # brighter than what JPEG makes of the margin
+    def trimmed(picture):
+        inside = np.asarray(picture).max(2) > 0
         rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
         part = picture.crop((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)) if len(rows) else picture
         return loaded.preprocess(part)
 
+    for thing, background in (("plane", "sky"), ("ship", "sea")):
+        for seed in range(2):
+            drawn = draw(np.random.default_rng(seed), thing, background, 128)
+            for folder, pixels in (("images", drawn.image), ("masks", (drawn.mask > 0).astype(np.uint8) * 255)):
+                (tmp_path / folder / thing).mkdir(parents=True, exist_ok=True)
+                ImageOps.expand(Image.fromarray(pixels), 24).save(tmp_path / folder / thing / f"{seed}.png")
+
     with pytest.raises(InputError, match="depends on the picture's content"):
-        camkit.check(loaded.module, data, preprocess=trimmed, labels=loaded.labels)
+        camkit.check(
+            loaded.module,
+            tmp_path / "images",
+            regions=tmp_path / "masks",
+            preprocess=trimmed,
+            labels=loaded.labels,
+            out=tmp_path / "out",
+        )
 
 
 # Formats that camkit does not read

@@ -75,9 +75,6 @@ LABS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 )  # fmt: skip
 """The verdicts on networks whose truth is known, by what they lose; docs/results.md explains them."""
 
-BACKGROUND = "the background"
-"""What a model relies on, if it is not a cue of the whole picture."""
-
 MOST_STEPS = 3
 """Next steps that a report gives."""
 
@@ -114,18 +111,13 @@ def _what(result: CheckResult, level: Level) -> str:
     cues = [effect.name for effect in effects if effect.name in CUE_NAMES]
     if cues and len(cues) == len(effects):
         return f"the {' and the '.join(cues)} of the whole picture"
-    return BACKGROUND
+    return "the background"
 
 
 def _effects_at(result: CheckResult, level: Level) -> list[Effect]:
     """List the effects at a level, of all classes together and of classes that are not waived."""
     counted = [own for own in result.judged.values() if not own.waived]
     return [effect for own in counted for effect in own.effects.values() if effect.level == level]
-
-
-def caveat(result: CheckResult) -> str:
-    """Say what the check cannot show."""
-    return said("caveat", result.verdict)
 
 
 def why_undecided(result: CheckResult) -> str:
@@ -385,7 +377,7 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
         kinds=result.kinds,
         strips=showcase.strips,
         references=REFERENCES,
-        caveat=caveat(result),
+        caveat=said("caveat", result.verdict),
         details=[
             *provenance(result),
             ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
@@ -398,17 +390,13 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
     )
 
 
-_LEAST_AXIS = (-0.2, 0.4)
-"""The chart's axis spans at least this, so that small effects look small."""
-
-
 def _chart(result: CheckResult) -> dict[str, Any]:
     """Return the effects of all classes and of each class, and what places a value on the axis, in percent of it."""
     names = [OVERALL, *worst_first({name: result.judged[name] for name in result.classes})][: _MOST_LISTED + 1]
     rows = {name: [effect for effect in result.judged[name].effects.values() if effect.mean] for name in names}
     effects = itertools.chain.from_iterable(rows.values())
     ends = [end for effect in effects for end in (effect.value, effect.low, effect.high) if math.isfinite(end)]
-    left, right = min([*ends, _LEAST_AXIS[0]]), max([*ends, _LEAST_AXIS[1]])
+    left, right = min([*ends, -0.2]), max([*ends, 0.4])  # so wide at least that small effects look small
     return {"rows": rows, "place": lambda value: round(100 * (value - left) / (right - left), 2)}
 
 
@@ -453,8 +441,6 @@ def workflow_commands(result: CheckResult) -> list[str]:
 _ACROSS, _SIDE, _SIZE = 3, 260, 14
 """Three pictures are about as wide as a comment on GitHub, so that nothing is reduced there."""
 
-_MOST_LINES = 5
-
 _COLOURS: Mapping[str, Colour] = MappingProxyType({"FAIL": (179, 38, 30), "PASS": (27, 107, 58), "": GREY})
 
 _NOTHING = Tile(np.full((1, 1, 3), 255, np.uint8))
@@ -474,7 +460,7 @@ def render_picture(result: CheckResult, showcase: Showcase | None = None) -> byt
         *result.regressed,
         f"camkit check of {result.plan.model.name} on {result.plan.data.root.name}",
     ]
-    title = [line for text in texts for line in wrapped(text, _ACROSS * _SIDE, _SIZE + 1, _MOST_LINES)]
+    title = [line for text in texts for line in wrapped(text, _ACROSS * _SIDE, _SIZE + 1, 5)]
     tiles: list[Tile] = []
     for strip in (showcase or Showcase(result)).triptychs:
         for panel in strip.triptych:
@@ -522,7 +508,7 @@ def render_json(result: CheckResult) -> str:
         "kinds": kinds and {"source": "place", **asdict(kinds), "sentences": list(kinds.sentences)},
         "change": None if result.change is None else result.change.to_dict(),
         "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
-        "caveat": caveat(result),
+        "caveat": said("caveat", result.verdict),
     }
     rounded = _rounded(report)
     return json.dumps({**rounded, "checksum": checksum(rounded)}, indent=1, allow_nan=False) + "\n"
