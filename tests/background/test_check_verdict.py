@@ -210,15 +210,6 @@ def test_heat_beside_the_object_warns_and_never_fails():
     assert "the heat lies on the objects less" in found[OVERALL].reasons[0].text
 
 
-def test_a_model_tested_on_under_30_pictures_in_all_is_inconclusive_whatever_they_show():
-    rows = [row for label in ("cat", "dog") for row in rows_of(label, 10, gap=1.0, kept=1.0)]
-
-    overall = judged(rows)[OVERALL]
-
-    assert (overall.verdict, overall.untested) == ("INCONCLUSIVE", True)
-    assert any("only 20 pictures could be tested" in reason.text for reason in overall.reasons)
-
-
 @pytest.mark.extended
 def test_many_clean_classes_do_not_alarm():
     """100 classes with a true gap of half the limit: the correction for many tests must prevent false alarms."""
@@ -228,16 +219,6 @@ def test_many_clean_classes_do_not_alarm():
         alarms += judged(rows)[OVERALL].verdict == "FAIL"
 
     assert alarms == 0
-
-
-def test_the_pictures_of_a_group_count_once():
-    rows = [replace(row, group=f"patient {n % 4}") for n, row in enumerate(rows_of("wolf", 50, gap=0.3))]
-    alone = measure_all([*clean(), *rows_of("wolf", 50, gap=0.3)], LIMITS, 0)["wolf"].gap.by_fill["blur"].effect
-    grouped = measure_all([*clean(), *rows], LIMITS, 0)["wolf"].gap.by_fill["blur"].effect
-
-    assert grouped.groups == 4
-    assert alone.groups == 50
-    assert grouped.value == alone.value
 
 
 @pytest.mark.parametrize("groups", range(2, 12))
@@ -330,6 +311,11 @@ CASES = {
     ),
     "a class has few pictures": (
         [*clean(), *rows_of("wolf", 20)], {}, {"wolf": "INCONCLUSIVE", OVERALL: "INCONCLUSIVE"}
+    ),
+    "under 30 pictures in all, whatever they show": (
+        [row for label in ("cat", "dog") for row in rows_of(label, 10, gap=1.0, kept=1.0)],
+        {},
+        {OVERALL: "INCONCLUSIVE"},
     ),
     "few pictures excuse no failure": (
         [*clean(), *rows_of("wolf", 20, gap=1.0), *rows_of("bear", 50, gap=1.0)],
