@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -484,12 +485,12 @@ class _Backgrounds(NamedTuple):
         groups: the number of groups of backgrounds, for the kind that has fewer.
     """
 
-    variance: float
-    groups: int
+    variance: float = 0.0
+    groups: int = sys.maxsize
 
 
-def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Backgrounds | None:
-    """Return what the backgrounds do to a gap, the mean of some fills; None if they are not known.
+def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Backgrounds:
+    """Return what the backgrounds do to a gap, the mean of some fills; nothing if they are not known.
 
     An object is shown on both kinds of backgrounds, so its answers form a pair: what they have in common, such as an
     object that is hard to recognise, cancels in the difference. The same holds for a background that serves objects of
@@ -506,7 +507,7 @@ def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Back
                 weight = (1 / count if same else -1 / (len(of_fill) - count)) / len(both)
                 answers[row.label, same].append((float(pasted.named == row.label), weight, row.group, pasted.group))
     if not answers:
-        return None
+        return _Backgrounds()
     groups: dict[bool, set[str]] = {same: set() for _, same in answers}
     terms: list[tuple[float, str, str]] = []
     for (_, same), kind in answers.items():
@@ -584,7 +585,7 @@ def _effects(
             draws = gained / np.where(possible > 0, possible, np.nan)
             skill = interval(draws, float(own / most) if most > 0 else math.nan, len(set(groups)))
         else:
-            shown = _backgrounds_of_gap(rows, sets[fill]) if effect == "gap" else None
+            shown = _backgrounds_of_gap(rows, sets[fill]) if effect == "gap" else _Backgrounds()
             measured = _measured_effect(sums, columns, groups, limit_of(effect, limits), shown)
             effects.setdefault(effect, {})[fill] = measured
     return skill, effects
@@ -629,7 +630,7 @@ def _measured_effect(
     terms: Float[np.ndarray, "n 3"],
     groups: Sequence[str],
     limit: float,
-    shown: _Backgrounds | None = None,
+    shown: _Backgrounds,
 ) -> MeasuredEffect:
     """Test a difference of two shares.
 
@@ -641,19 +642,16 @@ def _measured_effect(
         terms: the same three for each picture.
         groups: the group of each picture that counts.
         limit: what the difference is tested against.
-        shown: what the backgrounds do, if the objects were shown on those of other pictures.
+        shown: what the backgrounds of other pictures do, on which the objects were shown.
     """
     first, second, count = sums.T
     total = terms.sum(0)
     draws = (first - second) / np.where(count > 0, count, np.nan)
     shares = (float(total[0] / total[2]), float(total[1] / total[2]))
-    value, group_count = shares[0] - shares[1], effective_groups(groups)
-    if shown is not None:
-        deviation = shown.variance**0.5 / float(total[2])
-        # Seeds the normal numbers that stand for the backgrounds. Every effect may use the same ones.
-        numbers = np.random.default_rng(1).standard_normal(len(draws))
-        draws = draws + deviation * numbers
-        group_count = min(group_count, shown.groups)
+    value, group_count = shares[0] - shares[1], min(effective_groups(groups), shown.groups)
+    # Normal numbers stand for the backgrounds. Every effect may use the same ones.
+    numbers = np.random.default_rng(1).standard_normal(len(draws))
+    draws = draws + shown.variance**0.5 / float(total[2]) * numbers
     pictures = int(np.count_nonzero(terms[:, 2]))
     p, p_zero = (p_above(draws, threshold, group_count) for threshold in (limit, 0.0))
     return MeasuredEffect(widened(interval(draws, value, group_count)), p, p_zero, shares, pictures)

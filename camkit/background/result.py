@@ -178,13 +178,11 @@ class CheckResult(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``report.json`` has, as plain JSON values."""
-        report: dict[str, Any] = json.loads(self.reports.REPORTS[BASELINE_FILE](self))
-        return report
+        return dict(json.loads(self.reports.REPORTS[BASELINE_FILE](self)))
 
     def events(self) -> Iterator[tuple[str, Any]]:
         """Yield what TensorBoard shows, each with its tag: a text, a number, or a strip of pictures."""
-        found: Iterator[tuple[str, Any]] = self.reports.events(self)
-        return found
+        yield from self.reports.events(self)
 
     @property
     def worst(self) -> str:

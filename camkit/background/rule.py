@@ -91,16 +91,6 @@ class Judgement:
         """Return whether any effect is at a level."""
         return level in (*self.required, *self.others)
 
-    def joined(self, several: Collection[Judgement]) -> Judgement:
-        """Return the model's judgement: this one, of all classes, with the levels and warnings of those given."""
-        return replace(
-            self,
-            required=[level for own in several for level in own.required],
-            others=[level for own in several for level in own.others],
-            untested=any(own.untested for own in several),
-            warned=any(own.warned for own in several),
-        )
-
 
 VERDICTS: tuple[Rule[Verdict, Judgement], ...] = (
     Rule(
@@ -276,7 +266,13 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     if judged.keys() - {OVERALL} <= set(set_aside):
         return Judgement(reasons=(Reason("waived", "every class is waived or exempt, so nothing was tested"),))
     counted = {name: judgement for name, judgement in judged.items() if not judgement.waived}
-    model = overall.joined(counted.values())
+    model = replace(
+        overall,
+        required=[level for own in counted.values() for level in own.required],
+        others=[level for own in counted.values() for level in own.others],
+        untested=any(own.untested for own in counted.values()),
+        warned=any(own.warned for own in counted.values()),
+    )
     verdict = model.verdict
     if verdict == "PASS":
         reasons = [*overall.reasons, *_excluded_for_classes(counted)]

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import re
 import shutil
 import signal
@@ -26,7 +25,6 @@ from camkit.background.report import REPORTS
 from camkit.background.result import checksum
 from camkit.cli import main
 from camkit.errors import InputError, RunError
-from camkit.options.settings import read_config
 
 QUICK = {"check": {"pastes": 1}}
 PER_CLASS = 10
@@ -300,14 +298,6 @@ def test_a_quick_check_never_takes_a_larger_sample(scenes):
     assert plan.settings.check.per_class == 40
     assert few.settings.check.per_class == 5
     assert not whole.settings.run.quick, "the call decides, not the config"
-
-
-def test_a_config_in_another_folder_finds_the_pictures(scenes, tmp_path, monkeypatch):
-    monkeypatch.chdir(scenes.parent)
-    file = Path(os.path.relpath(tmp_path, scenes.parent)) / "camkit.toml"
-
-    assert run("init", scenes.name, "--file", file).returncode == 0
-    assert read_config(file).data.path.resolve() == scenes.resolve()
 
 
 @pytest.mark.extended

@@ -277,18 +277,6 @@ def test_a_dot_in_a_name_does_not_begin_an_extension(tmp_path: Path) -> None:
     assert categories(dataset) == {"cat/frame.jpg": [], "cat/shot.v2.jpg": ["0"], "dog/b.jpg": ["0"]}
 
 
-def test_two_pictures_with_one_stem_do_not_share_a_mask(tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data", "cat/a.jpg", "cat/a.png", "cat/b.jpg")
-    for name in ("a", "b"):
-        mask(data / "masks" / f"{name}.png")
-    dataset = read_data(data)
-    assert {name: len(objects) for name, objects in categories(dataset).items()} == {
-        "cat/a.jpg": 0,
-        "cat/a.png": 0,
-        "cat/b.jpg": 1,
-    }
-
-
 BOX = [1.0, 1.0, 5.0, 5.0]
 
 
@@ -362,14 +350,6 @@ def test_regions_that_name_no_classes_cannot_label_pictures(tmp_path: Path) -> N
     coco(tmp_path / "i.json", {"a.jpg": [("cat", BOX)]})
     with pytest.raises(InputError, match=r"the classes 'dog'; .* the categories 'cat'"):
         read_data(tmp_path, class_map={"dog": [0]})
-
-
-def test_annotations_of_one_class_leave_the_others_without_regions(tmp_path: Path) -> None:
-    pictures(tmp_path, "cat/a.jpg", "dog/b.jpg")
-    coco(tmp_path / "annotations" / "i.json", {"a.jpg": [("cat", BOX)], "gone.jpg": [("cat", BOX)]})
-    dataset = read_data(tmp_path)
-    assert categories(dataset) == {"cat/a.jpg": ["cat"], "dog/b.jpg": []}
-    assert dataset.left_out["pictures without a region of their class"] == ("dog/b.jpg",)
 
 
 def photograph(file: Path, seed: int, side: int = 60) -> Path:

@@ -434,12 +434,6 @@ def test_yolo_is_found_beside_the_innermost_images_folder(tmp_path: Path) -> Non
     assert formats.find_yolo(pictures) == [labels]
 
 
-def test_notes_beside_the_pictures_are_not_yolo(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "notes.txt").write_text("taken in spring")
-    assert formats.find_regions(tmp_path) == []
-
-
 # A CSV of boxes
 
 
@@ -923,7 +917,7 @@ def test_a_broken_file_is_refused_in_one_sentence(
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "x" * 200_000, '"unclosed', "a,b\n1,2\n"])
 def test_other_files_among_the_pictures_are_no_regions(tmp_path: Path, text: str) -> None:
-    for name in ("x.json", "b.csv"):
+    for name in ("x.json", "b.csv", "notes.txt"):
         (tmp_path / name).write_text(text)
     assert formats.find_regions(tmp_path) == []
 

@@ -139,12 +139,24 @@ def reliability(verdict: str) -> str:
 
 
 def next_steps(result: CheckResult) -> list[str]:
-    """Return what to do now; nothing if the model may ship."""
-    if steps := _steps_to_decide(result):
-        return steps
-    if result.verdict not in ("FAIL", "WARN"):
-        return []
-    return [said("next_step", result, _what(result, "fail"), _named(result))]
+    """Return what to do now, also to decide what could not be decided; nothing if the model may ship."""
+    if result.exit_code("fail") != 3:
+        found = result.verdict in ("FAIL", "WARN")
+        return [said("next_step", result, _what(result, "fail"), _named(result))] if found else []
+    gather = _to_gather(result)
+    reasons = [reason for reason in result.judged[OVERALL].reasons if reason.step and not (gather and reason.lacks)]
+    most = dict(sorted(reason.more for reason in reasons if reason.more))  # settles what fewer pictures would settle
+    kept = [reason.step for reason in reasons if not reason.more or reason.more in most.items()]
+    steps = [*gather, *dict.fromkeys(kept)]
+    plan = result.plan
+    left = sum(bool(item.objects) for item in plan.data.items) - len(plan.sample)
+    others = [step for step in steps if not step.startswith("add ")]
+    size = max(Counter(item.label for item in plan.data.items).values())
+    if others != steps and plan.settings.run.quick and size >= plan.settings.check.per_class:
+        steps = ["use all pictures: leave out --quick and --per-class", *others]
+    elif others != steps and left > 0:
+        steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
+    return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
 
 
 def _named(result: CheckResult) -> str:
@@ -160,26 +172,6 @@ def _named(result: CheckResult) -> str:
         if judgement.verdict == result.verdict or (result.verdict == "WARN" and judgement.any_above_limit)
     ]
     return first_of(named or [*own], _MAX_CLASSES)
-
-
-def _steps_to_decide(result: CheckResult) -> list[str]:
-    """Return what to do if something could not be decided; nothing if everything was."""
-    if result.exit_code("fail") != 3:
-        return []
-    gather = _to_gather(result)
-    reasons = [reason for reason in result.judged[OVERALL].reasons if reason.step and not (gather and reason.lacks)]
-    most = dict(sorted(reason.more for reason in reasons if reason.more))  # settles what fewer pictures would settle
-    kept = [reason.step for reason in reasons if not reason.more or reason.more in most.items()]
-    steps = [*gather, *dict.fromkeys(kept)]
-    plan = result.plan
-    left = sum(bool(item.objects) for item in plan.data.items) - len(plan.sample)
-    others = [step for step in steps if not step.startswith("add ")]
-    size = max(Counter(item.label for item in plan.data.items).values())
-    if others != steps and plan.settings.run.quick and size >= plan.settings.check.per_class:
-        steps = ["use all pictures: leave out --quick and --per-class", *others]
-    elif others != steps and left > 0:
-        steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
-    return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
 
 
 def _to_gather(result: CheckResult) -> list[str]:
