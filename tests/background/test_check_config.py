@@ -11,7 +11,7 @@ import shutil
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,6 @@ from camkit.cli import main
 from camkit.errors import InputError
 from camkit.options.settings import Settings, read_config, settings_from
 from camkit.options.toml import find_config
-from camkit.types import Precision
 
 
 def read(folder: Path, text: str, name: str = "camkit.toml") -> Settings:
@@ -321,12 +320,6 @@ def test_layers_and_diagnose_use_the_config(project: Path, capsys: pytest.Captur
     result = json.loads(capsys.readouterr().out)
     assert (result["model"], result["pictures"], result["training"]) == ("demo-fair", 2, True)
     assert sorted(path.name for path in (project / "layers").iterdir()) == ["diagnose.json", "diagnose.png"]
-
-
-@pytest.mark.parametrize("precision", get_args(Precision))
-def test_diagnose_has_each_precision_that_a_config_has(project: Path, precision: str) -> None:
-    (project / "camkit.toml").write_text(PROJECT.replace("[diagnose]", f'[diagnose]\nprecision = "{precision}"'))
-    assert main(["diagnose", "photo.jpg", "-q"]) == 0
 
 
 def test_python_uses_the_same_config(project: Path) -> None:
