@@ -5,15 +5,15 @@ data -> heat of every picture -> experiment on a sample -> a row a picture -> ef
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import functools
 import json
+import re
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
@@ -24,7 +24,7 @@ from camkit.background import kinds
 from camkit.background.data import Dataset, Item, match_classes, question_order, read_class_map, read_data
 from camkit.background.effects import OVERALL, ImageRow, Measures, image_rows, measure_all, named_without_object
 from camkit.background.experiment import EDITS, Answers, Experiment
-from camkit.background.heat import HEAT, CheckHeat, HeatRow, Unusable, remark_on_heat
+from camkit.background.heat import HEAT, HeatRow, Unusable, heat_rows, remark_on_heat
 from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
 from camkit.background.report import MOST_STEPS, PAGE, REPORTS
 from camkit.background.result import (
@@ -54,6 +54,8 @@ from camkit.types import Preprocess
 Stage: TypeAlias = Literal["heat", "experiment", "measures"]
 CheckProgress: TypeAlias = Callable[[Stage, int, int], None]
 """Called with the stage, the number of finished steps and the number of all steps."""
+
+_SILENT: CheckProgress = lambda *_: None  # noqa: E731 - as an option's default
 
 JOURNAL = "unfinished.jsonl"
 """The file that holds the finished rows while a check runs, so that an interrupted check can be resumed."""
@@ -133,16 +135,12 @@ def check(
             raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
     run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
     options["config"] = as_settings(options.get("config")).with_options(named=_argument, run={**run, "resume": resume})
-    return finish_check(plan_check(model, data, **options), progress=progress or _silent)
+    return finish_check(plan_check(model, data, **options), progress=progress or _SILENT)
 
 
 def _argument(setting: str) -> str:
     """Return the argument of ``check`` for a setting such as "run.out"."""
     return "data" if setting == "data.path" else setting.rpartition(".")[2]
-
-
-def _silent(stage: Stage, done: int, of: int) -> None:
-    pass
 
 
 def plan_check(
@@ -212,7 +210,7 @@ def _feasible(settings: Settings, device: torch.device) -> Check:
 def finish_check(
     plan: Plan,
     *,
-    progress: CheckProgress = _silent,
+    progress: CheckProgress = _SILENT,
     command: str = "",
     rows_of: Mapping[str, RowsOf[Any]] | None = None,
 ) -> CheckResult:
@@ -226,14 +224,14 @@ def finish_check(
     if settings.fail_on_worse and baseline is None:
         raise InputError(f"{advice('fail_on_worse', '--fail-on-worse')} needs a baseline to compare with")
     started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
-    hashes, heat, experiment = plan.fingerprint(), CheckHeat(plan), Experiment(plan)
+    hashes, experiment = plan.fingerprint(), Experiment(plan)
     earlier = None
     if baseline is not None:
         renamed = baseline.with_name(f"before-{baseline.name}")  # by this check, before it was interrupted
         own = out is not None and baseline.resolve() == (out / BASELINE_FILE).resolve()
         earlier = read_baseline(renamed if settings.resume and own and not baseline.exists() else baseline)
         check_comparable(earlier, hashes, plan.reported_settings, baseline)
-        first = next(heat.rows(plan.data.items[:1]))
+        first = next(heat_rows(plan, plan.data.items[:1]))
         if isinstance(first, HeatRow):
             grids = [] if first.in_region is None else ["x".join(map(str, first.in_region.grid))]
             check_heat(earlier, first.layer, grids)
@@ -248,7 +246,7 @@ def finish_check(
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
         if out is not None:
             set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
-        computed = rows_of or {HEAT.name: heat.rows, EDITS.name: experiment.rows}
+        computed = rows_of or {HEAT.name: functools.partial(heat_rows, plan), EDITS.name: experiment.rows}
         result = _run(experiment, rows, progress, computed)
         ran = CheckRun(started, time.perf_counter() - clock, command)
         result = replace(result, hashes=hashes, inconclusive=settings.inconclusive, run=ran)
@@ -391,31 +389,27 @@ many of them fill a pass. It yields the rows of each piece when they are finishe
 
 def spread(plan: Plan, spread_pieces: SpreadPieces) -> Mapping[str, RowsOf[Any]]:
     """Return, for each kind of rows, a function that lets other processes compute them."""
-    parts = {part.name: getattr(plan, part.name) for part in dataclasses.fields(plan) if part.name != "model"}
+    parts = {part.name: getattr(plan, part.name) for part in fields(plan) if part.name != "model"}
     with_model = functools.partial(Plan, **parts)
 
     def rows(kind: str, items: Sequence[Item]) -> Iterator[Any]:
         per_pass = plan.batch_size if kind == HEAT.name else max(1, plan.batch_size // plan.most_edits)
         names = [item.name for item in items]
-        for of_piece in spread_pieces(functools.partial(_Worker, kind, with_model), names, per_pass):
+        for of_piece in spread_pieces(functools.partial(_worker, kind, with_model), names, per_pass):
             yield from of_piece
 
     return {kind: functools.partial(rows, kind) for kind in (HEAT.name, EDITS.name)}
 
 
-class _Worker:
-    """Computes rows with a model of its own, and keeps loaded pictures from one piece to the next."""
-
-    def __init__(self, kind: str, with_model: Callable[[LoadedModel], Plan], model: LoadedModel) -> None:
-        plan = with_model(model)
-        self._items = {item.name: item for item in plan.data.items}
-        heat = CheckHeat(plan)
-        list(heat.rows(plan.data.items[:1]))  # all of them choose the layer by the same picture
-        self._rows_of = heat.rows if kind == HEAT.name else Experiment(plan).rows
-
-    def __call__(self, names: Sequence[str]) -> list[PictureRow]:
-        """Return the rows of pictures, in their order."""
-        return list(self._rows_of([self._items[name] for name in names]))
+def _worker(
+    kind: str, with_model: Callable[[LoadedModel], Plan], model: LoadedModel
+) -> Callable[[Sequence[str]], list[PictureRow]]:
+    """Return what computes rows from names with a model of its own; it keeps loaded pictures from piece to piece."""
+    plan = with_model(model)
+    items = {item.name: item for item in plan.data.items}
+    list(heat_rows(plan, plan.data.items[:1]))  # all of them choose the layer by the same picture
+    rows_of: RowsOf[Any] = functools.partial(heat_rows, plan) if kind == HEAT.name else Experiment(plan).rows
+    return lambda names: list(rows_of([items[name] for name in names]))
 
 
 def starter_config(data: Dataset, settings: Settings) -> str:
@@ -428,20 +422,14 @@ def starter_config(data: Dataset, settings: Settings) -> str:
     environment.filters["toml"] = lambda value: Markup(_toml(value))  # is not escaped again
     tables = {name: getattr(settings, name) for name in ("model", "data", "check", "limits", "run")}
     given = {name: dict(sorted(given_in(table).items())) for name, table in tables.items()}
-    text: str = environment.get_template("camkit.toml").render(data=data, settings=settings, given=given)
-    return text
+    return str(environment.get_template("camkit.toml").render(data=data, settings=settings, given=given))
 
 
 def _toml(value: Any) -> str:
     """Return a value as TOML writes it.
 
-    A JSON string is a TOML string too, except that TOML escapes DEL and cannot hold bytes of a file name that are not
+    A JSON value is a TOML value too, except that TOML escapes DEL and cannot hold bytes of a file name that are not
     characters.
     """
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if not isinstance(value, (str, Path)):
-        return str(value) if isinstance(value, dt.date) else json.dumps(value)
-    text = value.as_posix() if isinstance(value, Path) else str(value)
-    characters = text.encode(errors="backslashreplace").decode()
-    return json.dumps(characters, ensure_ascii=False).replace("\x7f", "\\u007f")
+    text = json.dumps(value, ensure_ascii=False, default=Path.as_posix).replace("\x7f", "\\u007f")
+    return re.sub("[\ud800-\udfff]", lambda byte: f"\\\\u{ord(byte[0]):x}", text)

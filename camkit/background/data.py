@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import itertools
 import json
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from camkit.background.regions import (
+    MOST_LISTED,
     READ,
     Annotations,
     ObjectAnnotation,
@@ -45,9 +45,6 @@ _COLUMNS = {
 }
 
 _KINDS = {"mask": "outlines", "box": "boxes only"}
-
-_MOST_LISTED = 5
-"""The most categories or names that a sentence lists."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +92,7 @@ class Dataset:
     def left_out_in_words(self) -> list[str]:
         """What is not used, a line for each reason with a few examples."""
         return [
-            f"{len(names)} {reason}: {', '.join(names[:_MOST_LISTED])}{', ...' if len(names) > _MOST_LISTED else ''}"
+            f"{len(names)} {reason}: {', '.join(names[:MOST_LISTED])}{', ...' if len(names) > MOST_LISTED else ''}"
             for reason, names in self.left_out.items()
         ]
 
@@ -206,7 +203,7 @@ def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, 
     facts = [index.coverage(data.root) for index in indexes]
     facts += [fact for source in sources for fact in source.facts]
     facts += [
-        f"none of the regions' categories ({', '.join(sorted(index.categories)[:_MOST_LISTED])}) is a class, so every "
+        f"none of the regions' categories ({', '.join(sorted(index.categories)[:MOST_LISTED])}) is a class, so every "
         "object counts for its picture's class"
         for index in indexes
         if index.categories and not index.categories & names
@@ -384,7 +381,7 @@ def _label_by_largest(
     items, bare = [], []
     for name, file in files.items():
         areas: dict[str, float] = defaultdict(float)
-        for annotation in (annotation for index in indexes for annotation in index.objects_in(name)):
+        for annotation in (annotation for index in indexes for annotation in index.objects.get(name, ())):
             category = annotation.category
             if category and not annotation.crowd and (only is None or category in only):
                 box = annotation.box or Box(0, 0, 0, 0)
@@ -405,7 +402,7 @@ def _with_objects(item: Item, indexes: Sequence[RegionIndex], classes: Collectio
     others: list[ObjectAnnotation] = []
     for index in indexes:
         names_classes = not index.categories.isdisjoint(classes)
-        for annotation in index.objects_in(item.name):
+        for annotation in index.objects.get(item.name, ()):
             category = normalize_name(annotation.category)
             own = not names_classes or category in {normalize_name(item.label), *also}
             if own and not annotation.crowd:
@@ -413,10 +410,6 @@ def _with_objects(item: Item, indexes: Sequence[RegionIndex], classes: Collectio
             elif own or category in classes:
                 others.append(annotation)
     return replace(item, objects=tuple(objects), others=tuple(others))
-
-
-_SIMILAR = 0.5
-"""The least similarity (difflib's ratio) at which an error suggests a label for a misspelt name."""
 
 
 ClassMap = Mapping[str, Sequence[int | str] | None]
@@ -482,10 +475,10 @@ def match_classes(
                 "(--labels FILE) or a class map (--class-map FILE)",
             )
         )
-    named = first_of(list(map(repr, unknown)), _MOST_LISTED)
+    named = first_of(list(map(repr, unknown)), MOST_LISTED)
     raise InputError(
-        f"the model has no label {named}{_suggestion(unknown[0], labels)}; "
-        f"rename the classes or pass a class map ({advice('class_map={...}', '--class-map FILE')})"
+        f"the model has no label {named}; rename the classes or pass a class map "
+        f"({advice('class_map={...}', '--class-map FILE')}){did_you_mean(unknown[0], labels)}"
     )
 
 
@@ -500,12 +493,6 @@ def _validated(indices: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]
                 )
             owners[index] = name
     return indices
-
-
-def _suggestion(name: str, labels: Sequence[str]) -> str:
-    by_name = _outputs_by_name(labels)
-    similar = difflib.get_close_matches(normalize_name(name), [*by_name], n=1, cutoff=_SIMILAR)
-    return f"; the nearest label to {name!r} is {labels[by_name[similar[0]][0]]!r}" if similar else ""
 
 
 def _outputs_by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -534,7 +521,7 @@ def _look_up(
     for entry in entries:
         own = (entry,) if isinstance(entry, int) else by_name.get(normalize_name(entry), ())
         if isinstance(entry, str) and not own:
-            hint = _suggestion(entry, labels or ())
+            hint = did_you_mean(entry, labels or ())
             raise InputError(f"class map: {entry!r} for {name!r} is not one of the model's labels{hint}")
         if max(own) >= outputs or min(own) < 0:
             raise InputError(f"class map: {entry!r} for {name!r} is not one of the model's {outputs} outputs")
@@ -567,7 +554,7 @@ def question_order(
         return None
     named = {output: f" ({name})" for output, name in enumerate(names or ())}
     shown = [f"class {answer}{named.get(answer, '')} for {label!r}" for label, answer in moved.items()]
-    return f"the model mostly answers {first_of(shown, _MOST_LISTED)}: are the labels in the model's order?"
+    return f"the model mostly answers {first_of(shown, MOST_LISTED)}: are the labels in the model's order?"
 
 
 def read_class_map(source: Mapping[str, Any] | Path) -> dict[str, list[int | str] | None]:

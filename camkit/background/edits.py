@@ -267,13 +267,6 @@ _BLUR = 1.0
 """Sharpness and noise compare a picture with a copy that is blurred by this deviation, in pixels."""
 
 
-_STEPS = 8
-"""Steps of the bisection: the value is met to within 1/256 of the range."""
-
-_MOST_GAIN = 2.0
-"""The largest factor by which a colour channel is changed; a stronger cast is rare and would clip."""
-
-
 def brightness(picture: Picture) -> Float[np.ndarray, "h w"]:
     """Return the brightness of each pixel."""
     # The weights of red, green and blue in the brightness (ITU-R BT.601)
@@ -329,7 +322,7 @@ def impose_sharpness(picture: Picture, where: Where, value: Value) -> Picture:
 
 def _bisected(low: float, high: float, goes_on: Callable[[float], bool]) -> float:
     """Return the largest strength at which a condition still holds; it holds for small strengths."""
-    for _ in range(_STEPS):
+    for _ in range(8):  # the value is met to within 1/256 of the range
         middle = (low + high) / 2
         low, high = (middle, high) if goes_on(middle) else (low, middle)
     return (low + high) / 2
@@ -392,7 +385,8 @@ def measure_colour(picture: Picture, where: Where) -> Value:
 
 def impose_colour(picture: Picture, where: Where, value: Value) -> Picture:
     """Multiply the channels of a picture to give it a colour cast; the mean brightness stays the same."""
-    gains = (value / measure_colour(picture, where)).clip(1 / _MOST_GAIN, _MOST_GAIN)
+    # The largest and the smallest factor by which a channel is changed; a stronger cast is rare and would clip
+    gains = (value / measure_colour(picture, where)).clip(0.5, 2.0)
     cast = np.asarray(picture * gains, np.float32)
     same = float(brightness(picture).mean()) / max(1e-6, float(brightness(cast).mean()))
     return np.asarray((cast * same).clip(0, 1), np.float32)

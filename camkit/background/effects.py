@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from jaxtyping import Float
 from pydantic import TypeAdapter
 
-from camkit.background.data import Item
 from camkit.background.edits import Arm, Edit
 from camkit.background.experiment import Answers
 from camkit.background.heat import NO_HEAT, HeatRow, compare_maps
@@ -485,12 +485,12 @@ class _Backgrounds(NamedTuple):
         groups: the number of groups of backgrounds, for the kind that has fewer.
     """
 
-    variance: float
-    groups: int
+    variance: float = 0.0
+    groups: int = sys.maxsize
 
 
-def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Backgrounds | None:
-    """Return what the backgrounds do to a gap, the mean of some fills; None if they are not known.
+def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Backgrounds:
+    """Return what the backgrounds do to a gap, the mean of some fills; nothing if they are not known.
 
     An object is shown on both kinds of backgrounds, so its answers form a pair: what they have in common, such as an
     object that is hard to recognise, cancels in the difference. The same holds for a background that serves objects of
@@ -507,7 +507,7 @@ def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Back
                 weight = (1 / count if same else -1 / (len(of_fill) - count)) / len(both)
                 answers[row.label, same].append((float(pasted.named == row.label), weight, row.group, pasted.group))
     if not answers:
-        return None
+        return _Backgrounds()
     groups: dict[bool, set[str]] = {same: set() for _, same in answers}
     terms: list[tuple[float, str, str]] = []
     for (_, same), kind in answers.items():
@@ -585,7 +585,7 @@ def _effects(
             draws = gained / np.where(possible > 0, possible, np.nan)
             skill = interval(draws, float(own / most) if most > 0 else math.nan, len(set(groups)))
         else:
-            shown = _backgrounds_of_gap(rows, sets[fill]) if effect == "gap" else None
+            shown = _backgrounds_of_gap(rows, sets[fill]) if effect == "gap" else _Backgrounds()
             measured = _measured_effect(sums, columns, groups, limit_of(effect, limits), shown)
             effects.setdefault(effect, {})[fill] = measured
     return skill, effects
@@ -595,18 +595,23 @@ def _terms(
     rows: Sequence[ImageRow], sets: Mapping[str, Sequence[str]], chances: Chances
 ) -> dict[tuple[EffectName | Literal["skill"], str], Float[np.ndarray, "n 3"]]:
     """Return each picture's terms, by effect and fill. ``sets`` has the fills of the gap."""
-    terms: dict[tuple[EffectName | Literal["skill"], str], Float[np.ndarray, "n 3"]] = {}
-    for key, fills in sets.items():
-        terms["gap", key] = _paired([[(row.same.get(fill), row.other.get(fill)) for fill in fills] for row in rows])
-    for key, fills in _with_all(sorted(chances)).items():
-        terms["sufficiency", key] = _paired(
-            [[(row.removed.get(fill), chances[fill][number]) for fill in fills] for number, row in enumerate(rows)]
-        )
-    for cue in sorted(CUE_NAMES):
-        # Stands in place of a fill's name for statistics of the whole picture, which fill nothing
-        terms[cue, "whole picture"] = _paired([[(row.same_cue.get(cue), row.other_cue.get(cue))] for row in rows])
-    terms["skill", ""] = _paired([[row.skill or (None, None)] for row in rows])
-    return terms
+    return {
+        **{
+            ("gap", key): _paired([[(row.same.get(fill), row.other.get(fill)) for fill in fills] for row in rows])
+            for key, fills in sets.items()
+        },
+        **{
+            ("sufficiency", key): _paired(
+                [[(row.removed.get(fill), chances[fill][number]) for fill in fills] for number, row in enumerate(rows)]
+            )
+            for key, fills in _with_all(sorted(chances)).items()
+        },
+        **{  # statistics of the whole picture fill nothing
+            (cue, "whole picture"): _paired([[(row.same_cue.get(cue), row.other_cue.get(cue))] for row in rows])
+            for cue in sorted(CUE_NAMES)
+        },
+        ("skill", ""): _paired([[row.skill or (None, None)] for row in rows]),
+    }
 
 
 def _paired(shares: Sequence[Sequence[tuple[float | None, float | None]]]) -> Float[np.ndarray, "n 3"]:
@@ -625,7 +630,7 @@ def _measured_effect(
     terms: Float[np.ndarray, "n 3"],
     groups: Sequence[str],
     limit: float,
-    shown: _Backgrounds | None = None,
+    shown: _Backgrounds,
 ) -> MeasuredEffect:
     """Test a difference of two shares.
 
@@ -637,19 +642,16 @@ def _measured_effect(
         terms: the same three for each picture.
         groups: the group of each picture that counts.
         limit: what the difference is tested against.
-        shown: what the backgrounds do, if the objects were shown on those of other pictures.
+        shown: what the backgrounds of other pictures do, on which the objects were shown.
     """
     first, second, count = sums.T
     total = terms.sum(0)
     draws = (first - second) / np.where(count > 0, count, np.nan)
     shares = (float(total[0] / total[2]), float(total[1] / total[2]))
-    value, group_count = shares[0] - shares[1], effective_groups(groups)
-    if shown is not None:
-        deviation = shown.variance**0.5 / float(total[2])
-        # Seeds the normal numbers that stand for the backgrounds. Every effect may use the same ones.
-        numbers = np.random.default_rng(1).standard_normal(len(draws))
-        draws = draws + deviation * numbers
-        group_count = min(group_count, shown.groups)
+    value, group_count = shares[0] - shares[1], min(effective_groups(groups), shown.groups)
+    # Normal numbers stand for the backgrounds. Every effect may use the same ones.
+    numbers = np.random.default_rng(1).standard_normal(len(draws))
+    draws = draws + shown.variance**0.5 / float(total[2]) * numbers
     pictures = int(np.count_nonzero(terms[:, 2]))
     p, p_zero = (p_above(draws, threshold, group_count) for threshold in (limit, 0.0))
     return MeasuredEffect(widened(interval(draws, value, group_count)), p, p_zero, shares, pictures)
@@ -755,49 +757,39 @@ def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, An
     """
     energies = compare_maps(plan.data.items, heat)
     items = {item.name: item for item in plan.data.items}
-    return [
-        _image_row(plan, items, item, heat[name], energies.get(name, {}), answers.get(name, {}))
-        for name, item in items.items()
-        if name in heat
-    ]
-
-
-def _image_row(
-    plan: Plan,
-    items: Mapping[str, Item],
-    item: Item,
-    heat: HeatRow,
-    energies: Mapping[str, Any],
-    answers: Answers,
-) -> ImageRow:
-    outputs = plan.matched.indices[item.label]
-    right = {edit: answer.output in outputs for edit, answer in answers.items()}
-    named = {edit: plan.name_of(answer.output) for edit, answer in answers.items()}
-    lent = {edit: items[edit.lender] for edit in answers if edit.arm in ("same", "other")}
-    counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
-    same, other = (_shares({edit: right[edit] for edit in counted}, arm) for arm in ("same", "other"))
-    fills = sorted(same.keys() & other.keys())
-    answered = {edit: Pasted(behind.label, behind.group, named[edit]) for edit, behind in counted.items()}
-    pasted = {fill: tuple(answer for edit, answer in answered.items() if edit.fill == fill) for fill in fills}
-    return ImageRow(
-        name=item.name,
-        label=item.label,
-        group=item.group,
-        right=heat.answer.output in outputs,
-        answer=plan.name_of(heat.answer.output),
-        probability=heat.answer.share,
-        status=heat.status,
-        grid=None if heat.in_region is None else heat.in_region.grid,
-        **energies,
-        **({} if heat.in_region is None else heat.in_region.measures),
-        same={fill: same[fill] for fill in fills},
-        other={fill: other[fill] for fill in fills},
-        pasted=pasted,
-        removed=_by_fill(right, "removed"),
-        named=_by_fill(named, "removed"),
-        same_cue=_by_fill(right, "same-cue"),
-        other_cue=_by_fill(right, "other-cue"),
-    )
+    rows = []
+    for name, item in ((name, item) for name, item in items.items() if name in heat):
+        shown, of_map = heat[name].answer, heat[name].in_region
+        outputs, of_edits = plan.matched.indices[item.label], answers.get(name, {})
+        right = {edit: answer.output in outputs for edit, answer in of_edits.items()}
+        named = {edit: plan.name_of(answer.output) for edit, answer in of_edits.items()}
+        lent = {edit: items[edit.lender] for edit in of_edits if edit.arm in ("same", "other")}
+        counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
+        pasted_right = {edit: right[edit] for edit in counted}
+        fills = sorted(_by_fill(pasted_right, "same").keys() & _by_fill(pasted_right, "other").keys())
+        answered = {edit: Pasted(behind.label, behind.group, named[edit]) for edit, behind in counted.items()}
+        rows.append(
+            ImageRow(
+                name=name,
+                label=item.label,
+                group=item.group,
+                right=shown.output in outputs,
+                answer=plan.name_of(shown.output),
+                probability=shown.share,
+                status=heat[name].status,
+                grid=None if of_map is None else of_map.grid,
+                **energies.get(name, {}),
+                **({} if of_map is None else of_map.measures),
+                same={fill: _share(pasted_right, "same", fill) for fill in fills},
+                other={fill: _share(pasted_right, "other", fill) for fill in fills},
+                pasted={fill: tuple(one for edit, one in answered.items() if edit.fill == fill) for fill in fills},
+                removed=_by_fill(right, "removed"),
+                named=_by_fill(named, "removed"),
+                same_cue=_by_fill(right, "same-cue"),
+                other_cue=_by_fill(right, "other-cue"),
+            )
+        )
+    return rows
 
 
 _T = TypeVar("_T")
@@ -808,10 +800,6 @@ def _by_fill(values: Mapping[Edit, _T], arm: Arm) -> dict[str, _T]:
     return {edit.fill: value for edit, value in values.items() if edit.arm == arm}
 
 
-def _shares(right: Mapping[Edit, bool], arm: Arm) -> dict[str, float]:
-    """Return the share of right answers to the edits of one arm, by fill."""
-    by_fill: dict[str, list[bool]] = defaultdict(list)
-    for edit, is_right in right.items():
-        if edit.arm == arm:
-            by_fill[edit.fill].append(is_right)
-    return {fill: float(np.mean(answers)) for fill, answers in by_fill.items()}
+def _share(right: Mapping[Edit, bool], arm: Arm, fill: str) -> float:
+    """Return the share of right answers to the edits of one arm with one fill."""
+    return float(np.mean([is_right for edit, is_right in right.items() if (edit.arm, edit.fill) == (arm, fill)]))

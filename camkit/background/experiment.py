@@ -151,10 +151,6 @@ _CACHE_BYTES, _MIN_CACHED = 1 << 30, 16
 """The memory for loaded pictures, each of which is a background for several others, and the least number to keep."""
 
 
-_GROWTH = 0.035
-"""How far the silhouettes that are filled in a background are widened, as a share of the shorter side: 8 of 224 pixels,
-which covered soft edges and shadows of hand-drawn outlines."""
-
 _ROOM_CELLS = 32
 """Cells along each side of the grid that stores how much room is beside a picture's objects."""
 
@@ -170,6 +166,9 @@ class Experiment:
     Attributes:
         plan: the check.
         partners: the pictures that may lend their backgrounds to each picture of the sample.
+        load: returns a picture and its regions as the model sees them; None if it cannot be read.
+        filled: returns how much of each cell of a coarse grid is filled if a picture lends its background; None if it
+            cannot lend one: it cannot be read, or its objects leave no room.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -181,12 +180,8 @@ class Experiment:
         size = _CACHE_BYTES if first is None else first.tensor.nbytes
         # Tensors kept of each picture: itself, and one as a background for each fill
         kept = max(_MIN_CACHED, _CACHE_BYTES // (3 * size))
-        self._cached = functools.lru_cache(maxsize=kept)(self._load)
-        self._filled: dict[str, Float[Tensor, "r c"] | None] = {}
-
-    def load(self, item: Item) -> PreparedPicture | None:
-        """Return a picture and its regions as the model sees them; None if it cannot be read."""
-        return self._cached(item)
+        self.load = functools.lru_cache(maxsize=kept)(self._load)
+        self.filled = functools.cache(self._filled)
 
     def _load(self, item: Item) -> PreparedPicture | None:
         try:
@@ -211,7 +206,9 @@ class Experiment:
         alike = np.array_equal(drawn_own, drawn_all)
         silhouettes = (region if alike else preprocess_region(drawn_all, preprocess, shades)) > 0
         hole = preprocess_region(widened_boxes([*own, *others], picture.size), preprocess, shades) > 0
-        growth = max(1, round(_GROWTH * min(silhouettes.shape)))
+        # What is filled in a background is widened by 8 of 224 pixels, which covered soft edges and shadows of outlines
+        # that were drawn by hand
+        growth = max(1, round(0.035 * min(silhouettes.shape)))
         return PreparedPicture(tensor, shades, region, hole, dilated(silhouettes, growth), quality)
 
     def edits(self, item: Item, wanted: int) -> Edits:
@@ -270,26 +267,21 @@ class Experiment:
                 break
         return backgrounds
 
-    def filled(self, item: Item) -> Float[Tensor, "r c"] | None:
-        """Return how much of each cell of a coarse grid is filled if a picture lends its background.
-
-        None if it cannot lend one: it cannot be read, or its objects leave no room.
-        """
-        if item.name not in self._filled:
-            picture, grid = self.load(item), None
-            if picture is not None and not self.plan.with_regions:
-                grid = torch.zeros(_ROOM_CELLS, _ROOM_CELLS)
-            elif picture is not None and picture.silhouettes is not None and picture.has_background:
-                grid = coarse(picture.silhouettes)
-            self._filled[item.name] = grid
-        return self._filled[item.name]
+    def _filled(self, item: Item) -> Float[Tensor, "r c"] | None:
+        picture = self.load(item)
+        if picture is not None and not self.plan.with_regions:
+            return torch.zeros(_ROOM_CELLS, _ROOM_CELLS)
+        if picture is None or picture.silhouettes is None or not picture.has_background:
+            return None
+        return coarse(picture.silhouettes)
 
     def rows(self, items: Sequence[Item]) -> Iterator[EditsRow]:
         """Show the edits of some pictures of the sample to the model, and yield a row of answers for each picture.
 
         Threads make the edits. The model sees the edits of several pictures in full batches.
         """
-        tasks = (Task(functools.partial(self._make, item), in_thread=True) for item in items)
+        pastes = self.plan.settings.check.pastes
+        tasks = (Task(functools.partial(self._made, item, pastes), in_thread=True) for item in items)
         made = in_order(tasks, workers=WORKERS, ahead=WORKERS + 1)
         expected: dict[Item, int] = {}
 
@@ -315,8 +307,8 @@ class Experiment:
     def _row(self, item: Item, answers: Answers) -> EditsRow:
         return EditsRow(item.name, list(answers.items()), self.why_untested(item, answers))
 
-    def _make(self, item: Item) -> dict[Edit, Float[Tensor, "c h w"]]:
-        return {edit: make() for edit, make in self.edits(item, self.plan.settings.check.pastes).items()}
+    def _made(self, item: Item, wanted: int) -> dict[Edit, Float[Tensor, "c h w"]]:
+        return {edit: make() for edit, make in self.edits(item, wanted).items()}
 
     def _answered(
         self, batch: list[tuple[tuple[Item, Edit], Float[Tensor, "c h w"]]]

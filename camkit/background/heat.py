@@ -208,96 +208,87 @@ HEAT: RowKind[HeatRow | Unusable] = RowKind("heat", TypeAdapter(HeatRow | Unusab
 """The rows of the heat pass."""
 
 
-class CheckHeat:
-    """The heat of a check: each picture's map, compared with its region.
+def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
+    """Explain pictures, compare each map with its region, and yield a row for each picture, in order."""
+    if not plan.draws_heat:
+        yield from _rows_without_heat(plan, items)
+        return
+    classes = tuple(plan.matched.indices[item.label] for item in items)
+    boxes = CropBoxes()  # the parts of the pictures that the model sees
+    own_class = EachTarget(classes, activation=plan.model.activation)
+    target = _RecordingTarget(own_class, {}, tuple(range(1, len(items) + 1)))
+    explanations = plan.explain(items, target=target)
+    for number, (item, explanation) in enumerate(zip(items, explanations, strict=True), start=1):
+        yield _row(plan, boxes, item, explanation, target.answers.get(number))
 
-    Args:
-        plan: the check.
 
-    Attributes:
-        plan: the check.
+def _rows_without_heat(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
+    """Ask the model about pictures, and yield a row for each; those that cannot be used come last."""
+    unusable = list[Unusable]()
+    why = f"no heat: the model is a {'detector' if plan.detects else 'black box'}"
+
+    def readable() -> Iterator[tuple[Item, Tensor]]:
+        for item in items:
+            try:
+                if plan.detects:
+                    plan.wanted(item)
+                yield item, prepare(item.path, plan.preprocess, item.name).tensor
+            except CamkitError as error:
+                unusable.append(_unusable(item, error))
+
+    for batch in batches_of_one_shape(readable(), plan.batch_size):
+        shown, inputs = zip(*batch, strict=True)
+        for item, answer in zip(shown, plan.answer(torch.stack(inputs), shown), strict=True):
+            cropped = plan.detects and not len(plan.wanted(item))
+            row = HeatRow(item.name, answer, NO_HEAT, "none", "no layer", why, cropped)
+            yield _broken(item) if answer.output == NO_ANSWER else row
+    yield from unusable
+
+
+def _row(
+    plan: Plan, boxes: CropBoxes, item: Item, explanation: Explanation | Failure, answer: Answer | None
+) -> HeatRow | Unusable:
+    try:
+        if isinstance(explanation, Failure):
+            raise explanation.error
+        if answer is None or answer.output == NO_ANSWER:
+            return _broken(item)
+        about = (explanation.status, explanation.method, explanation.layer, explanation.layer_reason)
+        row = HeatRow(item.name, answer, *about)
+        return _compared(plan, boxes, row, item, explanation) if item.objects else row
+    except CamkitError as error:
+        return _unusable(item, error)
+
+
+def _compared(plan: Plan, boxes: CropBoxes, row: HeatRow, item: Item, explanation: Explanation) -> HeatRow:
+    """Compare a map with its picture's region, unless the map is empty or the object was cropped away.
+
+    Raises:
+        CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.
     """
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self._boxes = CropBoxes()  # the parts of the pictures that the model sees
-
-    def rows(self, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
-        """Explain pictures, compare each map with its region, and yield a row for each picture, in order."""
-        if not self.plan.draws_heat:
-            yield from self._rows_without_heat(items)
-            return
-        classes = tuple(self.plan.matched.indices[item.label] for item in items)
-        own_class = EachTarget(classes, activation=self.plan.model.activation)
-        target = _RecordingTarget(own_class, {}, tuple(range(1, len(items) + 1)))
-        explanations = self.plan.explain(items, target=target)
-        for number, (item, explanation) in enumerate(zip(items, explanations, strict=True), start=1):
-            yield self._row(item, explanation, target.answers.get(number))
-
-    def _rows_without_heat(self, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
-        """Ask the model about pictures, and yield a row for each; those that cannot be used come last."""
-        plan, unusable = self.plan, list[Unusable]()
-        why = f"no heat: the model is a {'detector' if plan.detects else 'black box'}"
-
-        def readable() -> Iterator[tuple[Item, Tensor]]:
-            for item in items:
-                try:
-                    if plan.detects:
-                        plan.wanted(item)
-                    yield item, prepare(item.path, plan.preprocess, item.name).tensor
-                except CamkitError as error:
-                    unusable.append(_unusable(item, error))
-
-        for batch in batches_of_one_shape(readable(), plan.batch_size):
-            shown, inputs = zip(*batch, strict=True)
-            for item, answer in zip(shown, plan.answer(torch.stack(inputs), shown), strict=True):
-                cropped = plan.detects and not len(plan.wanted(item))
-                row = HeatRow(item.name, answer, NO_HEAT, "none", "no layer", why, cropped)
-                yield _broken(item) if answer.output == NO_ANSWER else row
-        yield from unusable
-
-    def _row(self, item: Item, explanation: Explanation | Failure, answer: Answer | None) -> HeatRow | Unusable:
-        try:
-            if isinstance(explanation, Failure):
-                raise explanation.error
-            if answer is None or answer.output == NO_ANSWER:
-                return _broken(item)
-            about = (explanation.status, explanation.method, explanation.layer, explanation.layer_reason)
-            row = HeatRow(item.name, answer, *about)
-            return self._compared(row, item, explanation) if item.objects else row
-        except CamkitError as error:
-            return _unusable(item, error)
-
-    def _compared(self, row: HeatRow, item: Item, explanation: Explanation) -> HeatRow:
-        """Compare a map with its picture's region, unless the map is empty or the object was cropped away.
-
-        Raises:
-            CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.
-        """
-        plan = self.plan
-        # Without a box, the explanation's picture is the model's input, and the original's size is read from the file.
-        original = explanation.picture if explanation.box is not None else None
-        size = open_picture(item.path).size if original is None else (original.shape[1], original.shape[0])
-        if isinstance(explanation.shown, Tensor):
-            check_crop(plan.preprocess, open_picture(item.path), explanation.shown, self._boxes)
-        original_region = object_region([in_pixels(annotation, size) for annotation in item.objects], size)
-        shades = plan.shades.of(size)
-        region = preprocess_region(original_region, plan.preprocess, shades) > 0.5
-        if not bool(region.any()):
-            return replace(row, cropped=True)
-        if explanation.status != "ok" or explanation.heatmap.ndim != 2:
-            return row
-        grid = (explanation.raw.shape[0], explanation.raw.shape[1])
-        heat, placement = torch.from_numpy(np.asarray(explanation.heatmap)), explanation.placement
-        in_region = MapInRegion(
-            measures=measure(heat, region, shades.view, grid, placement),
-            grid=grid,
-            size=(region.shape[0], region.shape[1]),
-            placement=placement,
-            cells=np.maximum(explanation.raw, 0).ravel().astype(np.float32),
-            within=heat_in_cells(region, grid, placement).astype(np.float32),
-        )
-        return replace(row, in_region=in_region)
+    # Without a box, the explanation's picture is the model's input, and the original's size is read from the file.
+    original = explanation.picture if explanation.box is not None else None
+    size = open_picture(item.path).size if original is None else (original.shape[1], original.shape[0])
+    if isinstance(explanation.shown, Tensor):
+        check_crop(plan.preprocess, open_picture(item.path), explanation.shown, boxes)
+    original_region = object_region([in_pixels(annotation, size) for annotation in item.objects], size)
+    shades = plan.shades.of(size)
+    region = preprocess_region(original_region, plan.preprocess, shades) > 0.5
+    if not bool(region.any()):
+        return replace(row, cropped=True)
+    if explanation.status != "ok" or explanation.heatmap.ndim != 2:
+        return row
+    grid = (explanation.raw.shape[0], explanation.raw.shape[1])
+    heat, placement = torch.from_numpy(np.asarray(explanation.heatmap)), explanation.placement
+    in_region = MapInRegion(
+        measures=measure(heat, region, shades.view, grid, placement),
+        grid=grid,
+        size=(region.shape[0], region.shape[1]),
+        placement=placement,
+        cells=np.maximum(explanation.raw, 0).ravel().astype(np.float32),
+        within=heat_in_cells(region, grid, placement).astype(np.float32),
+    )
+    return replace(row, in_region=in_region)
 
 
 def _broken(item: Item) -> Unusable:

@@ -211,16 +211,13 @@ def measure_kinds(
         for number, (label, own) in enumerate(sorted(by_class.items()))
         for pair in _pairs(label, own, [seed, number], resamples, tested=label not in without)
     ]
-    tested = [number for number, pair in enumerate(pairs) if pair.p is not None]
-    for number, p in zip(tested, holm([pairs[number].p or 0.0 for number in tested]), strict=True):
+    tested = [(number, pair.p, pair.loss) for number, pair in enumerate(pairs) if pair.p is not None and pair.loss]
+    bad: list[KindPair] = []
+    for (number, _, loss), p in zip(tested, holm([p for _, p, _ in tested]), strict=True):
         pairs[number] = replace(pairs[number], p=p)
-    bad = [
-        pair
-        for pair in pairs
-        if pair.p is not None and pair.p <= alpha and pair.loss is not None and pair.loss.value > limit
-    ]
+        bad += [pairs[number]] if p <= alpha and loss.value > limit else []
     bad.sort(key=_accuracy_first)
-    worst = bad[0] if bad else min((pairs[number] for number in tested), key=_accuracy_first, default=None)
+    worst = bad[0] if bad else min((pairs[number] for number, *_ in tested), key=_accuracy_first, default=None)
     return Kinds(tuple(kinds), tuple(pairs), worst, tuple(bad))
 
 

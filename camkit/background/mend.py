@@ -249,9 +249,8 @@ def _gap_of(result: CheckResult) -> float | None:
 
 
 def _worst_pair_of(result: CheckResult) -> Pair | None:
-    shown = [(row.label, background, right) for row in result.images for background, right in row.by_background.items()]
-    pairs = [(label, background) for label, background, right in shown for _ in right]
-    return worst_pair(pairs, [each for *_, right in shown for each in right])
+    shown = [(row.label, *of_background) for row in result.images for of_background in row.by_background.items()]
+    return worst_pair(((label, background), is_right) for label, background, right in shown for is_right in right)
 
 
 _SHARE_OF_ORIGINALS = 0.25
@@ -261,13 +260,6 @@ networks lost up to 4 points more of their accuracy on them, and gained no more 
 
 MOST_LOST = 0.01
 """The accuracy on unedited pictures that mending may lose."""
-
-_STEPS = 200
-"""Steps of L-BFGS at most."""
-
-_SAME = 1e-4
-"""How far a layer's output may differ from the model's, as a share of the largest."""
-
 
 ORIGINAL = "original"
 """Stands in place of a fill's name for a picture that is not edited."""
@@ -353,7 +345,7 @@ def find_last_linear(plan: Plan) -> str:
         logits = logits_of(module(picture), 1)
     for name, outputs in calls.items():
         alike = len(outputs) == 1 and outputs[0].shape == logits.shape
-        if alike and bool((outputs[0] - logits).abs().max() <= _SAME * logits.abs().max()):
+        if alike and torch.allclose(outputs[0], logits, rtol=0, atol=1e-4 * float(logits.abs().max())):
             return name
     raise InputError(
         "the output of this model is not that of a linear layer, so it cannot be mended; write the pasted pictures "
@@ -476,7 +468,7 @@ def fit(
     # In units of the features' own scale, the pull is the same for all weights, and L-BFGS needs fewer steps.
     scaled = features / scale.clamp_min(1e-12) * (scale > 0)
     before = features @ old_weight.T + old_bias
-    optimiser = torch.optim.LBFGS([change, shift], max_iter=_STEPS, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS([change, shift], max_iter=200, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimiser.zero_grad()
@@ -514,7 +506,7 @@ def choose_strength(examples: Examples) -> float:
     for strength, right in predicted.items():
         kept, before = (answers[examples.original].double().mean() for answers in (right, unchanged))
         keeps = not bool(kept < before - MOST_LOST)  # also if there are no unedited pictures
-        worst = worst_pair(examples.pairs, right.tolist())
+        worst = worst_pair(zip(examples.pairs, right.tolist(), strict=True))
         found.append((keeps, 0.0 if worst is None else worst.accuracy, strength))
     keeping = [entry for entry in found if entry[0]] or found
     best = max(worst for _, worst, _ in keeping)
@@ -522,13 +514,13 @@ def choose_strength(examples: Examples) -> float:
     return max(strength for _, worst, strength in keeping if worst >= best - 0.02)
 
 
-def worst_pair(pairs: Iterable[tuple[str, str]], right: Iterable[bool]) -> Pair | None:
+def worst_pair(answers: Iterable[tuple[tuple[str, str], bool]]) -> Pair | None:
     """Return the class and background with the least accuracy; None if none has enough pictures.
 
-    Each entry of ``pairs`` is a picture's class and the class of its background.
+    An answer has the class of the picture and that of its background, and says whether the model was right.
     """
     by_pair: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    for pair, is_right in zip(pairs, right, strict=True):
+    for pair, is_right in answers:
         by_pair[pair].append(is_right)
     # Pictures that a pair of class and background needs, to count as the worst
     found = [Pair(*pair, float(np.mean(of)), len(of)) for pair, of in by_pair.items() if len(of) >= 5]

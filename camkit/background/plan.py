@@ -131,8 +131,7 @@ class Plan:
     def most_edits(self) -> int:
         """The most edits of each sample picture that the model classifies."""
         pastes = self.settings.check.pastes
-        exchanges = 2 * len(self.cues)
-        return exchanges + (2 * (2 * pastes + 1) if self.with_regions else 2 * pastes + 1)
+        return 2 * len(self.cues) + (2 * (2 * pastes + 1) if self.with_regions else 2 * pastes + 1)
 
     @functools.cached_property
     def cues(self) -> tuple[str, ...]:

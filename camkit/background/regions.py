@@ -176,7 +176,7 @@ def clip_box(box: Box, size: tuple[int, int] | None) -> Box | None:
     return box if max(abs(a - b) for a, b in zip(clipped, box, strict=True)) <= slack else clipped
 
 
-_MOST_LISTED = 5
+MOST_LISTED = 5
 """The most names that a sentence lists."""
 
 
@@ -194,28 +194,25 @@ class RegionIndex:
         self.categories = {
             normalize_name(annotation.category) for objects in source.objects.values() for annotation in objects
         } - {""}
-        self._objects: dict[str, tuple[ObjectAnnotation, ...]] = {}
+        self.objects: dict[str, tuple[ObjectAnnotation, ...]] = {}
+        """The objects of the pictures that have any."""
         several: set[str] = set()
         keys = zip(_keys_of(source.objects), _keys_of(pictures, below_folder=True), strict=True)
         for annotated_names, picture_names in keys:
             for shared in annotated_names.keys() & picture_names.keys():
                 if len(annotated_names[shared]) == len(picture_names[shared]) == 1:
                     objects = source.objects[annotated_names[shared].pop()]
-                    self._objects.setdefault(picture_names[shared].pop(), objects)
+                    self.objects.setdefault(picture_names[shared].pop(), objects)
                 else:
                     several |= picture_names[shared]
-        self.ambiguous = several - self._objects.keys()
+        self.ambiguous = several - self.objects.keys()
         """Pictures without objects that share their name with others, or the names of several annotations."""
-
-    def objects_in(self, picture: str) -> tuple[ObjectAnnotation, ...]:
-        """Return the objects of a picture; none if the source has none, or if the name is ambiguous."""
-        return self._objects.get(picture, ())
 
     def coverage(self, root: Path) -> str:
         """Say how many pictures the source annotates, and how many of these are in the data."""
         path = Path(self.source.source)
         shown = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-        found = sum(map(bool, self._objects.values()))
+        found = sum(map(bool, self.objects.values()))
         annotated = len(self.source.objects)
         return f"{self.source.format} in {shown}: {annotated} annotated pictures, {found} of them found here"
 
@@ -241,7 +238,7 @@ def unmatched(classes: Collection[str], pictures: Sequence[str], indexes: Sequen
 
 def _quoted(names: Iterable[str]) -> str:
     """Return the first names in alphabetical order."""
-    return first_of(sorted(map(repr, names)), _MOST_LISTED)
+    return first_of(sorted(map(repr, names)), MOST_LISTED)
 
 
 def _keys_of(names: Iterable[str], *, below_folder: bool = False) -> list[dict[str, set[str]]]:
@@ -254,10 +251,6 @@ def _keys_of(names: Iterable[str], *, below_folder: bool = False) -> list[dict[s
         for groups, key in zip(by_key, (path.as_posix(), bare.as_posix(), inner, path.name, bare.name), strict=True):
             groups[key].add(name)
     return by_key
-
-
-_MARGIN = 0.08
-"""Margin around a removed box, as a share of its side: covers shadows, soft edges and boxes drawn too small."""
 
 
 def in_pixels(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
@@ -319,8 +312,9 @@ def widened_boxes(objects: Sequence[ObjectAnnotation], size: tuple[int, int]) ->
     for annotation in objects:
         boxes = [] if annotation.outline is None else _boxes_of_parts(object_region([annotation], size))
         for box in [*([] if annotation.box is None else [annotation.box]), *boxes]:
-            # Least margin in pixels: the soft edge of a small object is as wide as that of a large one
-            across, down = (max(2, _MARGIN * side) for side in (box.right - box.left, box.bottom - box.top))
+            # The margin is a share of the side, for shadows and boxes drawn too small, and at least 2 pixels: the soft
+            # edge of a small object is as wide as that of a large one
+            across, down = (max(2, 0.08 * side) for side in (box.right - box.left, box.bottom - box.top))
             region |= _fill_box(Box(box.left - across, box.top - down, box.right + across, box.bottom + down), size)
     return region
 
@@ -671,8 +665,7 @@ def read_voc(source: Path) -> Annotations:
 
 # --- YOLO: text files whose lines have a class and a box, a polygon or a pose, in shares of the picture
 
-_TABLES = ("data.yaml", "data.yml", "dataset.yaml")
-_CLASS_FILES = ("classes.txt", "obj.names", *_TABLES)
+_CLASS_FILES = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml")
 
 
 def find_yolo(folder: Path) -> list[Path]:

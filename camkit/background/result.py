@@ -18,7 +18,7 @@ from jaxtyping import Float
 from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, Pair, all_excluded_above, measure_all
 from camkit.background.kinds import Kinds
 from camkit.background.plan import WORSE, Plan
-from camkit.background.rule import Judgement, worst_first
+from camkit.background.rule import Judgement, said, worst_first
 from camkit.errors import InputError, as_error, printable, refuse_pipe
 from camkit.images.files import write_file
 from camkit.kit.statistics import MIN_GROUPS, Estimate, bootstrap_sums, group_numbers, holm, interval, p_above
@@ -178,13 +178,11 @@ class CheckResult(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``report.json`` has, as plain JSON values."""
-        report: dict[str, Any] = json.loads(self.reports.REPORTS[BASELINE_FILE](self))
-        return report
+        return dict(json.loads(self.reports.REPORTS[BASELINE_FILE](self)))
 
     def events(self) -> Iterator[tuple[str, Any]]:
         """Yield what TensorBoard shows, each with its tag: a text, a number, or a strip of pictures."""
-        found: Iterator[tuple[str, Any]] = self.reports.events(self)
-        return found
+        yield from self.reports.events(self)
 
     @property
     def worst(self) -> str:
@@ -223,12 +221,6 @@ class PairChange(Pair):
     change: Estimate
     p: float
 
-    @property
-    def in_words(self) -> str:
-        """By how much it fell."""
-        fell = f"fell by {-self.change.value:.2f} to {self.accuracy:.2f} since the baseline"
-        return f"the accuracy of {self.label} on backgrounds of {self.background} {fell}"
-
 
 @dataclass(frozen=True)
 class Change:
@@ -264,20 +256,7 @@ class Change:
     @property
     def worse(self) -> list[str]:
         """What got worse by more than the limit and by more than chance, in words; the accuracy comes first."""
-        gap, pair = self.gap, self.pair
-        # The significance level of the fall of a pair
-        sentences = (
-            self._worse("the accuracy on unedited pictures fell", self.accuracy),
-            self._worse("the background gap grew", gap and Estimate(-gap.value, -gap.high, -gap.low, gap.groups)),
-            pair.in_words if pair is not None and pair.p <= 0.05 else "",
-            self._worse("the skill of the heat fell", self.skill),
-        )
-        return [sentence for sentence in sentences if sentence]
-
-    def _worse(self, what: str, change: Estimate | None) -> str:
-        if change is None or not change.high < 0 or -change.value <= self.limit:
-            return ""
-        return f"{what} by {-change.value:.2f} (at least {-change.high:.2f}) since the baseline"
+        return [sentence for sentence in said("worse", self).split("\n") if sentence]
 
 
 def read_baseline(file: Path) -> dict[str, Any]:
@@ -357,10 +336,11 @@ def compare(
     """
     before = {image["sha256"]: IMAGES.validate_python(image) for image in baseline["images"]}
     pairs = [(row, before[contents[row.name]]) for row in rows if contents[row.name] in before]
+    skills = [(row.group, *own, *earlier) for row, old in pairs if (own := row.skill) and (earlier := old.skill)]
     return Change(
         len(pairs),
         gap_change(pairs, seed),
-        _skill_change(pairs, seed),
+        _change(skills, [seed, 2])[0] if skills else None,
         _mean_change([float(row.right) - float(old.right) for row, old in pairs], pairs, [seed, 3])[0]
         if pairs
         else None,
@@ -386,10 +366,21 @@ def _mean_change(
     changes: Sequence[float], pairs: _Pairs, seed: Sequence[int]
 ) -> tuple[Estimate, Float[np.ndarray, " b"]]:
     """Return the mean of some changes with its interval, and its bootstrap draws."""
-    numbers = group_numbers([row.group for row, _ in pairs])
-    sums = bootstrap_sums(np.array([(change, 1.0) for change in changes]), numbers, seed)
-    draws = sums[:, 0] / sums[:, 1]
-    return interval(draws, float(np.mean(changes)), int(numbers.max()) + 1), draws
+    return _change([(row.group, change, 1.0, 0.0, 1.0) for change, (row, _) in zip(changes, pairs, strict=True)], seed)
+
+
+def _change(
+    parts: Sequence[tuple[str, float, float, float, float]], seed: Sequence[int]
+) -> tuple[Estimate, Float[np.ndarray, " b"]]:
+    """Return the change of a ratio of sums with its interval, and its bootstrap draws.
+
+    ``parts`` has each picture's group, and what it adds to the numerator and the denominator now, and before.
+    """
+    groups, terms = group_numbers([group for group, *_ in parts]), np.array([terms for _, *terms in parts])
+    sums = np.vstack([bootstrap_sums(terms, groups, seed), terms.sum(0)])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        changes = sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3]
+    return interval(changes[:-1], float(changes[-1]), int(groups.max()) + 1), changes[:-1]
 
 
 def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
@@ -399,8 +390,6 @@ def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
         for background in row.by_background.keys() & old.by_background.keys():
             found[row.label, background].append((row, old))
     enough = {pair: of for pair, of in sorted(found.items()) if len({row.group for row, _ in of}) >= MIN_GROUPS}
-    if not enough:
-        return None
     changes: list[PairChange] = []
     for number, ((label, background), of) in enumerate(enough.items()):
         shares = np.array([[np.mean(row.by_background[background]) for row in pair] for pair in of])
@@ -409,21 +398,8 @@ def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
         changes.append(PairChange(label, background, float(shares[:, 0].mean()), len(of), change, p))
     adjusted = holm([change.p for change in changes])
     changes = [replace(change, p=p) for change, p in zip(changes, adjusted, strict=True)]
-    return min(changes, key=lambda change: (change.p, change.change.value))
+    return min(changes, key=lambda change: (change.p, change.change.value), default=None)
 
 
 def _mean_gap(row: ImageRow) -> float:
     return float(np.mean([row.same[fill] - row.other[fill] for fill in row.same]))
-
-
-def _skill_change(pairs: _Pairs, seed: int) -> Estimate | None:
-    skills = [(row.group, *own, *earlier) for row, old in pairs if (own := row.skill) and (earlier := old.skill)]
-    if not skills:
-        return None
-    parts = np.array([parts for _, *parts in skills])
-    groups = group_numbers([group for group, *_ in skills])
-    sums = bootstrap_sums(parts, groups, [seed, 2])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        draws = sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3]
-        now, before = parts[:, 0].sum() / parts[:, 1].sum(), parts[:, 2].sum() / parts[:, 3].sum()
-    return interval(draws, float(now - before), int(groups.max()) + 1)

@@ -29,11 +29,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from camkit.background.effects import OVERALL, Effect, EffectName, Level, Measures, Rule
+from camkit.background.effects import OVERALL, Effect, EffectName, Level, Measures, Rule, all_excluded_above
 from camkit.errors import printable
-from camkit.kit import wording
 from camkit.kit.statistics import MIN_GROUPS, holm, smallest_p, wilson
-from camkit.kit.wording import counted, first_of, share
+from camkit.kit.wording import counted, first_of, number, share
 from camkit.options import Limits
 
 Verdict: TypeAlias = Literal["FAIL", "WARN", "PASS", "INCONCLUSIVE"]
@@ -92,16 +91,6 @@ class Judgement:
         """Return whether any effect is at a level."""
         return level in (*self.required, *self.others)
 
-    def joined(self, several: Collection[Judgement]) -> Judgement:
-        """Return the model's judgement: this one, of all classes, with the levels and warnings of those given."""
-        return replace(
-            self,
-            required=[level for own in several for level in own.required],
-            others=[level for own in several for level in own.others],
-            untested=any(own.untested for own in several),
-            warned=any(own.warned for own in several),
-        )
-
 
 VERDICTS: tuple[Rule[Verdict, Judgement], ...] = (
     Rule(
@@ -154,26 +143,28 @@ def judge(
         of_detector: whether the model finds objects, which the words then say.
         warnings: by class, what optional analyses warn of; by OVERALL, of all classes together.
     """
-    tested = {name: class_measures for name, class_measures in measures.items() if name not in exempt}
-    effects = _tested_effects(
-        {
-            name: [replace(effect, of_detector=of_detector) for effect in class_measures.counting]
-            for name, class_measures in tested.items()
-        },
+    chance = 1 / max(2, len(measures) - 1)
+    tested = _tested_effects(
+        [
+            replace(effect, of_detector=of_detector)
+            for name, class_measures in measures.items()
+            if name not in exempt
+            for effect in class_measures.counting
+        ],
         limits,
         may_fail=may_fail,
     )
-    chance = 1 / max(2, len(measures) - 1)
     judged: dict[str, Judgement] = {}
     for name, class_measures in measures.items():
         if name in exempt:
             reason = Reason("exempt", f"exempt: this class may be recognised by anything ({exempt[name]})")
             judged[name] = Judgement(reasons=(reason,))
             continue
-        obstacles = _obstacles(class_measures, effects[name], limits, chance, with_regions=with_regions)
+        effects = [effect for effect in tested if effect.label == name]
+        obstacles = _obstacles(class_measures, effects, limits, chance, with_regions=with_regions)
         of_heat = _heat_warnings(class_measures, limits) if name == OVERALL and with_regions else []
         judged[name] = _judge_alone(
-            effects[name],
+            effects,
             obstacles,
             [*of_heat, *warnings.get(name, ())],
             required=name == OVERALL or limits.strict,
@@ -183,43 +174,38 @@ def judge(
     return judged
 
 
-def _tested_effects(
-    effects: Mapping[str, Sequence[Effect]], limits: Limits, *, may_fail: bool
-) -> dict[str, list[Effect]]:
+def _tested_effects(effects: Sequence[Effect], limits: Limits, *, may_fail: bool) -> list[Effect]:
     """Return the effects with their corrected p-values. An effect that rests on too few pictures is not tested."""
-    tested = {
-        name: [replace(effect, enough=effect.pictures >= _min_pictures(effect.name, limits)) for effect in own]
-        for name, own in effects.items()
-    }
-    families: dict[str, list[tuple[str, int]]] = {family: [] for family in SHARES}
-    for name, own in tested.items():
-        for number, effect in enumerate(own):
-            family = "classes" if name != OVERALL else "gap" if effect.name == "gap" else "cues"
-            if effect.name != "sufficiency" and effect.enough:
-                families[family].append((name, number))
-    for family, members in families.items():
-        means = [mean for name, number in members if (mean := effects[name][number].mean) is not None]
+    tested = [replace(effect, enough=effect.pictures >= _min_pictures(effect.name, limits)) for effect in effects]
+    for family in SHARES:
+        places = [place for place, effect in enumerate(tested) if effect.enough and _family(effect) == family]
+        means = [mean for place in places if (mean := tested[place].mean) is not None]
         corrected = _corrected([mean.p for mean in means], family)
         floors = _corrected([smallest_p(mean.effect.groups) for mean in means], family)
         present = holm([mean.p_zero for mean in means])
         least = MIN_GROUPS  # the fewest groups with which every effect of the family could be significant
-        while members and may_fail and _corrected([smallest_p(least)] * len(members), family)[0] > limits.alpha:
+        while means and may_fail and _corrected([smallest_p(least)] * len(means), family)[0] > limits.alpha:
             least += 1
-        for (name, number), p, floor, p_zero in zip(members, corrected, floors, present, strict=True):
+        for place, p, floor, p_zero in zip(places, corrected, floors, present, strict=True):
             # An effect of a class counts as above 0 at this many times the significance level, 10% by default: it only
             # warns
-            tested[name][number] = replace(
-                tested[name][number],
+            tested[place] = replace(
+                tested[place],
                 p=p,
                 significant=may_fail and p <= limits.alpha,
                 present=p_zero <= 2.0 * limits.alpha,
                 least_groups=least if floor > limits.alpha else MIN_GROUPS,
             )
-    settled = any(e.name == "gap" and (e.level == "excluded" or e.lacks_groups) for e in tested[OVERALL])
-    tested[OVERALL] = [
-        replace(effect, counts=not settled) if effect.name == "sufficiency" else effect for effect in tested[OVERALL]
-    ]
-    return tested
+    gaps = [effect for effect in tested if _family(effect) == "gap"]
+    settled = any(gap.level == "excluded" or gap.lacks_groups for gap in gaps)
+    return [replace(effect, counts=not settled) if effect.name == "sufficiency" else effect for effect in tested]
+
+
+def _family(effect: Effect) -> str:
+    """Return which part of the significance level an effect shares; none for the sufficiency, which never fails."""
+    if effect.scope == "all classes":
+        return "gap" if effect.name == "gap" else "cues"
+    return "classes" if effect.scope == "one class" else ""
 
 
 def _corrected(p_values: Sequence[float], family: str) -> list[float]:
@@ -280,7 +266,13 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     if judged.keys() - {OVERALL} <= set(set_aside):
         return Judgement(reasons=(Reason("waived", "every class is waived or exempt, so nothing was tested"),))
     counted = {name: judgement for name, judgement in judged.items() if not judgement.waived}
-    model = overall.joined(counted.values())
+    model = replace(
+        overall,
+        required=[level for own in counted.values() for level in own.required],
+        others=[level for own in counted.values() for level in own.others],
+        untested=any(own.untested for own in counted.values()),
+        warned=any(own.warned for own in counted.values()),
+    )
     verdict = model.verdict
     if verdict == "PASS":
         reasons = [*overall.reasons, *_excluded_for_classes(counted)]
@@ -302,26 +294,18 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
 
 def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
     """Say which effects are excluded for each class alone, and in how many classes a strict check asks for more."""
-    of_classes = {name: judgement for name, judgement in judged.items() if name != OVERALL and judgement.effects}
+    of_classes = [own for name, own in judged.items() if name != OVERALL and own.effects]
+    names: Sequence[EffectName] = ("gap", "attraction")
     reasons = []
-    named: Mapping[EffectName, str] = {"gap": "a gap", "attraction": "an attraction"}
-    for effect, article in named.items():
-        ends = {name: judgement.effects[effect].excluded_above for name, judgement in of_classes.items()}
-        known = {name: end for name, end in ends.items() if end is not None}
-        if known and len(known) == len(ends):
-            worst = max(known, key=lambda name: known[name])
-            kind = f"{article} of a single class is excluded"
-            text = f"for each class alone, {article} above {known[worst]:.2f} is excluded at 95%"
-            reasons.append(Reason(kind, text if len(known) == 1 else f"{text} (the least certain class is {worst})"))
-    not_excluded = [judgement for judgement in of_classes.values() if judgement.has("open")]
+    for name in names:
+        effects = [own.effects[name] for own in of_classes]
+        if all_excluded_above(effects) is not None:
+            worst = max(effects, key=lambda effect: effect.excluded_above or 0.0)
+            reasons.append(reason_of({"worst": worst, "classes": len(effects)}, "excluded alone"))
+    not_excluded = sum(own.has("open") for own in of_classes)
     if not_excluded:
-        kind = "an effect on a single class cannot be excluded"
-        text = (
-            f"for {len(not_excluded)} of {len(of_classes)} classes alone, a gap or attraction above the limit cannot "
-            "be excluded; --strict passes a model only if it can"
-        )
-        reasons.append(Reason(kind, text))
-    above = [effect for own in of_classes.values() for effect in own.effects.values() if effect.value > effect.limit]
+        reasons.append(reason_of({"open": not_excluded, "classes": len(of_classes)}, "open alone"))
+    above = [effect for own in of_classes for effect in own.effects.values() if effect.value > effect.limit]
     return [*reasons, *_listed([(effect.label, reason_of(effect, "doubt")) for effect in above], len(of_classes))]
 
 
@@ -346,13 +330,12 @@ def _listed(reasons: Sequence[tuple[str, Reason]], classes: int) -> list[Reason]
 
 def _heat_warnings(measures: Measures, limits: Limits) -> list[Reason]:
     """Warn if the heat lies beside the objects, and the objects' places differ enough to show it."""
-    if measures.skill is None or measures.room is None or measures.room < limits.least_room:
+    skill = measures.skill
+    if skill is None or measures.room is None or measures.room < limits.least_room:
         return []
-    if measures.skill.groups < limits.least_pictures or not measures.skill.high < limits.skill:
+    if skill.groups < limits.least_pictures or not skill.high < limits.skill:
         return []
-    kind = "the heat lies on the objects less than the heat of other pictures does"
-    figures = f"skill {measures.skill.value:.2f}, upper bound {measures.skill.high:.2f}, limit {limits.skill:.2f}"
-    return [Reason(kind, f"{kind} ({figures})")]
+    return [reason_of({"skill": skill, "limit": limits.skill}, "heat")]
 
 
 def _obstacles(
@@ -364,50 +347,26 @@ def _obstacles(
     with_regions: bool,
 ) -> list[Reason]:
     """Return why a class, or all classes together, could not be tested."""
-    of = "" if measures.name == OVERALL else f" of {measures.name}"
+    about = {"label": measures.name, "measures": measures, "limits": limits}
     if not measures.pictures:
-        text = "no picture could be used"
-        return [Reason(text, text, step=f"see in the report why no picture{of} could be used")]
+        return [reason_of(about, "no pictures")]
     reasons = [reason_of(effect, "few groups") for effect in effects if effect.lacks_groups]
-    reasons += _accuracy_obstacles(measures, limits, chance)
-    if not measures.tested and measures.sufficiency.by_fill:
-        kind = "there is no background to show the objects on"
-        needed = "the check needs pictures of other groups, with regions, of the same class and of other classes"
-        reasons.append(Reason(kind, f"{kind}: {needed}", step=f"add pictures{of} of other groups, with regions"))
-    elif measures.tested < limits.least_pictures:
-        kind = f"fewer than {limits.least_pictures} pictures could be tested"
-        text = f"only {measures.tested} pictures could be tested; the check needs {limits.least_pictures}"
-        lacks = limits.least_pictures - measures.tested
-        reasons.append(Reason(kind, text, step=f"add at least {lacks} pictures{of}, with regions", lacks=lacks))
-    needed_objects = _min_pictures("attraction", limits)
-    shown = measures.attraction.pictures
-    if measures.attraction.by_fill and measures.tested >= limits.least_pictures and shown < needed_objects:
-        kind = "too few objects of other classes were shown on its backgrounds"
-        step = f"add pictures{of} and of the other classes, with regions"
-        reasons.append(Reason(kind, f"{kind}: {shown}; the check needs {needed_objects}", step=step))
+    gap, tested, attraction = measures.gap.mean, measures.tested, measures.attraction
+    if gap is not None:  # too few right answers leave no room for a gap
+        right = round(gap.accuracies[0] * tested)
+        too_few = max(n for n in range(tested + 1) if wilson(n, tested)[0] <= max(limits.gap, chance))
+        if right <= too_few:
+            shares = {"right": right / tested, "too_few": too_few / tested, "chance": chance}
+            reasons.append(reason_of({**about, **shares}, "near chance"))
+    if not tested and measures.sufficiency.by_fill:
+        reasons.append(reason_of(about, "no background"))
+    elif tested < limits.least_pictures:
+        reasons.append(reason_of(about, "few pictures")._replace(lacks=limits.least_pictures - tested))
+    elif attraction.by_fill and attraction.pictures < _min_pictures("attraction", limits):
+        reasons.append(reason_of({**about, "needed": _min_pictures("attraction", limits)}, "few objects"))
     if with_regions and measures.empty > limits.most_empty:
-        text = f"{measures.empty:.0%} of the maps are empty; the limit is {limits.most_empty:.0%}"
-        reasons.append(Reason("too many maps are empty", text, step="try another --method or --layer for the heat"))
+        reasons.append(reason_of(about, "empty maps"))
     return reasons
-
-
-def _accuracy_obstacles(measures: Measures, limits: Limits, chance: float) -> list[Reason]:
-    """Return an obstacle if there are too few right answers for a gap to be measurable."""
-    gap = measures.gap.mean
-    if gap is None:
-        return []
-    tested = measures.tested
-    right = round(gap.accuracies[0] * tested)
-    too_few = [right for right in range(tested + 1) if wilson(right, tested)[0] <= max(limits.gap, chance)]
-    if right not in too_few:
-        return []
-    kind = f"accuracy on own backgrounds is too close to chance ({chance:.0%}) for a gap to be measurable"
-    text = (
-        f"{right / tested:.0%} right on own backgrounds; with {tested} pictures and chance at {chance:.0%}, "
-        f"a test needs more than {max(too_few) / tested:.0%}"
-    )
-    step = "check labels and preprocessing; if they are right, train the model until it knows these classes better"
-    return [Reason(kind, text, step=step)]
 
 
 class Reason(NamedTuple):
@@ -436,7 +395,7 @@ def _sentences() -> Any:
         loader=PackageLoader("camkit.background.report"), undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {each.__name__: each for each in (counted, first_of, share)}
-    environment.filters |= {"figure": _figure, "number": wording.number, "quoted": repr, "printable": printable}
+    environment.filters |= {"figure": _figure, "number": number, "quoted": repr, "printable": printable}
     environment.globals["least_groups"] = MIN_GROUPS
     return environment.get_template("reasons.txt").module
 
@@ -446,12 +405,18 @@ def said(macro: str, *values: Any, **named: Any) -> str:
     return str(getattr(_sentences(), macro)(*values, **named))
 
 
-def reason_of(effect: Effect, what: str = "") -> Reason:
-    """Say what is known about an effect: at its level or, if ``what`` says that, why it does not count."""
-    what = what or ("unmeasured" if effect.mean is None else effect.level)
-    kind, text, step = (said(macro, effect, what) for macro in ("kind", "text", "step"))
-    more = effect.more_pictures if what == "open" and effect.groups >= effect.least_groups else None
-    return Reason(kind, text, fails=what == "fail", step=step, more=more and (effect.label, more[1]))
+def reason_of(about: Effect | Mapping[str, Any], what: str = "") -> Reason:
+    """Say what is known about an effect: at its level or, if ``what`` says that, why it does not count.
+
+    ``about`` may also be the values of another reason, which ``what`` names.
+    """
+    if isinstance(about, Effect):
+        what = what or ("unmeasured" if about.mean is None else about.level)
+    kind, text, step = (said(macro, about, what) for macro in ("kind", "text", "step"))
+    reason = Reason(kind, text, fails=what == "fail", step=step)
+    if what == "open" and isinstance(about, Effect) and about.groups >= about.least_groups and about.more_pictures:
+        return reason._replace(more=(about.label, about.more_pictures[1]))
+    return reason
 
 
 def _figure(value: float, limit: float) -> str:

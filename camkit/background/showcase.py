@@ -34,10 +34,6 @@ from camkit.types import Failure, Pixels
 THUMBNAILS = 12
 """Pictures shown with their outline: enough to notice that the regions are shifted."""
 
-OFFENDERS = 12
-"""Worst offenders shown."""
-
-
 TRIPTYCHS = 3
 """Pictures at the top of the page: each on its own background, on another one, and without its object."""
 
@@ -123,8 +119,8 @@ class Showcase:
     def strips(self) -> list[Strip]:
         """The worst offenders: the answers that changed most with the background, of every class in turn."""
         offenders = sorted((row for row in self._pasted if self._offence(row)[0] > 0), key=lambda row: row.name)
-        worst = _classes_in_turn(sorted(offenders, key=self._offence, reverse=True))[:OFFENDERS]
-        return list(filter(None, map(self._strip, worst)))
+        worst = _classes_in_turn(sorted(offenders, key=self._offence, reverse=True))
+        return list(filter(None, map(self._strip, worst[:12])))
 
     @functools.cached_property
     def triptychs(self) -> list[Strip]:

@@ -24,7 +24,7 @@ from torchvision.models import get_model
 
 from camkit.background.check import finish_check, plan_check
 from camkit.background.data import Item
-from camkit.background.heat import CheckHeat
+from camkit.background.heat import heat_rows
 from camkit.background.plan import Plan
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.engine.streams import Task, in_order
@@ -94,10 +94,9 @@ def main() -> None:
         data = write_scenes(Path(folder), options.pictures)
         config = {"check": {"pastes": 1}, "run": {"out": Path(folder) / "out"}}
         plan = plan_check(seeded(options.model), data, config=config)
-        heat = CheckHeat(plan)
         runs = {
             "plain": ready(lambda: classify(plan)),
-            "heat": ready(lambda: list(heat.rows(plan.data.items))),
+            "heat": ready(lambda: list(heat_rows(plan, plan.data.items))),
         }
         seconds = take_turns(runs, options.rounds, warm_ups=1)
         low, middle, high = quartiles(seconds["heat"], seconds["plain"])

@@ -151,7 +151,7 @@ def test_noise_in_the_weights_fails_against_the_baseline(
     printed = " ".join(capsys.readouterr().out.split())
     assert "change since the baseline, on 80 pictures: accuracy -0." in printed
     assert "this fails the model" in printed
-    assert "::error title=camkit: worse than the baseline::the accuracy on unedited pictures fell by 0." in printed
+    assert "::error title=camkit%3A worse than the baseline::the accuracy on unedited pictures fell by 0." in printed
     assert "the accuracy on unedited pictures fell by 0." in (tmp_path / "camkit-check" / "summary.md").read_text()
     assert 'name="since the baseline"' in (tmp_path / "camkit-check" / "junit.xml").read_text()
 

@@ -349,27 +349,12 @@ def test_boxes_that_stay_after_the_objects_are_removed_count_as_sufficiency(fold
     assert (red, green) == (1.0, 0.0)
 
 
-def test_the_shell_checks_a_yolo_data_set_with_a_factory(folder, rectangles, tmp_path, capsys) -> None:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "labels").mkdir()
-    for name, boxes in rectangles.items():
-        shutil.copy(folder / name, tmp_path / "images" / name)
-        with Image.open(folder / name) as picture:
-            width, height = picture.size
-        lines = []
-        for left, top, right, bottom in boxes:
-            middle = (left + right) / 2 / width, (top + bottom) / 2 / height
-            sides = (right - left) / width, (bottom - top) / height
-            lines.append(" ".join(map(str, (int(name[:2]) % 2, *middle, *sides))))
-        (tmp_path / "labels" / f"{name[:2]}.txt").write_text("\n".join(lines))
-    (tmp_path / "data.yaml").write_text(f"path: {tmp_path}\nval: images\nnames: [red, green]\n")
+def test_the_shell_checks_a_detector_with_a_factory(folder, rectangles, tmp_path, capsys) -> None:
     (tmp_path / "labels.txt").write_text("__background__\nred\ngreen\n")
-    factory = (
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_check_detectors as own\n\n\n"
-    )
+    factory = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_check_detectors as own\n"
     factory += "def build():\n    return own.ByColour(reads=0.8).eval(), own.as_they_are\n"
     (tmp_path / "mine.py").write_text(factory)
-    command = ["check", str(tmp_path / "data.yaml"), "--model", f"{tmp_path / 'mine.py'}:build", "--quick"]
+    command = ["check", str(folder), "--model", f"{tmp_path / 'mine.py'}:build", "--quick"]
     command += ["--labels", str(tmp_path / "labels.txt"), "--threshold", "0.3", "--least-pictures", str(PER_CLASS)]
     assert main([*command, "--out", str(tmp_path / "out")]) == 1
     printed = " ".join(capsys.readouterr().out.split())

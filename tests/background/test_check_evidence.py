@@ -293,22 +293,13 @@ def test_every_picture_lends_its_background_as_often_as_the_others(wanted: int):
         assert max(times.values()) <= wanted + 1
 
 
-def test_a_class_of_few_groups_serves_if_there_is_no_other():
+def test_a_class_of_few_groups_and_backgrounds_outside_the_sample_serve_if_there_is_no_other():
     pictures = items({"cat": 20, "dog": 3})
 
-    drawn = draw_partners(pictures, pictures, 1, 0)
-
-    assert {candidate.label for candidates in drawn[pictures[0]][1] for candidate in candidates} == {"dog"}
-
-
-def test_backgrounds_outside_the_sample_serve_too():
-    pictures = items({"cat": 5, "dog": 5})
-
-    drawn = draw_partners(pictures[:5], pictures, 1, 0)
-
-    served = [candidate for _, other in drawn.values() for candidates in other for candidate in candidates]
-    assert {candidate.label for candidate in served} == {"dog"}
-    assert draw_partners(pictures[:5], pictures[:5], 1, 0)[pictures[0]][1] == ()
+    for sample in (pictures, pictures[:20]):
+        drawn = draw_partners(sample, pictures, 1, 0)
+        assert {candidate.label for candidates in drawn[pictures[0]][1] for candidate in candidates} == {"dog"}
+    assert draw_partners(pictures[:20], pictures[:20], 1, 0)[pictures[0]][1] == ()
 
 
 def test_the_background_serves_in_which_the_least_remains_filled(tmp_path):

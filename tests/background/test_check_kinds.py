@@ -71,13 +71,8 @@ def tensor_of(picture):
     return torch.from_numpy(np.array(picture.convert("RGB")).transpose(2, 0, 1)).float() / 255
 
 
-def checked(folder, model, *, place=True, **options):
+def checked(folder, model, **options):
     table = folder / "images" / "pictures.csv"
-    if not place:
-        table = folder / "images" / "without-place.csv"
-        table.write_text(
-            "\n".join(line.rpartition(",")[0] for line in (folder / "images" / "pictures.csv").read_text().split())
-        )
     config = {
         "check": {"pastes": 1},
         "limits": {"least_pictures": 20, "most_empty": 1.0},

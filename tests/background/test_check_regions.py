@@ -30,18 +30,24 @@ from scripts.demo.drawn_scenes import draw
 
 SIZE = (40, 30)  # width, height
 SQUARE = [5, 4, 25, 4, 25, 20, 5, 20]
+FULL = [SIZE[1], SIZE[0]]
+VOC_COLOURS = [0, 0, 0, 128, 0, 0, 0, 128, 0] + [9, 9, 9] * 252 + [224, 224, 192]
 
 
-def coco_file(folder: Path, annotations: object = (), **more: object) -> Path:
-    """Write a COCO file with one picture, a.jpg, and one category, cat, both with the id 1."""
+def coco_text(annotations: object = (), **more: object) -> str:
+    """Return a COCO file with one picture, a.jpg, and one category, cat, both with the id 1."""
     table = {
         "images": [{"id": 1, "file_name": "a.jpg", "width": SIZE[0], "height": SIZE[1]}],
         "annotations": annotations,
         "categories": [{"id": 1, "name": "cat"}],
         **more,
     }
+    return json.dumps(table)
+
+
+def coco_file(folder: Path, annotations: object = (), **more: object) -> Path:
     file = folder / "instances.json"
-    file.write_text(json.dumps(table))
+    file.write_text(coco_text(annotations, **more))
     return file
 
 
@@ -89,7 +95,9 @@ def test_coco_boxes_polygons_and_both_encodings_agree_with_other_libraries(tmp_p
     ):
         region = drawn(formats.read_coco(coco_file(tmp_path, [row(segmentation=segmentation, bbox=[0, 0, 40, 30])])))
         assert (region == expected).all()
-    region = drawn(formats.read_coco(coco_file(tmp_path, [row(segmentation=[[3, 3, 35, 8, 20, 27]])])))
+    annotations = formats.read_coco(coco_file(tmp_path, [row(segmentation=[[3, 3, 35, 8, 20, 27]])]))
+    assert [one.size for one in annotations.objects["a.jpg"]] == [SIZE]
+    region = drawn(annotations)
     assert not differs_off_the_edge(region, np.array(polygon)).any()
     region = drawn(formats.read_coco(coco_file(tmp_path, [row(bbox=[2, 3, 10, 5]), row(bbox=[20, 20, 4, 4])])))
     assert (region == (rectangle(2, 3, 12, 8) | rectangle(20, 20, 24, 24))).all()
@@ -136,17 +144,6 @@ def test_coco_boxes_and_polygons_in_shares_are_recognised(tmp_path: Path) -> Non
         assert (drawn(formats.read_coco(coco_file(tmp_path, [annotation]))) == rectangle(5, 4, 25, 20)).all()
 
 
-def test_coco_objects_in_the_wrong_unit_are_left_out_and_said(tmp_path: Path) -> None:
-    pixels, shares = row(bbox=[5, 4, 20, 16]), row(bbox=[0.125, 0.2, 0.5, 0.5])
-    square = [0.1, 0.1, 0.9, 0.1, 0.9, 0.9]
-    file = coco_file(tmp_path, [pixels, shares, row(bbox=[5, 4, 20, 16], segmentation=[square])])
-    annotations = formats.read_coco(file)
-    assert (drawn(annotations) == rectangle(5, 4, 25, 20)).all()
-    assert annotations.problems == {
-        "boxes inside the corner pixel, probably given as shares instead of pixels": ("a.jpg", "a.jpg"),
-    }
-
-
 def test_an_outline_without_a_box_gets_the_box_around_it(tmp_path: Path) -> None:
     shape = rectangle(5, 4, 25, 20)
     packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
@@ -169,53 +166,8 @@ def test_an_outline_without_an_area_leaves_the_box(tmp_path: Path) -> None:
 
 def test_a_placeholder_for_the_size_of_a_picture_is_ignored(tmp_path: Path) -> None:
     images = [{"id": 1, "file_name": "a.jpg", "width": -1, "height": -1}]
-    assert (drawn(formats.read_coco(coco_file(tmp_path, [row(segmentation=[SQUARE])], images=images))) == INSIDE).all()
-
-
-FULL = [SIZE[1], SIZE[0]]
-BROKEN_ROWS = [
-    {"bbox": "1234"},
-    {"bbox": [1, 2, 3]},
-    {"bbox": [1, 2, 3, float("nan")]},
-    {"segmentation": "somewhere"},
-    {"segmentation": [["1", "2", "9", "2", "9", "9"]]},
-    {"segmentation": {"size": FULL}},
-    {"segmentation": {"size": FULL, "counts": [10, -5, 1195]}},
-    {"bbox": [1, 1, 4, 4], "image_id": [1]},
-]
-
-
-@pytest.mark.parametrize("broken", BROKEN_ROWS, ids=lambda one: json.dumps(one)[:70])
-def test_a_broken_annotation_is_refused_in_one_sentence(tmp_path: Path, broken: dict[str, object]) -> None:
-    file = coco_file(tmp_path, [row(**broken)])
-    with pytest.raises(InputError, match=r"instances.json is not a COCO file of instances: .") as caught:
-        formats.read_regions(file)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        '{"images": [3], "annotations": []}',
-        '{"images": [{"id": 1}], "annotations": []}',
-        '{"images": [], "annotations": [{}]}',
-        '{"images": [{"id": 1, "file_name": "a", "width": "wide", "height": 3}], "annotations": []}',
-        '{"images": [{"id": 1, "file_name": ""}], "categories": [{"id": 1, "name": "c"}], '
-        '"annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]}]}',
-        "[" * 100_000,
-    ],
-    ids=lambda text: text[:60],
-)
-def test_json_of_another_kind_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "x.json"
-    file.write_text(text)
-    with pytest.raises(InputError, match=r"x\.json is not a COCO file of instances"):
-        formats.read_regions(file)
-    assert text.startswith('{"images": ') or formats.find_coco(tmp_path) == []
+    region = drawn(formats.read_coco(coco_file(tmp_path, [row(segmentation=[SQUARE])], images=images)))
+    assert (region == rectangle(5, 4, 25, 20)).all()
 
 
 @pytest.mark.parametrize("name", ["instances_val.json", "_annotations.coco.json", "annotations/x.json"])
@@ -230,14 +182,6 @@ def test_a_broken_file_with_a_name_for_regions_is_not_skipped(tmp_path: Path, na
         formats.find_regions(tmp_path)
     (tmp_path / name).write_text(text)
     assert len(formats.find_regions(tmp_path)) == 1
-
-
-@pytest.mark.parametrize("ending", ["json", "xml", "csv"])
-def test_bytes_that_are_not_text_are_refused_in_one_sentence(tmp_path: Path, ending: str) -> None:
-    file = tmp_path / f"x.{ending}"
-    file.write_bytes(b"path,xmin,ymin,xmax,ymax\n\xff\xfe\x00\x81,1,2,3,4\n")
-    with pytest.raises(InputError, match=rf"x\.{ending}"):
-        formats.read_regions(file)
 
 
 def test_a_missing_or_unknown_source_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -271,6 +215,7 @@ def test_voc_counts_pixels_from_one_and_includes_the_last(tmp_path: Path, size: 
         ("cat", (0, 0, 40, 30)),
         ("dog", (2, 3, 3, 9)),
     ]
+    assert {one.size for one in annotations.objects["a.jpg"]} == {SIZE if size == VOC_SIZE else None}
     assert drawn(annotations).all()
     assert (object_region(annotations.objects["a.jpg"][1:], SIZE) == rectangle(2, 3, 3, 9)).all()
     assert not annotations.problems
@@ -286,29 +231,6 @@ def test_voc_pictures_with_one_name_in_two_folders_keep_their_own_objects(tmp_pa
         "cat/a.jpg": ["cat"],
         "dog/a.jpg": ["dog"],
     }
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "<html/>",
-        "<annotation/>",
-        '<?xml version="1.0" encoding="nonsense"?><annotation><a>1</a></annotation>',
-        VOC.format(size="<size>big</size>", objects=voc_object(1, 1, 5, 5)),
-        VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, "five", 5)),
-        VOC.format(size=VOC_SIZE, objects="<object><name>cat</name></object>"),
-        VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5).replace("<name>cat</name>", "")),
-    ],
-    ids=range(8),
-)
-def test_broken_xml_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "a.xml"
-    file.write_text(text)
-    with pytest.raises(InputError, match=r"a\.xml (is not a Pascal VOC annotation|has an invalid size)"):
-        formats.read_regions(file)
-    with pytest.raises(InputError, match=r"a\.xml (is not a|has an invalid size)|no regions found in"):
-        formats.read_regions(tmp_path)
 
 
 def test_other_xml_among_annotations_is_skipped(tmp_path: Path) -> None:
@@ -333,21 +255,11 @@ def test_voc_boxes_in_shares_are_recognised_from_all_files_together(tmp_path: Pa
     assert both.problems == {"boxes inside the corner pixel, probably given as shares instead of pixels": ("a.jpg",)}
 
 
-@pytest.mark.parametrize(
-    ("declared", "encoding"),
-    [
-        ("utf-16", "utf-16"),
-        ("windows-1252", "cp1252"),
-        ("", "utf-16"),
-    ],
-)
-def test_voc_in_any_encoding_that_python_reads(tmp_path: Path, declared: str, encoding: str) -> None:
-    name = {"cp1252": "Bär"}.get(encoding, "狗")
-    text = VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5, name=name))
-    head = f'<?xml version="1.0" encoding="{declared}"?>\r\n' if declared else ""
-    (tmp_path / "a.xml").write_bytes((head + text).encode(encoding))
+def test_voc_may_have_another_encoding(tmp_path: Path) -> None:
+    text = VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5, name="狗"))
+    (tmp_path / "a.xml").write_bytes(f'<?xml version="1.0" encoding="utf-16"?>\r\n{text}'.encode("utf-16"))
     (annotations,) = formats.find_regions(tmp_path)
-    assert [one.category for one in annotations.objects["a.jpg"]] == [name]
+    assert [one.category for one in annotations.objects["a.jpg"]] == ["狗"]
 
 
 # YOLO
@@ -415,30 +327,13 @@ def test_the_named_table_of_a_yolo_data_set_may_have_any_name_and_place(tmp_path
     assert (item.label, [one.kind for one in item.objects]) == ("cat", ["box"])
 
 
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ("- a", "cannot be read as a data.yaml"),
-        ("names: [a]", "names no folder as val"),
-        ("val: [a, b]", "val must be one folder"),
-        ("val: gone", "no folder that .* names exists: gone;"),
-        ("val: [", "cannot be read"),
-    ],
-)
-def test_a_data_yaml_without_pictures_is_one_sentence(tmp_path: Path, table: str, words: str) -> None:
-    (tmp_path / "data.yaml").write_text(table)
-    with pytest.raises(InputError, match=words):
-        read_data(tmp_path / "data.yaml")
-
-
-def test_yolo_without_names_numbers_its_classes_and_ignores_a_confidence(tmp_path: Path) -> None:
-    annotations = formats.read_yolo(yolo_folder(tmp_path, "\ufeff12 0.5 0.5 0.5 0.2 0.93"))
-    assert [one.category for one in annotations.objects["a"]] == ["12"]
-
-
-@pytest.mark.parametrize("more", ["0.93", "7", "0.93 1", "0.93 7"])
-def test_a_confidence_and_a_track_after_a_box_are_left_out(tmp_path: Path, more: str) -> None:
-    annotations = formats.read_yolo(yolo_folder(tmp_path, f"0 0.5 0.5 0.5 0.2 {more}\n0 0.5 0.5 0.5 0.2 0.4"))
+@pytest.mark.parametrize("more", ["", "0.93", "7", "0.93 1", "0.93 7"])
+def test_without_names_a_class_is_its_number_and_a_confidence_and_a_track_are_left_out(
+    tmp_path: Path, more: str
+) -> None:
+    labels = yolo_folder(tmp_path, f"\ufeff12 0.5 0.5 0.5 0.2 {more}\n12 0.5 0.5 0.5 0.2 0.4")
+    annotations = formats.read_yolo(labels)
+    assert {one.category for one in annotations.objects["a"]} == {"12"}
     assert not annotations.problems
     assert (drawn(annotations, "a") == rectangle(10, 12, 30, 18)).all()
 
@@ -524,48 +419,6 @@ def test_yolo_counts_unknown_classes_and_invalid_boxes(tmp_path: Path) -> None:
     assert len(annotations.objects["a"]) == 2
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "cat in the garden here",
-        "0 0.5 0.5 0.5",
-        "0 0.5 0.5 0.5 nan",
-        "-1 0.5 0.5 0.5 0.5",
-        "0 .1 .1 .2 .2 .3 .3 .4",
-    ],
-)
-def test_a_broken_line_is_refused_in_one_sentence(tmp_path: Path, line: str) -> None:
-    place = yolo_folder(tmp_path, line)
-    (place / "b.txt").write_text("0 0.5 0.5 0.5 0.5")
-    with pytest.raises(InputError, match=r"a\.txt"):
-        formats.read_yolo(place)
-    with pytest.raises(InputError, match=r"a\.txt"):
-        formats.find_regions(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("classes.txt", b"\xff\xfe\x81"),
-        ("data.yaml", b"names: [a"),
-        ("data.yaml", b"names: cat"),
-        ("data.yaml", b"names: {cat: dog}"),
-    ],
-)
-def test_broken_names_are_refused_in_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
-    place = yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.5")
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name} cannot be read"):
-        formats.read_yolo(place)
-
-
-def test_yolo_files_that_are_not_text_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    place = yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.5")
-    (place / "b.txt").write_bytes(b"\x81\xff 1 2 3 4")
-    with pytest.raises(InputError, match=r"b\.txt is not a YOLO annotation"):
-        formats.read_yolo(place)
-
-
 def test_yolo_is_found_even_if_the_first_picture_has_no_object(tmp_path: Path) -> None:
     place = yolo_folder(tmp_path, "")
     assert not formats.find_yolo(tmp_path), "an empty text file may be anything"
@@ -579,12 +432,6 @@ def test_yolo_is_found_beside_the_innermost_images_folder(tmp_path: Path) -> Non
         place.mkdir(parents=True)
     (labels / "a.txt").write_text("0 0.5 0.5 0.5 0.5")
     assert formats.find_yolo(pictures) == [labels]
-
-
-def test_notes_beside_the_pictures_are_not_yolo(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "notes.txt").write_text("taken in spring")
-    assert formats.find_regions(tmp_path) == []
 
 
 # A CSV of boxes
@@ -611,91 +458,7 @@ def test_boxes_in_any_usual_columns(tmp_path: Path, text: str) -> None:
     assert (drawn(annotations) == rectangle(2, 3, 12, 8)).all()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "1,2,three,4,a.jpg",
-        "1,2,nan,4,a.jpg",
-        "1,2,,4,a.jpg",
-        "1,2,3,4",
-        "1,2,3,4,/",
-    ],
-)
-def test_a_broken_line_of_boxes_is_refused_in_one_sentence(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "b.csv"
-    file.write_text(f"xmin,ymin,xmax,ymax,path\n1,1,3,3,a.jpg\n{line}\n")
-    with pytest.raises(InputError, match=r"b\.csv, line 3: expected a picture and four numbers for its box"):
-        formats.read_regions(file)
-
-
-@pytest.mark.parametrize("text", ["", "\n", "a,b,c\n1,2,3\n", "path,xmin\n1,2\n", '"unclosed', "x" * 200_000])
-def test_another_table_is_not_found_and_is_refused_in_one_sentence_if_named(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "b.csv"
-    file.write_text(text)
-    assert formats.find_boxes(tmp_path) == []
-    with pytest.raises(InputError, match=r"b\.csv"):
-        formats.read_regions(file)
-
-
 # Mask pictures
-
-
-def save(folder: Path, values: np.ndarray, mode: str = "L", palette: list[int] | None = None) -> Path:
-    file = folder / "a.png"
-    picture = Image.fromarray(values.astype(np.uint16 if mode == "I;16" else np.uint8))
-    if mode == "P":
-        picture = picture.convert("L")
-        picture.putpalette(palette or [])
-    elif mode not in ("RGB", "I;16"):
-        picture = picture.convert(mode)
-    picture.save(file)
-    return file
-
-
-INSIDE = rectangle(5, 4, 25, 20)
-VOC_COLOURS = [0, 0, 0, 128, 0, 0, 0, 128, 0] + [9, 9, 9] * 252 + [224, 224, 192]
-
-
-def with_seam(inside: int, seam: int) -> np.ndarray:
-    values = np.zeros(SIZE[::-1])
-    values[3:21, 4:26] = seam
-    values[INSIDE] = inside
-    return values
-
-
-@pytest.mark.parametrize(
-    ("values", "mode", "palette"),
-    [
-        (INSIDE * 255, "L", None),
-        (INSIDE * 255, "1", None),
-        (INSIDE * 65535, "I;16", None),
-        (INSIDE * 255, "RGB", None),
-        (INSIDE * 255, "P", VOC_COLOURS),
-        (with_seam(2, 255), "P", VOC_COLOURS),
-        (1 - INSIDE, "P", [255, 255, 255, 0, 0, 0]),
-        (INSIDE * 1, "P", [0, 0, 0] * 2),
-        (np.where(INSIDE[..., None], (0, 0, 255), 0), "RGB", None),
-    ],
-    ids=range(9),
-)
-def test_every_way_to_store_a_mask(tmp_path: Path, values: np.ndarray, mode: str, palette: list[int] | None) -> None:
-    annotations = formats.read_masks(save(tmp_path, values, mode, palette).parent)
-    assert (drawn(annotations, "a") == INSIDE).all()
-
-
-def test_a_coloured_mask_shows_objects_of_every_colour(tmp_path: Path) -> None:
-    values = np.zeros((*SIZE[::-1], 3))
-    values[2:8, 2:8] = (64, 0, 0)
-    values[10:20, 2:8] = (0, 128, 0)
-    values[2:8, 20:30] = (255, 255, 255)
-    annotations = formats.read_masks(save(tmp_path, values, "RGB").parent)
-    assert (drawn(annotations, "a") == (values.sum(2) > 0)).all()
-
-
-def test_a_soft_edge_is_cut_at_half_brightness(tmp_path: Path) -> None:
-    smooth = np.clip(np.linspace(-100, 355, SIZE[0]), 0, 255)[None].repeat(SIZE[1], 0)
-    annotations = formats.read_masks(save(tmp_path, smooth).parent)
-    assert (drawn(annotations, "a") == (smooth.astype(np.uint8) > 127)).all()
 
 
 def test_a_colour_mask_of_16_bits_is_refused_and_not_read_as_black(tmp_path: Path) -> None:
@@ -705,7 +468,8 @@ def test_a_colour_mask_of_16_bits_is_refused_and_not_read_as_black(tmp_path: Pat
 
 
 def test_a_mask_of_another_size_or_a_broken_one_is_an_image_error(tmp_path: Path) -> None:
-    file = save(tmp_path, INSIDE * 255)
+    masks_of(tmp_path, levels(BOTH * 255))
+    file = tmp_path / "a.png"
     annotation = ObjectAnnotation("", None, MaskFile(file, understand_masks([file])))
     with pytest.raises(ImageError, match=r"the mask .*a\.png has 40x30 pixels, but its picture has 30x40"):
         object_region([annotation], (30, 40))
@@ -768,6 +532,13 @@ MEANINGS = {
     "a palette with a transparent index": (palette(BOTH, [0, 9, 0, 0, 9, 0]), "value 255 is the object"),
     "alpha": (levels(ALPHA), "value 255 is the object"),
     "opaque": (with_alpha(two_objects(1, 2), BOTH * 0 + 255), "every value but 0 is an object (1, 2)"),
+    "0 and 255": (levels(BOTH * 255), "value 255 is the object"),
+    "0 and 65535": (levels(BOTH * 65535, np.uint16), "value 65535 is the object"),
+    "one bit": (levels(BOTH * 255).convert("1"), "value 1 is the object"),
+    "white in colour": (levels(BOTH * 255).convert("RGB"), "value 255 is the object"),
+    "blue": (levels(np.where(BOTH[..., None], (0, 0, 255), 0)), "value #0000ff is the object"),
+    "a palette that begins with white": (palette(1 - BOTH, [255, 255, 255, 0, 0, 0]), "value 255 is the object"),
+    "a palette that is all black": (palette(BOTH, [0, 0, 0] * 2), "value 1 is the object"),
     "shares from 0 to 1": (levels(BOTH, np.float32), "value 255 is the object"),
 }  # fmt: skip
 
@@ -782,6 +553,11 @@ def test_masks_of_every_convention_are_read_and_what_was_understood_is_said(tmp_
     assert (drawn(annotations, "a") == BOTH).all()
     (fact,) = annotations.facts
     assert words in fact
+
+
+def test_a_soft_edge_is_cut_at_half_brightness(tmp_path: Path) -> None:
+    smooth = np.clip(np.linspace(-100, 355, SIZE[0]), 0, 255)[None].repeat(SIZE[1], 0)
+    assert (drawn(masks_of(tmp_path, levels(smooth)), "a") == (smooth.astype(np.uint8) > 127)).all()
 
 
 def test_what_one_mask_leaves_open_the_others_of_its_folder_show(tmp_path: Path) -> None:
@@ -857,7 +633,7 @@ def test_hidden_files_beside_masks_are_left_out_and_trimaps_are_found(tmp_path: 
 
 @pytest.mark.parametrize("name", ["a-mask.png", "a_mask.png", "a.mask.png", "a_segmentation_mask.png", "a_seg.png"])
 def test_masks_among_the_pictures_belong_to_the_picture_they_are_named_after(tmp_path: Path, name: str) -> None:
-    save(tmp_path, INSIDE * 255).rename(tmp_path / name)
+    levels(BOTH * 255).save(tmp_path / name)
     for picture in ("a.JPG", "b.png", "c-with-mask.png"):
         Image.new("RGB", SIZE).save(tmp_path / picture)
     (annotations,) = formats.find_regions(tmp_path)
@@ -887,24 +663,6 @@ def test_an_object_drawn_on_another_size_is_refused(size: tuple[int, int], messa
         in_pixels(annotation, (40, 30))
 
 
-@pytest.mark.parametrize("form", ["coco", "voc"])
-def test_the_size_a_file_states_is_kept_with_its_objects(tmp_path: Path, form: str) -> None:
-    if form == "coco":
-        rows = {"images": [{"id": 1, "file_name": "a.png", "width": 32, "height": 24}],
-                "categories": [{"id": 1, "name": "cat"}],
-                "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9]}]}  # fmt: skip
-        (tmp_path / "a.json").write_text(json.dumps(rows))
-        annotations = formats.read_coco(tmp_path / "a.json")
-    else:
-        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
-        size = "<size><width>32</width><height>24</height></size>"
-        (tmp_path / "a.xml").write_text(
-            f"<annotation><filename>a.png</filename>{size}<object><name>cat</name>{box}</object></annotation>"
-        )
-        annotations = formats.read_voc(tmp_path / "a.xml")
-    assert [annotation.size for annotation in annotations.objects["a.png"]] == [(32, 24)]
-
-
 def test_a_mask_folder_without_masks_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "masks").mkdir()
     (tmp_path / "masks" / "readme.md").write_text("masks will follow")
@@ -914,22 +672,7 @@ def test_a_mask_folder_without_masks_does_not_count(tmp_path: Path) -> None:
     assert list(annotations.objects) == ["a"]
 
 
-def test_a_file_named_only_mask_does_not_break_the_others(tmp_path: Path) -> None:
-    save(tmp_path, INSIDE * 255).rename(tmp_path / "_mask.png")
-    save(tmp_path, INSIDE * 255).rename(tmp_path / "a_mask.png")
-    assert "a" in formats.read_masks(tmp_path).objects
-
-
 # Drawing
-
-
-@pytest.mark.parametrize(
-    "box", [(-30, -30, -10, -10), (-30, 2, -5, 8), (2, -30, 8, -5), (50, 2, 60, 8), (2, 40, 8, 50)]
-)
-def test_a_box_outside_the_picture_is_empty(box: tuple[float, ...]) -> None:
-    annotation = ObjectAnnotation("", Box(*box))
-    assert not object_region([annotation], SIZE).any()
-    assert not widened_boxes([annotation], SIZE).any()
 
 
 @settings(max_examples=100, deadline=None)
@@ -952,14 +695,9 @@ def test_a_polygon_that_reaches_out_is_clipped() -> None:
     assert (region == rectangle(0, 0, 10, 30)).all()
 
 
-def test_an_encoding_of_another_size_than_the_picture_is_an_image_error() -> None:
-    annotation = ObjectAnnotation("", None, {"size": [40, 30], "counts": [0, 1200]})
-    with pytest.raises(ImageError, match="an outline is for 30x40 pixels, but the picture has 40x30"):
-        object_region([annotation], SIZE)
-
-
 def test_removed_boxes_cover_each_part_of_a_mask_with_a_margin(tmp_path: Path) -> None:
-    file = save(tmp_path, (rectangle(3, 3, 9, 9) | rectangle(30, 20, 38, 28)) * 255)
+    file = tmp_path / "a.png"
+    levels((rectangle(3, 3, 9, 9) | rectangle(30, 20, 38, 28)) * 255).save(file)
     assert (
         widened_boxes([ObjectAnnotation("", None, MaskFile(file, understand_masks([file])))], SIZE)
         == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))
@@ -967,6 +705,18 @@ def test_removed_boxes_cover_each_part_of_a_mask_with_a_margin(tmp_path: Path) -
     wide = ObjectAnnotation("", Box(100, 100, 300, 200))
     assert (widened_boxes([wide], (400, 400))[92:208, 84:316]).all()
     assert widened_boxes([wide], (400, 400)).sum() == 116 * 232
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ({"size": [40, 30], "counts": [0, 1200]}, "an outline is for 30x40 pixels, but the picture has 40x30"),
+        *(({"size": FULL, "counts": counts}, "an outline cannot be read") for counts in ([10, 5], "PP8", "PP")),
+    ],
+)
+def test_an_encoding_that_does_not_fill_the_picture_is_an_image_error(encoding: dict[str, Any], message: str) -> None:
+    with pytest.raises(ImageError, match=message):
+        object_region([ObjectAnnotation("", None, encoding)], SIZE)
 
 
 # Through the preprocessing
@@ -1051,14 +801,6 @@ def test_a_preprocessing_that_cannot_be_followed_is_refused(
         assert "\n" not in str(caught.value)
 
 
-def test_a_preprocessing_may_draw_random_numbers_without_effect() -> None:
-    def draws_numbers(picture: Image.Image) -> torch.Tensor:
-        torch.rand(3)
-        return tv.to_tensor(picture.resize((32, 32)))
-
-    assert bool(preprocess_region(np.ones((64, 64), bool), draws_numbers).all())
-
-
 def test_a_check_whose_preprocessing_crops_by_content_says_so(tmp_path):
     loaded = camkit.load_model("demo-fair", device="cpu")
 
@@ -1103,8 +845,94 @@ def test_annotations_of_another_format_are_refused_with_those_that_camkit_reads(
     assert [one.format for one in formats.find_regions(tmp_path)] == ["COCO"]
 
 
-def test_an_encoding_whose_runs_do_not_fill_the_picture_is_an_image_error() -> None:
-    whole = rle.encode(np.asfortranarray(INSIDE.astype(np.uint8)))["counts"].decode()
-    for counts in ([10, 5], whole[:7], whole[:3]):
-        with pytest.raises(ImageError, match="an outline cannot be read"):
-            object_region([ObjectAnnotation("", None, {"size": FULL, "counts": counts})], SIZE)
+# Broken files
+
+COCO = r"instances\.json is not a COCO file of instances: ."
+LINE = r"b\.csv, line 3: expected a picture and four numbers for its box"
+NO_NAME = '"annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]}]'
+BROKEN: list[tuple[str, str | bytes, str]] = [
+    *(
+        ("instances.json", coco_text([row(**broken)]), COCO)
+        for broken in (
+            {"bbox": [1, 2, 3]},
+            {"bbox": [1, 2, 3, float("nan")]},
+            {"segmentation": [["1", "2", "9", "2", "9", "9"]]},
+            {"segmentation": {"size": FULL}},
+            {"segmentation": {"size": FULL, "counts": [10, -5, 1195]}},
+            {"bbox": [1, 1, 4, 4], "image_id": [1]},
+        )
+    ),
+    *(
+        ("instances.json", text, COCO)
+        for text in (
+            "",
+            "[]",
+            '{"images": [{"id": 1}], "annotations": []}',
+            '{"images": [{"id": 1, "file_name": "a", "width": "wide", "height": 3}], "annotations": []}',
+            f'{{"images": [{{"id": 1, "file_name": ""}}], "categories": [{{"id": 1, "name": "c"}}], {NO_NAME}}}',
+            "[" * 100_000,
+            b"\xff\xfe\x00\x81",
+        )
+    ),
+    *(
+        ("a.xml", text, r"a\.xml is not a Pascal VOC annotation")
+        for text in (
+            "",
+            "<html/>",
+            '<?xml version="1.0" encoding="nonsense"?><annotation><a>1</a></annotation>',
+            VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, "five", 5)),
+            VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5).replace("<name>cat</name>", "")),
+            b"\xff\xfe\x00\x81",
+        )
+    ),
+    *(
+        ("labels/a.txt", line, r"a\.txt")
+        for line in ("a cat in the garden", "0 .5 .5 .5", "0 .5 .5 .5 nan", "-1 .5 .5 .5 .5", "0 .1 .1 .2 .2 .3 .3 .4")
+    ),
+    ("labels/a.txt", b"\x81\xff 1 2 3 4", r"a\.txt is not a YOLO annotation"),
+    ("classes.txt", b"\xff\xfe\x81", r"classes\.txt cannot be read"),
+    *(("data.yaml", f"names: {names}", r"data\.yaml cannot be read") for names in ("[a", "cat", "{cat: dog}")),
+    *(
+        ("b.csv", f"xmin,ymin,xmax,ymax,path\n1,1,3,3,a.jpg\n{line}\n", LINE)
+        for line in ("1,2,three,4,a.jpg", "1,2,nan,4,a.jpg", "1,2,,4,a.jpg", "1,2,3,4", "1,2,3,4,/")
+    ),
+    *(("b.csv", text, r"b\.csv") for text in ("", "\n", "a,b\n1,2\n", "path,xmin\n1,2\n", '"unclosed', "x" * 200_000)),
+    ("b.csv", b"path,xmin,ymin,xmax,ymax\n\xff\xfe\x00\x81,1,2,3,4\n", r"b\.csv"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_file_is_refused_in_one_sentence(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    is_yolo = name.endswith(("txt", "yaml"))
+    if is_yolo:
+        (yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.5") / "b.txt").write_text("0 0.5 0.5 0.5 0.5")
+    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(InputError, match=message) as caught:
+        formats.read_regions(tmp_path if is_yolo else tmp_path / name)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "x" * 200_000, '"unclosed', "a,b\n1,2\n"])
+def test_other_files_among_the_pictures_are_no_regions(tmp_path: Path, text: str) -> None:
+    for name in ("x.json", "b.csv", "notes.txt"):
+        (tmp_path / name).write_text(text)
+    assert formats.find_regions(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("- a", "cannot be read as a data.yaml"),
+        ("names: [a]", "names no folder as val"),
+        ("val: [a, b]", "val must be one folder"),
+        ("val: gone", "no folder that .* names exists: gone;"),
+        ("val: [", "cannot be read"),
+    ],
+)
+def test_a_data_yaml_without_pictures_is_one_sentence(tmp_path: Path, table: str, words: str) -> None:
+    (tmp_path / "data.yaml").write_text(table)
+    with pytest.raises(InputError, match=words):
+        read_data(tmp_path / "data.yaml")

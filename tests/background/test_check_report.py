@@ -106,17 +106,9 @@ def test_the_picture_for_a_comment_shows_the_triptychs(result, out):
         scaled = cv2.resize(panel.pixels[..., ::-1], (260, 260), interpolation=cv2.INTER_NEAREST)
         assert cv2.matchTemplate(sheet, scaled, cv2.TM_SQDIFF_NORMED).min() < 1e-4
     assert "](evidence.png)" in (out / "summary.md").read_text()
-
-
-def test_the_picture_says_what_there_is_to_say_without_triptychs(result):
     untested = replace(result, images=tuple(replace(row, same={}) for row in result.images))
-    heights = [
-        cv2.imdecode(np.frombuffer(REPORTS[words.PICTURE](found), np.uint8), cv2.IMREAD_COLOR).shape[0]
-        for found in (result, untested)
-    ]
-
-    assert heights[1] < 250
-    assert 900 < heights[0] < 1300
+    bare = cv2.imdecode(np.frombuffer(REPORTS[words.PICTURE](untested), np.uint8), cv2.IMREAD_COLOR)
+    assert bare.shape[0] < 250 and 900 < sheet.shape[0] < 1300
 
 
 def test_the_page_shows_every_reason_once(result):
@@ -151,49 +143,40 @@ def test_pictures_that_could_not_be_tested_say_why(result):
     assert json.loads(REPORTS["report.json"](found))["data"]["untested"] == why
 
 
-def test_an_undecided_check_names_the_next_step(result):
-    reasons = (Reason("open", "a gap is open", step="add about 40 to 250 pictures"),)
+def undecided_by(result, *reasons, **lacking):
+    """Return an INCONCLUSIVE result with these reasons, and with classes that lack so many pictures."""
     judged = {**result.judged, OVERALL: with_verdict(result.judged[OVERALL], "INCONCLUSIVE", reasons=reasons)}
-    found = replace(result, judged=judged)
-
-    assert words.next_steps(found) == ["add about 40 to 250 pictures"]
-    assert "next: add about 40 to 250 pictures" in words.verdict(found).plain
-    for text in (REPORTS["report.html"](found), REPORTS["summary.md"](found)):
-        assert "add about 40 to 250 pictures" in text
+    for name, lacks in lacking.items():
+        judged[name] = with_verdict(judged[name], "INCONCLUSIVE", reasons=(Reason("few", "few", lacks=lacks),))
+    return replace(result, judged=judged)
 
 
-def test_of_two_open_effects_the_step_that_settles_both_is_named(result):
-    reasons = (
+def test_of_open_effects_the_step_that_settles_most_is_named_in_every_report(result):
+    found = undecided_by(
+        result,
         Reason("open", "a gap is open", step="add about 25 to 83 pictures", more=(OVERALL, 83)),
         Reason("open", "a noise gap is open", step="add about 2 to 37 pictures", more=(OVERALL, 37)),
         Reason("open", "a gap is open", step="add about 9 to 50 pictures of cat", more=("cat", 50)),
         Reason("few", "the groups are few", step="add pictures from at least 4 more groups"),
     )
-    judged = {**result.judged, OVERALL: with_verdict(result.judged[OVERALL], "INCONCLUSIVE", reasons=reasons)}
-    steps = words.next_steps(replace(result, judged=judged))
+    steps = words.next_steps(found)
     assert steps == [
         "add about 25 to 83 pictures",
         "add about 9 to 50 pictures of cat",
         "add pictures from at least 4 more groups",
     ]
+    assert f"next: {steps[0]}" in words.verdict(found).plain
+    for text in (REPORTS["report.html"](found), REPORTS["summary.md"](found)):
+        assert steps[0] in text
 
 
 def test_classes_with_too_few_pictures_are_one_step(result):
-    def undecided(**lacking):
-        own = {
-            name: with_verdict(result.judged[name], "INCONCLUSIVE", reasons=(Reason("few", "few", lacks=lacks),))
-            for name, lacks in lacking.items()
-        }
-        few = Reason("few", "few", step="add at least 10 pictures, with regions", lacks=10)
-        other = Reason("open", "a gap is open", step="add about 40 to 250 pictures")
-        whole = with_verdict(result.judged[OVERALL], "INCONCLUSIVE", reasons=(few, other))
-        return words.next_steps(replace(result, judged={**result.judged, **own, OVERALL: whole}))
-
-    first, second, *_ = (name for name in result.judged if name != OVERALL)
-    gather, *others = undecided(**{first: 25, second: 18})
+    few = Reason("few", "few", step="add at least 10 pictures, with regions", lacks=10)
+    other = Reason("open", "a gap is open", step="add about 40 to 250 pictures")
+    gather, *others = words.next_steps(undecided_by(result, few, other, bird=25, car=18))
     assert others == ["add about 40 to 250 pictures"]
     assert gather.startswith("add pictures with regions, at least ")
-    assert {f"25 of {first}", f"18 of {second}"} == set(gather.partition("at least ")[2].split(", "))
+    assert {"25 of bird", "18 of car"} == set(gather.partition("at least ")[2].split(", "))
 
 
 def test_a_failed_or_undecided_model_has_a_next_step_and_a_passed_one_has_none(result):
@@ -317,11 +300,13 @@ def test_the_first_screen_has_the_verdict_and_three_triptychs_and_folds_the_rest
 
 
 @pytest.mark.extended
-def test_the_table_has_a_caption_and_headings_of_rows(page, result):
-    assert page.inner_text("#table caption") == "Measures by class. Click a heading to sort."
-    assert page.eval_on_selector_all(
-        "#table tbody th[scope=row]", "all => all.map(element => element.textContent.trim())"
-    ) == sorted(result.classes)
+def test_the_table_has_a_caption_headings_of_rows_and_an_explanation_of_every_column(page, result):
+    headings = page.eval_on_selector_all("#table th button", "all => all.map(element => element.textContent)")
+
+    assert page.inner_text("#table caption").startswith("Measures by class.")
+    assert page.locator("#table th[scope=row]").count() == len(result.classes) + 1
+    assert page.eval_on_selector_all("#columns dt", "all => all.map(element => element.textContent)") == headings
+    assert page.is_visible("#columns dd >> nth=-1")
 
 
 @pytest.mark.extended
@@ -333,14 +318,16 @@ def test_the_page_gives_the_reasons_by_class(page, result):
 
 
 @pytest.mark.extended
-def test_a_foreign_script_does_not_run(browser, out, tmp_path):
-    text = (out / "report.html").read_text().replace("</main>", "<script>document.title='taken'</script></main>")
+def test_markup_in_a_name_is_shown_as_text_and_a_foreign_script_does_not_run(browser, evil, tmp_path):
+    text = REPORTS["report.html"](evil).replace("</main>", "<script>document.title='taken'</script></main>")
     (tmp_path / "report.html").write_text(text)
     opened = browser.new_page()
     opened.goto((tmp_path / "report.html").as_uri())
-
-    assert opened.title() != "taken"
+    title, cells = opened.title(), opened.text_content("#table")
     opened.close()
+
+    assert title.startswith("FAIL")
+    assert EVIL in cells
 
 
 @pytest.mark.extended
@@ -451,16 +438,6 @@ def test_the_table_fits_1024_pixels_and_a4_paper(browser, wide, width, media):
 
 
 @pytest.mark.extended
-def test_every_column_is_explained_on_the_page(page):
-    headings = page.eval_on_selector_all("#table th button", "all => all.map(element => element.textContent)")
-    explained = page.eval_on_selector_all("#columns dt", "all => all.map(element => element.textContent)")
-
-    assert explained == headings
-    assert page.is_visible("#columns dd >> nth=-1")
-    assert "above 1 if" in page.inner_text("#columns")
-
-
-@pytest.mark.extended
 @pytest.mark.parametrize("width", [360, 1200])
 def test_the_page_itself_never_scrolls_sideways(browser, out, width):
     opened = browser.new_page(viewport={"width": width, "height": 800})
@@ -517,35 +494,34 @@ def test_no_report_holds_a_control_character_of_a_name(result):
     assert len(reports["annotations"].splitlines()) == len(judged)
 
 
-@pytest.mark.extended
-def test_a_class_name_with_markup_is_shown_as_text(browser, evil, tmp_path):
-    file = tmp_path / "report.html"
-    file.write_text(REPORTS["report.html"](evil))
-    opened = browser.new_page()
-    opened.goto(file.as_uri())
-    title, cells = opened.title(), opened.text_content("#table")
-    opened.close()
-
-    assert title.startswith("FAIL")
-    assert EVIL in cells
-
-
 def test_markdown_and_annotations_stay_on_their_lines(evil):
     text = REPORTS["summary.md"](evil)
     commands = workflow_commands(evil)
 
     assert EVIL not in text
+    assert EVIL in [case.get("name") for case in ET.fromstring(REPORTS["junit.xml"](evil)).iter("testcase")]
     assert all(line.count("|") - line.count(r"\|") == 11 for line in text.splitlines() if line.startswith("|"))
     assert all(re.match(r"::(error|warning) title=[^:,\n]*::[^\n]*$", line) for line in commands)
 
 
-def test_junit_has_a_case_per_class_and_one_for_all(result, evil):
-    suites = ET.fromstring(REPORTS["junit.xml"](result))
-    cases = suites.findall(".//testcase")
+@pytest.mark.parametrize(("inconclusive", "skipped"), [("pass", 5), ("fail", 1)])
+def test_junit_has_a_case_per_class_with_its_time_and_skips_an_undecided_model(result, inconclusive, skipped):
+    judged = {name: with_verdict(judgement, "INCONCLUSIVE") for name, judgement in result.judged.items()}
+    found = replace(result, judged=judged, inconclusive=inconclusive)
+    suite = ET.fromstring(REPORTS["junit.xml"](found)).find("testsuite")
+    cases = suite.findall("testcase")
 
+    assert found.exit_code() == (0 if inconclusive == "pass" else 3)
     assert [case.get("name") for case in cases] == ["bird", "car", "plane", "ship", "all classes together"]
-    assert all(case.find("failure") is not None for case in cases)
-    assert EVIL in [case.get("name") for case in ET.fromstring(REPORTS["junit.xml"](evil)).findall(".//testcase")]
+    assert [case.find("skipped") is not None for case in cases] == [skipped == 5] * 4 + [True]
+    assert [case.find("failure") is not None for case in cases] == [skipped == 1] * 4 + [False]
+    assert (suite.get("tests"), suite.get("skipped"), suite.get("failures")) == ("5", str(skipped), str(5 - skipped))
+    times = [float(case.get("time")) for case in cases]
+    assert (
+        sum(times) == pytest.approx(result.run.seconds, abs=0.01) == pytest.approx(float(suite.get("time")), abs=0.01)
+    )
+    assert min(times[:-1]) > 0
+    assert datetime.fromisoformat(suite.get("timestamp")).date() == result.run.started.date()
 
 
 def test_junit_escapes_characters_that_xml_forbids_and_skips_waived_classes(result):
@@ -572,83 +548,36 @@ def test_the_page_prints_the_decision_table(out):
         assert f"<td>{html.escape(rule.when, quote=False)}</td>".replace("'", "&#39;") in page
 
 
-def test_the_page_says_how_the_check_can_be_repeated(out, tmp_path):
-    page = (out / "report.html").read_text()
+def test_the_page_says_how_the_check_can_be_repeated(result, tmp_path):
+    file = tmp_path / "mine.pth"
+    file.write_bytes(b"weights")
+    plan = replace(result.plan, model=replace(result.plan.model, weights=str(file)))
+    page = REPORTS["report.html"](replace(result, plan=plan))
 
     for what in ("date", "command", "hash of the weights in the model", "hash of the pictures and regions", "versions"):
         assert f"<dt>{what}</dt>" in page
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC, \d+ s", page)
     assert "camkit.check(...), called from Python" in page
-    versions = f"camkit {camkit.__version__}, torch {torch.__version__.partition('+')[0]}"
-    assert versions in page
+    assert f"camkit {camkit.__version__}, torch {torch.__version__.partition('+')[0]}" in page
     assert f"Python {platform.python_version()}" in page
-
-
-def test_the_page_names_the_file_of_the_weights_and_its_hash(result, tmp_path):
-    file = tmp_path / "mine.pth"
-    file.write_bytes(b"weights")
-    plan = replace(result.plan, model=replace(result.plan.model, weights=str(file)))
-
-    page = REPORTS["report.html"](replace(result, plan=plan))
-
     assert f"<dd>mine.pth (SHA-256 {hashlib.sha256(b'weights').hexdigest()})</dd>" in page
     assert str(tmp_path) not in page
 
 
-def test_an_interval_never_has_a_width_of_0(result):
-    for measures in (result.overall, *result.classes.values()):
-        effects = [measured for effect in measures.effects.values() for measured in effect.by_fill.values()]
-        assert effects
-        assert all(measured.effect.low < measured.effect.high for measured in effects)
+@pytest.mark.parametrize(
+    ("gap", "skill", "said"),
+    [
+        (Estimate(0.1, 0.05, 0.15, 40), None, "gap +0.10 (95% interval 0.05 to 0.15)"),
+        (Estimate(0.0, 0.0, 0.0, 40), Estimate(1e-7, -1e-7, 2e-7, 40),
+         "gap unchanged (by less than 0.005), skill unchanged (by less than 0.005)"),
+    ],
+)  # fmt: skip
+def test_the_change_since_the_baseline_is_a_bullet_without_intervals_of_0_to_0(result, gap, skill, said):
+    summary = REPORTS["summary.md"](replace(result, change=Change(40, gap, skill)))
 
-
-def test_the_change_since_the_baseline_is_a_bullet_of_its_own(result):
-    change = Change(40, Estimate(0.1, 0.05, 0.15, 40), None)
-
-    lines = REPORTS["summary.md"](replace(result, change=change)).splitlines()
-
-    (line,) = [line for line in lines if "since the baseline" in line]
-    assert line.startswith("- change since the baseline, on 40 pictures: gap +0.10")
-
-
-def test_an_unchanged_figure_has_no_interval_of_0_to_0(result):
-    change = Change(40, Estimate(0.0, 0.0, 0.0, 40), Estimate(1e-7, -1e-7, 2e-7, 40))
-
-    (line,) = [
-        line for line in REPORTS["summary.md"](replace(result, change=change)).splitlines() if "baseline" in line
-    ]
-
-    assert line.endswith("gap unchanged (by less than 0.005), skill unchanged (by less than 0.005)")
-
-
-def test_junit_skips_an_overall_verdict_that_may_be_inconclusive_and_has_times(result):
-    judged = {name: with_verdict(judgement, "INCONCLUSIVE") for name, judgement in result.judged.items()}
-    allowed = replace(result, judged=judged, inconclusive="pass")
-
-    suite = ET.fromstring(REPORTS["junit.xml"](allowed)).find("testsuite")
-    cases = suite.findall("testcase")
-
-    assert all(case.find("skipped") is not None for case in cases)
-    assert cases[-1].get("name") == "all classes together"
-    assert (suite.get("skipped"), suite.get("failures")) == ("5", "0")
-    times = [float(case.get("time")) for case in cases]
-    assert sum(times) == pytest.approx(result.run.seconds, abs=0.01)
-    assert float(suite.get("time")) == pytest.approx(result.run.seconds, abs=0.01)
-    assert min(times[:-1]) > 0
-    assert datetime.fromisoformat(suite.get("timestamp")).date() == result.run.started.date()
-
-
-def test_junit_skips_an_inconclusive_model_by_default_and_the_exit_code_stays_3(result):
-    undecided = {name: with_verdict(judgement, "INCONCLUSIVE") for name, judgement in result.judged.items()}
-    found = replace(result, judged=undecided)
-
-    *classes, overall = ET.fromstring(REPORTS["junit.xml"](found)).find("testsuite").findall("testcase")
-
-    assert found.inconclusive == "fail"
-    assert found.exit_code() == 3
-    assert overall.find("skipped") is not None
-    assert overall.find("failure") is None
-    assert all(case.find("failure") is not None for case in classes)
+    (line,) = [line for line in summary.splitlines() if "since the baseline" in line]
+    assert line.startswith("- change since the baseline, on 40 pictures: ")
+    assert line.endswith(said)
 
 
 def test_the_json_is_strict_and_names_its_schema(result):

@@ -11,13 +11,14 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import itertools
 import json
 import math
 import platform
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -36,12 +37,11 @@ from camkit.background.effects import (
     Effect,
     EffectName,
     Level,
-    MeasuredEffect,
     Measures,
     all_excluded_above,
 )
 from camkit.background.plan import Plan, found_if
-from camkit.background.result import BASELINE_FILE, SCHEMA, CheckResult, Inconclusive, checksum
+from camkit.background.result import BASELINE_FILE, SCHEMA, CheckResult, checksum
 from camkit.background.rule import SHARES, VERDICTS, Judgement, said, worst_first
 from camkit.background.showcase import Showcase
 from camkit.drawing.encode import as_address, encode
@@ -74,9 +74,6 @@ LABS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     }
 )  # fmt: skip
 """The verdicts on networks whose truth is known, by what they lose; docs/results.md explains them."""
-
-BACKGROUND = "the background"
-"""What a model relies on, if it is not a cue of the whole picture."""
 
 MOST_STEPS = 3
 """Next steps that a report gives."""
@@ -114,18 +111,13 @@ def _what(result: CheckResult, level: Level) -> str:
     cues = [effect.name for effect in effects if effect.name in CUE_NAMES]
     if cues and len(cues) == len(effects):
         return f"the {' and the '.join(cues)} of the whole picture"
-    return BACKGROUND
+    return "the background"
 
 
 def _effects_at(result: CheckResult, level: Level) -> list[Effect]:
     """List the effects at a level, of all classes together and of classes that are not waived."""
     counted = [own for own in result.judged.values() if not own.waived]
     return [effect for own in counted for effect in own.effects.values() if effect.level == level]
-
-
-def caveat(result: CheckResult) -> str:
-    """Say what the check cannot show."""
-    return said("caveat", result.verdict)
 
 
 def why_undecided(result: CheckResult) -> str:
@@ -142,21 +134,29 @@ def why_undecided(result: CheckResult) -> str:
 
 def reliability(verdict: str) -> str:
     """Say how many networks whose truth is known got a verdict, and how many of these lose little."""
-    total = sum(sum(counts.values()) for counts in LABS.values())
-    given, clean = sum(counts[verdict] for counts in LABS.values()), LABS["lose less than 3 points"][verdict]
-    return (
-        f"Of {total} networks whose truth is known, {given} got {verdict}: {clean} with a loss of less than 3 points "
-        f"of accuracy on other backgrounds, and {given - clean} with a larger one"
-    )
+    networks = sum(sum(counts.values()) for counts in LABS.values())
+    return said("reliability", verdict, [*LABS.values()], networks)
 
 
 def next_steps(result: CheckResult) -> list[str]:
-    """Return what to do now; nothing if the model may ship."""
-    if steps := _steps_to_decide(result):
-        return steps
-    if result.verdict not in ("FAIL", "WARN"):
-        return []
-    return [said("next_step", result, _what(result, "fail"), _named(result))]
+    """Return what to do now, also to decide what could not be decided; nothing if the model may ship."""
+    if result.exit_code("fail") != 3:
+        found = result.verdict in ("FAIL", "WARN")
+        return [said("next_step", result, _what(result, "fail"), _named(result))] if found else []
+    gather = _to_gather(result)
+    reasons = [reason for reason in result.judged[OVERALL].reasons if reason.step and not (gather and reason.lacks)]
+    most = dict(sorted(reason.more for reason in reasons if reason.more))  # settles what fewer pictures would settle
+    kept = [reason.step for reason in reasons if not reason.more or reason.more in most.items()]
+    steps = [*gather, *dict.fromkeys(kept)]
+    plan = result.plan
+    left = sum(bool(item.objects) for item in plan.data.items) - len(plan.sample)
+    others = [step for step in steps if not step.startswith("add ")]
+    size = max(Counter(item.label for item in plan.data.items).values())
+    if others != steps and plan.settings.run.quick and size >= plan.settings.check.per_class:
+        steps = ["use all pictures: leave out --quick and --per-class", *others]
+    elif others != steps and left > 0:
+        steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
+    return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
 
 
 def _named(result: CheckResult) -> str:
@@ -172,26 +172,6 @@ def _named(result: CheckResult) -> str:
         if judgement.verdict == result.verdict or (result.verdict == "WARN" and judgement.any_above_limit)
     ]
     return first_of(named or [*own], _MAX_CLASSES)
-
-
-def _steps_to_decide(result: CheckResult) -> list[str]:
-    """Return what to do if something could not be decided; nothing if everything was."""
-    if result.exit_code("fail") != 3:
-        return []
-    gather = _to_gather(result)
-    reasons = [reason for reason in result.judged[OVERALL].reasons if reason.step and not (gather and reason.lacks)]
-    most = dict(sorted(reason.more for reason in reasons if reason.more))  # settles what fewer pictures would settle
-    kept = [reason.step for reason in reasons if not reason.more or reason.more in most.items()]
-    steps = [*gather, *dict.fromkeys(kept)]
-    plan = result.plan
-    left = sum(bool(item.objects) for item in plan.data.items) - len(plan.sample)
-    others = [step for step in steps if not step.startswith("add ")]
-    size = max(Counter(item.label for item in plan.data.items).values())
-    if others != steps and plan.settings.run.quick and size >= plan.settings.check.per_class:
-        steps = ["use all pictures: leave out --quick and --per-class", *others]
-    elif others != steps and left > 0:
-        steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
-    return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
 
 
 def _to_gather(result: CheckResult) -> list[str]:
@@ -251,26 +231,19 @@ def change_since_baseline(result: CheckResult) -> str:
 
 def provenance(result: CheckResult) -> list[tuple[str, str]]:
     """Return what a reader needs to repeat the check: the date, the command, the weights and the versions."""
-    run, hashes = result.run, result.hashes
-    weights = result.plan.model.weights
-    note = result.plan.model.note
-    named = [] if note is None else [("how the model was loaded", note)]
-    named += [] if weights is None else [("weights", _weights(weights, result.plan))]
+    run, hashes, model = result.run, result.hashes, result.plan.model
+    file = Path(model.weights or "")
+    weights = f"{file.name} (SHA-256 {result.plan.files.of(file)})" if file.is_file() else model.weights
     return [
         ("date", "unknown" if run is None else f"{run.started:%Y-%m-%d %H:%M} UTC, {run.seconds:.0f} s"),
         ("command", (run.command if run else "") or "camkit.check(...), called from Python"),
-        *named,
+        *([] if model.note is None else [("how the model was loaded", model.note)]),
+        *([] if weights is None else [("weights", weights)]),
         ("hash of the weights in the model", hashes.get("weights", "")),
         ("hash of the pictures and regions", hashes.get("data", "")),
         ("hash of the settings", hashes.get("settings", "")),
         ("versions", f"camkit {VERSION}, torch {version('torch')}, Python {platform.python_version()}"),
     ]
-
-
-def _weights(weights: str, plan: Plan) -> str:
-    """Return the name of a file of weights with its hash, or the name of published weights."""
-    file = Path(weights)
-    return f"{file.name} (SHA-256 {plan.files.of(file)})" if file.is_file() else weights
 
 
 _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan", "not decided": "cyan"}
@@ -331,6 +304,17 @@ _MOST_LISTED = 100
 """Classes whose reasons are listed, and unusable pictures, to keep the page readable."""
 
 
+def _filled(template: str, **values: Any) -> str:
+    """Return a report whose template is filled with values."""
+    environment = templates("camkit.background.report")
+    environment.filters |= {
+        "address": functools.partial(as_address, kind="jpeg"),
+        "share": share,
+        "markdown": lambda text: Markup(as_markdown(text)),  # is not escaped again
+    }
+    return str(environment.get_template(template).render(values))
+
+
 def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
     """Return the page. The model runs once more on the pictures that the page shows with their edits.
 
@@ -338,12 +322,11 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
         result: the check.
         showcase: its pictures; None draws them.
     """
-    environment = templates("camkit.background.report")
-    environment.filters |= {"address": functools.partial(as_address, kind="jpeg"), "share": share}
-    script = environment.get_template("check.js").render()
+    script = _filled("check.js")
     plan, showcase = result.plan, showcase or Showcase(result)
     flips, (heat, edits) = showcase.flips(), plan.forwards
-    page: str = environment.get_template("check.html").render(
+    return _filled(
+        "check.html",
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         verdict=result.verdict,
@@ -378,6 +361,7 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
         judged=result.judged,
         number=number,
         share=share,
+        said=said,
         levels=LEVELS,
         verdicts=VERDICTS,
         settings=plan.settings,
@@ -385,7 +369,7 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
         kinds=result.kinds,
         strips=showcase.strips,
         references=REFERENCES,
-        caveat=caveat(result),
+        caveat=said("caveat", result.verdict),
         details=[
             *provenance(result),
             ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
@@ -396,45 +380,16 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
         failures=list(result.failures.items())[:_MOST_LISTED],
         failures_left=max(0, len(result.failures) - _MOST_LISTED),
     )
-    return page
-
-
-_LEAST_AXIS = (-0.2, 0.4)
-"""The chart's axis spans at least this, so that small effects look small."""
 
 
 def _chart(result: CheckResult) -> dict[str, Any]:
-    """Return the effects of all classes and of each class with their places on an axis, in percent of its length."""
+    """Return the effects of all classes and of each class, and what places a value on the axis, in percent of it."""
     names = [OVERALL, *worst_first({name: result.judged[name] for name in result.classes})][: _MOST_LISTED + 1]
-    effects = [
-        (name, effect)
-        for name in names
-        for effect in result.judged[name].effects.values()
-        if effect.mean is not None and (name != OVERALL or effect.name != "attraction")
-    ]
-    ends = [end for _, effect in effects for end in (effect.value, effect.low, effect.high) if math.isfinite(end)]
-    left, right = min([*ends, _LEAST_AXIS[0]]), max([*ends, _LEAST_AXIS[1]])
-
-    def place(value: float) -> float:
-        return round(100 * (value - left) / (right - left), 2)
-
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for name, effect in effects:
-        low, high = (place(end) if math.isfinite(end) else place(effect.value) for end in (effect.low, effect.high))
-        title = said("noun", effect) if name == OVERALL else f"{name}: {result.judged[name].shown}"
-        mark = {
-            "name": said("noun", effect),
-            "level": effect.level,
-            "value": place(effect.value),
-            "low": low,
-            "width": round(high - low, 2),
-            "limit": place(effect.limit),
-            "words": said("in_words", effect),
-            "figures": number(effect.value),
-            "interval": (effect.low, effect.high),
-        }
-        rows.setdefault(f"all classes: {title}" if name == OVERALL else title, []).append(mark)
-    return {"rows": list(rows.items()), "zero": place(0.0)}
+    rows = {name: [effect for effect in result.judged[name].effects.values() if effect.mean] for name in names}
+    effects = itertools.chain.from_iterable(rows.values())
+    ends = [end for effect in effects for end in (effect.value, effect.low, effect.high) if math.isfinite(end)]
+    left, right = min([*ends, -0.2]), max([*ends, 0.4])  # so wide at least that small effects look small
+    return {"rows": rows, "place": lambda value: round(100 * (value - left) / (right - left), 2)}
 
 
 _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
@@ -447,42 +402,36 @@ def render_markdown(result: CheckResult, showcase: Showcase | None = None) -> st
         result: the check.
         showcase: its pictures; None draws them.
     """
-    environment = templates("camkit.background.report")
-    environment.filters["markdown"] = lambda text: Markup(as_markdown(text))  # is not escaped again
-    summary: str = environment.get_template("summary.md").render(
+    return _filled(
+        "summary.md",
         result=result,
         sign=_SIGNS[result.verdict],
         triptychs=(showcase or Showcase(result)).triptychs,
         words=sys.modules[__name__],
         number=number,
     )
-    return summary
+
+
+_IN_TITLE = {ord(sign): f"%{ord(sign):02X}" for sign in "%:,"}
+"""What ends a title in a workflow command, and how it is written in one."""
 
 
 def workflow_commands(result: CheckResult) -> list[str]:
     """Return GitHub's workflow commands: an error for each FAIL, a warning for each other verdict but PASS."""
-
-    def escaped(text: str, signs: str = "%") -> str:
-        for sign in signs:
-            text = text.replace(sign, f"%{ord(sign):02X}")
-        return text
-
-    texts = map(printable, result.regressed)
-    commands = [f"::error title=camkit: worse than the baseline::{escaped(text)}" for text in texts]
+    texts = [("error", "worse than the baseline", text) for text in result.regressed]
     for name, judgement in result.judged.items():
-        if judgement.verdict == "PASS":
-            continue
-        level = "error" if judgement.verdict == "FAIL" and not judgement.waived else "warning"
-        title = f"camkit: {judgement.verdict} {name}".rstrip()
-        why = "; ".join(reason.text for reason in judgement.reasons)
-        commands.append(f"::{level} title={escaped(printable(title), '%:,')}::{escaped(printable(why))}")
-    return commands
+        if judgement.verdict != "PASS":
+            level = "error" if judgement.verdict == "FAIL" and not judgement.waived else "warning"
+            why = "; ".join(reason.text for reason in judgement.reasons)
+            texts.append((level, f"{judgement.verdict} {name}".rstrip(), why))
+    return [
+        f"::{level} title=camkit%3A {printable(title).translate(_IN_TITLE)}::{printable(why).replace('%', '%25')}"
+        for level, title, why in texts
+    ]
 
 
 _ACROSS, _SIDE, _SIZE = 3, 260, 14
 """Three pictures are about as wide as a comment on GitHub, so that nothing is reduced there."""
-
-_MOST_LINES = 5
 
 _COLOURS: Mapping[str, Colour] = MappingProxyType({"FAIL": (179, 38, 30), "PASS": (27, 107, 58), "": GREY})
 
@@ -503,7 +452,7 @@ def render_picture(result: CheckResult, showcase: Showcase | None = None) -> byt
         *result.regressed,
         f"camkit check of {result.plan.model.name} on {result.plan.data.root.name}",
     ]
-    title = [line for text in texts for line in wrapped(text, _ACROSS * _SIDE, _SIZE + 1, _MOST_LINES)]
+    title = [line for text in texts for line in wrapped(text, _ACROSS * _SIDE, _SIZE + 1, 5)]
     tiles: list[Tile] = []
     for strip in (showcase or Showcase(result)).triptychs:
         for panel in strip.triptych:
@@ -551,7 +500,7 @@ def render_json(result: CheckResult) -> str:
         "kinds": kinds and {"source": "place", **asdict(kinds), "sentences": list(kinds.sentences)},
         "change": None if result.change is None else result.change.to_dict(),
         "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
-        "caveat": caveat(result),
+        "caveat": said("caveat", result.verdict),
     }
     rounded = _rounded(report)
     return json.dumps({**rounded, "checksum": checksum(rounded)}, indent=1, allow_nan=False) + "\n"
@@ -572,16 +521,14 @@ def _measures(measures: Measures, judgement: Judgement) -> dict[str, Any]:
 
 def plain(measures: Measures) -> dict[str, Any]:
     """Return the measures of a class, or of all classes together, as plain values."""
-    figures = asdict(replace(measures, effects={}))
-    of_background = {name: effect.by_fill for name, effect in measures.effects.items() if name in _OF_BACKGROUND}
-    figures |= {name: _as_dicts(of_background.get(name, {})) for name in _OF_BACKGROUND}
-    figures["mean"] = _as_dicts({name: measures.effects[name].mean for name in of_background})
-    figures["cues"] = _as_dicts(measures.cues)
-    return {name: value for name, value in figures.items() if name not in ("name", "effects")}
-
-
-def _as_dicts(measured: Mapping[Any, MeasuredEffect | None]) -> dict[Any, dict[str, Any]]:
-    return {name: asdict(effect) for name, effect in measured.items() if effect is not None}
+    figures = asdict(measures)
+    effects = figures.pop("effects")
+    del figures["name"]
+    means = {name: effect["mean"] for name, effect in effects.items() if effect["mean"] is not None}
+    figures |= {name: effects[name]["by_fill"] if name in effects else {} for name in _OF_BACKGROUND}
+    figures["mean"] = {name: means[name] for name in _OF_BACKGROUND if name in means}
+    figures["cues"] = {name: means[name] for name in sorted(CUE_NAMES) if name in means}
+    return figures
 
 
 def _rounded(value: Any) -> Any:
@@ -604,40 +551,7 @@ def render_junit(result: CheckResult) -> str:
     check's duration, by the number of its pictures: the pictures of all classes pass through the model together.
     """
     each = 0.0 if result.run is None else result.run.seconds / max(1, len(result.images))
-    cases = [
-        _case(name, result.judged[name], result.inconclusive, round(each * measures.pictures, 3))
-        for name, measures in result.classes.items()
-    ]
-    cases.append(_case("all classes together", result.judged[OVERALL], "pass", 0.0))
-    if result.change is not None:
-        worse, change = "; ".join(result.regressed), change_since_baseline(result)
-        cases.append(("since the baseline", "background", 0.0, "failure" if worse else "", worse, change))
-    unusable = result.failures.items()
-    cases += [(name, "pictures", 0.0, "skipped", f"could not be used: {error}", "") for name, error in unusable]
-    xml: str = (
-        templates("camkit.background.report")
-        .get_template("junit.xml")
-        .render(
-            model=result.plan.model.name,
-            cases=cases,
-            started="" if result.run is None else result.run.started.isoformat(timespec="seconds"),
-        )
-    )
-    return xml
-
-
-def _case(
-    name: str, judgement: Judgement, inconclusive: Inconclusive, seconds: float
-) -> tuple[str, str, float, str, str, str]:
-    """Return a test case: its name and group, its seconds, whether it failed or was skipped, why, and its output."""
-    verdict, why = judgement.verdict, "; ".join(reason.text for reason in judgement.reasons)
-    output = f"{judgement.shown}: {why}"
-    undecided = verdict == "INCONCLUSIVE" or (verdict == "WARN" and judgement.untested)
-    if (verdict == "FAIL" or undecided) and judgement.waived:
-        return (name, "background", seconds, "skipped", f"waived: {judgement.waived}: {why}", output)
-    fails = verdict == "FAIL" or (undecided and inconclusive == "fail")
-    is_skipped = undecided or judgement.shown == "not decided"
-    return (name, "background", seconds, "failure" if fails else "skipped" if is_skipped else "", why, output)
+    return _filled("junit.xml", result=result, each=each, change=change_since_baseline(result))
 
 
 _DRAWN: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
