@@ -672,6 +672,12 @@ def test_a_mask_folder_without_masks_does_not_count(tmp_path: Path) -> None:
     assert list(annotations.objects) == ["a"]
 
 
+def test_a_file_named_only_mask_does_not_break_the_others(tmp_path: Path) -> None:
+    for name in ("_mask.png", "a_mask.png"):
+        levels(INSIDE * 255).save(tmp_path / name)
+    assert "a" in formats.read_masks(tmp_path).objects
+
+
 # Drawing
 
 
@@ -799,6 +805,14 @@ def test_a_preprocessing_that_cannot_be_followed_is_refused(
                 blob((64, 64)), preprocess
             )
         assert "\n" not in str(caught.value)
+
+
+def test_a_preprocessing_may_draw_random_numbers_without_effect() -> None:
+    def draws_numbers(picture: Image.Image) -> torch.Tensor:
+        torch.rand(3)
+        return tv.to_tensor(picture.resize((32, 32)))
+
+    assert bool(preprocess_region(np.ones((64, 64), bool), draws_numbers).all())
 
 
 def test_a_check_whose_preprocessing_crops_by_content_says_so(tmp_path):
