@@ -290,8 +290,6 @@ class FinerTarget(OfTarget):
         rivals: these classes, for each picture of a pass or one list for all, if they do not depend on the output.
     """
 
-    for_threads = False
-
     weight: float = FINER_WEIGHT
     nearest: int = FINER_NEAREST
     rivals: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
@@ -330,8 +328,6 @@ class FinerTarget(OfTarget):
 
 class EachFiner(OfTarget, Expands):
     """Compares each class that a target stands for with its nearest ones, if the target does not do so itself."""
-
-    for_threads = False
 
     def expand(self, output: Any, batch: int) -> list[FinerTarget]:
         """Return one target for each class."""
@@ -561,8 +557,6 @@ class ConfidenceTarget(OfTarget):
             the results of a sigmoid look like logits. Those of a softmax are known by their sum in every pass.
     """
 
-    for_threads = False
-
     final: str = ""
 
     def __call__(self, output: Any, batch: int) -> Scores:
@@ -627,8 +621,6 @@ class LogOddsTarget(OfClass):
 
 class AsReturned(OfTarget):
     """The score of a target, with its own gradient: gradients do not pass through a final softmax unchanged."""
-
-    for_threads = False
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score for each image."""
