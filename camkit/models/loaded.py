@@ -182,6 +182,18 @@ class Request:
             )
         return usual
 
+    def fill(self, module: nn.Module) -> str | None:
+        """Load the weights that the request names, if any, into a module; return what the user should know of them.
+
+        Raises:
+            ModelError: the file cannot be read, or its weights do not fit.
+        """
+        if self.weights is None:
+            return None
+        weights = read_weights(self.weights)
+        weights.fill(module, self.name)
+        return weights.note
+
     def refuse_weights(self) -> None:
         """Refuse weights for a model that comes with its own.
 
