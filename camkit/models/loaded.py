@@ -246,8 +246,8 @@ def preset(
 
 def changed_preset(usual: ImageClassification, request: Request) -> ImageClassification:
     """Return a torchvision preset with the parts that the request replaces."""
-    size = request.size or (usual.crop_size[0],) * 2
-    return preset(size, request.mean or usual.mean, request.std or usual.std, usual)
+    side = usual.crop_size[0]
+    return preset(request.size or (side, side), request.mean or usual.mean, request.std or usual.std, usual)
 
 
 _EMA_KEYS = ("model_ema", "state_dict_ema", "ema_state_dict", "model_ema_state_dict", "ema")

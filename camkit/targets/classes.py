@@ -70,20 +70,16 @@ class ClassTarget(OfClass):
     For a segmentation network, the class where it is predicted; for a detector, the best box of the class.
 
     Attributes:
-        name: its label, for errors; filled in when the target is bound to a model.
         cells: for a segmentation network, the cells of each picture over which the score is the mean; None means where
             the class is predicted.
     """
 
-    name: str | None = field(default=None, compare=False, repr=False)
     cells: Bool[Tensor, "n h w"] | None = field(default=None, compare=False, repr=False)
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ClassTarget:
-        """Return the target for a model with this activation, and with the index and the label of the class."""
-        if isinstance(self.index, tuple):
-            return OfClasses.bind(self, labels, activation)
-        bound = super().bind(labels, activation)
-        return replace(bound, name=label_of(bound.number, labels))
+        """Return the target for a model with this activation; several classes are indices already."""
+        several = isinstance(self.index, tuple)
+        return OfClasses.bind(self, labels, activation) if several else super().bind(labels, activation)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class for each image, with its probability."""

@@ -269,14 +269,16 @@ class OfClass(OfClasses):
 
     Attributes:
         index: the class's index, or one index for each picture of a pass. Until ``bind``, it may also be a label.
+        name: the label of the class, for errors; filled in when the target is bound to a model.
     """
 
     index: int | str | tuple[int, ...]
+    name: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def bind(self: BoundToClass, labels: tuple[str, ...] | None, activation: Activation | None) -> BoundToClass:
-        """Return the target with this activation, and with the index of its class in place of a label."""
-        # Several classes are refused, unless the target takes them.
-        return replace(super().bind(labels, activation), index=class_of(cast("int | str", self.index), labels))
+        """Return the target with this activation, and with the index and the label of its class."""
+        index = class_of(cast("int | str", self.index), labels)  # refuses several classes
+        return replace(super().bind(labels, activation), index=index, name=label_of(index, labels))
 
     @property
     def number(self) -> int:
