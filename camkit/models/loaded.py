@@ -219,7 +219,7 @@ class Request:
 def are_shares(values: Any, least: float) -> bool:
     """Return whether values are one number above ``least`` and up to 1, or one each for red, green and blue."""
     is_list = isinstance(values, (list, tuple)) and len(values) in (1, 3)
-    return is_list and all(isinstance(each, Real) and least < each <= 1 for each in values)
+    return is_list and all(isinstance(each, Real) and least < float(each) <= 1 for each in values)
 
 
 def is_file(path: Path) -> bool:
