@@ -17,7 +17,7 @@ from camkit.errors import InputError, ModelError, advice, did_you_mean
 from camkit.models import from_torchvision
 from camkit.models.from_file import KINDS, as_module
 from camkit.models.from_ultralytics import holds_ultralytics
-from camkit.models.loaded import Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels, read_weights
+from camkit.models.loaded import Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels
 from camkit.models.modules import (
     about_channels,
     about_failure,
@@ -33,7 +33,7 @@ from camkit.models.modules import (
     usual_batch_size,
 )
 from camkit.models.scene_net import LABELS as SCENE_LABELS
-from camkit.models.scene_net import SceneNet, load_scene_net
+from camkit.models.scene_net import load_scene_net
 from camkit.models.scene_net import preprocess as scene_preprocess
 from camkit.types import Activation, Preprocess
 
@@ -228,11 +228,8 @@ def runs_code(name: str) -> bool:
 def _demo_model(request: Request) -> LoadedModel:
     if request.changes:
         raise ModelError(f"{request.name} has a fixed preprocessing; leave out size, mean and std")
-    if request.weights is None:
-        return LoadedModel(load_scene_net(request.name), request.name, scene_preprocess, tuple(SCENE_LABELS))
-    module, weights = SceneNet(), read_weights(request.weights)
-    weights.fill(module, request.name)
-    return LoadedModel(module, request.name, scene_preprocess, tuple(SCENE_LABELS), weights.note)
+    module = load_scene_net(request.name)
+    return LoadedModel(module, request.name, scene_preprocess, SCENE_LABELS, request.fill(module))
 
 
 def changed_at(name: str | Path | None) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from camkit.errors import InputError, ModelError, advice, as_error, brief, refuse_pipe
-from camkit.models.loaded import LoadedModel, Request, as_labels, is_file
+from camkit.models.loaded import LoadedModel, Request, are_shares, as_labels, is_file
 from camkit.models.modules import FileBox, dtype_of
 
 KINDS = {
@@ -42,13 +42,8 @@ Shape = Sequence[int | None]
 COLOURS = 3
 """The channels of the pictures that size, mean and std are for."""
 
-_LONGEST_TEXT = 1 << 20
-"""The most bytes of a text beside a model that camkit reads for metadata; the names of 1,000 classes take 20,000."""
-
 _NAMES = ("labels", "names", "classes")
 """The keys under which metadata holds the names of the classes."""
-
-_LISTS = (list, tuple, dict)
 
 
 def load(request: Request) -> LoadedModel:
@@ -65,10 +60,8 @@ def _program(request: Request, path: Path) -> LoadedModel:
     with as_error(ModelError, lambda error: f"{said} ({brief(error)})"), mock.patch.object(log, "disabled", True):
         program = torch.export.load(path)
     shape = _picture_shape(program, str(path))
-    with zipfile.ZipFile(path) as archive:
-        metadata = extra_texts(archive)
     kind = f"a program of torch.export, run with gradients by torch {version('torch')}"
-    return described(as_module(program, str(path)), request, shape, kind, metadata)
+    return described(as_module(program, str(path)), request, shape, kind, _extra_texts(path))
 
 
 def as_module(program: ExportedProgram, name: str) -> nn.Module:
@@ -99,12 +92,13 @@ def _picture_shape(program: ExportedProgram, name: str) -> tuple[int | None, ...
 
 def _script(request: Request, path: Path) -> LoadedModel:
     """Load a TorchScript file as a black box: scripted modules have no hooks."""
-    with as_error(ModelError, lambda error: f"{path} cannot be read as a TorchScript file ({brief(error)})"):
-        metadata = _metadata(path)
+    way_out = "if it holds a state dict, name the network and pass the file as its weights"
+    said = f"{path} is not a TorchScript file"
+    with as_error(ModelError, lambda error: f"{said} ({brief(error)}); {way_out}"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        metadata = _extra_texts(path, needed="constants.pkl")
         refuse_code(request, path, "TorchScript")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # TorchScript is deprecated
-            script = torch.jit.load(path, map_location="cpu").eval()
+        script = torch.jit.load(path, map_location="cpu").eval()
     kind = f"a TorchScript file, run without gradients by torch {version('torch')}"
     box = FileBox(
         lambda pictures: script(pictures.to(dtype_of(script))),
@@ -125,17 +119,6 @@ def _ends_in_sigmoid(script: torch.jit.ScriptModule) -> bool:
     while node.kind() in _KEEPING:
         node = next(node.inputs()).node()
     return str(node.kind()) in ("aten::sigmoid", "aten::sigmoid_")
-
-
-def _metadata(path: Path) -> dict[str, Any]:
-    """Return the texts beside a script, and refuse what is not TorchScript, such as state dicts."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if any(name.partition("/")[2] == "constants.pkl" for name in archive.namelist()):
-                return extra_texts(archive)
-    raise ModelError(
-        f"{path} is not a TorchScript file; if it holds a state dict, name the network and pass the file as its weights"
-    )
 
 
 def file_to_read(request: Request) -> Path:
@@ -166,22 +149,23 @@ def refuse_code(request: Request, path: Path, kind: str) -> None:
         )
 
 
-def extra_texts(archive: zipfile.ZipFile) -> dict[str, Any]:
+def _extra_texts(path: Path, needed: str = "") -> dict[str, Any]:
     """Return the texts beside the model in an archive of PyTorch, which the exporter was given as ``extra_files``.
 
     A JSON object, such as the ``config.txt`` of ultralytics' exports, gives the texts that it holds.
+
+    Raises:
+        ValueError: the archive has no file whose name ends so.
     """
     found: dict[str, Any] = {}
-    for entry in archive.infolist():
-        folder, _, name = entry.filename.rpartition("/")
-        if folder.rpartition("/")[2] != "extra" or not 0 < entry.file_size <= _LONGEST_TEXT:
-            continue
-        text = archive.read(entry).decode(errors="replace")
-        try:
-            held = json.loads(text)
-        except (ValueError, RecursionError):
-            held = text
-        found |= held if isinstance(held, dict) and not name.startswith(_NAMES) else {Path(name).stem: held}
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        if not any(name.endswith(needed) for name in names):
+            raise ValueError(f"it has no {needed}")
+        for name in names:
+            if "/extra/" in name:
+                key, held = Path(name).stem, _value(archive.read(name).decode(errors="replace"))
+                found |= held if isinstance(held, dict) and key not in _NAMES else {key: held}
     return found
 
 
@@ -225,7 +209,7 @@ def described(
         checksum.update(data)
     module.register_buffer("checksum_of_file", torch.tensor(list(checksum.digest()), dtype=torch.uint8))
     named = {**(request.changes if preprocess is not None else known), "labels": request.labels}
-    used = [name for name in ("mean", "std", "labels") if name in known and not named.get(name)]
+    used = [name for name in ("mean", "std", "labels") if known.get(name) and not named.get(name)]
     said = f"; {' and '.join(used)} as the file's metadata says" if used else ""
     note = f"{kind}, SHA-256 {checksum.hexdigest()[:12]}{said}"
     return LoadedModel(module, request.name, preprocess, known.get("labels"), note)
@@ -235,19 +219,12 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the size, mean, std and labels that metadata names; exports of ultralytics' classifiers have them all."""
     facts: dict[str, Any] = {}
     values = {str(key).lower(): _value(value) for key, value in metadata.items()}
-    texts = {key: value.split("\n") for key, value in values.items() if isinstance(value, str) and "\n" in value}
-    named = next((found for key in _NAMES if isinstance(found := texts.get(key, values.get(key)), _LISTS)), None)
-    if named is not None:
-        with contextlib.suppress(InputError):  # they are no names of classes then
-            facts["labels"] = as_labels(named)
+    named = next((values[key] for key in _NAMES if isinstance(values.get(key), (list, tuple, dict))), None)
+    with contextlib.suppress(InputError):  # they are no names of classes then
+        facts["labels"] = as_labels(named)
     for name, least in (("mean", -math.inf), ("std", 0)):
-        numbers: Any = values.get(name)
-        # Above 1, they are for values of 0 to 255, or for something else.
-        are_shares = isinstance(numbers, list) and all(
-            type(each) in (int, float) and least < each <= 1 for each in numbers
-        )
-        if are_shares and len(numbers) in (1, 3):
-            facts[name] = tuple(map(float, numbers))
+        if are_shares(values.get(name), least):  # others are for values of 0 to 255, or for something else
+            facts[name] = tuple(map(float, values[name]))
     size = values.get("imgsz")
     if isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size):
         facts["size"] = tuple(size)
@@ -257,10 +234,10 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(text: Any) -> Any:
-    """Return the list, dictionary or number that a text spells out; the value itself if it spells none."""
+    """Return what a text spells out: a list, a dictionary, a number, or its lines; other values as they are."""
     if not isinstance(text, str):
         return text
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
+    for parse in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return parse(text)
+    return text.split("\n") if "\n" in text else text

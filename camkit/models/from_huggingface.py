@@ -346,18 +346,15 @@ def _prepared(request: Request, name: str) -> Prepare:
             raise
         processor = transformers.ViTImageProcessor()
     if request.size is not None:
-        if hasattr(processor, "max_num_patches"):
-            raise ModelError(f"{request.name} keeps the shape of each picture; leave out size")
-        height, width = request.size
         usual = processor.size
-        processor.size = {"height": height, "width": width}
+        processor.size = dict(zip(("height", "width"), request.size, strict=True))
         processor.do_center_crop = False
-        try:
+        actual: tuple[int, ...] = ()
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             actual = tuple(Prepare(processor)(Image.new("RGB", (160, 100))).shape[1:])
-        except (AttributeError, KeyError, TypeError, ValueError):
-            actual = ()
         if actual != request.size:
-            raise ModelError(f"the image processor of {request.name} accepts only the size {usual}; leave out size")
+            ways = f"accepts only the size {usual}" if usual else "keeps the shape of each picture"
+            raise ModelError(f"the image processor of {request.name} {ways}; leave out size")
     if request.mean is not None:
         processor.image_mean, processor.do_normalize = list(request.mean), True
     if request.std is not None:

@@ -19,8 +19,9 @@ import onnxslim
 import torch
 from onnx2pytorch import ConvertModel
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from camkit.errors import ModelError, as_error, brief
+from camkit.errors import CamkitError, ModelError, as_error, brief
 from camkit.models.from_file import COLOURS, described, file_to_read
 from camkit.models.loaded import LoadedModel, Request
 from camkit.models.modules import Adapter, FileBox, dtype_of
@@ -56,7 +57,10 @@ def load(request: Request) -> LoadedModel:
     """Load an ONNX file."""
     path = file_to_read(request)
     graph, beside = _read(path)
-    session = _session(path)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    with as_error(ModelError, lambda error: f"{path} cannot be run by onnxruntime ({brief(error)})"):
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
         shapes = ", ".join(f"{each.name} {each.shape} of {each.type}" for each in inputs)
@@ -67,24 +71,29 @@ def load(request: Request) -> LoadedModel:
     is_last = shape[3] == COLOURS and shape[1] != COLOURS
     if is_last:
         shape = (shape[0], shape[3], *shape[1:3])
-    opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.opset_import}
     size = request.size or (_SIDE, _SIDE)
     filled = [given or usual for given, usual in zip(shape, (2, COLOURS, *size), strict=True)]
     noise = torch.randn(filled, generator=torch.Generator().manual_seed(0))
     runs = Session(session, channels_last=is_last)
     # Networks take pictures that are normalised, or have values of 0 to 1 or 0 to 255.
     pictures = {noise: TOLERANCE, noise.abs() / noise.abs().max(): TOLERANCE, noise.abs().clamp(max=2.5) * 100: _BRIGHT}
-    module, reason = _converted(graph, runs, pictures, shape[0])
-    kind = f"an ONNX file of opset {opsets.get('ai.onnx', '?')}"
+    opset = next((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), "?")
     runtime = f"onnxruntime {onnxruntime.__version__}"
-    if reason is None:
-        kind += f", run as a PyTorch module, with gradients by torch {torch.__version__} (outputs as {runtime}'s)"
-    else:
-        kind += f", run by {runtime} without gradients ({reason})"
-    if module is None:
+    module: nn.Module
+    try:
+        with as_error(_NotConvertedError, lambda error: f"it cannot be converted to PyTorch: {brief(error)}"):
+            module = _converted(graph, runs, pictures, shape[0])
+        how = f"run as a PyTorch module, with gradients by torch {torch.__version__} (outputs as {runtime}'s)"
+    except _NotConvertedError as reason:
         lacking = f"camkit runs this file without layers and gradients ({reason})"
         module = FileBox(runs, shape[0], sigmoid=_ends_in_sigmoid(graph.graph), reason=lacking)
+        how = f"run by {runtime} without gradients ({reason})"
+    kind = f"an ONNX file of opset {opset}, {how}"
     return described(module, request, shape, kind, session.get_modelmeta().custom_metadata_map, beside)
+
+
+class _NotConvertedError(CamkitError):
+    """A graph cannot become a PyTorch module; the message says why."""
 
 
 _KEEPING = ("Cast", "Clip", "Identity")
@@ -111,16 +120,11 @@ class Session:
         self._session, self.channels_last = session, channels_last
         (self._input,) = session.get_inputs()
 
-    def outputs(self, pictures: Tensor) -> list[Any]:
-        """Return all outputs for pictures: arrays, or lists of them."""
-        pictures = pictures.movedim(1, -1) if self.channels_last else pictures
-        numbers = pictures.numpy().astype(np.float16 if self._input.type == "tensor(float16)" else np.float32)
-        found: list[Any] = self._session.run(None, {self._input.name: numbers})
-        return found
-
     def __call__(self, pictures: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return what the file returns."""
-        outputs = tuple(torch.from_numpy(output) for output in self.outputs(pictures))
+        pictures = pictures.movedim(1, -1) if self.channels_last else pictures
+        numbers = pictures.numpy().astype(np.float16 if self._input.type == "tensor(float16)" else np.float32)
+        outputs = tuple(map(torch.from_numpy, self._session.run(None, {self._input.name: numbers})))
         return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -216,58 +220,51 @@ def _tensors(graph: onnx.ModelProto) -> list[onnx.TensorProto]:
     return [part for part in _parts(graph) if isinstance(part, onnx.TensorProto)]
 
 
-def _session(path: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    with as_error(ModelError, lambda error: f"{path} cannot be run by onnxruntime ({brief(error)})"):
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
 def _converted(
     graph: onnx.ModelProto, session: Session, pictures: Mapping[Tensor, float], batch: int | None
-) -> tuple[nn.Module | None, str | None]:
-    """Return the graph as a module, or None and why not.
+) -> nn.Module:
+    """Return the graph as a module that gives onnxruntime's outputs for each of the pictures, within its tolerance.
 
-    On each of the ``pictures`` it is compared with onnxruntime, within a tolerance. ``batch`` is how many pictures the
-    file takes at a time; None for any number.
+    ``batch`` is how many pictures the file takes at a time; None for any number.
+
+    Raises:
+        _NotConvertedError: it does not, takes several pictures, or is quantised.
     """
     if batch not in (None, 1):
-        return None, f"it takes exactly {batch} pictures; export it for one, or for any number"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if any(node.op_type in _QUANTISED for node in graph.graph.node):
-                return None, "it is quantised, and integers have no gradients"
-            simple = onnxslim.slim(graph)
-            for node in simple.graph.node:
-                for attribute in [each for each in node.attribute if each.name == "training_mode"]:
-                    node.attribute.remove(attribute)
-            is_half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in _tensors(simple))
-            module: nn.Module = _Converted(simple).eval()
-            module = Adapter(module, _channels_last) if session.channels_last else module
-            for picture, tolerance in pictures.items():
-                reason = _difference(module, session, picture, max(tolerance, _ROUGH * is_half))
-                if reason:
-                    return None, reason
-    except Exception as error:  # noqa: BLE001 - the converter raises anything on operators that it lacks
-        return None, f"it cannot be converted to PyTorch: {brief(error)}"
-    return module, None
+        raise _NotConvertedError(f"it takes exactly {batch} pictures; export it for one, or for any number")
+    if any(node.op_type in _QUANTISED for node in graph.graph.node):
+        raise _NotConvertedError("it is quantised, and integers have no gradients")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        simple = onnxslim.slim(graph)
+        for node in simple.graph.node:
+            for attribute in [each for each in node.attribute if each.name == "training_mode"]:
+                node.attribute.remove(attribute)
+        is_half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in _tensors(simple))
+        module: nn.Module = _Converted(simple).eval()
+        module = Adapter(module, _channels_last) if session.channels_last else module
+        for picture, tolerance in pictures.items():
+            _compare(module, session, picture, max(tolerance, _ROUGH * is_half))
+    return module
 
 
-def _difference(module: nn.Module, session: Session, picture: Tensor, tolerance: float) -> str:
-    """Return how a module's outputs for a picture differ from onnxruntime's; empty if they are the same."""
-    expected = session.outputs(picture)  # first, because onnxruntime refuses sizes that PyTorch would work on for hours
+def _compare(module: nn.Module, session: Session, picture: Tensor, tolerance: float) -> None:
+    """Compare a module's outputs for a picture with onnxruntime's.
+
+    Raises:
+        _NotConvertedError: they differ.
+    """
+    expected = tree_leaves(session(picture))  # first: it refuses sizes that PyTorch would work on for hours
     with torch.no_grad():
-        found: Any = module(picture.to(dtype_of(module)))
-    outputs = [found] if isinstance(found, Tensor) else list(found)
-    if [tuple(output.shape) for output in outputs] != [right.shape for right in expected]:
-        return "converted to PyTorch, it returns other shapes"
-    for output, right in zip(outputs, expected, strict=True):
-        exact = right.astype(np.float64)
-        differs = output.double().numpy() - exact
-        are_shares = exact.min(initial=1) >= 0 and exact.max(initial=0) <= 1
+        found = tree_leaves(module(picture.to(dtype_of(module))))
+    if [output.shape for output in found] != [right.shape for right in expected]:
+        raise _NotConvertedError("converted to PyTorch, it returns other shapes")
+    for output, right in zip(found, expected, strict=True):
+        exact = right.double()
+        differs = output.double() - exact
+        are_shares = bool(((exact >= 0) & (exact <= 1)).all())
         # Norms, not maxima: rounding changes a few of the 500,000 probabilities of PP-OCR's recognition by 0.01.
-        error, size = float(np.linalg.norm(differs)), float(np.linalg.norm(exact))
-        if not (error <= tolerance * size or (are_shares and np.abs(differs).max(initial=0) <= _LEAST)):
-            return f"converted to PyTorch, its outputs differ by {100 * error / size if size else 100:.2g} %"
-    return ""
+        error, size = float(differs.norm()), float(exact.norm())
+        if not (error <= tolerance * size or (are_shares and bool((differs.abs() <= _LEAST).all()))):
+            share = 100 * error / size if size else 100
+            raise _NotConvertedError(f"converted to PyTorch, its outputs differ by {share:.2g} %")

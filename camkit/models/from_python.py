@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from camkit.errors import ModelError, as_error, did_you_mean, refusing_exit
 from camkit.models.from_file import as_module
-from camkit.models.loaded import LoadedModel, Request, is_file, read_weights
+from camkit.models.loaded import LoadedModel, Request, is_file
 
 
 @refusing_exit()
@@ -35,11 +35,7 @@ def load(request: Request) -> LoadedModel:
     if callable(factory) and not isinstance(factory, nn.Module):
         factory = factory()
     loaded = _as_loaded(factory, request)
-    note = loaded.note
-    if request.weights is not None:
-        weights = read_weights(request.weights)
-        weights.fill(loaded.module, request.name)
-        note = "; ".join(filter(None, (note, weights.note))) or None
+    note = "; ".join(filter(None, (loaded.note, request.fill(loaded.module)))) or None
     return replace(loaded, name=request.name, note=note)
 
 

@@ -69,14 +69,12 @@ def load(request: Request) -> LoadedModel:
 def _loaded(request: Request) -> LoadedModel:
     name, weights = request.name, request.weights
     published = torchvision.models.get_model_weights(name)
-    if weights is None and not request.pretrained:
-        recipe = published.DEFAULT
-        return LoadedModel(_build(name, None, {}), name, _prepared(recipe, request), tuple(recipe.meta["categories"]))
-    if weights is None:
-        return _published(request, published.DEFAULT)
-    if str(weights) in published.__members__:
-        return _published(request, published[str(weights)])
-    path = Path(weights)
+    recipe = published.DEFAULT if weights is None else published.__members__.get(str(weights))
+    if recipe is not None:
+        plain = weights is None and not request.pretrained
+        module = _build(name, None, {}) if plain else _downloaded(name, recipe)
+        return LoadedModel(module, name, _prepared(recipe, request), tuple(recipe.meta["categories"]))
+    path = Path(str(weights))
     if not is_file(path):
         raise ModelError(
             f"there is no weights file {path}{did_you_mean(str(weights), published.__members__)}; "
@@ -87,19 +85,14 @@ def _loaded(request: Request) -> LoadedModel:
     recipe = next((entry for entry in published if Path(entry.url).name == path.name), next(iter(published)))
     labels = tuple(recipe.meta["categories"])
     module, classes = stored.build(lambda classes: _build(name, classes, stored.state), name)
-    prepared_as = None
+    notes = [stored.note] if stored.note else []
     if not request.changes:
-        prepared_as = (
+        notes.append(
             f"pictures are prepared as for torchvision's {recipe}; the same in Python: "
             f"preprocess=torchvision.models.get_weight('{recipe}').transforms()"
         )
-    return LoadedModel(
-        module,
-        name,
-        _prepared(recipe, request),
-        labels if classes is None or classes == len(labels) else None,
-        "; ".join(filter(None, (stored.note, prepared_as))) or None,
-    )
+    known = labels if classes in (None, len(labels)) else None
+    return LoadedModel(module, name, _prepared(recipe, request), known, "; ".join(notes) or None)
 
 
 def _prepared(recipe: Any, request: Request) -> Preprocess:
@@ -130,8 +123,8 @@ def _build(name: str, classes: int | None, state: Mapping[str, Tensor]) -> nn.Mo
     return cast("nn.Module", torchvision.models.get_model(name, weights=None, **options))
 
 
-def _published(request: Request, weights: Any) -> LoadedModel:
-    name, file = request.name, Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
+def _downloaded(name: str, weights: Any) -> nn.Module:
+    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
     instead = (
         f"pass a local file with {advice('weights=...', '--weights FILE')}, try what needs no download: "
         f"{advice('the model demo-fair', 'camkit demo')}; if {file} is damaged, delete it"
@@ -139,5 +132,4 @@ def _published(request: Request, weights: Any) -> LoadedModel:
     with as_error(ModelError, lambda error: f"the weights of {name} cannot be downloaded ({brief(error)}); {instead}"):
         # torchvision itself loads the file as a pickle, which can run code. This line refuses such a file.
         weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
-        module = torchvision.models.get_model(name, weights=weights)
-    return LoadedModel(module, name, _prepared(weights, request), tuple(weights.meta["categories"]))
+        return cast("nn.Module", torchvision.models.get_model(name, weights=weights))

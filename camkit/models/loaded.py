@@ -144,8 +144,7 @@ class Request:
             ("mean", "numbers", self.mean, -math.inf),
             ("std", "positive numbers", self.std, 0),
         ):
-            given = (1.0,) if values is None else values
-            if len(given) not in (1, 3) or not all(isinstance(each, Real) and least < each <= 1 for each in given):
+            if values is not None and not are_shares(values, least):
                 raise InputError(
                     f"{name} must be one number, or one each for red, green and blue: {kinds} for values from 0 to 1, "
                     f"not {values}; divide those up to 255 by 255"
@@ -183,6 +182,18 @@ class Request:
             )
         return usual
 
+    def fill(self, module: nn.Module) -> str | None:
+        """Load the weights that the request names, if any, into a module; return what the user should know of them.
+
+        Raises:
+            ModelError: the file cannot be read, or its weights do not fit.
+        """
+        if self.weights is None:
+            return None
+        weights = read_weights(self.weights)
+        weights.fill(module, self.name)
+        return weights.note
+
     def refuse_weights(self) -> None:
         """Refuse weights for a model that comes with its own.
 
@@ -203,6 +214,12 @@ class Request:
                 f"{self.name} takes pictures only; text is for models that compare pictures with texts, such as "
                 "hf:openai/clip-vit-base-patch32"
             )
+
+
+def are_shares(values: Any, least: float) -> bool:
+    """Return whether values are one number above ``least`` and up to 1, or one each for red, green and blue."""
+    is_list = isinstance(values, (list, tuple)) and len(values) in (1, 3)
+    return is_list and all(isinstance(each, Real) and least < float(each) <= 1 for each in values)
 
 
 def is_file(path: Path) -> bool:
@@ -233,13 +250,12 @@ def changed_preset(usual: ImageClassification, request: Request) -> ImageClassif
     return preset(request.size or (side, side), request.mean or usual.mean, request.std or usual.std, usual)
 
 
-_PLAIN_KEYS = ("state_dict", "model_state_dict", "model")
 _EMA_KEYS = ("model_ema", "state_dict_ema", "ema_state_dict", "model_ema_state_dict", "ema")
+_KEYS = ("state_dict", "model_state_dict", "model", *_EMA_KEYS)
 """Keys under which checkpoints usually hold the state dict, and its moving average over the training (EMA)."""
-_AVERAGED = "n_averaged"
-"""The counter that ``torch.optim.swa_utils.AveragedModel`` adds to the weights that it averages."""
-_LONGEST_HEADER = 100_000_000
-"""safetensors refuses headers with more bytes."""
+
+_MOST_NESTED = 3
+"""Dictionaries under such keys, one inside the other, in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -272,12 +288,8 @@ class Weights:
             usual = make(None).state_dict()
         state = _without_prefix(self.state, usual)
         differ = [key for key, value in usual.items() if key in state and state[key].shape != value.shape]
-        heads = (
-            state[key] for key in reversed(differ) if state[key].dim() and state[key].shape[1:] == usual[key].shape[1:]
-        )
-        head = next(heads, torch.empty(0))
-        # A damaged file may claim a shape larger than its contents, for which no memory would be large enough.
-        classes = len(head) if 0 < head.nbytes <= head.untyped_storage().nbytes() else None
+        heads = (key for key in reversed(differ) if state[key].dim() and state[key].shape[1:] == usual[key].shape[1:])
+        classes = next((len(state[key]) for key in heads), None)
         module = make(classes)
         self.fill(module, name)
         return module, classes
@@ -312,10 +324,8 @@ def read_weights(path: str | Path) -> Weights:
     """
     path, note = Path(path), None
     state = _shards(path) if path.name.endswith(".index.json") else _content(path)
-    outer: list[Any] = []  # a damaged file may hold a dictionary that contains itself
-    while isinstance(state, dict) and not any(state is container for container in outer):
-        outer.append(state)
-        held = [key for key in _PLAIN_KEYS + _EMA_KEYS if isinstance(state.get(key), dict) and state[key]]
+    for _ in range(_MOST_NESTED):
+        held = [key for key in _KEYS if isinstance(state, dict) and isinstance(state.get(key), dict) and state[key]]
         if not held:
             break
         if len(held) > 1 or held[0] in _EMA_KEYS:
@@ -343,8 +353,7 @@ def _content(path: Path) -> Any:
 
     refuse_pipe(path, ModelError)
     with as_error(ModelError, said), path.open("rb") as file:
-        start = file.read(9)
-        if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST_HEADER:
+        if file.read(9)[8:] == b"{":
             return load_file(path)
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
@@ -373,7 +382,8 @@ def _without_prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> M
     It is removed only if all names begin with it and none fits the model already.
     """
     while own.keys().isdisjoint(state):
-        state = {key: value for key, value in state.items() if key != _AVERAGED}
+        # The counter that torch.optim.swa_utils.AveragedModel adds to the weights that it averages.
+        state = {key: value for key, value in state.items() if key != "n_averaged"}
         if len({key.partition(".")[0] for key in state}) > 1 or not all(key.partition(".")[2] for key in state):
             break
         state = {key.partition(".")[2]: value for key, value in state.items()}

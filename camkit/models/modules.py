@@ -84,24 +84,24 @@ class BlackBox(nn.Module):
         Raises:
             RunError: the function returned something other than a row of numbers for each picture.
         """
+        count = len(images)
+        batch = self._batch or count
         pictures = images.detach().float().cpu()
-        parts = [pictures]
-        if self._batch is not None:
-            parts = list(pictures.split(self._batch))
-            missing = self._batch - len(parts[-1])
-            parts[-1] = torch.cat([parts[-1], parts[-1][-1:].expand(missing, *parts[-1].shape[1:])])
+        # A copy, because the function may write to its pictures.
+        pictures = torch.cat([pictures, pictures[-1:].expand(-count % batch, *pictures.shape[1:])])
         with torch.no_grad():
-            joined = self._joined([self._run(part) for part in parts], len(pictures))
+            parts = [self._run(part) for part in pictures.split(batch)]
+        if self._batch is None:
+            joined = parts[0]
+        elif isinstance(parts[0], list):  # the boxes of each picture
+            joined = [boxes for part in parts for boxes in part][:count]
+        else:
+            joined = tree_map(lambda *values: torch.cat(values)[:count], *parts)
         scores = tree_map_only(Tensor, lambda value: value.to(images.device), joined)
         return _with_sigmoid(scores) if self._sigmoid and isinstance(scores, Tensor) else scores
 
-    def _joined(self, parts: Sequence[Any], count: int) -> Any:
-        """Return the outputs of all parts as one, for the first pictures."""
-        boxes = [detections for part in parts if isinstance(part, list) for detections in part]
-        return boxes[:count] or torch.cat([part for part in parts if isinstance(part, Tensor)])[:count]
-
     def _run(self, pictures: Tensor) -> Any:
-        scores = self.function(pictures.clone())  # which the function may write to
+        scores = self.function(pictures)
         if isinstance(scores, (list, tuple)) and scores and all(isinstance(each, dict) for each in scores):
             return _boxes(scores, len(pictures))
         with as_error(RunError, lambda _: f"the function returned {type(scores).__name__}, not an array of scores"):
@@ -123,18 +123,13 @@ class FileBox(BlackBox):
 
     def _run(self, pictures: Tensor) -> Any:
         try:
-            outputs = self.function(pictures.clone())
+            outputs = self.function(pictures)
         except Exception as error:  # what runs the file may raise anything
             lines = (str(error).strip() or type(error).__name__).splitlines()
             cause = lines[-1] if "TorchScript" in lines[0] else " ".join(lines)  # TorchScript begins with its trace
             raise RunError(f"the file failed on pictures of shape {tuple(pictures.shape)} ({brief(cause)})") from error
         detached = tree_map_only(Tensor, Tensor.detach, outputs)
         return tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, detached)
-
-    def _joined(self, parts: Sequence[Any], count: int) -> Any:
-        if self._batch is None:
-            return parts[0]
-        return tree_map(lambda *values: torch.cat(values)[:count], *parts)
 
 
 _ROUNDING = 1e-3
@@ -268,8 +263,9 @@ class HeldInputs(nn.Module):
             return value.expand(len(pictures), *value.shape[1:]) if value.shape[:1] == (1,) else value
 
         others = tree_map_only(Tensor, beside, self.others)
-        named = others if self.picture is None else {self.picture: pictures, **others}
-        return self.model(pictures, **named) if self.picture is None else self.model(**named)
+        return (
+            self.model(pictures, **others) if self.picture is None else self.model(**{self.picture: pictures}, **others)
+        )
 
 
 class OneOutput(nn.Module):
@@ -379,16 +375,9 @@ class ClipPreprocess(ABC):
 
 
 def refuse_short(count: int, needed: int) -> None:
-    """Refuse a video with fewer frames than a model takes.
-
-    Raises:
-        ImageError: it has fewer.
-    """
+    """Raise ImageError if a video has fewer frames than a model takes."""
     if count < needed:
         raise ImageError(f"the model takes {needed} frames, but the video has {count}")
-
-
-_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 BLACK_BOX = "camkit.black_box(model), which needs neither layers nor gradients"
@@ -426,7 +415,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         raise ModelError(
             f"a TorchScript module takes no hooks; pass the Python module it was made from, or {BLACK_BOX}"
         )
-    if isinstance(model, _WRAPPERS):
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         return unwrapped(model.module)
     for name in ("_orig_mod", "_forward_module"):
         inner = getattr(model, name, None)

@@ -70,20 +70,16 @@ class ClassTarget(OfClass):
     For a segmentation network, the class where it is predicted; for a detector, the best box of the class.
 
     Attributes:
-        name: its label, for errors; filled in when the target is bound to a model.
         cells: for a segmentation network, the cells of each picture over which the score is the mean; None means where
             the class is predicted.
     """
 
-    name: str | None = field(default=None, compare=False, repr=False)
     cells: Bool[Tensor, "n h w"] | None = field(default=None, compare=False, repr=False)
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ClassTarget:
-        """Return the target for a model with this activation, and with the index and the label of the class."""
-        if isinstance(self.index, tuple):
-            return OfClasses.bind(self, labels, activation)
-        bound = super().bind(labels, activation)
-        return replace(bound, name=label_of(bound.number, labels))
+        """Return the target for a model with this activation; several classes are indices already."""
+        several = isinstance(self.index, tuple)
+        return OfClasses.bind(self, labels, activation) if several else super().bind(labels, activation)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class for each image, with its probability."""
@@ -290,8 +286,6 @@ class FinerTarget(OfTarget):
         rivals: these classes, for each picture of a pass or one list for all, if they do not depend on the output.
     """
 
-    for_threads = False
-
     weight: float = FINER_WEIGHT
     nearest: int = FINER_NEAREST
     rivals: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
@@ -330,8 +324,6 @@ class FinerTarget(OfTarget):
 
 class EachFiner(OfTarget, Expands):
     """Compares each class that a target stands for with its nearest ones, if the target does not do so itself."""
-
-    for_threads = False
 
     def expand(self, output: Any, batch: int) -> list[FinerTarget]:
         """Return one target for each class."""
@@ -561,8 +553,6 @@ class ConfidenceTarget(OfTarget):
             the results of a sigmoid look like logits. Those of a softmax are known by their sum in every pass.
     """
 
-    for_threads = False
-
     final: str = ""
 
     def __call__(self, output: Any, batch: int) -> Scores:
@@ -627,8 +617,6 @@ class LogOddsTarget(OfClass):
 
 class AsReturned(OfTarget):
     """The score of a target, with its own gradient: gradients do not pass through a final softmax unchanged."""
-
-    for_threads = False
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score for each image."""

@@ -76,14 +76,32 @@ def box_corners(what: str, sides: Any) -> tuple[float, float, float, float]:
 
 
 def class_of(value: Any, labels: tuple[str, ...] | None) -> int:
-    """Return the index of a class given by index or by label.
+    """Return the index of a class given by index, by label or, if no class has this label, by its index as text.
+
+    Labels may be numbers that are not the indices, such as the digits from 1 to 10.
 
     Raises:
         TargetError: the label is unknown or ambiguous, or the value is neither an index nor a label.
     """
-    if isinstance(value, str):
-        return index_of(value, labels)
-    return whole_number(value, "a class that is not a label", kind=TargetError)
+    if not isinstance(value, str):
+        return whole_number(value, "a class that is not a label", kind=TargetError)
+    folded, names = value.strip().casefold(), list(enumerate(labels or ()))
+    indices = [index for index, name in names if name == value]
+    indices = indices or [index for index, name in names if name.strip().casefold() == folded]
+    if len(indices) == 1:
+        return indices[0]
+    if not indices and value.isdecimal():
+        return int(value)
+    if labels is None:
+        raise TargetError(
+            f"target {value!r} is a label, but this model comes without labels; pass "
+            f"{advice('labels=[...]', '--labels FILE')} or a class index"
+        )
+    if indices:
+        raise TargetError(
+            f"classes {' and '.join(map(str, indices))} are all called {value!r}; pass one of these indices"
+        )
+    raise TargetError(f"the model has no label {value!r}{did_you_mean(value, labels)}")
 
 
 def label_of(index: int, labels: tuple[str, ...] | None) -> str | None:
@@ -99,33 +117,6 @@ def check_index(index: int, classes: int) -> None:
     """
     if not 0 <= index < classes:
         raise TargetError(f"target {index} is out of range: the model has classes 0 to {classes - 1}")
-
-
-def index_of(label: str, labels: tuple[str, ...] | None) -> int:
-    """Return the index of a class given by its label or, if no class has this label, by its index as text.
-
-    Labels may be numbers that are not the indices, such as the digits from 1 to 10.
-
-    Raises:
-        TargetError: the label is unknown or ambiguous.
-    """
-    folded = label.strip().casefold()
-    indices = [index for index, name in enumerate(labels or ()) if name == label]
-    indices = indices or [index for index, name in enumerate(labels or ()) if name.strip().casefold() == folded]
-    if not indices and label.isdecimal():
-        return int(label)
-    if labels is None:
-        raise TargetError(
-            f"target {label!r} is a label, but this model comes without labels; pass "
-            f"{advice('labels=[...]', '--labels FILE')} or a class index"
-        )
-    if len(indices) == 1:
-        return indices[0]
-    if indices:
-        raise TargetError(
-            f"classes {' and '.join(map(str, indices))} are all called {label!r}; pass one of these indices"
-        )
-    raise TargetError(f"the model has no label {label!r}{did_you_mean(label, labels)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,18 +208,18 @@ class Target(ABC):
     """What to explain: turns a model's output into one score per image.
 
     Attributes:
-        for_threads: True if scoring runs none of the user's code, so that several threads may score at the same time;
-            camkit's own classes do not, unless they say otherwise.
+        for_threads: True if scoring runs none of the user's code, so that several threads may score at the same time. A
+            class of your own counts as the user's code, unless it says otherwise.
     """
 
-    for_threads: ClassVar[bool] = False
+    for_threads: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
-        """Let several threads score by camkit's classes, or if the class itself says so; give copies to the user's."""
-        is_own = cls.__module__.startswith("camkit.")
-        cls.for_threads = vars(cls).get("for_threads", is_own)
-        if "__call__" in vars(cls) and not is_own:
-            cls.__call__ = _of_copies(vars(cls)["__call__"])  # type: ignore[method-assign]
+        """Let several threads score by the user's class only if it says so, and give it copies of the output."""
+        if not cls.__module__.startswith("camkit."):
+            cls.for_threads = vars(cls).get("for_threads", False)
+            if "__call__" in vars(cls):
+                cls.__call__ = _of_copies(vars(cls)["__call__"])  # type: ignore[method-assign]
 
     @abstractmethod
     def __call__(self, output: Any, batch: int) -> Scores:
@@ -278,14 +269,16 @@ class OfClass(OfClasses):
 
     Attributes:
         index: the class's index, or one index for each picture of a pass. Until ``bind``, it may also be a label.
+        name: the label of the class, for errors; filled in when the target is bound to a model.
     """
 
     index: int | str | tuple[int, ...]
+    name: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def bind(self: BoundToClass, labels: tuple[str, ...] | None, activation: Activation | None) -> BoundToClass:
-        """Return the target with this activation, and with the index of its class in place of a label."""
-        # Several classes are refused, unless the target takes them.
-        return replace(super().bind(labels, activation), index=class_of(cast("int | str", self.index), labels))
+        """Return the target with this activation, and with the index and the label of its class."""
+        index = class_of(cast("int | str", self.index), labels)  # refuses several classes
+        return replace(super().bind(labels, activation), index=index, name=label_of(index, labels))
 
     @property
     def number(self) -> int:
@@ -299,8 +292,10 @@ class OfTarget(Target):
     """A target that computes its scores from another target's.
 
     Attributes:
-        of: the other target.
+        of: the other target, which may be the user's.
     """
+
+    for_threads = False
 
     of: Target
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 
 def lively(model: Any) -> Any:
@@ -36,3 +39,33 @@ def saved_once(factory: pytest.TempPathFactory, make: Callable[[str, Path], tupl
         return folders[family]
 
     return folder_of
+
+
+def tokenizer_of_letters(folder: Path, length: int, pad: str = "!") -> dict[str, int]:
+    """Save a tokenizer of single letters into a folder; return what the configuration of a text model needs."""
+    letters = string.ascii_lowercase
+    words = ["!", *letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    files = folder / "vocab.json", folder / "merges.txt"
+    files[0].write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    files[1].write_text("#version: 0.2\n")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.CLIPTokenizer(*map(str, files), model_max_length=length, pad_token=pad)
+    tokenizer.save_pretrained(folder)
+    last = len(words) - 1
+    return {"vocab_size": last + 1, "bos_token_id": last - 1, "eos_token_id": last, "pad_token_id": words.index(pad)}
+
+
+def gradient_times_activation(model: nn.Module, layer: str, score: Callable[[], Tensor]) -> Tensor:
+    """Return the output of a layer, times the gradient of a score that runs the model, from autograd."""
+    kept: list[Tensor] = []
+
+    def begin(_: Any, __: Any, output: Any) -> Any:
+        is_tensor = isinstance(output, Tensor)
+        kept.append((output if is_tensor else output[0]).detach().requires_grad_())
+        return kept[0].clone() if is_tensor else (kept[0].clone(), *output[1:])
+
+    handle = model.get_submodule(layer).register_forward_hook(begin)
+    score().backward()
+    handle.remove()
+    assert kept[0].grad is not None
+    return (kept[0] * kept[0].grad).detach()

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refused
 from tiers import rows_represented
 from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.errors import ImageError, InputError, LayerError, MethodError, ModelError, RunError, TargetError
+from camkit.errors import InputError, LayerError, MethodError, RunError, TargetError
 from camkit.kit.store import digest_of_weights
 from camkit.methods import variant
 
@@ -70,6 +71,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("program") / "small.pt2"
     torch.export.save(exported(small()), file)
     return file
+
+
+def assert_alike(found: Any, expected: Any, tolerance: float = 1e-5, **options: Any) -> None:
+    """Compare the maps of two models for the same picture and class."""
+    rows = [camkit.explain(each, picture(), **{"target": 1, **options}).raw for each in (found, expected)]
+    np.testing.assert_allclose(*rows, atol=tolerance * np.abs(rows[1]).max())
 
 
 def trusted(file: Path, **options: Any) -> camkit.LoadedModel:
@@ -130,24 +137,20 @@ def test_a_program_for_one_picture_explains_any_number(tmp_path: Path) -> None:
         np.testing.assert_allclose(row.raw, camkit.explain(small(), image, target=2).raw, atol=1e-6)
 
 
-def test_a_program_for_three_pictures_is_refused() -> None:
-    with pytest.raises(ModelError, match="takes exactly 3 pictures; export it for one, or with dynamic_shapes"):
-        camkit.explain(exported(small(), batch=3), picture())
-
-
 def test_a_program_is_a_model_in_python() -> None:
-    found = camkit.explain(exported(small()), picture(), target=0)
-    np.testing.assert_array_equal(found.raw, camkit.explain(small(), picture(), target=0).raw)
+    assert_alike(exported(small()), small(), 0)
 
 
-def test_a_program_that_takes_two_inputs_is_refused() -> None:
+def test_a_program_that_takes_two_inputs_or_three_pictures_is_refused() -> None:
     class Two(nn.Module):
         def forward(self, images: Tensor, other: Tensor) -> Tensor:
             return images.mean((2, 3)) + other
 
     program = torch.export.export(Two(), (torch.randn(2, 3, 8, 8), torch.randn(2, 3)))
-    with pytest.raises(ModelError, match="takes 2 inputs; camkit explains programs whose only input is the picture"):
+    with refused("takes 2 inputs; camkit explains programs whose only input is the picture"):
         camkit.explain(program, torch.randn(3, 8, 8))
+    with refused("takes exactly 3 pictures; export it for one, or with dynamic_shapes"):
+        camkit.explain(exported(small(), batch=3), picture())
 
 
 def changed(file: Path, out: Path, change: Callable[[str, bytes], bytes]) -> Path:
@@ -172,7 +175,7 @@ def test_a_file_that_may_hold_code_is_not_read_unless_it_is_trusted(
     said = (
         r"may hold code; if you trust this file, pass trust_remote_code=True to load_model; otherwise ask for an ONNX"
     )
-    with pytest.raises(ModelError, match=said):
+    with refused(said):
         camkit.load_model(str(file))
 
 
@@ -192,6 +195,16 @@ def test_an_onnx_file_has_the_maps_of_its_model(tmp_path: Path, dynamo: bool, ba
             expected = camkit.explain(small(), image, method=method, target=1)
             np.testing.assert_allclose(row.raw, expected.raw, atol=1e-4 * np.abs(expected.raw).max())
             np.testing.assert_allclose(row.heatmap, expected.heatmap, atol=1e-4)
+
+
+WEIGHTS = np.random.default_rng(0).standard_normal((4, 3, 4, 4)).astype(np.float32)
+
+
+def of_weights(*between: nn.Module) -> nn.Module:
+    """Return a network of one convolution with these weights, and of modules between it and the mean of its maps."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 4, 4, bias=False), *between, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    model[0].weight.data = torch.from_numpy(WEIGHTS)
+    return model
 
 
 def graph_file(file: Path, nodes: list[Any], *, shape: tuple[Any, ...] = ("N", 3, SIDE, SIDE), **values: Any) -> Path:
@@ -229,7 +242,6 @@ def test_branches_that_are_concatenated_are_explained_behind_the_joint(tmp_path:
 
 def resized(file: Path) -> Path:
     """Write a graph that enlarges linearly and asymmetrically, which the converter gets wrong without an error."""
-    weights = np.random.default_rng(0).standard_normal((4, 3, 4, 4)).astype(np.float32)
     return graph_file(
         file,
         [
@@ -242,7 +254,7 @@ def resized(file: Path) -> Path:
             helper.make_node("Flatten", ["pooled"], ["scores"]),
         ],
         scales=np.array([1, 1, 3, 3], np.float32),
-        weights=weights,
+        weights=WEIGHTS,
     )
 
 
@@ -251,9 +263,7 @@ def test_a_graph_that_is_converted_wrongly_is_noticed_and_run_without_gradients(
     assert "without gradients (converted to PyTorch, its outputs differ by" in (loaded.note or "")
     found = camkit.explain(loaded, picture(), target=1)
     assert (found.method, found.status) == ("occlusion", "ok")
-    with pytest.raises(
-        MethodError, match="'gradcam' cannot be used: camkit runs this file without layers and gradients"
-    ):
+    with refused("'gradcam' cannot be used: camkit runs this file without layers and gradients", MethodError):
         camkit.explain(loaded, picture(), method="gradcam")
 
 
@@ -271,24 +281,19 @@ def test_half_precision_is_converted(tmp_path: Path) -> None:
     file = onnx_file(tmp_path / "m.onnx", small().half(), dtype=torch.float16)
     loaded = camkit.load_model(str(file))
     assert "run as a PyTorch module" in (loaded.note or "")
-    found, expected = (camkit.explain(each, picture(), method="gradcam", target=1).raw for each in (loaded, small()))
-    np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
+    assert_alike(loaded, small(), 0.02, method="gradcam")
 
 
 def test_a_graph_for_four_pictures_explains_one(tmp_path: Path) -> None:
-    weights = np.random.default_rng(0).standard_normal((4, 3, 4, 4)).astype(np.float32)
     nodes = [
         helper.make_node("Conv", ["images", "weights"], ["maps"], strides=[4, 4]),
         helper.make_node("GlobalAveragePool", ["maps"], ["pooled"]),
         helper.make_node("Reshape", ["pooled", "shape_to"], ["scores"]),
     ]
-    file = graph_file(tmp_path / "m.onnx", nodes, shape=(4, 3, SIDE, SIDE), weights=weights, shape_to=np.array([4, 4]))
+    file = graph_file(tmp_path / "m.onnx", nodes, shape=(4, 3, SIDE, SIDE), weights=WEIGHTS, shape_to=np.array([4, 4]))
     loaded = camkit.load_model(str(file))
     assert "without gradients (it takes exactly 4 pictures; export it for one" in (loaded.note or "")
-    plain = nn.Sequential(nn.Conv2d(3, 4, 4, 4, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    plain[0].weight.data = torch.from_numpy(weights)
-    found, expected = (camkit.explain(each, picture(), method="occlusion", target=1) for each in (loaded, plain))
-    np.testing.assert_allclose(found.raw, expected.raw, atol=1e-5 * np.abs(expected.raw).max())
+    assert_alike(loaded, of_weights(), method="occlusion")
 
 
 def test_features_beside_scores_are_not_taken_for_maps_of_classes(tmp_path: Path) -> None:
@@ -303,11 +308,11 @@ def test_features_beside_scores_are_not_taken_for_maps_of_classes(tmp_path: Path
             return maps, part.head(part.last(part.block(maps) + part.down(maps)).mean((2, 3)))
 
     for model in (Both().eval(), camkit.load_model(str(onnx_file(tmp_path / "m.onnx", Both().eval())))):
-        with pytest.raises(TargetError, match=r"shapes \(1, 8, 16, 16\) and \(1, 4\); choose one .*output=1"):
+        with refused(r"shapes \(1, 8, 16, 16\) and \(1, 4\); choose one .*output=1", TargetError):
             camkit.explain(model, picture())
-        found = camkit.explain(model, picture(), method="gradcam", output=1, target=1)
-        expected = camkit.explain(small(), picture(), method="gradcam", target=1)
-        np.testing.assert_allclose(found.raw, expected.raw, atol=1e-4 * np.abs(expected.raw).max())
+        found = camkit.explain(model, picture(), method="gradcam", output=1, target=1).raw
+        expected = camkit.explain(small(), picture(), method="gradcam", target=1).raw
+        np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
 
 
 def test_of_several_outputs_the_caller_chooses_one(tmp_path: Path) -> None:
@@ -317,7 +322,7 @@ def test_of_several_outputs_the_caller_chooses_one(tmp_path: Path) -> None:
     graph.graph.output.append(helper.make_tensor_value_info("maps", TensorProto.FLOAT, None))
     graph.graph.output.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, None))
     onnx.save(graph, file)
-    with pytest.raises(TargetError, match=r"of shapes \(1, 4, 3, 3\) and \(1, 4\); choose one by its index"):
+    with refused(r"of shapes \(1, 4, 3, 3\) and \(1, 4\); choose one by its index", TargetError):
         camkit.explain(camkit.load_model(str(file)), picture())
     whole = camkit.explain(camkit.load_model(str(resized(tmp_path / "one.onnx"))), picture(), target=3)
     chosen = camkit.explain(camkit.load_model(str(file), output=1), picture(), target=3)
@@ -326,7 +331,6 @@ def test_of_several_outputs_the_caller_chooses_one(tmp_path: Path) -> None:
 
 
 def test_pictures_with_their_colours_last_are_passed_so(tmp_path: Path) -> None:
-    weights = np.random.default_rng(0).standard_normal((4, 3, 4, 4)).astype(np.float32)
     nodes = [
         helper.make_node("Transpose", ["images"], ["first"], perm=[0, 3, 1, 2]),
         helper.make_node("Conv", ["first", "weights"], ["maps"], strides=[4, 4]),
@@ -334,15 +338,8 @@ def test_pictures_with_their_colours_last_are_passed_so(tmp_path: Path) -> None:
         helper.make_node("GlobalAveragePool", ["active"], ["pooled"]),
         helper.make_node("Flatten", ["pooled"], ["scores"]),
     ]
-    loaded = camkit.load_model(
-        str(graph_file(tmp_path / "m.onnx", nodes, shape=("N", SIDE, SIDE, 3), weights=weights)), **PREPARED
-    )
-    plain = nn.Sequential(nn.Conv2d(3, 4, 4, 4, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    plain[0].weight.data = torch.from_numpy(weights)
-    expected = camkit.explain(plain, picture(), method="gradcam", target=1)
-    np.testing.assert_allclose(
-        camkit.explain(loaded, picture(), method="gradcam", target=1).raw, expected.raw, rtol=1e-4
-    )
+    file = graph_file(tmp_path / "m.onnx", nodes, shape=("N", SIDE, SIDE, 3), weights=WEIGHTS)
+    assert_alike(camkit.load_model(str(file), **PREPARED), of_weights(nn.ReLU()), 1e-4, method="gradcam")
 
 
 def with_metadata(file: Path, facts: dict[str, str]) -> Path:
@@ -363,7 +360,7 @@ def test_metadata_says_how_pictures_are_prepared_and_what_the_classes_are(tmp_pa
     assert "; mean and std and labels as the file's metadata says" in (loaded.note or "")
     assert "labels as" not in (camkit.load_model(str(file), labels=["a", "b", "c", "d"]).note or "")
     assert camkit.explain(loaded, SCENE, target="ship").label == "ship"
-    with pytest.raises(ModelError, match=f"takes pictures of height {SIDE} and width {SIDE} only; leave out size"):
+    with refused(f"takes pictures of height {SIDE} and width {SIDE} only; leave out size"):
         camkit.load_model(str(file), size=64)
 
 
@@ -373,17 +370,8 @@ def test_values_for_pictures_up_to_255_are_not_taken_for_those_up_to_1(tmp_path:
     loaded = camkit.load_model(str(file))
     assert loaded.preprocess is None
     assert loaded.labels == ("plane", "ship", "car", "bird")
-    with pytest.raises(InputError, match=r"numbers for values from 0 to 1.*divide those"):
+    with refused(r"numbers for values from 0 to 1.*divide those", InputError):
         camkit.load_model(str(file), mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4))
-
-
-def test_without_metadata_the_call_says_how_pictures_are_prepared(tmp_path: Path) -> None:
-    file = onnx_file(tmp_path / "m.onnx", small())
-    with pytest.raises(ImageError, match="camkit does not know how to prepare pictures for this model"):
-        camkit.explain(camkit.load_model(str(file)), SCENE)
-    with pytest.raises(ModelError, match=r"m\.onnx does not say how its pictures are prepared; name std too"):
-        camkit.load_model(str(file), mean=0.5)
-    assert camkit.explain(camkit.load_model(str(file), **PREPARED), SCENE).status == "ok"
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".ts"])
@@ -587,7 +575,7 @@ def test_files_that_cannot_be_read_are_one_sentence(
     make, said = REFUSED[name]
     file = make(tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=said):
+    with refused(said):
         trusted(file)
     call = [str(SCENE), "--model", str(file), "--trust-remote-code", "--out", str(tmp_path / "out.png")]
     assert main(call) == 2
@@ -604,9 +592,9 @@ def test_files_that_cannot_be_read_are_one_sentence(
 class Resized(nn.Module):
     """The graph of ``resized`` in PyTorch."""
 
-    def __init__(self, weights: np.ndarray) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.weights = nn.Parameter(torch.from_numpy(weights.copy()))
+        self.weights = nn.Parameter(torch.from_numpy(WEIGHTS))
 
     def forward(self, images: Tensor) -> Tensor:
         small = nn.functional.avg_pool2d(images, 8)
@@ -620,7 +608,7 @@ class Resized(nn.Module):
 
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [*((kind, FEW) for kind in ("m.onnx", "resized.onnx", "m.pt2", "m.ts")), ("m.onnx", "occlusion")],
+    [*((kind, FEW) for kind in ("m.onnx", "resized.onnx", "m.pt2")), ("m.onnx", "occlusion")],
 )
 def test_methods_of_forward_passes_explain_files_and_functions_as_the_model(
     kind: str, method: Any, program: Path, tmp_path: Path
@@ -629,14 +617,10 @@ def test_methods_of_forward_passes_explain_files_and_functions_as_the_model(
     if kind == "m.onnx":
         onnx_file(tmp_path / kind, model)
     elif kind == "resized.onnx":
-        graph = onnx.load(resized(tmp_path / kind))
-        weights = {each.name: each for each in graph.graph.initializer}["weights"]
-        model = Resized(onnx.numpy_helper.to_array(weights))
-    elif kind == "m.ts":
-        torch.jit.trace(model, torch.randn(2, 3, SIDE, SIDE)).save(tmp_path / kind)
+        resized(tmp_path / kind)
+        model = Resized()
     file = program if kind == "m.pt2" else tmp_path / kind
-    found, expected = (camkit.explain(each, picture(), method=method, target=1) for each in (trusted(file), model))
-    np.testing.assert_allclose(found.raw, expected.raw, atol=1e-4 * np.abs(expected.raw).max())
+    assert_alike(trusted(file), model, 1e-4, method=method)
 
 
 # --- TorchScript and functions
@@ -649,15 +633,12 @@ def test_torchscript_is_a_black_box(make: Callable[[nn.Module], Any], tmp_path: 
     make(small()).save(tmp_path / "m.ts")
     loaded = trusted(tmp_path / "m.ts", size=SIDE, **PREPARED)
     for method in ("occlusion", FEW):
-        found, expected = (camkit.explain(each, picture(), method=method, target=1) for each in (loaded, small()))
-        np.testing.assert_allclose(found.raw, expected.raw, atol=1e-5 * np.abs(expected.raw).max())
+        assert_alike(loaded, small(), method=method)
 
 
 def test_torchscript_of_half_precision_is_run_in_it(tmp_path: Path) -> None:
     torch.jit.trace(small().half(), torch.randn(1, 3, SIDE, SIDE).half()).save(tmp_path / "m.ts")
-    found = camkit.explain(trusted(tmp_path / "m.ts"), picture(), target=1)
-    expected = camkit.explain(small(), picture(), method="occlusion", target=1)
-    np.testing.assert_allclose(found.raw, expected.raw, atol=0.05 * np.abs(expected.raw).max())
+    assert_alike(trusted(tmp_path / "m.ts"), small(), 0.05, method="occlusion")
 
 
 def test_a_script_that_fails_says_the_size_and_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -719,7 +700,7 @@ def test_a_sigmoid_at_the_end_of_a_black_box_gives_the_probabilities(kind: str, 
 
 
 def test_scores_that_no_sigmoid_gives_are_refused() -> None:
-    with pytest.raises(RunError, match="below 0 or above 1, which are not the results of a sigmoid"):
+    with refused("below 0 or above 1, which are not the results of a sigmoid", RunError):
         camkit.explain(camkit.black_box(lambda pictures: pictures.flatten(2).mean(2) + 2, sigmoid=True), picture())
 
 
@@ -727,21 +708,13 @@ def test_a_module_without_gradients_is_a_black_box_if_asked() -> None:
     quantised = torch.ao.quantization.quantize_dynamic(small(), {nn.Linear})
     script = torch.jit.trace(small(), torch.randn(1, 3, SIDE, SIDE))
     for model, said in ((quantised, "the model is quantised"), (script, "takes no hooks")):
-        with pytest.raises(ModelError, match=rf"{said}.* or camkit\.black_box\(model\)"):
+        with refused(rf"{said}.* or camkit\.black_box\(model\)"):
             camkit.explain(model, picture())
         with torch.no_grad():
             expected = camkit.explain(camkit.black_box(lambda x, model=model: model(x)), picture(), target=1)
         found = camkit.explain(camkit.black_box(model), picture(), target=1)
         np.testing.assert_array_equal(found.raw, expected.raw)
         assert (found.method, found.status) == ("occlusion", "ok")
-
-
-def test_a_compiled_model_has_the_maps_of_its_model() -> None:
-    for compiled in (torch.compile(small(), backend="eager"), small()):
-        compiled.compile(backend="eager")
-        found, expected = (camkit.explain(each, picture(), target=1) for each in (compiled, small()))
-        assert (found.layer, found.method) == (expected.layer, expected.method)
-        np.testing.assert_array_equal(found.raw, expected.raw)
 
 
 def test_a_black_box_is_compared_by_the_methods_that_need_no_layers() -> None:
@@ -761,7 +734,7 @@ def test_what_needs_layers_says_why_a_black_box_has_none(kind: str, tmp_path: Pa
         "m.ts": "cannot read the layers and gradients of a TorchScript file; export the model with torch.export",
         "m.onnx": "runs this file without layers and gradients .converted to PyTorch, its outputs differ by",
     }[kind]
-    with pytest.raises(MethodError, match=f"'gradcam' cannot be used: .*{said}.*use 'occlusion' or 'rise'"):
+    with refused(f"'gradcam' cannot be used: .*{said}.*use 'occlusion' or 'rise'", MethodError):
         camkit.explain(model, picture(), method="gradcam")
     for call in (
         lambda: camkit.explain(model, picture(), "block"),
@@ -769,23 +742,21 @@ def test_what_needs_layers_says_why_a_black_box_has_none(kind: str, tmp_path: Pa
         lambda: camkit.feature_maps(model, picture(), "block"),
         lambda: camkit.diagnose(model, picture()[None]),
     ):
-        with pytest.raises(LayerError, match=said):
+        with refused(said, LayerError):
             call()
 
 
-def test_a_function_may_take_a_fixed_number_of_pictures() -> None:
-    sizes = []
-
+def test_a_function_may_take_a_fixed_number_of_pictures_and_raise_what_it_likes() -> None:
     def takes_four(pictures: Tensor) -> list[list[float]]:
-        sizes.append(len(pictures))
+        assert len(pictures) == 4
         return as_function(pictures).tolist()
 
-    box = camkit.black_box(takes_four, batch=4)
-    found = camkit.explain(box, picture(), target=1)
-    np.testing.assert_allclose(
-        found.raw, camkit.explain(small(), picture(), method="occlusion", target=1).raw, atol=1e-5
-    )
-    assert set(sizes) == {4}
+    def fails(_: Tensor) -> Tensor:
+        raise TimeoutError("no answer from the server")
+
+    assert_alike(camkit.black_box(takes_four, batch=4), small(), 1e-4, method="occlusion")
+    with pytest.raises(TimeoutError, match="no answer from the server"):
+        camkit.explain(camkit.black_box(fails), picture())
 
 
 @pytest.mark.parametrize(
@@ -798,7 +769,7 @@ def test_a_function_may_take_a_fixed_number_of_pictures() -> None:
     ],
 )
 def test_a_function_that_returns_something_else_is_one_sentence(function: Any, said: str) -> None:
-    with pytest.raises(RunError, match=said):
+    with refused(said, RunError):
         camkit.explain(camkit.black_box(function), picture())
 
 
@@ -810,14 +781,6 @@ def test_files_with_the_same_weights_and_other_code_have_fingerprints_of_their_o
         torch.export.save(exported(model), tmp_path / f"{number}.pt2")
         prints.append(digest_of_weights(trusted(tmp_path / f"{number}.pt2").module))
     assert prints[0] != prints[1]
-
-
-def test_what_a_function_raises_passes_through() -> None:
-    def fails(_: Tensor) -> Tensor:
-        raise TimeoutError("no answer from the server")
-
-    with pytest.raises(TimeoutError, match="no answer from the server"):
-        camkit.explain(camkit.black_box(fails), picture())
 
 
 def foreign(name: str) -> str:
@@ -839,5 +802,5 @@ def test_a_wrong_call_is_one_sentence(
     call: Callable[[], object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=said):
+    with refused(said):
         call()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from refusals import refused
 from torch import Tensor, nn
 
 import camkit
 from camkit import targets as t
 from camkit.errors import CamkitError, TargetError
-from camkit.targets import ClassTarget, FunctionTarget, Scores, Target, TopTarget, as_targets, logits_of, top
+from camkit.targets import ClassTarget, Scores, Target, logits_of, top
 
 LABELS = ("cat", "dog", "hot dog", "Crane", "5")
 IMAGENET = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
@@ -60,11 +62,6 @@ def explain(net: nn.Module, images: Any, target: Any = None, **options: Any) -> 
     return camkit.explain(net, images, "features", target=target, **options)
 
 
-def assert_one_sentence(error: BaseException) -> None:
-    assert 10 < len(str(error)) < 500
-    assert "\n" not in str(error)
-
-
 def logits(net: Net, images: Tensor) -> Tensor:
     with torch.no_grad():
         return net(images)
@@ -84,11 +81,7 @@ def test_none_is_each_pictures_own_best_class(net, images):
     assert [row.label for row in found] == [None] * 3
 
 
-@pytest.mark.parametrize(
-    "index",
-    [2, np.int64(2), np.uint8(2), np.array(2), "2", torch.tensor(2).item()],
-    ids=lambda value: type(value).__name__,
-)
+@pytest.mark.parametrize("index", [2, np.int64(2), np.uint8(2), np.array(2), "2", torch.tensor(2)], ids=repr)
 def test_an_index_of_any_integer_type(net, images, index):
     expected = logits(net, images)
 
@@ -101,62 +94,55 @@ def test_an_index_of_any_integer_type(net, images, index):
 
 
 @pytest.mark.parametrize(
-    ("text", "index"),
-    [("dog", 1), ("DOG", 1), (" dog ", 1), ("Hot Dog", 2), ("crane", 3), ("Crane", 3), ("5", 4), ("2", 2)],
+    ("text", "index", "labels"),
+    [
+        *((text, 1, LABELS) for text in ("dog", "DOG", " dog ")),
+        *(("Hot Dog", 2, LABELS), ("crane", 3, LABELS), ("Crane", 3, LABELS), ("5", 4, LABELS), ("2", 2, LABELS)),
+        ("Dog", 1, ("dog", "Dog", "DOG", "a", "b")),
+    ],
 )
-def test_a_label_is_found_whatever_its_case(net, images, text, index):
-    found = explain(net, images[0], text, labels=LABELS)
+def test_a_label_is_found_whatever_its_case_and_the_exact_one_first(net, images, text, index, labels):
+    found = explain(net, images[0], text, labels=labels)
 
-    assert found.target == index
-    assert found.label == LABELS[index]
-
-
-def test_an_exact_label_comes_before_one_of_another_case(net, images):
-    assert explain(net, images[0], "Dog", labels=("dog", "Dog", "DOG", "a", "b")).target == 1
-
-
-def test_a_label_that_names_two_classes_is_answered_with_both_indices(net, images):
-    with pytest.raises(TargetError) as caught:
-        explain(net, images, "crane", labels=("crane", "dog", "cat", "crane", "bird"))
-
-    assert_one_sentence(caught.value)
-    assert "0 and 3" in str(caught.value)
+    assert (found.target, found.label) == (index, labels[index])
 
 
 def test_imagenets_cardigan_the_dog_and_the_jacket_are_told_apart_by_case_alone():
-    assert as_targets("Cardigan", IMAGENET) == [ClassTarget(264)]
-    assert as_targets("cardigan", IMAGENET) == [ClassTarget(474)]
-    with pytest.raises(TargetError, match="264 and 474"):
-        as_targets("CARDIGAN", IMAGENET)
+    assert t.as_targets("Cardigan", IMAGENET) == [ClassTarget(264)]
+    assert t.as_targets("cardigan", IMAGENET) == [ClassTarget(474)]
+    for label, said in (("CARDIGAN", "264 and 474"), ("chikadee", "'chickadee'")):
+        with refused(said, TargetError):
+            t.as_targets(label, IMAGENET)
 
 
-def test_case_alone_that_fits_several_labels_is_ambiguous(net, images):
-    with pytest.raises(TargetError, match="0 and 1"):
-        explain(net, images, "Dog", labels=("dog", "DOG", "a", "b", "c"))
+NO_CLASSES: list[Any] = [
+    True, False, np.bool_(True), 1.0, np.float64(2), 1j, b"dog", object(), {"dog": 1}, {1, 2}, np.array([1, 2]),
+    torch.tensor(2.0), torch.tensor([1, 2]), torch.tensor(True),
+]  # fmt: skip
 
 
-def test_an_unknown_label_is_answered_with_the_nearest():
-    with pytest.raises(TargetError, match="'chickadee'") as caught:
-        as_targets("chikadee", IMAGENET)
-
-    assert_one_sentence(caught.value)
-
-
-def test_a_label_without_known_labels_says_what_to_pass(net, images):
-    with pytest.raises(TargetError, match=r"labels=") as caught:
-        explain(net, images, "dog")
-
-    assert_one_sentence(caught.value)
+@pytest.mark.parametrize(
+    ("target", "said", "labels"),
+    [
+        ("crane", "0 and 3", ("crane", "dog", "cat", "crane", "bird")),
+        ("Dog", "0 and 1", ("dog", "DOG", "a", "b", "c")),
+        ("dog", "labels=", None),
+        ([], "empty", None),
+        (lambda out: out[:, 0].detach(), "differentiated|depend", None),
+        (top(6), "5 classes", None),
+        *((value, "", LABELS) for value in NO_CLASSES),
+    ],
+)
+def test_an_invalid_target_is_one_sentence(net, images, target, said, labels):
+    with refused(said, CamkitError):
+        explain(net, images, target, labels=labels)
 
 
 @pytest.mark.parametrize("index", [5, 1000, -1, -5, np.int64(-1), "99"])
 @pytest.mark.parametrize("layer", ["features", None])
 def test_an_index_out_of_range_names_the_range(net, images, index, layer):
-    with pytest.raises(TargetError, match="0 to 4") as caught:
+    with refused(f"target '?{index}.* 0 to 4", TargetError):
         camkit.explain(net, images, layer, target=index)
-
-    assert_one_sentence(caught.value)
-    assert str(index) in str(caught.value)
 
 
 @pytest.mark.parametrize("layer", ["features", None])
@@ -167,29 +153,8 @@ def test_a_wrong_target_is_refused_before_and_after_a_right_one_alike(net, image
     torch.manual_seed(0)
     fresh = camkit.explain(Net().eval(), images[0], layer, target=1)
 
-    assert after_the_error.layer == fresh.layer
-    assert after_the_error.layer_reason == fresh.layer_reason
+    assert (after_the_error.layer, after_the_error.layer_reason) == (fresh.layer, fresh.layer_reason)
     assert np.array_equal(after_the_error.raw, fresh.raw)
-
-
-@pytest.mark.parametrize(
-    "target",
-    [True, False, np.bool_(True), 1.0, np.float64(2), 1j, b"dog", object(), {"dog": 1}, {1, 2}, np.array([1, 2])],
-    ids=lambda value: f"{type(value).__name__}",
-)
-def test_an_invalid_target_is_one_sentence(net, images, target):
-    with pytest.raises(TargetError) as caught:
-        explain(net, images, target, labels=LABELS)
-
-    assert_one_sentence(caught.value)
-
-
-@pytest.mark.parametrize("empty", [[], ()])
-def test_an_empty_list_of_targets_says_what_to_pass(net, images, empty):
-    with pytest.raises(TargetError, match="empty") as caught:
-        explain(net, images, empty)
-
-    assert_one_sentence(caught.value)
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
@@ -199,25 +164,26 @@ def margin(output: Tensor) -> Tensor:
     return output[:, 0] - output[:, 1]
 
 
-def test_a_function_scores_the_output_and_gives_its_name(net, images):
+def test_a_function_scores_the_output_and_its_map_is_that_of_its_formula(net, images):
     expected = logits(net, images)
 
-    found = explain(net, images, margin)
+    found = explain(net, images, margin, method="hirescam")
 
     assert [row.score for row in found] == pytest.approx((expected[:, 0] - expected[:, 1]).tolist(), abs=1e-5)
     assert [(row.target, row.label, row.probability) for row in found] == [(None, "margin", None)] * 3
     assert found[0].name == "margin"
-
-
-def test_the_map_of_a_function_is_the_one_of_its_formula(net, images):
-    by_function = explain(net, images[0], margin, method="hirescam").raw
-
     first, second = (explain(net, images[0], index, method="hirescam").raw for index in (0, 1))
-    assert np.allclose(by_function, first - second, atol=1e-6)
+    assert np.allclose(found[0].raw, first - second, atol=1e-6)
+
+
+class First:
+    def __call__(self, output: Tensor) -> Tensor:
+        return output[:, 0]
 
 
 @pytest.mark.parametrize(
-    "function", [lambda out: out[:, 0], functools.partial(lambda out, index: out[:, index], index=0), ClassTarget(0)]
+    "function",
+    [lambda out: out[:, 0], functools.partial(lambda out, index: out[:, index], index=0), First(), ClassTarget(0)],
 )
 def test_functions_without_a_name_and_target_objects(net, images, function):
     found = explain(net, images[0], function)
@@ -225,14 +191,6 @@ def test_functions_without_a_name_and_target_objects(net, images, function):
     assert found.score == pytest.approx(float(logits(net, images)[0, 0]), abs=1e-5)
     assert isinstance(found.name, str)
     assert found.name
-
-
-def test_a_callable_object_is_a_function(net, images):
-    class Second:
-        def __call__(self, output: Tensor) -> Tensor:
-            return output[:, 1]
-
-    assert explain(net, images[0], Second()).score == pytest.approx(float(logits(net, images)[0, 1]), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -247,18 +205,8 @@ def test_a_callable_object_is_a_function(net, images):
 )
 @pytest.mark.parametrize("layer", ["features", None])
 def test_a_function_of_the_wrong_form_says_what_it_returned(net, images, function, seen, layer):
-    with pytest.raises(TargetError, match=seen) as caught:
+    with refused(rf"{seen}.*\(3,\)", TargetError):
         camkit.explain(net, images, layer, target=function)
-
-    assert_one_sentence(caught.value)
-    assert "(3,)" in str(caught.value)
-
-
-def test_a_function_that_cuts_the_graph_is_a_sentence(net, images):
-    with pytest.raises(CamkitError, match=r"differentiated|depend") as caught:
-        explain(net, images, lambda out: out[:, 0].detach())
-
-    assert_one_sentence(caught.value)
 
 
 @pytest.mark.parametrize("layer", ["features", None])
@@ -293,30 +241,21 @@ def test_every_kind_of_target_may_stand_in_one_list(net, images):
 
     best = logits(net, images)[0].topk(2).indices.tolist()
     assert [row.target for row in found] == [0, 1, None, best[0], 2, *best]
-
-
-def test_a_list_of_one_gives_a_list(net, images):
     assert [row.target for row in explain(net, images[0], [3])] == [3]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 def test_each_picture_may_have_a_class_of_its_own(net, images, batch_size):
-    wanted = [4, "dog", (0, "cat")]
+    order = logits(net, images)[2].argsort().tolist()
+    wanted = [4, "dog", (order[0], order[4])]  # the last two mean the same: the one with the higher score is explained
 
-    found = camkit.explain(net, images, target=camkit.targets.each(wanted), labels=LABELS, batch_size=batch_size)
+    found = camkit.explain(net, images, target=t.each(wanted), labels=LABELS, batch_size=batch_size)
 
-    alone = [camkit.explain(net, image, target=target) for image, target in zip(images, [4, 1, 0], strict=True)]
-    assert [row.target for row in found] == [4, 1, 0]
+    expected = [4, 1, order[4]]
+    alone = [camkit.explain(net, image, target=target) for image, target in zip(images, expected, strict=True)]
+    assert [row.target for row in found] == expected
     for row, single in zip(found, alone, strict=True):
         np.testing.assert_allclose(row.raw, single.raw, rtol=1e-5, atol=1e-8)
-
-
-def test_the_best_of_several_classes_that_mean_the_same_is_explained(net, images):
-    logits = net(images)
-
-    found = camkit.explain(net, images, target=camkit.targets.each([(1, 3)] * 3))
-
-    assert [row.target for row in found] == [(1, 3)[int(row[3] > row[1])] for row in logits]
 
 
 @pytest.mark.parametrize(
@@ -330,21 +269,15 @@ def test_the_best_of_several_classes_that_mean_the_same_is_explained(net, images
     ],
 )
 def test_classes_that_do_not_fit_the_pictures_are_one_sentence(net, images, classes, sentence):
-    with pytest.raises(TargetError) as caught:
-        camkit.explain(net, images, target=camkit.targets.each(classes), labels=LABELS)
-    assert sentence in str(caught.value)
+    with refused(re.escape(sentence), TargetError):
+        camkit.explain(net, images, target=t.each(classes), labels=LABELS)
 
 
 def test_a_picture_that_cannot_be_read_does_not_shift_the_others_classes(net, tmp_path):
-    good = [camkit.scenes.scene_paths()["plane-sky"]] * 2
-    bad = tmp_path / "bad.png"
+    good, bad = camkit.scenes.scene_paths()["plane-sky"], tmp_path / "bad.png"
     bad.write_bytes(b"")
 
-    rows = list(
-        camkit.explain_many(
-            "demo-fair", [good[0], bad, good[1]], target=camkit.targets.each([0, 1, 2]), on_error="yield"
-        )
-    )
+    rows = camkit.explain_many("demo-fair", [good, bad, good], target=t.each([0, 1, 2]), on_error="yield")
 
     assert [getattr(row, "target", None) for row in rows] == [0, None, 2]
 
@@ -360,19 +293,6 @@ def test_top_is_each_pictures_own_order(net, images):
     assert [row.target for row in found] == expected.indices.flatten().tolist()
     assert [row.score for row in found] == pytest.approx(expected.values.flatten().tolist(), abs=1e-5)
     assert sum(row.probability for row in found[:5]) == pytest.approx(1, abs=1e-5)
-
-
-def test_more_best_classes_than_there_are_is_one_sentence(net, images):
-    with pytest.raises(TargetError, match="5 classes") as caught:
-        explain(net, images, top(6))
-
-    assert_one_sentence(caught.value)
-
-
-@pytest.mark.parametrize("count", [0, -3])
-def test_less_than_one_best_class_is_one_sentence(count):
-    with pytest.raises(TargetError, match=str(count)):
-        top(count)
 
 
 # --- targets of the user's own ----------------------------------------------------------------------------------------
@@ -404,14 +324,6 @@ def test_a_subclass_of_target_is_a_target_wherever_targets_are_taken(net, images
     assert held.score == pytest.approx(expected[0].item(), abs=1e-6)
 
 
-def test_every_target_of_the_module_is_a_subclass_of_target():
-    named = [getattr(camkit.targets, name) for name in camkit.targets.__all__]
-    classes = {item for item in named if isinstance(item, type)} - {Scores}
-
-    assert ClassTarget in classes
-    assert all(issubclass(item, Target) for item in classes)
-
-
 MAKERS = [
     name for name in camkit.targets.__all__ if name.islower() and name not in ("as_targets", "describe", "logits_of")
 ]
@@ -419,11 +331,8 @@ MAKERS = [
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_function_of_the_module_in_place_of_its_result_is_one_sentence(net, images, name):
-    with pytest.raises(TargetError) as caught:
+    with refused(f"target is the function {name}; call it", TargetError):
         explain(net, images, getattr(camkit.targets, name))
-
-    assert_one_sentence(caught.value)
-    assert f"target is the function {name}; call it" in str(caught.value)
 
 
 # --- the output -------------------------------------------------------------------------------------------------------
@@ -540,26 +449,19 @@ def test_a_function_of_probabilities_is_differentiated_as_it_is_written(images):
     bare, net = Net().eval(), Net(answer=lambda out: out.softmax(1)).eval()
     net.load_state_dict(bare.state_dict())
 
-    def share(out: Tensor) -> Tensor:
-        return out[:, 1]
+    by_function, by_class, by_contrast = explain(net, images[0], [lambda out: out[:, 1], 1, t.contrast(1, 2)])
 
-    def share_of_logits(out: Tensor) -> Tensor:
-        return out.softmax(1)[:, 1]
-
-    by_class, by_function = explain(net, images[0], [1, share])
-
-    assert np.allclose(by_function.raw, explain(bare, images[0], share_of_logits).raw, atol=1e-7)
-    assert np.allclose(by_class.raw, explain(bare, images[0], 1).raw, atol=1e-6)
-    contrast = camkit.targets.contrast(1, 2)
-    assert np.allclose(explain(net, images[0], contrast).raw, explain(bare, images[0], contrast).raw, atol=1e-6)
+    expected = explain(bare, images[0], [lambda out: out.softmax(1)[:, 1], 1, t.contrast(1, 2)])
+    assert np.allclose(by_function.raw, expected[0].raw, atol=1e-7)
+    assert np.allclose(by_class.raw, expected[1].raw, atol=1e-6)
+    assert np.allclose(by_contrast.raw, expected[2].raw, atol=1e-6)
 
 
 def test_every_label_of_a_model_that_ends_in_a_sigmoid_has_its_own_probability(images):
     bare, net = Net().eval(), Net(answer=torch.sigmoid).eval()
     net.load_state_dict(bare.state_dict())
-    above = camkit.targets.above(0.5)
 
-    expected, found = explain(bare, images[:1], above), explain(net, images[:1], above)
+    expected, found = (explain(each, images[:1], t.above(0.5)) for each in (bare, net))
 
     assert [row.target for row in found] == [row.target for row in expected]
     assert [row.probability for row in found] == pytest.approx([row.probability for row in expected], abs=1e-6)
@@ -607,13 +509,13 @@ def test_the_class_scores_are_found_in_what_models_return(images, case, layer):
 
 
 WITHOUT_SCORES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "a dict without scores": (lambda out: {"boxes": out, "classes": None}, r"dict with 'boxes'.*'classes'.*NoneType"),
-    "no classes": (lambda out: out[:, :0], r"\(1, 0\)"),
-    "integers": (lambda out: out.long(), r"\(3, 5\)"),
-    "nothing": (lambda out: None, "NoneType"),
-    "an empty tuple": (lambda out: (), "tuple"),
-    "two tensors of scores": (lambda out: (out.repeat(1, 2), out), "several tensors that could hold"),
-    "text": (lambda out: "cat", "str"),
+    "a dict without scores": (lambda out: {"boxes": out, "all": None}, "dict with 'boxes'.*'all'.*NoneType.*output="),
+    "no classes": (lambda out: out[:, :0], r"\(1, 0\).*target="),
+    "integers": (lambda out: out.long(), r"\(3, 5\).*target="),
+    "nothing": (lambda out: None, "NoneType.*target="),
+    "an empty tuple": (lambda out: (), "tuple.*target="),
+    "two tensors of scores": (lambda out: (out.repeat(1, 2), out), "several tensors that could hold.*output="),
+    "text": (lambda out: "cat", "str.*target="),
 }
 
 
@@ -622,11 +524,8 @@ WITHOUT_SCORES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 def test_an_output_without_class_scores_says_what_was_seen_and_what_to_pass(images, case, layer):
     answer, seen = WITHOUT_SCORES[case]
 
-    with pytest.raises(TargetError, match=seen) as caught:
+    with refused(seen, TargetError):
         camkit.explain(Net(5, answer).eval(), images, layer)
-
-    assert_one_sentence(caught.value)
-    assert ("output=" if case in ("two tensors of scores", "a dict without scores") else "target=") in str(caught.value)
 
 
 class Cells(nn.Module):
@@ -668,10 +567,8 @@ def test_an_output_that_may_be_read_in_several_ways_is_a_question(images, case, 
     answer, seen = SEVERAL_READINGS[case]
     torch.manual_seed(0)
 
-    with pytest.raises(TargetError, match=seen) as caught:
+    with refused(seen, TargetError):
         camkit.explain(Cells(answer).eval(), images[0], target=target)
-
-    assert_one_sentence(caught.value)
 
 
 def test_the_output_named_out_is_explained(images):
@@ -727,16 +624,6 @@ def test_maps_of_classes_that_overlap_are_predicted_one_by_one(images):
     assert nowhere.quantity.endswith("predicted nowhere")
 
 
-def test_an_unknown_activation_is_one_sentence(net, images):
-    for call in (
-        lambda: explain(net, images, activation="relu"),
-        lambda: camkit.load_model("demo-fair", activation="relu"),
-    ):
-        with pytest.raises(CamkitError, match="activation must be one of softmax, sigmoid, none, not") as caught:
-            call()
-        assert_one_sentence(caught.value)
-
-
 def test_a_function_opens_any_output(images):
     net = Net(5, lambda out: {"boxes": [out]}).eval()
 
@@ -745,48 +632,21 @@ def test_a_function_opens_any_output(images):
     assert [row.score for row in found] == pytest.approx(logits(net, images)["boxes"][0][:, 3].tolist(), abs=1e-5)
 
 
-def test_half_precision_logits_give_float_probabilities(images):
-    net = Net(5, lambda out: out.bfloat16()).eval()
+@pytest.mark.parametrize(
+    ("answer", "finite"),
+    [(lambda out: out.bfloat16(), True), (lambda out: out * math.nan, False), (lambda out: out * math.inf, False)],
+)
+def test_logits_of_half_precision_and_those_that_are_not_finite_give_strict_json(images, answer, finite):
+    found = explain(Net(5, answer).eval(), images[0], 1)
 
-    found = explain(net, images[0])
-
-    assert 0 < found.probability <= 1
-    assert json.dumps(found.to_dict(), allow_nan=False)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_logits_that_are_not_finite_still_give_strict_json(images, value):
-    net = Net(5, lambda out: out * value).eval()
-
-    found = explain(net, images[0], 1)
-
-    assert found.status == "non_finite"
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["score"] is None
+    written = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    if finite:
+        assert 0 < found.probability <= 1
+    else:
+        assert (found.status, written["score"]) == ("non_finite", None)
 
 
-# --- the parts --------------------------------------------------------------------------------------------------------
-
-
-def test_targets_are_made_from_every_kind_of_argument():
-    assert as_targets(None) == [TopTarget(1)]
-    assert as_targets([2, "dog"], LABELS) == [ClassTarget(2), ClassTarget(1)]
-    assert as_targets(margin) == [FunctionTarget(margin)]
-    assert as_targets(top(3)) == [TopTarget(1), TopTarget(2), TopTarget(3)]
-
-
-def test_logits_keep_their_graph():
-    output = torch.zeros(2, 3, requires_grad=True) * 1
-
-    assert logits_of({"logits": output}, 2).requires_grad
-    assert ClassTarget(1)(output, 2).values.requires_grad
-
-
-def test_an_index_may_be_a_tensor_of_one_whole_number(net, images):
-    assert explain(net, images, torch.tensor(2))[0].target == 2
-    for wrong in (torch.tensor(2.0), torch.tensor([1, 2]), torch.tensor(True)):
-        with pytest.raises(TargetError) as caught:
-            explain(net, images, wrong)
-        assert_one_sentence(caught.value)
+# --- arguments of a wrong kind ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("labels", [LABELS, list(LABELS), np.array(LABELS), dict(enumerate(LABELS))])
@@ -808,15 +668,18 @@ WRONG_OPTIONS: list[dict[str, Any]] = [
     {"precision": "fp64"}, {"preprocess": torchvision.models.ResNet18_Weights.DEFAULT.transforms},
     {"preprocess": 3}, {"target_layer": 3}, {"target_layer": [3]}, {"target_layer": 2.5}, {"target_layer": [None]},
     {"target": 1.5}, {"target": [[]]}, {"img": 3}, {"img": None}, {"model": 3}, {"device": "gpu"}, {"device": 2.5},
+    {"activation": "relu"},
 ]  # fmt: skip
 WRONG_KINDS: list[Callable[[], Any]] = [
-    lambda: t.top("2"), lambda: t.top(2.0), lambda: t.top(True), lambda: t.above("x"), lambda: t.box(0.5),
+    lambda: t.top("2"), lambda: t.top(2.0), lambda: t.top(True), lambda: t.top(0), lambda: t.top(-3),
+    lambda: t.above("x"), lambda: t.box(0.5),
     lambda: t.above(False), lambda: t.segment((1, 2)),
     lambda: t.box(near=3), lambda: t.box(near="abcd"), lambda: t.box(near=(1, 2)), lambda: t.direction("+", "x"),
     lambda: t.contrast(1, None), lambda: t.contrast(1, 0.5), lambda: t.segment(2.5), lambda: t.top, lambda: t.box,
 ]  # fmt: skip
 WRONG_MODELS: list[dict[str, Any]] = [
     {"size": "64"}, {"size": (64.5, 64)}, {"size": (1, 2, 3)}, {"mean": "a"}, {"std": [1, 2]}, {"name": None},
+    {"activation": "relu"},
 ]  # fmt: skip
 
 
@@ -831,9 +694,8 @@ def test_an_argument_of_a_wrong_kind_is_one_sentence():
         *(lambda options=options: camkit.load_model(**{**known, **options}) for options in WRONG_MODELS),
     ]
     for call in calls:
-        with pytest.raises(CamkitError) as caught:
+        with refused("", CamkitError):
             call()
-        assert_one_sentence(caught.value)
 
 
 def test_targets_of_different_masks_are_different() -> None:
