@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import Bool, Float, Integer
 
@@ -33,10 +34,7 @@ def scorecam(activations: Float[Tensor, "1 c *grid"], scores: ScoresOfPictures) 
     channels and drops out of the softmax, so no baseline is run. A channel that is the same everywhere masks nothing
     and has no weight.
     """
-    varying = _varying(activations)
-    maps = activations[0, varying]
-    gained = scores(len(maps), lambda part: scores.image * _masks(maps[part.start : part.stop], scores)[:, None])
-    return _softmax(gained, varying, activations)
+    return _weights(activations, scores, lambda masks, _: masks)
 
 
 @register_method(
@@ -57,19 +55,14 @@ def sscam(
     This is the paper's second form, with noise on the normalised mask of the input. The noise depends on the number of
     the picture alone, so the map is the same in every run.
     """
-    varying = _varying(activations)
-    maps, size = activations[0, varying], scores.image.shape[2:]
+    size, device = scores.image.shape[2:], activations.device
 
-    def pictures(part: range) -> Tensor:
-        first, last = part.start // samples, (part.stop - 1) // samples
-        channels = torch.tensor([number // samples - first for number in part], device=maps.device)
-        generator = torch.Generator(maps.device)
-        noise = [torch.randn(size, generator=generator.manual_seed(number), device=maps.device) for number in part]
-        masks = _masks(maps[first : last + 1], scores)[channels] + sigma * torch.stack(noise)
-        return scores.image * masks[:, None]
+    def noisy(masks: Tensor, part: range) -> Tensor:
+        generator = torch.Generator(device)
+        noise = [torch.randn(size, generator=generator.manual_seed(number), device=device) for number in part]
+        return masks + sigma * torch.stack(noise)
 
-    gained = scores(samples * len(maps), pictures)
-    return _softmax(gained.reshape(len(gained), len(maps), samples).mean(2), varying, activations)
+    return _weights(activations, scores, noisy, samples, samples)
 
 
 @register_method(
@@ -90,19 +83,13 @@ def iscam(
     The steps add up, so the last pictures of the published N = 10 are 4.5 times as strong as X H_k. The first is black
     for every channel and drops out of the softmax, so it is not run.
     """
-    varying = _varying(activations)
-    maps = activations[0, varying]
-    strengths = torch.arange(1, steps, device=maps.device).cumsum(0) / steps
+    strengths = torch.arange(1, steps, device=activations.device).cumsum(0) / steps
 
-    def pictures(part: range) -> Tensor:
-        numbers = torch.tensor(list(part), device=maps.device)
-        channels, step = numbers // len(strengths), numbers % len(strengths)
-        first, last = int(channels[0]), int(channels[-1])
-        masks = _masks(maps[first : last + 1], scores)[channels - first]
-        return scores.image * (masks * strengths[step].reshape(-1, *[1] * (masks.dim() - 1)))[:, None]
+    def stronger(masks: Tensor, part: range) -> Tensor:
+        step = [number % len(strengths) for number in part]
+        return masks * strengths[step].reshape(-1, *[1] * (masks.dim() - 1))
 
-    gained = scores(len(strengths) * len(maps), pictures)
-    return _softmax(gained.reshape(len(gained), len(maps), len(strengths)).sum(2) / steps, varying, activations)
+    return _weights(activations, scores, stronger, len(strengths), steps)
 
 
 @register_method(
@@ -182,28 +169,21 @@ def occlusion(
     size = image.shape[2:]
     if segments is not None:
         regions = _segments(image, segments)
-        masks = torch.stack([regions == number for number in range(int(regions.max()) + 1)])
-
-        def covers(part: range) -> Bool[Tensor, "m *size"]:
-            return masks[part.start : part.stop]
-
-        count = len(masks)
+        places: list[Any] = [regions == number for number in range(int(regions.max()) + 1)]
     else:
         length = window or max(1, round(min(size) / 7))
         step = stride or max(1, length // 2)
         starts = [range(0, max(side - length, 0) + step, step) for side in size]
-        corners = list(itertools.product(*starts))
+        places = [tuple(_slice(start, length) for start in corner) for corner in itertools.product(*starts)]
 
-        def covers(part: range) -> Bool[Tensor, "m *size"]:
-            made = torch.zeros(len(part), *size, dtype=torch.bool, device=image.device)
-            for mask, number in zip(made, part, strict=True):
-                mask[tuple(_slice(corner, length) for corner in corners[number])] = True
-            return made
-
-        count = len(corners)
+    def covers(part: range) -> Bool[Tensor, "m *size"]:
+        made = torch.zeros(len(part), *size, dtype=torch.bool, device=image.device)
+        for mask, number in zip(made, part, strict=True):
+            mask[places[number]] = True
+        return made
 
     plain = scores(1, lambda _: image.clone())
-    lost = plain - scores(count, lambda part: image * ~covers(part)[:, None])
+    lost = plain - scores(len(places), lambda part: image * ~covers(part)[:, None])
     sums = _summed(torch.cat([lost, torch.ones_like(lost[:1])]), lambda part: covers(part).float())
     return sums[:-1] / sums[-1].clamp(min=1)
 
@@ -255,10 +235,31 @@ def _slice(start: int, length: int) -> slice:
     return slice(start, start + length)
 
 
-def _varying(activations: Float[Tensor, "1 c *grid"]) -> Bool[Tensor, " c"]:
-    """Tell for each channel whether its cells differ."""
+def _weights(
+    activations: Float[Tensor, "1 c *grid"],
+    scores: ScoresOfPictures,
+    change: Callable[[Tensor, range], Tensor],
+    count: int = 1,
+    total: int = 1,
+) -> Float[Tensor, "t c *ones"]:
+    """Weight each channel by the softmax of its summed scores, divided by ``total``, with its mask changed.
+
+    ``change(masks, part)`` returns the masks for the changed pictures with the numbers in ``part``; each channel has
+    ``count`` of them in a row. A channel that is the same everywhere has no weight.
+    """
     cells = activations[0].flatten(1)
-    return cells.amax(1) > cells.amin(1)
+    varying = cells.amax(1) > cells.amin(1)
+    maps = activations[0, varying]
+
+    def pictures(part: range) -> Tensor:
+        first, last = part.start // count, (part.stop - 1) // count
+        channels = [number // count - first for number in part]
+        return scores.image * change(_masks(maps[first : last + 1], scores)[channels], part)[:, None]
+
+    gained = scores(count * len(maps), pictures)
+    weights = gained.new_zeros(len(gained), len(varying))
+    weights[:, varying] = (gained.reshape(len(gained), len(maps), count).sum(2) / total).softmax(1)
+    return weights.reshape(*weights.shape, *[1] * (activations.dim() - 2))
 
 
 def _masks(maps: Float[Tensor, "m *grid"], scores: ScoresOfPictures) -> Float[Tensor, "m *size"]:
@@ -267,12 +268,3 @@ def _masks(maps: Float[Tensor, "m *grid"], scores: ScoresOfPictures) -> Float[Te
     pixels = tuple(range(1, masks.dim()))
     low, high = masks.amin(pixels, keepdim=True), masks.amax(pixels, keepdim=True)
     return (masks - low) / torch.where(high > low, high - low, 1)
-
-
-def _softmax(
-    gained: Float[Tensor, "t k"], varying: Bool[Tensor, " c"], activations: Float[Tensor, "1 c *grid"]
-) -> Float[Tensor, "t c *ones"]:
-    """Return the softmax over the channels that vary; the others have no weight."""
-    weights = gained.new_zeros(len(gained), len(varying))
-    weights[:, varying] = gained.softmax(1)
-    return weights.reshape(*weights.shape, *[1] * (activations.dim() - 2))

@@ -9,13 +9,12 @@ block: a module of a chain whose modules take and return all tokens.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
@@ -222,11 +221,9 @@ class _Run:
         options: how it is run.
         method: the method that it is run for.
         forward: what it left.
-        attention: the attention maps; the mode is on.
+        attention: the attention maps of all layers; the last may be that of an attention pool. The mode is on.
         layout: the layout of the model's tokens.
         tokens: how many tokens there are, prefix and all others included.
-        maps: the attention maps of all layers; the last may be that of an attention pool.
-        scores: the targets' scores, without a graph.
     """
 
     options: Pass
@@ -235,54 +232,45 @@ class _Run:
     attention: AttentionRecorder
     layout: Layout
     tokens: int
-    maps: Sequence[Saved]
-    scores: tuple[Scores, ...]
 
-    @property
-    def pictures(self) -> int:
-        """The number N of pictures."""
-        return len(self.options.inputs)
-
-    def nothing(self) -> Float[Tensor, "n tokens"]:
-        """Return the relevance for a target that no picture has."""
-        return torch.zeros(self.pictures, self.tokens, device=self.options.inputs.device)
+    def score(self, target: Target, output: Any) -> Scores:
+        """Return a target's scores of an output of the model."""
+        return target(output, len(self.options.inputs))
 
     def gradients(self, scored: Scores, maps: Sequence[Saved]) -> list[Tensor]:
         """Return the gradients of a score with respect to some maps, in float32; sets ``reached`` of each."""
         for saved in maps:
             saved.reached = False
-        if self.pictures == 1 and self.options.inputs.device.type == "cpu":
+        if len(self.options.inputs) == 1 and self.options.inputs.device.type == "cpu":
             contiguous_gradients(scored.values)
         tape = Tape({LayerRef("attention", number): saved for number, saved in enumerate(maps, start=1)})
         tape.differentiate(scored, keep_graph=True, fp16=self.options.precision == "fp16")
         return [saved.gradients.pop().float() for saved in maps]
 
 
-@contextmanager
-def _attending(
-    options: Pass, method: Method, during: Callable[[AttentionRecorder], AbstractContextManager[Any]]
-) -> Iterator[_Run]:
-    """Run the model once with one layer whose output has all tokens, and keep its attention maps.
+def of_attention(options: Pass, method: Method) -> Capture:
+    """Run the model once with one layer whose output has all tokens, and weigh what the method needs of its attention.
 
     Raises:
-        MethodError: camkit sees no attention maps over all tokens.
+        MethodError: camkit sees no attention maps over all tokens, the score does not depend on them in a
+            differentiable way, or the method cannot work on this model.
     """
-    attention = AttentionRecorder(len(options.inputs))
+    attention, by_layer = AttentionRecorder(len(options.inputs)), method.needs == "attention-by-layer"
+    during = noting_blocks(options.model, attention) if by_layer else None
     # Gradients are on from the start: the end of a no_grad block of the model restores this mode.
-    with options.forward(attention, during=during(attention), gradients=False, leaf=True) as run:
+    with options.forward(attention, during=during, gradients=False, leaf=True) as forward, interruptible():
         attention.recording = False
-        ((ref, layout),) = run.layouts.items()
+        ((ref, layout),) = forward.layouts.items()
         axis = _AXES.get(layout.kind)
-        tokens = math.prod(layout.grid) if axis is None else run.tape.layers[ref].output.shape[axis]
-        maps = _checked(attention, tokens, method.name)
-        yield _Run(options, method, run, attention, layout, tokens, maps, run.scores())
-
-
-def _captured(run: _Run, relevances: Iterable[Tensor]) -> Capture:
-    """Return the relevance of the tokens (N, tokens) for each target as maps on their grid."""
-    (features,) = run.forward.features()
-    by_target = [on_grid(relevance, run.layout) for relevance in relevances]
-    return run.forward.captured([replace(features, by_target=tuple(by_target))], run.scores)
+        tokens = math.prod(layout.grid) if axis is None else forward.tape.layers[ref].output.shape[axis]
+        _check_maps(attention, tokens, method.name)
+        run, scores = _Run(options, method, forward, attention, layout, tokens), forward.scores()
+        nothing = torch.zeros(len(options.inputs), tokens, device=options.inputs.device)
+        given = _by_layer(run, scores) if by_layer else _by_score(run)
+        relevances = [nothing if each is None else method.weigh(*each) for each in given]
+        (features,) = forward.features()
+        by_target = tuple(on_grid(relevance, layout) for relevance in relevances)
+        return forward.captured([replace(features, by_target=by_target)], scores)
 
 
 _AXES: Mapping[str, int] = {"tokens": 1, "tokens_last": 2, "sequence_first": 0}
@@ -342,8 +330,8 @@ def _tokens_before_attention(
     return fitting[-1].float() if fitting else None
 
 
-def _checked(attention: AttentionRecorder, tokens: int, method: str) -> list[Saved]:
-    """Return the maps of all layers, and that of an attention pool at the end.
+def _check_maps(attention: AttentionRecorder, tokens: int, method: str) -> None:
+    """Refuse maps that are not over all tokens; an attention pool may be at the end.
 
     Raises:
         MethodError: there are none, or some are not over all tokens.
@@ -365,29 +353,23 @@ def _checked(attention: AttentionRecorder, tokens: int, method: str) -> list[Sav
             f"{method!r} needs every attention to run between all {tokens} tokens, and in this model some runs in "
             f"windows, over pooled tokens, in several stages or in a decoder{example}; {_OTHERS}"
         )
-    return attention.maps
 
 
-def by_score(options: Pass, method: Method, *, with_gradients: bool) -> Capture:
-    """Run the model once, and weigh its attention maps, and the gradients of the model's own score if asked for.
+def _by_score(run: _Run) -> Iterator[tuple[Any, ...] | None]:
+    """Yield for each target the attention maps, their gradients if the method needs them, and which queries are read.
 
-    Raises:
-        MethodError: camkit sees no attention maps over all tokens, the score does not depend on them in a
-            differentiable way, or the method cannot work on this model.
+    None stands for a target that no picture has.
     """
-    with _attending(options, method, lambda _: nullcontext()) as run, interruptible():
-        relevances: list[Tensor] = []
-        for target in run.forward.targets:
-            scored = run.forward.score(target)
-            if is_absent(scored):
-                relevances.append(run.nothing())
-                continue
-            maps, rows = _read(run, scored)
-            given = [[saved.output.detach().float() for saved in maps]]
-            if with_gradients:
-                given.append(run.gradients(scored, maps))
-            relevances.append(method.weigh(*given, rows))
-        return _captured(run, relevances)
+    for target in run.forward.targets:
+        scored = run.forward.score(target)
+        if is_absent(scored):
+            yield None
+            continue
+        maps, rows = _read(run, scored)
+        given = [[saved.output.detach().float() for saved in maps]]
+        if run.method.needs == "attention-gradients":
+            given.append(run.gradients(scored, maps))
+        yield *given, rows
 
 
 def _read(run: _Run, scored: Scores) -> tuple[list[Saved], Float[Tensor, "n queries"]]:
@@ -400,7 +382,7 @@ def _read(run: _Run, scored: Scores) -> tuple[list[Saved], Float[Tensor, "n quer
     Raises:
         MethodError: the score depends on no map.
     """
-    maps = list(run.maps)
+    maps = list(run.attention.maps)
     while maps:
         (gradient,) = run.gradients(scored, maps[-1:])
         if maps[-1].reached:
@@ -420,32 +402,31 @@ def _no_gradient(run: _Run) -> MethodError:
     )
 
 
-def by_layer(options: Pass, method: Method) -> Capture:
-    """Run the model once, and weigh the gradients of the score that each block's tokens have.
+def _by_layer(run: _Run, scores: Sequence[Scores]) -> Iterator[tuple[list[Tensor]] | None]:
+    """Yield for each target the gradients of the score that each block's tokens have; None as for ``_by_score``.
+
+    Each target scores the same classes in all blocks, whichever are best for a block's tokens.
 
     Raises:
-        MethodError: as for ``by_score``; or the blocks are no chain with a head after it, or a target is a box.
+        MethodError: the blocks are no chain with a head after it, or a target is a box or a class on a map.
     """
-    with _attending(options, method, functools.partial(noting_blocks, options.model)) as run, interruptible():
-        targets = [_same_class(run, *pair) for pair in zip(run.forward.targets, run.scores, strict=True)]
-        exists = [not is_absent(scored) for scored in run.scores]
-        layers: list[tuple[Any, Saved]] = []
-        if any(exists):
-            maps, _ = _read(run, run.forward.score(targets[exists.index(True)]))
-            layers = list(_layers(run, maps, run.forward.during))
-        relevances: list[Tensor] = []
-        for target, some in zip(targets, exists, strict=True):
-            if not some:
-                relevances.append(run.nothing())
-                continue
-            gradients = [run.gradients(target(output, run.pictures), [saved])[0] for output, saved in layers]
-            if not all(saved.reached for _, saved in layers):
-                raise _no_gradient(run)
-            relevances.append(method.weigh(gradients))
-        return _captured(run, relevances)
+    on_maps = maps_of(run.forward.output, len(run.options.inputs)) is not None
+    if on_maps or any(scored.boxes is not None for scored in scores):
+        raise MethodError(f"{run.method.name!r} explains scores of whole pictures, not boxes or maps; use 'chefer'")
+    layers: list[tuple[Any, Saved]] = []
+    for given, scored in zip(run.forward.targets, scores, strict=True):
+        if is_absent(scored):
+            yield None
+            continue
+        target = fixed_target(given, scored)
+        layers = layers or list(_layers(run, scores, _read(run, run.forward.score(target))[0]))
+        gradients = [run.gradients(run.score(target, output), [saved])[0] for output, saved in layers]
+        if not all(saved.reached for _, saved in layers):
+            raise _no_gradient(run)
+        yield (gradients,)
 
 
-def _layers(run: _Run, maps: Sequence[Saved], noted: dict[int, Block]) -> Iterator[tuple[Any, Saved]]:
+def _layers(run: _Run, scores: Sequence[Scores], maps: Sequence[Saved]) -> Iterator[tuple[Any, Saved]]:
     """Yield what the model would return for each block's own tokens, and the map to differentiate it by.
 
     The tokens are replaced with their mean, so that the score is that of the mean whichever token the head reads. An
@@ -454,42 +435,29 @@ def _layers(run: _Run, maps: Sequence[Saved], noted: dict[int, Block]) -> Iterat
     Raises:
         MethodError: the blocks are no chain, or what comes after them, run alone, gives other scores than the model.
     """
+    refusal = MethodError(
+        f"{run.method.name!r} needs a chain of blocks that each take and return all tokens, and a head after them that "
+        "can run alone; camkit does not find them in this model; use 'chefer' or 'gradcam'"
+    )
     whole = [saved for saved in maps if saved.output.shape[2] == run.tokens]
     pools = len(whole) < len(maps)
+    noted: dict[int, Block] = run.forward.during
     blocks = [noted[number] for number in range(len(whole)) if number in noted]
     axis = 0 if run.layout.kind == "sequence_first" else 1
     complete = 0 < len(blocks) == len(whole) and all(block.tokens.shape[axis] == run.tokens for block in blocks)
     pairs = itertools.pairwise(blocks)
     if not complete or not all(any(each is before.tokens for each in block.arguments) for before, block in pairs):
-        raise _no_chain(run)
+        raise refusal
     after = after_blocks(run.options.model, run.options.inputs, blocks)
     alone = after(blocks[-1].tokens.detach())
-    for target, scored in zip(run.forward.targets, run.scores, strict=True):
-        if not are_alike(scored.values, target(alone, run.pictures).values.detach(), SAME):
-            raise _no_chain(run)
+    for target, scored in zip(run.forward.targets, scores, strict=True):
+        if not are_alike(scored.values, run.score(target, alone).values.detach(), SAME):
+            raise refusal
     run.attention.recording = True
     for block, saved in zip(blocks, whole, strict=True):
         seen = run.attention.maps = []
         output = after(block.tokens if pools else block.tokens.mean(axis, keepdim=True).expand_as(block.tokens))
         if any(again.output.shape[2] == run.tokens for again in seen) or len(seen) < pools:
-            raise _no_chain(run)
+            raise refusal
         yield output, seen[0] if pools else saved
     run.attention.recording = False
-
-
-def _no_chain(run: _Run) -> MethodError:
-    return MethodError(
-        f"{run.method.name!r} needs a chain of blocks that each take and return all tokens, and a head after them that "
-        "can run alone; camkit does not find them in this model; use 'chefer' or 'gradcam'"
-    )
-
-
-def _same_class(run: _Run, target: Target, scored: Scores) -> Target:
-    """Return the target that scores the same classes, whichever are best for a block's tokens.
-
-    Raises:
-        MethodError: the target is a box, or a class on a map.
-    """
-    if scored.boxes is not None or maps_of(run.forward.output, run.pictures) is not None:
-        raise MethodError(f"{run.method.name!r} explains scores of whole pictures, not boxes or maps; use 'chefer'")
-    return fixed_target(target, scored)

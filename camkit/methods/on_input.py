@@ -11,15 +11,13 @@ to the score.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import functional
@@ -29,7 +27,7 @@ from camkit.engine.attach import nodes_behind, precise, with_tensors
 from camkit.engine.cut import Saved, Tape
 from camkit.engine.guard import interruptible
 from camkit.engine.heatmap import enlarge
-from camkit.engine.passes import Capture, Features, Forward, Pass, is_absent, is_out_of_memory
+from camkit.engine.passes import Capture, Features, Forward, Pass, detached, is_absent, is_out_of_memory
 from camkit.errors import LayerError, MethodError
 from camkit.methods.registry import Method
 from camkit.targets.scores import Scores
@@ -39,34 +37,10 @@ Note: TypeAlias = Callable[[Tensor, Tensor], None]
 """``note(output, bias)``: the bias broadcasts against the output."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """A call of one of PyTorch's functions.
-
-    ``moves(value)`` tells whether an argument depends on the network's input, and is neither a weight nor computed from
-    weights alone.
-    """
-
-    function: Any
-    args: tuple[Any, ...]
-    named: dict[str, Any]
-    moves: Callable[[Any], bool]
-
-    @property
-    def maps(self) -> Tensor:
-        """The feature maps: the first argument."""
-        maps: Tensor = self.args[0] if self.args else self.named["input"]
-        return maps
-
-    def of(self, maps: Tensor) -> Tensor:
-        """Return the result for other feature maps."""
-        named = {name: value for name, value in self.named.items() if name != "input"}
-        result: Tensor = self.function(maps, *self.args[1:], **named)
-        return result
-
-
-Bias: TypeAlias = Callable[[_Call], "Tensor | None"]
-"""``bias(call)`` returns what an operation adds; None if that is nothing."""
+Bias: TypeAlias = Callable[..., "Tensor | None"]
+"""``bias(moves, function, *args, **named)`` returns what a call of one of PyTorch's functions adds; None if that is
+nothing. ``moves(value)`` tells whether an argument depends on the network's input, and is neither a weight nor computed
+from weights alone."""
 
 
 class NotedBiases(TorchFunctionMode):
@@ -87,10 +61,11 @@ class NotedBiases(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation and note its bias."""
-        named = kwargs or {}
+        named = dict(kwargs or {})
+        given = (named.pop("input"), *args) if "input" in named else args
         find = _BIASES.get(func)
-        bias = None if find is None or not torch.is_grad_enabled() else find(_Call(func, args, named, self._moves))
-        output = func(*args, **named)
+        bias = None if find is None or not torch.is_grad_enabled() else find(self._moves, func, *given, **named)
+        output = func(*args, **(kwargs or {}))
         if isinstance(output, Tensor) and output.is_complex() and self._moves(output):
             raise MethodError(
                 "this method cannot use complex feature maps, such as those of a Fourier transform; use 'hirescam' or "
@@ -118,56 +93,52 @@ class NotedBiases(TorchFunctionMode):
         return False
 
 
-def _of_layer(call: _Call) -> Tensor | None:
+def _of_layer(
+    _moves: Any, _function: Any, _maps: Any, weight: Tensor, bias: Tensor | None = None, *_args: Any, **_named: Any
+) -> Tensor | None:
     """Return the bias of a convolution (C, 1, ...), or of a linear layer (C,)."""
-    args, named = call.args, call.named
-    bias = args[2] if len(args) > 2 else named.get("bias")
-    weight = args[1] if len(args) > 1 else named["weight"]
-    result: Tensor | None = None if bias is None else bias.detach().reshape(-1, *[1] * (weight.dim() - 2))
-    return result
+    return None if bias is None else bias.detach().reshape(-1, *[1] * (weight.dim() - 2))
 
 
-def _at_zero(call: _Call) -> Tensor:
+def _at_zero(_moves: Any, function: Callable[..., Tensor], maps: Tensor, *args: Any, **named: Any) -> Tensor:
     """Return what a batch norm gives for zeros."""
-    maps = call.maps
     with torch.no_grad():
-        return call.of(maps.new_zeros(1, maps.shape[1], *[1] * (maps.dim() - 2)))
+        return function(maps.new_zeros(1, maps.shape[1], *[1] * (maps.dim() - 2)), *args, **named)
 
 
-def _of_sum(call: _Call, terms: int = 2) -> Tensor | None:
+def _of_sum(
+    moves: Callable[[Any], bool], function: Callable[..., Tensor], *args: Any, terms: int = 2, **named: Any
+) -> Tensor | None:
     """Return the constant that is added to a feature map, or from which it is subtracted.
 
     With three terms, it is the constant b in b + x W or b + W x; the product of two feature maps is not linear.
     """
-    moving = list(map(call.moves, call.args[:terms]))
+    moving = list(map(moves, args[:terms]))
     if len(moving) < terms or not any(moving) or all(moving[-2:]):
         return None
-    named = {name: value for name, value in call.named.items() if name != "out"}
+    named.pop("out", None)
     with torch.no_grad():
         # Copies of the others, since the function may work in place.
-        pairs = zip(call.args, moving, strict=False)
-        first = [torch.zeros_like(value) if moves else with_tensors(value, Tensor.clone) for value, moves in pairs]
-        result: Tensor = call.function(*first, *call.args[terms:], **named)
-    return result
+        pairs = zip(args, moving, strict=False)
+        first = [torch.zeros_like(value) if depends else with_tensors(value, Tensor.clone) for value, depends in pairs]
+        return function(*first, *args[terms:], **named)
 
 
-def _of_product(call: _Call) -> Tensor | None:
+def _of_product(moves: Callable[[Any], bool], _function: Any, *factors: Any, **_named: Any) -> Tensor | None:
     """Return -x y for the product of two feature maps; the product with a constant has no bias."""
-    factors = call.args[:2]
-    if len(factors) < 2 or not all(map(call.moves, factors)):
+    if len(factors) < 2 or not all(map(moves, factors[:2])):
         return None
     product: Tensor = factors[0].detach() * factors[1].detach()
     return -product
 
 
-def _of_activation(call: _Call) -> Tensor:
+def _of_activation(_moves: Any, function: Callable[..., Tensor], maps: Tensor, *args: Any, **named: Any) -> Tensor:
     """Return f(x) - f'(x) x."""
     with torch.enable_grad():
-        leaf = call.maps.detach().clone().requires_grad_()
-        values = call.of(leaf.clone())
+        leaf = maps.detach().clone().requires_grad_()
+        values = function(leaf.clone(), *args, **named)
         (slope,) = torch.autograd.grad(values.sum(), leaf)
-    result: Tensor = values.detach() - slope * leaf.detach()
-    return result
+    return values.detach() - slope * leaf.detach()
 
 
 _CONVOLUTIONS = (
@@ -241,13 +212,18 @@ def of_parts(options: Pass, method: Method) -> Capture:
         parts = [precise(inputs.detach()) * at_input.gradients[number]]
         parts += [precise(saved.gradients[number]) * bias for saved, bias in biases]
         _check_complete(parts, scored, options)
-        # A part without a grid, or with one of a single cell, has no place.
-        have_grids = [part.dim() == inputs.dim() and math.prod(part.shape[2:]) > 1 for part in parts]
-        elsewhere = (_of_images(part, inputs) for part, placed in zip(parts, have_grids, strict=True) if not placed)
-        rest = sum(elsewhere, torch.zeros(len(inputs), device=inputs.device))
-        placed = tuple(itertools.compress(parts, have_grids))
-        weights.append(method.weigh(inputs, PartsOfScore(placed, rest, to_size)))
-    return replace(captured, features=(Features(inputs, tuple(weights)),), scores=_detached(scores))
+        placed: list[Tensor] = []
+        rest = torch.zeros(len(inputs), device=inputs.device)
+        for part in parts:
+            if part.dim() == inputs.dim() and math.prod(part.shape[2:]) > 1:
+                placed.append(part)
+            # A part without a grid, or with one of a single cell, has no place.
+            elif part.shape[:1] == inputs.shape[:1]:
+                rest = rest + (part.flatten(1).sum(1) if part.dim() > 1 else part)
+            else:  # it belongs to no image alone
+                rest = rest + part.sum() / len(inputs)
+        weights.append(method.weigh(inputs, PartsOfScore(tuple(placed), rest, to_size)))
+    return replace(captured, features=(Features(inputs, tuple(weights)),), scores=tuple(map(detached, scores)))
 
 
 def of_guided(options: Pass, method: Method) -> Capture:
@@ -267,7 +243,7 @@ def of_guided(options: Pass, method: Method) -> Capture:
             explained = list(run.features())  # the hooks of the layers also save what the guided passes give
         at_input = _leaf(run.images)
         scores = _differentiated(Tape({_INPUT: at_input}), run, options, guided=True)
-        captured = run.captured((), _detached(scores))
+        captured = run.captured((), tuple(map(detached, scores)))
     features: list[Features] = []
     for maps in explained:
         # As in the paper, the map is spread evenly over the guided gradients, wherever its cells are drawn.
@@ -370,17 +346,6 @@ def _check_complete(parts: Sequence[Tensor], scored: Scores, options: Pass) -> N
             f"{score:.4g}: the model has parts that FullGrad has no bias for, such as layer norms or attention; use "
             "'hirescam' or 'layercam'"
         )
-
-
-def _of_images(part: Tensor, inputs: Tensor) -> Float[Tensor, " n"]:
-    """Return the sum of a part for each image; what belongs to no image alone is shared out evenly."""
-    if part.shape[:1] == inputs.shape[:1]:
-        return part.flatten(1).sum(1) if part.dim() > 1 else part
-    return (part.sum() / len(inputs)).expand(len(inputs))
-
-
-def _detached(scores: Sequence[Scores]) -> tuple[Scores, ...]:
-    return tuple(replace(scored, values=scored.values.float(), activation=None) for scored in scores)
 
 
 def second_derivatives(values: Tensor, saved: Saved) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -55,10 +56,15 @@ def of_pictures(options: Pass, method: Method) -> Capture:
     image = options.inputs
     with options.forward(gradients=False, leaf=True) as run, interruptible():
         scores = run.scores()
+        existing = [pair for pair in zip(run.targets, scores, strict=True) if not is_absent(pair[1])]
+        if any(scored.boxes is not None and getattr(target, "part", None) is not None for target, scored in existing):
+            raise MethodError(
+                "methods that run the model on changed pictures explain the score of a box, not a part of it; use "
+                "'hirescam'"
+            )
         fixed = [
-            ConfidenceTarget(_same_box(target, scored), "" if scored.boxes is not None else run.score(target).final)
-            for target, scored in zip(run.targets, scores, strict=True)
-            if not is_absent(scored)
+            ConfidenceTarget(fixed_target(target, scored), "" if scored.boxes is not None else run.score(target).final)
+            for target, scored in existing
         ]
         captured = run.captured(run.features(), scores)
     del run  # frees the graph
@@ -72,16 +78,6 @@ def of_pictures(options: Pass, method: Method) -> Capture:
         weights = tuple(none if is_absent(scored) else next(rows) for scored in scores)
         features.append(replace(explained, by_target=weights))
     return replace(captured, features=tuple(features))
-
-
-def _same_box(target: Target, scored: Scores) -> Target:
-    """Return the target that scores the same class or the same box, whatever the changed pictures show."""
-    if scored.boxes is not None and getattr(target, "part", None) is not None:
-        raise MethodError(
-            "methods that run the model on changed pictures explain the score of a box, not a part of it; use "
-            "'hirescam'"
-        )
-    return fixed_target(target, scored)
 
 
 class ChangedPictures:
@@ -364,14 +360,10 @@ class PictureScores:
 def _best_class(output: Any, activation: Activation | None) -> tuple[int, float | None] | None:
     """Return the best class of an output for one picture, and its probability."""
     target = TopTarget(activation=activation)
-    try:
-        if maps_of(output, 1) is not None:
-            return None
-        top = target(output, 1)
-    except TargetError:
-        return None
-    if top.indices is None or top.classes == 1:  # a single score says yes or no to the same class
-        return None
-    if top.probabilities is None:
-        return top.indices[0], None
-    return top.indices[0], float(ConfidenceTarget(target, top.final)(output, 1).values[0])
+    with suppress(TargetError):
+        top = target(output, 1) if maps_of(output, 1) is None else None
+        # A single score says yes or no to the same class.
+        if top is not None and top.indices is not None and top.classes != 1:
+            sure = None if top.probabilities is None else ConfidenceTarget(target, top.final)(output, 1).values[0]
+            return top.indices[0], None if sure is None else float(sure)
+    return None

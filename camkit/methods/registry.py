@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from importlib import import_module
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from camkit.errors import MethodError, did_you_mean
 
@@ -47,34 +47,19 @@ __all__ = [
 ]
 
 WeightFunction: TypeAlias = Callable[..., Tensor]
-Needs: TypeAlias = Literal[
-    "gradients",
-    "curvature",
-    "head",
-    "activations",
-    "scores",
-    "references",
-    "pictures",
-    "parts",
-    "guided",
-    "attention",
-    "attention-gradients",
-    "attention-by-layer",
-]
-
-_NEEDS: Mapping[str, str] = {
+NEEDS: Mapping[str, str] = {
     "gradients": "the score's gradients",
     "curvature": "the score's second derivatives",
     "head": "pooling and one linear layer after it",
     "activations": "nothing else; reads no score",
     "scores": "the part of the model after it, run alone",
     "references": "the part of the model after it, run alone, with gradients; reference pictures",
-    "attention": "attention over all tokens; reads no score",
-    "attention-gradients": "attention over all tokens, and its gradients",
-    "attention-by-layer": "attention over all tokens, and each block's own score",
     "pictures": "the whole model, run on changed pictures",
     "parts": "gradients through the whole model",
     "guided": "gradients through the whole model, and ReLUs",
+    "attention": "attention over all tokens; reads no score",
+    "attention-gradients": "attention over all tokens, and its gradients",
+    "attention-by-layer": "attention over all tokens, and each block's own score",
 }
 """What methods get besides the feature maps of a layer, as lists of methods say it; ``methods.runs`` has the passes."""
 
@@ -150,7 +135,7 @@ class Method:
     @functools.cached_property
     def words(self) -> str:
         """What it gets besides the feature maps of a layer, for lists of methods."""
-        return _NEEDS[self.needs]
+        return NEEDS[self.needs]
 
     @functools.cached_property
     def users(self) -> bool:
@@ -235,11 +220,8 @@ class Method:
 
     def joined(self, captured: Capture, size: tuple[int, ...]) -> Capture:
         """Return what a pass left as features of one layer with finished weights, if it makes one map of several."""
-        if self not in (SHARPENED, ODAM):
-            return captured
-        name = "sharpened" if self == SHARPENED else "pooled"
-        joined: Capture = getattr(import_module("camkit.methods.runs"), name)(captured, size)
-        return joined
+        join: Callable[..., Capture] | None = import_module("camkit.methods.runs").JOINS.get(self.name)
+        return captured if join is None else join(captured, size)
 
     def weigh(self, *given: Any) -> Tensor:
         """Return its weights. A function of the user's gets copies, since it may work in place.
@@ -334,7 +316,7 @@ def register_method(
     title: str | None = None,
     summary: str = "",
     paper: str = "",
-    needs: Needs = "gradients",
+    needs: str = "gradients",
     cost: str = "1, and back through the head",
     layer: bool = True,
     stages: bool = False,
@@ -395,8 +377,8 @@ def register_method(
         )
     if name in _APART:
         raise MethodError(f"a method cannot be called {name!r}, which camkit has; choose another name")
-    if needs not in get_args(Needs):
-        raise MethodError(f"method {name!r}: needs must be one of {', '.join(get_args(Needs))}, not {needs!r}")
+    if needs not in NEEDS:
+        raise MethodError(f"method {name!r}: needs must be one of {', '.join(NEEDS)}, not {needs!r}")
     if name in METHODS and not replace:
         raise MethodError(f"there is already a method {name!r}; choose another name, or pass replace=True")
 

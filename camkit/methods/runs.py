@@ -22,10 +22,10 @@ from camkit.engine.passes import Capture, Features, Pass, are_alike, capture, is
 from camkit.errors import LayerError, MethodError, TargetError, advice, listing_layers
 from camkit.methods.activations import first_component
 from camkit.methods.gradient import gradcam, gradcam_elementwise
-from camkit.methods.on_attention import by_layer, by_score
+from camkit.methods.on_attention import of_attention
 from camkit.methods.on_input import of_guided, of_parts, second_derivatives
 from camkit.methods.on_one_picture import of_pictures, of_references, of_scores
-from camkit.methods.registry import Method
+from camkit.methods.registry import ODAM, SHARPENED, Method
 from camkit.targets.scores import Scores, describe, passing_through
 from camkit.types import CellPositions, LayerRef, Placement
 
@@ -166,29 +166,30 @@ def _of_head(options: Pass, _: Method) -> Capture:
 
     def note(module: nn.Module, arguments: list[Tensor], output: Tensor) -> None:
         assert isinstance(module, nn.Linear)
-        calls.append((module, arguments[0].detach(), output))
+        calls.append((module, arguments[0].detach(), precise(output)))
 
     linears: dict[nn.Module, ForwardHook] = {
         module: note for module in options.model.modules() if isinstance(module, nn.Linear)
     }
     with options.forward(forward_hooks(linears), gradients=False) as run, interruptible():
-        scores = [run.score(target) for target in run.targets]
-        heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
+        scores = run.scores()
+        if any(scored.indices is None for scored in scores):
+            raise TargetError("cam explains classes only; use 'gradcam' for a target function")
+        heads = [(linear, read) for linear, read, logits in calls if all(_gives(logits, scored) for scored in scores)]
         maps = zip(run.layouts, run.features(), strict=True)
-        features = [_class_weights(ref, of_layer, heads, scores) for ref, of_layer in maps]
-        return run.captured(features, [replace(scored, values=precise(scored.values)) for scored in scores])
+        return run.captured([_class_weights(ref, of_layer, heads[-1:], scores) for ref, of_layer in maps], scores)
 
 
 def _class_weights(
-    ref: LayerRef, features: Features, heads: Sequence[tuple[nn.Linear, Tensor, Tensor]], scores: Sequence[Scores]
+    ref: LayerRef, features: Features, heads: Sequence[tuple[nn.Linear, Tensor]], scores: Sequence[Scores]
 ) -> Features:
     """Return a layer's maps with the class weights of the linear layer that reads their mean."""
     maps = features.activations
-    cells = tuple(range(2, maps.dim()))
-    if heads:
-        linear, pooled_maps, _ = heads[-1]
+    for linear, read in heads:
         for positive_part in (maps, maps.relu()):
-            if _same(pooled_maps, positive_part.mean(cells)):
+            mean = positive_part.mean(tuple(range(2, maps.dim())))
+            tolerance = _SAME_FP32 if read.dtype == mean.dtype == torch.float32 else _SAME_AUTOCAST
+            if are_alike(mean, read, tolerance):
                 weights = tuple(linear.weight.detach()[list(scored.indices or ())].float() for scored in scores)
                 return Features(positive_part, weights, features.placement)
     raise MethodError(
@@ -199,17 +200,10 @@ def _class_weights(
 
 def _gives(logits: Tensor, scored: Scores) -> bool:
     """Tell whether a linear layer's output contains the scores of the classes."""
-    if scored.indices is None:
-        raise TargetError("cam explains classes only; use 'gradcam' for a target function")
-    if logits.dim() != 2 or len(logits) != len(scored.indices) or max(scored.indices) >= logits.shape[1]:
+    classes = scored.indices or ()
+    if logits.dim() != 2 or len(logits) != len(classes) or max(classes) >= logits.shape[1]:
         return False
-    return torch.equal(logits[range(len(logits)), scored.indices], scored.values)
-
-
-def _same(pooled_maps: Tensor, mean: Tensor) -> bool:
-    """Tell whether two tensors are equal up to rounding."""
-    tolerance = _SAME_FP32 if pooled_maps.dtype == mean.dtype == torch.float32 else _SAME_AUTOCAST
-    return are_alike(mean, pooled_maps, tolerance)
+    return torch.equal(logits[range(len(logits)), classes], scored.values)
 
 
 def _of_activations(options: Pass, _: Method) -> Capture:
@@ -261,14 +255,18 @@ RUNS: Mapping[str, Callable[[Pass, Method], Capture]] = {
     "activations": _of_activations,
     "scores": of_scores,
     "references": of_references,
-    "attention": functools.partial(by_score, with_gradients=False),
-    "attention-gradients": functools.partial(by_score, with_gradients=True),
-    "attention-by-layer": by_layer,
+    "attention": of_attention,
+    "attention-gradients": of_attention,
+    "attention-by-layer": of_attention,
     "pictures": of_pictures,
     "parts": of_parts,
     "guided": of_guided,
 }
 """The pass of each kind of method: it runs the model, and leaves gradients, or the method's finished weights."""
+
+
+JOINS: Mapping[str, Callable[[Capture, tuple[int, ...]], Capture]] = {SHARPENED.name: sharpened, ODAM.name: pooled}
+"""How the methods that read several layers make one map of what a pass captured there."""
 
 
 def users_weights(method: Method, *given: Any) -> Tensor:
@@ -359,7 +357,9 @@ def _weighted_sums(
     """Weight and sum the feature maps of each layer for the target with this number."""
     raws = []
     for maps in features:
-        weights = _weights_of(method, maps, number)
+        given = [] if method.needs == "activations" else [maps.by_target[number]]
+        is_finished = method.needs not in ("activations", "gradients", "head")
+        weights = given[0] if is_finished else method.weigh(maps.activations, *given)
         check_weights(method, weights, maps.activations)
         if component:
             weights = component_weights(method.name, weights, maps.activations)
@@ -370,11 +370,3 @@ def _weighted_sums(
         influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
         influenced = functools.reduce(torch.logical_or, influences)
     return SignedMaps(method, tuple(raws), influenced)
-
-
-def _weights_of(method: Method, maps: Features, number: int) -> Tensor:
-    """Return a method's weights for a layer's feature maps, for the target with this number."""
-    if method.needs == "activations":
-        return method.weigh(maps.activations)
-    given = maps.by_target[number]
-    return method.weigh(maps.activations, given) if method.needs in ("gradients", "head") else given

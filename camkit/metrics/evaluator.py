@@ -258,8 +258,7 @@ class Evaluator:
         Raises:
             InputError: a name is unknown, or the map is not one of this picture.
         """
-        chosen = [find_metric(name) for name in _names(metrics)]
-        heat = self.heat(given)
+        chosen, heat = _chosen(metrics), self.heat(given)
         return Values({metric.name: self._value(metric, heat) for metric in chosen})
 
     def table(self, maps: Mapping[str, MapLike], metrics: str | Iterable[str] | None = None) -> ValueTable:
@@ -272,7 +271,7 @@ class Evaluator:
         Raises:
             InputError: as for one map.
         """
-        named = list(_names(metrics))
+        named = [metric.name for metric in _chosen(metrics)]
         rows = {name: self(given, named) for name, given in maps.items()}
         known = {f"{name} map" if name in rows else name: heat for name, heat in self.references().items()}
         return ValueTable(rows | {name: self(heat, named) for name, heat in known.items()}, tuple(known))
@@ -291,22 +290,17 @@ class Evaluator:
             "random": functools.partial(_random_for, self.seed),
             "centre": lambda picture: centred_map(tuple(picture.shape[1:])),
         }
-        problem = None
+        problems: dict[str, UndefinedError] = {}
         if colour:
             colours = colours_of(self.picture)
             halves = torch.cat([hot_sets(colour_map(self.picture, each), [0.5]) for each in colours])
             try:
                 best = int((self.without(~halves, "blur") - self.without(halves, "blur")).argmax())
             except UndefinedError as error:  # the model has no score for a changed picture
-                problem, best = error, 0
+                problems["colour"], best = error, 0
             makers["colour"] = functools.partial(colour_map, colour=colours[best])
         return {
-            name: Heat(
-                make(self.picture),
-                name,
-                remake=functools.partial(_remade, make),
-                problem=problem if name == "colour" else None,
-            )
+            name: Heat(make(self.picture), name, remake=functools.partial(_remade, make), problem=problems.get(name))
             for name, make in makers.items()
         }
 
@@ -317,7 +311,7 @@ class Evaluator:
             given: as for one map.
 
         Raises:
-            InputError: the map is not one of this picture and target.
+            InputError: the map is not one of this picture and target, or no map of real numbers.
         """
         if isinstance(given, Explanation):
             mine = self.scores.answer.indices
@@ -325,7 +319,25 @@ class Evaluator:
                 raise InputError(
                     f"the explanation is of class {given.target}, and class {mine[0]} is judged; pass target"
                 )
-        return as_heat(given, self.explainer, self.target, self.picture)
+        if isinstance(given, (Heat, Explanation)):
+            own = tuple(given.values.shape) if isinstance(given, Heat) else given.maps.size
+            if own != self.size:
+                raise InputError(
+                    f"the map is for an input of {'x'.join(map(str, own))}, but this picture's input is "
+                    f"{'x'.join(map(str, self.size))}; pass the picture that was explained, or the map as an array"
+                )
+        if isinstance(given, Heat):
+            return given if given.problem is not None else replace(given, problem=_problem(given.values))
+        if isinstance(given, Explanation):
+            return _of_explanation(given, self.explainer, self.target)
+        values = real_values(given, "a map is an explanation or an array")
+        if values.dim() != len(self.size) or not values.numel():
+            raise InputError(
+                f"the map has shape {tuple(values.shape)}, and the model's input has size "
+                f"{'x'.join(map(str, self.size))}; pass a map with {len(self.size)} axes"
+            )
+        enlarged = values if tuple(values.shape) == self.size else enlarge(values[None], self.size)[0]
+        return Heat(enlarged, problem=_problem(values))
 
     def _value(self, metric: Metric, heat: Heat) -> Value:
         fill = metric.fill and (self.fill or metric.fill)
@@ -428,10 +440,9 @@ class Evaluator:
         return Curve.through(sets, np.concatenate([[first], between, [last]]))
 
 
-def _names(metrics: str | Iterable[str] | None) -> Iterable[str]:
-    if metrics is None:
-        return DEFAULTS
-    return (metrics,) if isinstance(metrics, str) else tuple(metrics)
+def _chosen(metrics: str | Iterable[str] | None) -> list[Metric]:
+    names = DEFAULTS if metrics is None else (metrics,) if isinstance(metrics, str) else metrics
+    return [find_metric(name) for name in names]
 
 
 @dataclass(frozen=True, eq=False)
@@ -579,40 +590,6 @@ class Heat:
         return [made.detach().to("cpu", torch.float32) for made in self.remake(pictures, model)]
 
 
-def as_heat(given: object, explainer: Explainer, target: Target, picture: Float[Tensor, "c *size"]) -> Heat:
-    """Return what was passed as a map to be judged.
-
-    Args:
-        given: the map.
-        explainer: explains pictures with the model.
-        target: the target of the map, fixed.
-        picture: the model's input.
-
-    Raises:
-        InputError: it is no map of real numbers, or has another number of axes than the input.
-    """
-    size = tuple(picture.shape[1:])
-    if isinstance(given, (Heat, Explanation)):
-        own = tuple(given.values.shape) if isinstance(given, Heat) else given.maps.size
-        if own != size:
-            raise InputError(
-                f"the map is for an input of {'x'.join(map(str, own))}, but this picture's input is "
-                f"{'x'.join(map(str, size))}; pass the picture that was explained, or the map as an array"
-            )
-    if isinstance(given, Heat):
-        return given if given.problem is not None else replace(given, problem=_problem(given.values))
-    if isinstance(given, Explanation):
-        return _of_explanation(given, explainer, target)
-    values = real_values(given, "a map is an explanation or an array")
-    if values.dim() != len(size) or not values.numel():
-        raise InputError(
-            f"the map has shape {tuple(values.shape)}, and the model's input has size {'x'.join(map(str, size))}; pass "
-            f"a map with {len(size)} axes"
-        )
-    enlarged = values if tuple(values.shape) == size else enlarge(values[None], size)[0]
-    return Heat(enlarged, problem=_problem(values))
-
-
 def real_values(given: object, what: str) -> Float[Tensor, "..."]:
     """Return an array as float32 on the CPU.
 
@@ -644,22 +621,17 @@ def _of_explanation(explanation: Explanation, explainer: Explainer, target: Targ
     elif explanation.status != "ok":
         problem = UndefinedError("empty_map", f"the map is empty ({explanation.status})")
     single = len(explanation.maps.raws) == 1 and not explanation.placement.extent
-    single = single and explanation.layer != str(WHOLE_MODEL)
-    cells = torch.from_numpy(np.maximum(explanation.raw, 0)) if single else None
-    remake = _remake_of(explanation, explainer, target)
+    cells = None
+    if single and explanation.layer != str(WHOLE_MODEL):
+        cells = torch.from_numpy(np.maximum(explanation.raw, 0))
+    made, remake = explanation.made, None
+    if made is not None:  # a table does not say how a map was made
+        kept = {name: explainer.choices.options[name] for name in ("progress", "batch_size")}
+        options = {**made.choices.options, **kept, "fuse": explanation.maps.fuse, "smooth": explanation.smooth}
+        choices = Choices(made.method, explanation.layer if made.method.layer else None, options)
+        own = target if made.target is None else made.target
+        remake = functools.partial(_made_again, explainer.choosing(choices), own)
     return Heat(values, explanation.method, cells, explanation.layer, remake, problem)
-
-
-def _remake_of(explanation: Explanation, explainer: Explainer, target: Target) -> Remake | None:
-    """Return what makes the map of an explanation again; None for one of a table, which does not say how."""
-    made = explanation.made
-    if made is None:
-        return None
-    kept = {name: explainer.choices.options[name] for name in ("progress", "batch_size")}
-    options = {**made.choices.options, **kept, "fuse": explanation.maps.fuse, "smooth": explanation.smooth}
-    choices = Choices(made.method, explanation.layer if made.method.layer else None, options)
-    own = target if made.target is None else made.target
-    return functools.partial(_made_again, explainer.choosing(choices), own)
 
 
 def _made_again(explainer: Explainer, target: Target, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +29,6 @@ from camkit.errors import LayerError, MethodError
 from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.methods import Method, WeightFunction
 from camkit.methods.activations import KeptMaps
-from camkit.methods.registry import Needs
 from camkit.metrics.evaluator import (
     Curve,
     Evaluator,
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
     from camkit.types import ScoresOfMaps
 
 
-_HOTTEST = 0.2
+HOTTEST = 0.2
 """The share of the picture that ``top_loss`` removes: a fifth, about the size of the main object in a photo."""
 
 ROAD_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -167,7 +165,7 @@ def top_loss(evaluator: Evaluator, heat: Heat) -> float:
             finite.
     """
     before = evaluator.positive_confidence
-    return float(1 - evaluator.scores_at(heat, [_HOTTEST], "blur", kept=False)[0] / before)
+    return float(1 - evaluator.scores_at(heat, [HOTTEST], "blur", kept=False)[0] / before)
 
 
 _COST = "2, and the head {} for each step"
@@ -252,25 +250,48 @@ def feature_curves(evaluator: Evaluator, heat: Heat) -> tuple[Curve, Curve]:
     fill = evaluator.fill or FILL
     keys = [(evaluator.scores, "features", fill, kept) for kept in (True, False)]
     if keys[0] not in heat.curves:
-        heat.curves.update(zip(keys, _measured(evaluator, heat, fill), strict=True))
+        try:
+            if fill not in evaluator.emptied_features:
+                evaluator.emptied_features[fill] = _features(evaluator, evaluator.emptied_picture(fill))
+            heat.curves.update(zip(keys, _measured(evaluator, heat, evaluator.emptied_features[fill]), strict=True))
+        except (MethodError, LayerError) as error:
+            raise UndefinedError("undefined", str(error)) from error
     return heat.curves[keys[0]], heat.curves[keys[1]]
 
 
-def _measured(evaluator: Evaluator, heat: Heat, fill: str) -> tuple[Curve, Curve]:
-    try:
-        if fill not in evaluator.emptied_features:
-            evaluator.emptied_features[fill] = _features(evaluator, evaluator.emptied_picture(fill))
-        changing = _Changing(heat, evaluator.steps, evaluator.emptied_features[fill])
-        run = _explainer(evaluator, "scores", changing)
-        explanation = run(evaluator.scores.picture, evaluator.scores.confidence_target)
-    except (MethodError, LayerError) as error:
-        raise UndefinedError("undefined", str(error)) from error
+def _measured(evaluator: Evaluator, heat: Heat, emptied: Float[Tensor, "1 c *grid"]) -> list[Curve]:
+    """Run the head on changed feature maps, where a method would compute its weights, and return the curves."""
+    curves: list[Curve] = []
+
+    def weigh(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 *grid"]:
+        grid = tuple(activations.shape[2:])
+        cells = heat.cells
+        if cells is None or tuple(cells.shape) != grid:  # the map was not made on such a grid
+            cells = cell_means(heat.values[None], grid)[0]
+        if bool((cells == cells.flatten()[0]).all()):
+            raise UndefinedError("constant_map", f"the map is the same in all {cells.numel()} cells of the layer")
+        if emptied.shape != activations.shape:
+            raise UndefinedError("undefined", "the layer has another grid for the filled picture")
+        sets = curve_sets(cells, even_shares(evaluator.steps))
+        empty = torch.zeros(1, *grid, dtype=torch.bool)
+        kept = torch.cat([empty, sets, ~empty, ~sets]).to(activations.device)
+        of_filled = emptied.to(activations.device)
+        parts = [head(torch.where(part[:, None], activations, of_filled)) for part in kept.split(head.at_once)]
+        scores = torch.cat(parts).double().cpu().numpy()
+        if not np.isfinite(scores).all():
+            raise UndefinedError("non_finite", "the model's score of changed feature maps is NaN or infinite")
+        with_sets, without = np.split(scores, [len(sets) + 2])
+        removed = np.concatenate([with_sets[-1:], without, with_sets[:1]])
+        curves.extend(Curve.through(sets, along) for along in (with_sets, removed))
+        return torch.zeros_like(activations[:, 0])  # this map has no meaning
+
+    explanation = _explainer(evaluator, "scores", weigh)(evaluator.scores.picture, evaluator.scores.confidence_target)
     if explanation.placement.extent:
         raise UndefinedError("undefined", f"layer {explanation.layer!r} also covers what lies beside the picture")
-    return changing.curves[0]
+    return curves
 
 
-def _explainer(evaluator: Evaluator, needs: Needs, weights: WeightFunction) -> Explainer:
+def _explainer(evaluator: Evaluator, needs: str, weights: WeightFunction) -> Explainer:
     """Return an Explainer that calls a function with the layer's feature maps, once: it smooths no map."""
     run = evaluator.explainer.using(Method("feature curves", "", "", "", needs, weights), evaluator.layer)
     return run.choosing(run.choices.but(smooth=None))
@@ -289,49 +310,6 @@ def _features(evaluator: Evaluator, picture: Float[Tensor, "c *size"]) -> Float[
         raise UndefinedError("undefined", f"{len(kept.maps)} layers are fused; pass layer to choose one")
     evaluator.cells_of = str(run.layer)
     return kept.maps[0][None]
-
-
-@dataclass(eq=False)
-class _Changing:
-    """Runs the head on changed feature maps, where a method would compute its weights, and keeps the scores."""
-
-    heat: Heat
-    steps: int
-    emptied: Tensor
-    curves: list[tuple[Curve, Curve]] = field(default_factory=list)
-
-    def __call__(self, activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 *grid"]:
-        """Measure the curves of a layer; the map that is returned has no meaning."""
-        cells = self._cells(tuple(activations.shape[2:]))
-        sets = curve_sets(cells, even_shares(self.steps))
-        empty = torch.zeros(1, *cells.shape, dtype=torch.bool)
-        scores = self._scores(activations, head, torch.cat([empty, sets, ~empty, ~sets]).to(activations.device))
-        kept, without = np.split(scores, [len(sets) + 2])
-        removed = np.concatenate([kept[-1:], without, kept[:1]])
-        self.curves.append((Curve.through(sets, kept), Curve.through(sets, removed)))
-        return torch.zeros_like(activations[:, 0])
-
-    def _cells(self, grid: tuple[int, ...]) -> Float[Tensor, "*grid"]:
-        """Return the map on the layer's grid: its own cells if it was made on such a grid, else means of its pixels."""
-        cells = self.heat.cells
-        if cells is None or tuple(cells.shape) != grid:
-            cells = cell_means(self.heat.values[None], grid)[0]
-        if bool((cells == cells.flatten()[0]).all()):
-            raise UndefinedError("constant_map", f"the map is the same in all {cells.numel()} cells of the layer")
-        return cells
-
-    def _scores(
-        self, activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps, kept: Bool[Tensor, "m *grid"]
-    ) -> Float[np.ndarray, " m"]:
-        """Return the scores with only the cells of each mask kept, the others as in the filled picture."""
-        if self.emptied.shape != activations.shape:
-            raise UndefinedError("undefined", "the layer has another grid for the filled picture")
-        emptied = self.emptied.to(activations.device)
-        parts = [head(torch.where(part[:, None], activations, emptied)) for part in kept.split(head.at_once)]
-        scores = torch.cat(parts).double().cpu().numpy()
-        if not np.isfinite(scores).all():
-            raise UndefinedError("non_finite", "the model's score of changed feature maps is NaN or infinite")
-        return np.asarray(scores)
 
 
 _POPPI = "Poppi et al. 2021, Revisiting the Evaluation of Class Activation Mapping, arXiv:2104.10252"

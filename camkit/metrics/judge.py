@@ -38,7 +38,7 @@ from camkit.images.listing import find_pictures
 from camkit.images.read import open_picture
 from camkit.kit.pages import templates
 from camkit.kit.statistics import Estimate, bootstrap_sums, holm, interval, p_above
-from camkit.kit.wording import NONE, VERSION, counted, first_of, listed
+from camkit.kit.wording import VERSION, counted, first_of, listed, number
 from camkit.layers.names import Layers, find_layers
 from camkit.methods import Method
 from camkit.methods.registry import MethodLike
@@ -377,10 +377,10 @@ def judge(
     named = find_layers(explainer.model, layers[0]) if len(layers) == 1 and layers[0] is not None else ()
     cells_of, layer_of_cells = str(named[0]) if len(named) == 1 else None, ""
     _refuse_few(len(sample), len(tried), {})
-    for done, (number, picture) in enumerate(sample):
+    for done, (place, picture) in enumerate(sample):
         if progress is not None:
             progress(done, len(sample))
-        source = str(picture) if isinstance(picture, (str, Path)) else f"picture {number}"
+        source = str(picture) if isinstance(picture, (str, Path)) else f"picture {place}"
         try:
             opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
             draws = seed + len(used)
@@ -419,10 +419,7 @@ def judge(
         )
         for name in names
     )
-    costs = {row.name: row.cost for row in rows if row.name in works}
-    unmoved = [row.name for row in rows if row.hardly_changes]
-    recommended = recommend({metric: values[metric] for metric in DECIDING}, figures, costs, unmoved, seed)
-    seconds = time.perf_counter() - begin
+    recommended, seconds = recommend(rows, seed), time.perf_counter() - begin
     return MethodJudgement(explainer.name, rows, unreadable, recommended, tuple(used), layer_of_cells, seed, seconds)
 
 
@@ -521,7 +518,7 @@ class Figure(Estimate):
 
     def __str__(self) -> str:
         """Return the mean with two digits; a dash if there is none."""
-        return f"{self.value:z.2f}" if self.groups else NONE
+        return number(self.value)
 
     @property
     def span(self) -> str:
@@ -563,7 +560,7 @@ def figures_of(measured: OfRows, better: Better, seed: int) -> dict[str, Figure]
     together = [methods, *([name] for name in ahead if name in REFERENCES)]  # the correction is for the methods alone
     beats = {name for names in together for name in clearly_above({each: ahead[each] for each in names}, seed)}
     loses = clearly_above({name: -ahead[name] for name in methods}, seed)
-    level = level_with_best(gains, methods, seed)
+    level = as_good_as_the_best({name: ahead[name][None] for name in methods}, seed + 1)
     figures = {}
     for name, of_row in gains.items():
         values = of_row if better == "higher" else -of_row
@@ -583,27 +580,20 @@ def figures_of(measured: OfRows, better: Better, seed: int) -> dict[str, Figure]
     return figures
 
 
-def level_with_best(gains: OfRows, methods: Sequence[str], seed: int) -> list[str]:
-    """Return the methods that are level with the best of them, as ``Figure`` describes it."""
-    measured = [name for name in methods if np.isfinite(gains[name]).any()]
-    if not measured:
-        return []
-    best = max(measured, key=lambda name: mean(gains[name]))
-    margin = PRACTICALLY_LEVEL * max(0.0, mean(gains[best]) - mean(gains["random"]))
-    return not_behind({name: gains[best] - gains[name] for name in measured}, best, margin, seed + 1)
-
-
-def not_behind(behind: OfRows, best: str, margin: float, seed: int) -> list[str]:
-    """Return the best row, and those that are not significantly behind it by more than a margin.
+def as_good_as_the_best(advantage: Mapping[str, Float[np.ndarray, "m n"]], seed: int) -> list[str]:
+    """Return the rows that are not clearly behind the best: significantly, and by more than ``PRACTICALLY_LEVEL``.
 
     Args:
-        behind: by how much each row is behind the best on each picture.
-        best: the best row.
-        margin: a difference that does not matter.
+        advantage: by how much each row is ahead of the random map, in each metric and on each picture.
         seed: the seed of the draws.
     """
-    clearly = clearly_above({name: by for name, by in behind.items() if name != best}, seed, margin)
-    return [name for name in behind if name not in clearly]
+    overall = {name: mean(_overall(ahead)) for name, ahead in advantage.items() if np.isfinite(ahead).any()}
+    if not overall:
+        return []
+    best = max(overall, key=lambda name: overall[name])
+    behind = {name: _overall(advantage[best] - advantage[name]) for name in overall if name != best}
+    clearly = clearly_above(behind, seed, PRACTICALLY_LEVEL * max(0.0, overall[best]))
+    return [name for name in overall if name not in clearly]
 
 
 def mean(values: Float[np.ndarray, " n"]) -> float:
@@ -649,14 +639,8 @@ class Recommendation:
     against: Mapping[str, str] = field(default_factory=dict)
 
 
-def recommend(
-    measured: Mapping[str, OfRows],
-    figures: Mapping[str, Mapping[str, Figure]],
-    costs: Mapping[str, float],
-    unmoved: Sequence[str] = (),
-    seed: int = 0,
-) -> Recommendation:
-    """Return which method to use, by several metrics together.
+def recommend(rows: Sequence[JudgedRow], seed: int = 0) -> Recommendation:
+    """Return which method to use, by the metrics that decide together.
 
     A method is fit if nothing speaks against it (``_against``). The rule keeps the fit methods that are not clearly
     behind the best in their mean advantage over the random map. Of these, it keeps the methods that cost about as
@@ -665,61 +649,50 @@ def recommend(
     methods that are alike.
 
     Args:
-        measured: the values of all rows, by the names of the metrics that decide.
-        figures: what these metrics, and perhaps others, say.
-        costs: the time of each method in plain passes, the simplest method first.
-        unmoved: the methods whose maps hardly change if the weights are shuffled.
+        rows: the methods, the simplest first, and the reference maps, of which "random" must be one.
         seed: the seed of the draws.
     """
-    figures = {metric: figures[metric] for metric in measured}
-    gains = {metric: gains_of(of_rows, METRICS[metric].better) for metric, of_rows in measured.items()}
-    others = [name for name in REFERENCES if name != "random" and all(name in rows for rows in gains.values())]
-    # A metric that tells no method from the random map would only add noise.
-    telling = [gains[metric] for metric, rows in figures.items() if any(rows[name].beats_random for name in costs)]
-    advantage = advantages(telling, list(costs), others)
-    reasons = {name: _against(name, figures, advantage, others, unmoved) for name in costs}
+    methods = {row.name: row for row in rows if row.method and math.isfinite(row.cost)}
+    others = [row.name for row in rows if not row.method and row.name != "random"]
+    advantage = _advantages(rows, list(methods), others)
+    reasons = {name: _against(row, advantage, others) for name, row in methods.items()}
     against = {name: reason for name, reason in reasons.items() if reason}
-    fit = {name: advantage[name] for name in costs if name not in against}
+    fit = {name: advantage[name] for name in methods if name not in against}
     if not fit:
-        pictures = max(figure.groups for rows in figures.values() for figure in rows.values())
+        pictures = max(row.metrics[metric].groups for row in rows for metric in DECIDING)
         sentence = f"On these {pictures} pictures no method can be recommended; judge more before you trust any map."
         return Recommendation(None, sentence, against)
-    best = max(fit, key=lambda name: mean(_overall(fit[name])))
-    behind = {name: _overall(fit[best] - values) for name, values in fit.items()}
-    as_good = not_behind(behind, best, PRACTICALLY_LEVEL * mean(_overall(fit[best])), seed)
+    as_good = as_good_as_the_best(fit, seed)
     # Costs up to this many times the cheapest cost count as equal: on a busy machine, the time of a map on a small
     # network varies by as much
-    cheap = 1.6 * max(1.0, min(costs[name] for name in as_good))
-    chosen = next(name for name in as_good if costs[name] <= cheap)
-    beaten = [METRICS[metric].title for metric, rows in figures.items() if rows[chosen].beats_random]
+    cheap = 1.6 * max(1.0, min(methods[name].cost for name in as_good))
+    chosen = methods[next(name for name in as_good if methods[name].cost <= cheap)]
+    beaten = [METRICS[metric].title for metric in DECIDING if chosen.metrics[metric].beats_random]
     sentence = (
-        f"Use {chosen}: it beats a random map in {listed(beaten)}, no method that can be recommended is clearly better "
-        f"over all metrics, and none that is as good is much cheaper ({costs[chosen]:.1f} plain passes)."
+        f"Use {chosen.name}: it beats a random map in {listed(beaten)}, no method that can be recommended is clearly "
+        f"better over all metrics, and none that is as good is much cheaper ({chosen.cost:.1f} plain passes)."
     )
-    return Recommendation(chosen, sentence, against)
+    return Recommendation(chosen.name, sentence, against)
 
 
-def advantages(
-    gains: Sequence[OfRows], methods: Sequence[str], others: Sequence[str] = ()
+def _advantages(
+    rows: Sequence[JudgedRow], methods: Sequence[str], others: Sequence[str]
 ) -> dict[str, Float[np.ndarray, "m n"]]:
-    """Return for each row its advantage over the random map, in each metric and on each picture.
+    """Return by how much each row is ahead of the random map, in each metric that decides and on each picture.
 
-    In each metric, the mean advantage of the best method counts as 1, so that all metrics weigh the same. A metric in
-    which no method has an advantage is left out.
-
-    Args:
-        gains: the metrics.
-        methods: the rows of methods.
-        others: more rows whose advantages are divided by that of the best method.
+    In each metric, the mean advantage of the best method counts as 1, so that all metrics weigh the same. A metric that
+    tells no method from the random map would only add noise, and is left out.
     """
     shares: dict[str, list[Float[np.ndarray, " n"]]] = {name: [] for name in (*methods, *others)}
-    for of_metric in gains:
-        ahead = {name: of_metric[name] - of_metric["random"] for name in shares}
-        most = max((mean(ahead[name]) for name in methods if np.isfinite(ahead[name]).any()), default=0.0)
-        if most > 0:
-            for name, differences in ahead.items():
-                shares[name].append(differences / most)
-    return {name: np.stack(several) for name, several in shares.items() if several}
+    for metric in DECIDING:
+        figures = {row.name: row.metrics[metric] for row in rows}
+        if any(figures[name].beats_random for name in methods):
+            values = {name: np.array(figure.values) for name, figure in figures.items()}
+            gains = gains_of(values, METRICS[metric].better)
+            most = np.nanmax([mean(gains[name] - gains["random"]) for name in methods])
+            for name, of_row in shares.items():
+                of_row.append((gains[name] - gains["random"]) / most)
+    return {name: np.stack(of_row) for name, of_row in shares.items() if of_row}
 
 
 def _overall(advantage: Float[np.ndarray, "m n"]) -> Float[np.ndarray, " n"]:
@@ -732,25 +705,19 @@ def _overall(advantage: Float[np.ndarray, "m n"]) -> Float[np.ndarray, " n"]:
     return np.asarray(np.where(known.any(0), sums / np.maximum(known.sum(0), 1), np.nan))
 
 
-def _against(
-    name: str,
-    figures: Mapping[str, Mapping[str, Figure]],
-    advantage: Mapping[str, Float[np.ndarray, "m n"]],
-    others: Sequence[str],
-    unmoved: Sequence[str],
-) -> str:
+def _against(row: JudgedRow, advantage: Mapping[str, Float[np.ndarray, "m n"]], others: Sequence[str]) -> str:
     """Return what speaks against a method; empty for a fit one.
 
     A fit method beats the random map in most of the metrics in which it has values, and loses to it in none. Over all
     metrics its mean is better than those of the other reference maps, and its map changes with the weights.
     """
-    measured = {METRICS[metric].title: rows[name] for metric, rows in figures.items() if rows[name].groups}
-    lost = [title for title, figure in measured.items() if figure.loses_to_random]
-    if name in unmoved:
+    measured = [metric for metric in DECIDING if row.metrics[metric].groups]
+    lost = [METRICS[metric].title for metric in measured if row.metrics[metric].loses_to_random]
+    if row.hardly_changes:
         return "almost the same map if the weights are shuffled"
     if lost:
         return f"worse than a random map in {listed(lost)}"
-    if 2 * sum(figure.beats_random for figure in measured.values()) <= len(measured) or name not in advantage:
+    if 2 * sum(row.metrics[metric].beats_random for metric in measured) <= len(measured):
         return "not significantly better than a random map in most of the metrics that decide"
-    behind = [other for other in others if mean(_overall(advantage[name] - advantage[other])) <= 0]
+    behind = [other for other in others if mean(_overall(advantage[row.name] - advantage[other])) <= 0]
     return f"over all metrics no better than {listed([REFERENCES[other] for other in behind], 'or')}" if behind else ""

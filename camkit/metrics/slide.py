@@ -22,6 +22,7 @@ from camkit.images.read import open_picture
 from camkit.kit.wording import listed
 from camkit.metrics.compare import prepared
 from camkit.metrics.evaluator import Evaluator, hot_sets
+from camkit.metrics.faithfulness import HOTTEST
 from camkit.targets import contrast
 from camkit.types import ImageLike, Pixels
 
@@ -38,10 +39,6 @@ _TITLE, _TEXT, _SENTENCE = 30, 24, 38
 _LEADING = 1.35
 _ACROSS = 4
 """The most pictures beside each other: more would be too small to see from the back of a room."""
-_HOTTEST = 0.2
-"""The share of the picture that is blurred, as for the metric top-loss. If pixels of equal heat leave no such part, the
-metric interpolates the score, but a slide shows a picture."""
-
 
 _MOST_TARGETS = 5
 """With the picture, six panels in two rows; more would be too small."""
@@ -88,16 +85,13 @@ class Slide:
 
     def _places(self, space: float, text: int) -> tuple[int, int, float]:
         """Return how many panels stand in a row, and a panel's width and height, so that the pictures are largest."""
-
-        def of(columns: int) -> tuple[int, int, float]:
-            rows = -(-len(self.panels) // columns)
-            return columns, (_WIDTH - 2 * _MARGIN - _GAP * (columns - 1)) // columns, space / rows
-
-        def scale(place: tuple[int, int, float]) -> float:
-            _, width, height = place
-            return min(_ratio(pixels, width, height - text) for _, pixels, _ in self.panels)
-
-        return max(map(of, range(1, min(len(self.panels), _ACROSS) + 1)), key=scale)
+        places: list[tuple[int, int, float]] = []
+        for columns in range(1, min(len(self.panels), _ACROSS) + 1):
+            width = (_WIDTH - 2 * _MARGIN - _GAP * (columns - 1)) // columns
+            places.append((columns, width, space / -(-len(self.panels) // columns)))
+        return max(
+            places, key=lambda place: min(_ratio(pixels, place[1], place[2] - text) for _, pixels, _ in self.panels)
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the slide; the suffix decides the type: .svg, .pdf with one page, or any picture type.
@@ -177,10 +171,11 @@ def slide(
     evaluator = Evaluator(explainer, opened, answer.target)
     blurred, hottest = evaluator.picture.clone(), ""
     if answer.status == "ok":
-        hot = hot_sets(evaluator.heat(answer).values, [_HOTTEST])[0]
+        # The share of the metric top-loss. A slide shows a picture, so nothing is interpolated between sets.
+        hot = hot_sets(evaluator.heat(answer).values, [HOTTEST])[0]
         blurred[:, hot] = evaluator.emptied_picture("blur")[:, hot].to(blurred)
         share = float(hot.double().mean())
-        hottest = "hottest fifth" if round(share, 2) == _HOTTEST else f"hottest {percent(share)}"
+        hottest = "hottest fifth" if round(share, 2) == HOTTEST else f"hottest {percent(share)}"
     before, after = (float(score) for score in evaluator.scored(torch.stack([evaluator.picture, blurred])))
     panels = [_first_panel(answer)]
     panels += [
