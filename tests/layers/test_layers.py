@@ -515,7 +515,7 @@ def test_tokens_are_read_by_the_grid_they_were_computed_from(channels, patch, st
     found = explain(net, torch.randn(3, size, size), "mix" if named else None, target=1)
 
     assert found.raw.shape == (side, side)
-    assert "exchanged" not in found.layer_reason
+    assert "not certain" not in found.layer_reason
 
 
 @pytest.mark.parametrize("layer", ["mix", None])
@@ -660,6 +660,7 @@ FEWER = {
     ),
     "some": lambda net, tokens: tokens[:, torch.randperm(64, generator=torch.Generator().manual_seed(0))[:16]],
     "weighed": lambda net, tokens: net.weigh(tokens).softmax(1).mT @ tokens,  # TokenLearner
+    "as many weighted sums": lambda net, tokens: net.weigh_all(tokens).sigmoid().mT @ tokens,
     "merged": merged,  # Swin
     "asked by a part of them": asked_by_a_part,  # LeViT
 }
@@ -673,8 +674,8 @@ def test_fewer_tokens_are_a_coarser_grid_or_none(way):
         return net.head(net.mix(FEWER[way](net, tokens_of(net, images))).relu().mean(1))
 
     parts = {"weigh": nn.Linear(32, 16), "query": nn.Linear(32, 32), "merge": nn.Linear(128, 32)}
-    net = Net(run, patches=nn.Conv2d(3, 32, 16, 16), **parts, mix=nn.Linear(32, 32), head=nn.Linear(32, 5))
-    image = torch.randn(3, 128, 128)
+    parts |= {"weigh_all": nn.Linear(32, 64), "mix": nn.Linear(32, 32), "head": nn.Linear(32, 5)}
+    net, image = Net(run, patches=nn.Conv2d(3, 32, 16, 16), **parts), torch.randn(3, 128, 128)
     found = explain(net, image, target=1)
 
     if way in ("merged", "asked by a part of them"):
