@@ -850,18 +850,6 @@ def test_no_tensor_outlives_a_picture_that_cannot_be_read(images: list[Any]) -> 
     assert not [reference for reference in found if reference() is not None]
 
 
-@pytest.mark.usefixtures("no_collector")
-def test_a_loop_of_calls_does_not_pile_up_tensors() -> None:
-    model = made(Parts)
-
-    def live_tensors() -> int:
-        camkit.explain(model, pictures(), target=[0, 1])
-        return sum(issubclass(type(held), Tensor) for held in gc.get_objects())
-
-    counts = [live_tensors() for _ in range(4)]
-    assert counts[1:] == counts[1:2] * 3
-
-
 class Preparation:
     """A preprocessing that owns a tensor, as a model's own preprocessing does."""
 
