@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,6 +12,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
+from networks import means
 from tiers import represented_by
 from torch import Tensor, nn
 
@@ -28,163 +30,99 @@ SIZE = 32
 
 
 class Apart(nn.Module):
-    """Each picture has scores of its own."""
+    """A small network; ``run`` makes the answers for a batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.conv = nn.Conv2d(3, 6, 4, 4)
-        self.act = nn.ReLU()
-        self.fc = nn.Linear(6, 4)
-
-    def scores(self, images: Tensor) -> Tensor:
-        scores: Tensor = self.fc(self.act(self.conv(images)).mean((2, 3)))
-        return scores
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.scores(images)
-
-
-class Loop(Apart):
-    """The layer is called once for each picture."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.scores(image[None]) for image in images])
-
-
-class ByTwos(Apart):
-    """The layer is called once for every two pictures."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.scores(images[start : start + 2]) for start in range(0, len(images), 2)])
-
-
-class OnePicture(Apart):
-    """Takes a single picture."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.scores(images.reshape(1, 3, SIZE, SIZE))
-
-
-class MinusBatchMean(Apart):
-    def forward(self, images: Tensor) -> Tensor:
-        scores = self.scores(images)
-        return scores - 0.5 * scores.mean(0, keepdim=True)
-
-
-class BatchSoftmax(Apart):
-    """The share of each picture in the batch."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        scores = self.scores(images)
-        return scores.softmax(0) * scores
-
-
-class Largest(Apart):
-    """All pictures get the largest scores in the batch."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.scores(images).amax(0, keepdim=True).expand(len(images), -1)
-
-
-class ByPlace(Apart):
-    """The scores depend on the place in the batch."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.scores(images) / torch.arange(1, len(images) + 1)[:, None]
-
-
-class StatisticsAfter(Apart):
-    """A normalisation over the batch after the layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(6, track_running_stats=False)
-
-    def scores(self, images: Tensor) -> Tensor:
-        scores: Tensor = self.fc(self.norm(self.act(self.conv(images))).relu().mean((2, 3)))
-        return scores
-
-
-class StatisticsBefore(Apart):
-    """A normalisation over the batch before the layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(3, track_running_stats=False)
-
-    def scores(self, images: Tensor) -> Tensor:
-        return super().scores(self.norm(images))
-
-
-class Turned(Apart):
-    """The batch is turned round inside, and its scores are put back in order."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.scores(images.flip(0)).flip(0)
-
-
-class Sorted(Apart):
-    """The batch is sorted by brightness inside, and its scores are put back in order."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        order = images.mean((1, 2, 3)).argsort()
-        return self.scores(images[order])[order.argsort()]
-
-
-class Exchanged(Apart):
-    """The first picture and the third change places inside."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        order = torch.arange(len(images))
-        if len(order) > 2:
-            order[[0, 2]] = order[[2, 0]]
-        return self.scores(images[order])[order]
-
-
-class Pairs(Apart):
-    """Each picture of an even number gets a share of its neighbour's scores."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        scores = self.scores(images)
-        if len(images) % 2:
-            return scores
-        pairs = scores.reshape(-1, 2, 4)
-        return (pairs + 0.1 * pairs.flip(1)).flatten(0, 1)
-
-
-class MoreThanTwo(Apart):
-    """Subtracts the batch's mean from three pictures on."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        scores = self.scores(images)
-        return scores - scores.mean(0, keepdim=True) if len(images) > 2 else scores
-
-
-class LeftSorted(Apart):
-    """The scores come back in another order than the pictures."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.scores(images[images.mean((1, 2, 3)).argsort(descending=True)])
-
-
-class Exit(Apart):
-    """Leaves out the last step if all pictures are bright enough; the first one is."""
-
-    def __init__(self) -> None:
-        super().__init__()
+        self.conv, self.act, self.fc = nn.Conv2d(3, 6, 4, 4), nn.ReLU(), nn.Linear(6, 4)
         self.last = nn.Conv2d(6, 6, 1)
+        if run in NORMED:
+            self.norm = nn.BatchNorm2d(NORMED[run], track_running_stats=False)
+        self.run = run
+        self.eval()
+
+    def maps(self, images: Tensor) -> Tensor:
+        return self.act(self.conv(images))
 
     def scores(self, images: Tensor) -> Tensor:
-        maps = self.act(self.conv(images))
-        early: Tensor = self.fc(maps.mean((2, 3)))
-        return early if (images.mean((1, 2, 3)) > 0.493).all() else self.fc(self.last(maps).mean((2, 3)))
+        return self.fc(self.maps(images).mean((2, 3)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.run(self, images)
 
 
-MIXING = [
-    Loop, ByTwos, OnePicture, MinusBatchMean, BatchSoftmax, Largest, ByPlace, StatisticsAfter, StatisticsBefore,
-    Turned, Sorted, LeftSorted, Exchanged, Pairs, MoreThanTwo,
-]  # fmt: skip
+def apart(net: Apart, images: Tensor) -> Tensor:
+    return net.scores(images)
+
+
+def sorted_inside(net: Apart, images: Tensor) -> Tensor:
+    order = images.mean((1, 2, 3)).argsort()
+    return net.scores(images[order])[order.argsort()]
+
+
+def first_and_third_exchanged(net: Apart, images: Tensor) -> Tensor:
+    order = torch.arange(len(images))
+    if len(order) > 2:
+        order[[0, 2]] = order[[2, 0]]
+    return net.scores(images[order])[order]
+
+
+def pairs(net: Apart, images: Tensor) -> Tensor:
+    """Give each picture of an even number a share of its neighbour's scores."""
+    scores = net.scores(images)
+    if len(images) % 2:
+        return scores
+    beside = scores.reshape(-1, 2, 4)
+    return (beside + 0.1 * beside.flip(1)).flatten(0, 1)
+
+
+def more_than_two(net: Apart, images: Tensor) -> Tensor:
+    scores = net.scores(images)
+    return scores - scores.mean(0, keepdim=True) if len(images) > 2 else scores
+
+
+def of_scores(change: Callable[[Tensor], Tensor]) -> Callable[[Apart, Tensor], Tensor]:
+    return lambda net, images: change(net.scores(images))
+
+
+def statistics_before(net: Apart, images: Tensor) -> Tensor:
+    return net.scores(net.norm(images))
+
+
+def statistics_after(net: Apart, images: Tensor) -> Tensor:
+    return net.fc(means(net.norm(net.maps(images)).relu()))
+
+
+NORMED = {statistics_before: 3, statistics_after: 6}
+"""How many channels these normalise over the batch."""
+
+
+def early_exit(net: Apart, images: Tensor) -> Tensor:
+    """Leave out the last step if all pictures are bright enough; the first one is."""
+    maps = net.maps(images)
+    bright = (images.mean((1, 2, 3)) > 0.493).all()
+    return net.fc(means(maps if bright else net.last(maps)))
+
+
+MIXING: dict[str, Callable[[Apart, Tensor], Tensor]] = {
+    "loop": lambda net, images: torch.cat([net.scores(image[None]) for image in images]),
+    "by twos": lambda net, images: torch.cat([net.scores(two) for two in images.split(2)]),
+    "takes one picture": lambda net, images: net.scores(images.reshape(1, 3, SIZE, SIZE)),
+    "minus the mean": of_scores(lambda scores: scores - 0.5 * scores.mean(0, keepdim=True)),
+    "share of the batch": of_scores(lambda scores: scores.softmax(0) * scores),
+    "largest of the batch": of_scores(lambda scores: scores.amax(0, keepdim=True).expand(len(scores), -1)),
+    "by place": of_scores(lambda scores: scores / torch.arange(1, len(scores) + 1)[:, None]),
+    "statistics after": statistics_after,
+    "statistics before": statistics_before,
+    "turned inside": lambda net, images: net.scores(images.flip(0)).flip(0),
+    "sorted inside": sorted_inside,
+    "left sorted": lambda net, images: net.scores(images[images.mean((1, 2, 3)).argsort(descending=True)]),
+    "exchanged inside": first_and_third_exchanged,
+    "pairs": pairs,
+    "more than two": more_than_two,
+}
+EVERY = {"apart": apart} | MIXING
 
 
 def pictures(count: int = 5) -> list[Tensor]:
@@ -207,9 +145,9 @@ def expected(net: nn.Module, image: Tensor, maps: Tensor | None = None) -> tuple
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, 4])
-@pytest.mark.parametrize("kind", [*MIXING, Exit])
-def test_each_picture_of_a_list_gets_the_map_that_it_has_alone(kind: type[Apart], batch_size: int) -> None:
-    net, images = kind().eval(), pictures()
+@pytest.mark.parametrize("run", [*MIXING.values(), early_exit], ids=[*MIXING, "early exit"])
+def test_each_picture_of_a_list_gets_the_map_that_it_has_alone(run: Callable[..., Tensor], batch_size: int) -> None:
+    net, images = Apart(run), pictures()
     found = camkit.explain(net, images, "act", method="hirescam", target=CLASS, batch_size=batch_size)
     for explanation, image in zip(found, images, strict=True):
         maps, score, gradient = expected(net, image)
@@ -219,7 +157,7 @@ def test_each_picture_of_a_list_gets_the_map_that_it_has_alone(kind: type[Apart]
 
 
 def test_other_ways_to_pass_several_pictures_give_the_same() -> None:
-    net, images = Loop().eval(), pictures(3)
+    net, images = Apart(MIXING["loop"]), pictures(3)
     raws = [camkit.explain(net, image, target=CLASS).raw for image in images]
     explainer = camkit.Explainer(net)
     for rows in (
@@ -232,9 +170,9 @@ def test_other_ways_to_pass_several_pictures_give_the_same() -> None:
             np.testing.assert_array_equal(row.raw, raw)
 
 
-@pytest.mark.parametrize("kind", [Apart, *MIXING])
-def test_ablation_cam_is_right_if_the_head_mixes_the_pictures_of_a_batch(kind: type[Apart]) -> None:
-    net, (image,) = kind().eval(), pictures(1)
+@pytest.mark.parametrize("kind", EVERY)
+def test_ablation_cam_is_right_if_the_head_mixes_the_pictures_of_a_batch(kind: str) -> None:
+    net, (image,) = Apart(EVERY[kind]), pictures(1)
     maps, score, _ = expected(net, image)
     weights = torch.zeros(6)
     for channel in range(6):
@@ -248,9 +186,11 @@ def test_ablation_cam_is_right_if_the_head_mixes_the_pictures_of_a_batch(kind: t
 
 
 # Ablation-CAM, which runs the same head, tries every kind.
-@pytest.mark.parametrize("kind", represented_by(Apart, OnePicture, BatchSoftmax, Sorted, Pairs, among=[Apart, *MIXING]))
-def test_recipro_cam_is_right_if_the_head_mixes_the_pictures_of_a_batch(kind: type[Apart]) -> None:
-    net, (image,) = kind().eval(), pictures(1)
+@pytest.mark.parametrize(
+    "kind", represented_by("apart", "takes one picture", "share of the batch", "sorted inside", "pairs", among=EVERY)
+)
+def test_recipro_cam_is_right_if_the_head_mixes_the_pictures_of_a_batch(kind: str) -> None:
+    net, (image,) = Apart(EVERY[kind]), pictures(1)
     maps, _, _ = expected(net, image)
     raw = oracles.reciprocam(maps[0], lambda changed: expected(net, image, torch.from_numpy(changed).float()[None])[1])
     found = camkit.explain(net, image, "act", method="reciprocam", target=CLASS)
@@ -262,28 +202,26 @@ def test_recipro_cam_is_right_if_the_head_mixes_the_pictures_of_a_batch(kind: ty
     ("kind", "method"),
     [
         *((kind, "scorecam") for kind in MIXING),
-        *itertools.product((OnePicture, BatchSoftmax), ["rise", "feature-scorecam"]),
+        *itertools.product(("takes one picture", "share of the batch"), ["rise", "feature-scorecam"]),
     ],
 )
-def test_methods_that_run_changed_versions_see_each_alone(kind: type[Apart], method: str) -> None:
+def test_methods_that_run_changed_versions_see_each_alone(kind: str, method: str) -> None:
     """The same methods agree if each pass takes one version, which needs no batch."""
 
-    class Alone(kind):  # type: ignore[misc, valid-type]
-        def forward(self, images: Tensor) -> Tensor:
-            return torch.cat([super(Alone, self).forward(image[None]) for image in images])
+    def alone(net: Apart, images: Tensor) -> Tensor:
+        return torch.cat([MIXING[kind](net, image[None]) for image in images])
 
-    (image,) = pictures(1)
-    found, raw = (
-        camkit.explain(net.eval(), image, None if method == "rise" else "act", method=method, target=CLASS).raw
-        for net in (kind(), Alone())
-    )
+    (image,), layer = pictures(1), None if method == "rise" else "act"
+    together, one_by_one = Apart(MIXING[kind]), Apart(MIXING[kind])
+    one_by_one.run = alone
+    found, raw = (camkit.explain(net, image, layer, method=method, target=CLASS).raw for net in (together, one_by_one))
     np.testing.assert_allclose(found, raw, rtol=0, atol=1e-3 * np.abs(raw).max())
     assert np.abs(raw).max() > 0
 
 
 @pytest.mark.parametrize("kind", MIXING)
-def test_metrics_see_each_changed_picture_alone(kind: type[Apart]) -> None:
-    net, (image,) = kind().eval(), pictures(1)
+def test_metrics_see_each_changed_picture_alone(kind: str) -> None:
+    net, (image,) = Apart(EVERY[kind]), pictures(1)
     scores = camkit.Explainer(net).scores_of(image, lambda output: output[:, CLASS])
     changed = torch.stack([image * share for share in (0.0, 0.3, 0.6, 1.0)])
     with torch.no_grad():
@@ -291,9 +229,9 @@ def test_metrics_see_each_changed_picture_alone(kind: type[Apart]) -> None:
     assert scores(changed).tolist() == pytest.approx(alone, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", [Apart, *MIXING])
-def test_the_check_judges_each_picture_alone(kind: type[Apart]) -> None:
-    net, batch = kind().eval(), torch.stack(pictures())
+@pytest.mark.parametrize("kind", EVERY)
+def test_the_check_judges_each_picture_alone(kind: str) -> None:
+    net, batch = Apart(EVERY[kind]), torch.stack(pictures())
     plan = Mock(spec=Plan)
     plan.model, plan.settings, plan.memory = Mock(module=net), Mock(), ModelMemory(net)
     plan.settings.check.precision = "fp32"
@@ -312,27 +250,19 @@ def count_passes(net: nn.Module) -> list[int]:
 
 
 def test_what_was_found_out_is_remembered() -> None:
-    net = Apart().eval()
+    net = Apart(apart)
     sizes = count_passes(net)
     explainer = camkit.Explainer(net, "act")
-    explainer.batch(pictures(4), CLASS)
+    explainer.batch(pictures(5), CLASS, batch_size=4)
+    assert max(sizes) == 4, "no pass has more pictures than the caller allows"
     sizes.clear()
     explainer.batch(pictures(8), CLASS, batch_size=4)
     assert sizes == [4, 4]
 
 
-def test_no_pass_has_more_pictures_than_the_caller_allows() -> None:
-    net = Apart().eval()
-    sizes = count_passes(net)
-    camkit.explain(net, pictures(5), "act", target=CLASS, batch_size=2)
-    assert max(sizes) == 2
-
-
 def test_networks_of_known_packages_are_not_tried() -> None:
     net = nn.Sequential(nn.Conv2d(3, 6, 4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 64, 4)).eval()
-    sizes: list[int] = []
-    record = ModelRecord.of_model(net)
-    net.register_forward_hook(lambda _, arguments, __: sizes.append(len(arguments[0])))
+    record, sizes = ModelRecord.of_model(net), count_passes(net)
     assert keeps_pictures_apart(net, pictures(1)[0][None], {}, record)
     assert sizes == []
 
@@ -354,29 +284,20 @@ def test_pytorchs_attention_across_the_batch_is_found() -> None:
     assert not keeps_pictures_apart(net, pictures(1)[0][None], {}, ModelRecord.of_model(net))
 
 
-class First(Apart):
-    """Leaves out all pictures but the first."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.scores(images[:1])
-
-
 def test_a_model_that_reads_the_first_picture_gets_one_at_a_time() -> None:
     (image,) = pictures(1)
-    found, wanted = (camkit.explain(kind().eval(), image, method="rise", target=CLASS) for kind in (First, Apart))
+    found, wanted = (
+        camkit.explain(Apart(run), image, method="rise", target=CLASS)
+        for run in (lambda net, images: net.scores(images[:1]), apart)
+    )
     np.testing.assert_allclose(found.raw, wanted.raw, atol=1e-5)
-
-
-class Bag(Apart):
-    """Gives one answer for all pictures, as networks for the pictures of one patient do."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.scores(images).mean(0, keepdim=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"layer": "act"}, {"method": "occlusion"}, {"target": CLASS}])
 def test_one_answer_for_several_pictures_is_a_question(options: dict[str, Any]) -> None:
-    net, images, layer = Bag().eval(), pictures(3), options.pop("layer", None)
+    """As of networks for the pictures of one patient."""
+    net = Apart(lambda net, images: net.scores(images).mean(0, keepdim=True))
+    images, layer = pictures(3), options.pop("layer", None)
 
     with pytest.raises(TargetError, match=r"one answer for 3 pictures; pass batch_size=1 .*'occlusion'") as caught:
         camkit.explain(net, torch.stack(images), layer, **options)
@@ -388,13 +309,13 @@ def test_one_answer_for_several_pictures_is_a_question(options: dict[str, Any]) 
 
 
 def test_a_black_picture_shows_mixing_too() -> None:
-    net = MinusBatchMean().eval()
+    net = Apart(MIXING["minus the mean"])
     black = torch.zeros(1, 3, SIZE, SIZE)
     assert not keeps_pictures_apart(net, black, {LayerRef("act"): net.act}, ModelRecord.of_model(net))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_rounding_is_not_mixing(dtype: torch.dtype) -> None:
-    net = Apart().eval().to(dtype)
+    net = Apart(apart).to(dtype)
     image = pictures(1)[0][None].to(dtype)
     assert keeps_pictures_apart(net, image, {LayerRef("act"): net.act}, ModelRecord.of_model(net))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from networks import network
-from oracles import gradcam, gradcam_plus_plus
+from networks import Net, classifier, means, network
+from oracles import gradcam
 from tiers import PASSES, represented_by, rows_represented
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import camkit
-from camkit.engine.passes import Pass, capture
+from camkit.engine.passes import Capture, Pass, capture
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import select_layers
 from camkit.targets import ClassTarget, top
-from camkit.types import LayerRef
 
 METHODS = tuple(name for name, method in camkit.METHODS.items() if not method.reads_attention)
 ON_PICTURES = tuple(name for name, method in camkit.METHODS.items() if method.needs == "pictures")
@@ -56,29 +55,39 @@ def to_channels_first(name: str, maps: Tensor) -> Tensor:
 
 
 def full_graph(
-    model: nn.Module, layers: Sequence[str], count: int, bf16: bool
+    model: nn.Module,
+    images: Tensor,
+    layers: Sequence[str],
+    scores_of: Callable[[Tensor], Iterable[Tensor]],
+    mode: Callable[[], Any] = nullcontext,
 ) -> tuple[list[Tensor], list[list[Tensor]], list[Tensor]]:
-    """Return feature maps, their gradients for the ``count`` best classes, and the scores, from one ordinary graph."""
-    maps: list[Tensor] = []
+    """Return feature maps, their gradients for each score, and the scores, from one ordinary graph."""
+    maps: dict[str, Tensor] = {}
 
-    def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        output.retain_grad()
-        maps.append(output)
+    def keep(name: str, output: Tensor) -> Tensor:
+        if name not in maps:  # checkpoints run a layer again
+            output.retain_grad()
+            maps[name] = output
         return output.clone()  # later in-place operations must not change the saved maps
 
-    handles = [model.get_submodule(layer).register_forward_hook(keep) for layer in layers]
-    with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
-        best = model(pictures().requires_grad_()).topk(count, dim=1).values
-    gradients = []
-    for rank in range(count):
-        for kept in maps:
-            kept.grad = None
-        best[:, rank].float().sum().backward(retain_graph=True)
-        gradients.append([kept.grad.clone() for kept in maps])
-    for handle in handles:
-        handle.remove()
+    with ExitStack() as stack:
+        for name in layers:
+            hook = lambda _, __, output, name=name: keep(name, output)  # noqa: E731
+            stack.enter_context(model.get_submodule(name).register_forward_hook(hook))
+        with mode():
+            scores = list(scores_of(model(images.clone().requires_grad_())))
+        gradients = []
+        for score in scores:
+            for kept in maps.values():
+                kept.grad = None
+            score.float().sum().backward(retain_graph=True)
+            gradients.append([maps[name].grad.clone() for name in layers])
     model.zero_grad()
-    return [kept.detach() for kept in maps], gradients, [best[:, rank].detach().float() for rank in range(count)]
+    return [maps[name].detach() for name in layers], gradients, [score.detach().float() for score in scores]
+
+
+def captured(model: nn.Module, images: Tensor, targets: Any, layers: Any, **options: Any) -> Capture:
+    return capture(Pass(model, images, targets, select_layers(model, layers), read_layout=infer_layout, **options))
 
 
 @pytest.fixture
@@ -106,9 +115,10 @@ def test_maps_and_gradients_are_those_of_the_full_graph(
     name: str, layers: tuple[str, ...], precision: Literal["fp32", "bf16"]
 ) -> None:
     model, count = network(name), 3 if len(layers) > 1 else 1
-    maps, gradients, scores = full_graph(model, layers, count, precision == "bf16")
-    asked = select_layers(model, layers)
-    found = capture(Pass(model, pictures(), top(count), asked, read_layout=infer_layout, precision=precision))
+    mode = functools.partial(torch.autocast, "cpu", torch.bfloat16) if precision == "bf16" else nullcontext
+    best = lambda output: output.topk(count, dim=1).values.unbind(1)  # noqa: E731
+    maps, gradients, scores = full_graph(model, pictures(), layers, best, mode)
+    found = captured(model, pictures(), top(count), layers, precision=precision)
     assert [torch.equal(one.values, two) for one, two in zip(found.scores, scores, strict=True)] == [True] * count
     for number, features in enumerate(found.features):
         assert gradients[0][number].any(), "the test compares more than zeros"
@@ -120,23 +130,11 @@ def test_maps_and_gradients_are_those_of_the_full_graph(
 
 def test_the_attention_kernel_for_inference_changes_no_more_than_rounding() -> None:
     model, layer = network("vit_b_32"), LAYERS["vit_b_32"][1]
-    maps, gradients, _ = full_graph(model, [layer], 1, bf16=False)
-    found = capture(Pass(model, pictures(), top(1), select_layers(model, layer), read_layout=infer_layout)).features[0]
+    maps, gradients, _ = full_graph(model, pictures(), [layer], lambda output: [output.amax(1)])
+    found = captured(model, pictures(), top(1), layer).features[0]
     for one, two in ((found.activations, maps[0]), (found.by_target[0], gradients[0][0])):
         expected = to_channels_first("vit_b_32", two)
         torch.testing.assert_close(one, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
-
-
-@pytest.mark.parametrize(("name", "layers"), SEVERAL[:1])
-def test_layers_are_returned_in_the_given_order(name: str, layers: tuple[str, ...]) -> None:
-    model = network(name)
-    forwards, backwards = (
-        capture(Pass(model, pictures(), top(1), select_layers(model, order), read_layout=infer_layout)).features
-        for order in (layers, layers[::-1])
-    )
-    for one, two in zip(forwards, reversed(backwards), strict=True):
-        assert torch.equal(one.activations, two.activations)
-        assert torch.equal(one.by_target[0], two.by_target[0])
 
 
 @pytest.mark.parametrize("method", [name for name in PASSES if name not in ON_PICTURES + WHOLE])
@@ -172,44 +170,6 @@ def test_before_the_layer_there_is_no_graph(method: str) -> None:
 SCALES = (1e-6, 1e6)
 
 
-class Scaled(nn.Module):
-    """Multiplies another network's logits by a number."""
-
-    def __init__(self, net: nn.Module, factor: float) -> None:
-        super().__init__()
-        self.net, self.factor = net, factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) * self.factor
-
-
-@functools.cache
-def ending_in_relu() -> nn.Module:
-    torch.manual_seed(2)
-    layers = [nn.Conv2d(3, 12, 3, stride=4), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.AdaptiveAvgPool2d(1)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 5), nn.ReLU(inplace=True)).eval()
-
-
-def scaled(name: str, factor: float, method: str) -> tuple[nn.Module, str]:
-    """Return a network whose logits are multiplied, and its layer."""
-    if method != "cam":
-        nets: dict[str, tuple[Callable[[], nn.Module], str]] = {
-            # In the four cells of layer4, none lies two standard deviations above the mean (FEM), and one picture's
-            # channels all speak against its class (Ablation-CAM).
-            "resnet18": (
-                functools.partial(network, "resnet18"),
-                "net.layer2" if method in ("fem", "ablationcam") else "net.layer4",
-            ),
-            "ending in a ReLU": (ending_in_relu, "net.2"),
-        }
-        return Scaled(nets[name][0](), factor), nets[name][1]
-    model = copy.deepcopy(network("resnet18"))  # cam reads the linear layer itself
-    with torch.no_grad():
-        model.fc.weight *= factor
-        model.fc.bias *= factor
-    return model, "layer4"
-
-
 BY_SCALE = ("gradcam++", "refinecam", "feature-scorecam", "expected", *ON_PICTURES)
 SCALED = [name for name in METHODS if name not in BY_SCALE]
 """The methods whose formulas do not depend on the scale of the logits: Eq. 19 adds 2 to them, Score-CAM takes their
@@ -218,28 +178,22 @@ softmax, and expected gradients those of the rivals."""
 
 @pytest.mark.parametrize("method", represented_by(*set(PASSES).intersection(SCALED), among=SCALED))
 def test_scaled_logits_do_not_change_the_heatmap(method: str) -> None:
+    torch.manual_seed(2)
+    plain = classifier(nn.Conv2d(3, 12, 3, stride=4), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1))
     heatmaps = []
     for factor in (1, *SCALES):
-        model, layer = scaled("resnet18" if method == "cam" else "ending in a ReLU", factor, method)
+        if method == "cam":  # reads the linear layer itself
+            model, layer = copy.deepcopy(network("resnet18")), "layer4"
+            with torch.no_grad():
+                model.fc.weight *= factor
+                model.fc.bias *= factor
+        else:
+            model, layer = Net(lambda net, x, factor=factor: net.plain(x).relu_() * factor, plain=plain), "plain.2"
         layer = layer if camkit.METHODS[method].layer else None
         heatmaps.append(np.stack([e.heatmap for e in camkit.explain(model, pictures(), layer, method=method)]))
-    assert all(picture.max() == 1 for picture in heatmaps[0]), "the map is empty on this network; see scaled()"
+    assert all(picture.max() == 1 for picture in heatmaps[0]), "the map is empty on this network"
     for heatmap in heatmaps[1:]:
         np.testing.assert_allclose(heatmap, heatmaps[0], atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "factor"), [("resnet18", SCALES[0]), *(("ending in a ReLU", factor) for factor in (1, *SCALES))]
-)
-def test_gradcam_plus_plus_follows_its_formula_at_every_scale(name: str, factor: float) -> None:
-    model, layer = scaled(name, factor, "gradcam++")
-    features = capture(Pass(model, pictures(), top(1), select_layers(model, layer), read_layout=infer_layout)).features[
-        0
-    ]
-    for number, found in enumerate(camkit.explain(model, pictures(), layer, method="gradcam++")):
-        expected = gradcam_plus_plus(features.activations[number], features.by_target[0][number])
-        assert expected.any()
-        np.testing.assert_allclose(found.raw, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
 # --- precision
@@ -295,92 +249,51 @@ def test_bf16_maps_agree_with_fp32(
 # --- difficult networks and precisions --------------------------------------------------------------------------------
 
 
-def by_an_ordinary_pass(net: nn.Module, images: Tensor, layers: list[str], index: int) -> list[tuple[Tensor, Tensor]]:
-    """Return activations and gradients of some layers from an ordinary pass with gradients everywhere."""
-    kept: dict[str, Tensor] = {}
-    handles = []
-    for name in layers:
-
-        def keep(_module: nn.Module, _args: Any, output: Tensor, name: str = name) -> None:
-            kept[name] = output.clone()  # an in-place layer may follow
-            output.register_hook(lambda gradient: gradients.__setitem__(name, gradient.clone()))
-
-        handles.append(net.get_submodule(name).register_forward_hook(keep))
-    gradients: dict[str, Tensor] = {}
-    net(images.clone().requires_grad_())[:, index].sum().backward()
-    for handle in handles:
-        handle.remove()
-    net.zero_grad()
-    return [(kept[name].detach(), gradients[name]) for name in layers]
-
-
 def test_parallel_branches_get_the_gradients_of_the_full_graph():
     net = torchvision.models.resnet18(weights=None).eval()
     images, names = torch.randn(2, 3, 64, 64), ["layer4.0.bn2", "layer4.0.downsample"]
 
-    expected = by_an_ordinary_pass(net, images, names, 7)
     for order in (names, names[::-1]):
-        layers = {LayerRef(name): net.get_submodule(name) for name in order}
-        found = capture(Pass(net, images, [ClassTarget(7)], layers, read_layout=infer_layout))
-        for name, features in zip(order, found.features, strict=True):
-            activations, gradients = expected[names.index(name)]
+        maps, (gradients,), _ = full_graph(net, images, order, lambda output: [output[:, 7]])
+        found = captured(net, images, [ClassTarget(7)], order)
+        for features, activations, gradient in zip(found.features, maps, gradients, strict=True):
             torch.testing.assert_close(features.activations, activations)
-            torch.testing.assert_close(features.by_target[0], gradients)
-
-
-class Loud(nn.Module):
-    """The gradients of its logits are as large as ``volume``."""
-
-    def __init__(self, volume: float) -> None:
-        super().__init__()
-        self.features = nn.Conv2d(3, 4, 3)
-        self.head = nn.Linear(4, 2)
-        self.volume = volume
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.features(images).amax((2, 3))) * self.volume
+            torch.testing.assert_close(features.by_target[0], gradient)
 
 
 @pytest.mark.parametrize("volume", [1e-5, 1.0, 1000.0])
 def test_fp16_gradients_neither_vanish_nor_overflow(volume):
-    net, images = Loud(volume).eval(), torch.randn(2, 3, 8, 8)
-    layers = {LayerRef("features"): net.features}
+    parts = {"features": nn.Conv2d(3, 4, 3), "head": nn.Linear(4, 2)}
+    net = Net(lambda net, images: net.head(net.features(images).amax((2, 3))) * volume, **parts)
+    images = torch.randn(2, 3, 8, 8)
 
-    exact = capture(Pass(net, images, [ClassTarget(1)], layers, read_layout=infer_layout))
-    half = capture(Pass(net, images, [ClassTarget(1)], layers, read_layout=infer_layout, precision="fp16"))
+    exact, half = (
+        captured(net, images, [ClassTarget(1)], "features", precision=precision) for precision in ("fp32", "fp16")
+    )
 
     one, two = half.features[0].by_target[0].float(), exact.features[0].by_target[0]
     assert torch.isfinite(one).all()
     torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-3 * float(two.abs().max()))
 
 
-class Checkpointed(nn.Module):
-    """Drops its blocks' activations and recomputes them in the backward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
-        self.second = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, images: Tensor) -> Tensor:
-        found = checkpoint(self.first, images, use_reentrant=False)
-        found = checkpoint(self.second, found, use_reentrant=False)
-        return self.head(found.mean((2, 3)))
-
-
 def test_activation_checkpointing_does_not_count_as_a_second_call():
-    net, images = Checkpointed().eval(), torch.randn(2, 3, 8, 8)
+    """The blocks' activations are dropped and computed again in the backward pass."""
+
+    def run(net: Net, images: Tensor) -> Tensor:
+        maps = checkpoint(net.first, images, use_reentrant=False)
+        return net.head(means(checkpoint(net.second, maps, use_reentrant=False)))
+
+    first, second = (nn.Sequential(nn.Conv2d(count, 4, 3, padding=1), nn.ReLU()) for count in (3, 4))
+    net, images = Net(run, first=first, second=second, head=nn.Linear(4, 2)), torch.randn(2, 3, 8, 8)
     names = ["first", "second.0"]
 
-    expected = by_an_ordinary_pass(net, images, names, 1)
-    layers = {LayerRef(name): net.get_submodule(name) for name in names}
-    found = capture(Pass(net, images, [ClassTarget(1)] * 2, layers, read_layout=infer_layout))
+    maps, (gradients,), _ = full_graph(net, images, names, lambda output: [output[:, 1]])
+    found = captured(net, images, [ClassTarget(1)] * 2, names)
 
-    for features, (activations, gradients) in zip(found.features, expected, strict=True):
+    for features, activations, gradient in zip(found.features, maps, gradients, strict=True):
         torch.testing.assert_close(features.activations, activations)
-        torch.testing.assert_close(features.by_target[0], gradients)
-        torch.testing.assert_close(features.by_target[1], gradients)
+        torch.testing.assert_close(features.by_target[0], gradient)
+        torch.testing.assert_close(features.by_target[1], gradient)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +304,6 @@ def test_activation_checkpointing_does_not_count_as_a_second_call():
     ),
 )
 def test_channels_last_is_used_on_a_cpu_and_changes_nothing_but_rounding(name):
-    torch.manual_seed(0)
     net, images = torchvision.models.get_model(name, weights=None).eval(), torch.randn(4, 3, 96, 96)
     formats: list[bool] = []
     first = next(part for part in net.modules() if isinstance(part, nn.Conv2d))
@@ -403,26 +315,10 @@ def test_channels_last_is_used_on_a_cpu_and_changes_nothing_but_rounding(name):
     handle.remove()
 
     assert formats[-1]
-    layer = LayerRef(found[0].layer)
-    plain = capture(
-        Pass(net, images, [ClassTarget(3)], {layer: net.get_submodule(layer.name)}, read_layout=infer_layout)
-    )
+    plain = captured(net, images, [ClassTarget(3)], found[0].layer)
     for number, one in enumerate(found):
         expected = gradcam(plain.features[0].activations[number], plain.features[0].by_target[0][number])
         np.testing.assert_allclose(one.raw, expected, rtol=1e-3, atol=1e-4 * float(np.abs(expected).max()))
-
-
-class Rigid(nn.Module):
-    """Relies on the ordinary memory format, in one way or another."""
-
-    def __init__(self, flatten: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.features = nn.Conv2d(3, 4, 3, padding=1)
-        self.head = nn.Linear(4 * 8 * 8, 2)
-        self.flatten = flatten
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.flatten(self.features(images)))
 
 
 def for_five(maps: Tensor) -> Tensor:
@@ -445,7 +341,9 @@ def with_an_assertion(maps: Tensor) -> Tensor:
     ids=["view", "as_strided", "assert", "fixed batch"],
 )
 def test_a_model_that_relies_on_the_memory_format_gets_the_ordinary_one(flatten):
-    net, images = Rigid(flatten).eval(), torch.randn(5, 3, 8, 8)
+    parts = {"features": nn.Conv2d(3, 4, 3, padding=1), "head": nn.Linear(4 * 8 * 8, 2)}
+    net = Net(lambda net, images: net.head(flatten(net.features(images))), **parts)
+    images = torch.randn(5, 3, 8, 8)
     weights = net.head.weight[1].reshape(4, 8, 8).mean((1, 2))
 
     for _ in range(2):
@@ -456,26 +354,16 @@ def test_a_model_that_relies_on_the_memory_format_gets_the_ordinary_one(flatten)
             assert one.score == pytest.approx(net(images)[number, 1].item(), rel=1e-4)
 
 
-class Tokens(nn.Module):
-    """A batch norm followed by tokens, whose gradient comes back in another memory order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Conv2d(3, 8, 4, 4)
-        self.norm = nn.BatchNorm2d(8)
-        self.gain = nn.Parameter(torch.randn(36, 8))
-        self.head = nn.Linear(8, 3)
-
-    def tail(self, normed: Tensor) -> Tensor:
-        return self.head((normed.flatten(2).transpose(1, 2) * self.gain).mean(1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.tail(self.norm(self.features(images)))
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_batch_norm_before_tokens_is_differentiated_correctly_for_one_image_too(count):
-    net = Tokens().eval()
+    """The gradient of the tokens comes back in another memory order."""
+
+    def tail(net: Net, normed: Tensor) -> Tensor:
+        return net.head((normed.flatten(2).transpose(1, 2) * net.gain).mean(1))
+
+    parts = {"features": nn.Conv2d(3, 8, 4, 4), "norm": nn.BatchNorm2d(8), "head": nn.Linear(8, 3)}
+    gain = nn.Parameter(torch.randn(36, 8))
+    net = Net(lambda net, images: tail(net, net.norm(net.features(images))), **parts, gain=gain)
     with torch.no_grad():
         for values in (net.norm.weight, net.norm.bias, net.norm.running_mean):
             values.normal_()
@@ -485,26 +373,18 @@ def test_a_batch_norm_before_tokens_is_differentiated_correctly_for_one_image_to
     maps = net.features(images).detach().requires_grad_()
     scale = (net.norm.weight / (net.norm.running_var + net.norm.eps).sqrt())[:, None, None]
     normed = (maps - net.norm.running_mean[:, None, None]) * scale + net.norm.bias[:, None, None]
-    net.tail(normed)[:, 1].sum().backward()
+    tail(net, normed)[:, 1].sum().backward()
     raws = (maps * maps.grad).sum(1).detach()
 
-    found = camkit.explain(net, images, "features", target=1, method="hirescam")
-    for one, expected in zip(found if count > 1 else [found], raws, strict=True):
+    found = camkit.explain_many(net, images, target_layer="features", target=1, method="hirescam")
+    for one, expected in zip(found, raws, strict=True):
         assert np.allclose(one.raw, expected, atol=1e-5)
 
 
-class Tiny(nn.Module):
-    """Multiplies logits by 1e-5."""
-
-    def forward(self, logits: Tensor) -> Tensor:
-        return logits * 1e-5
-
-
 def test_tiny_logits_of_a_half_precision_model_have_a_map() -> None:
-    torch.manual_seed(0)
-    trunk = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
-    model, image = nn.Sequential(*trunk, Tiny()), torch.rand(3, 32, 32)
-    full = camkit.explain(copy.deepcopy(model), image, "1", target=0)
-    half = camkit.explain(model.half(), image.half(), "1", target=0)
+    inner, image = classifier(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.rand(3, 32, 32)
+    model = Net(lambda net, images: net.inner(images) * 1e-5, inner=inner)
+    full = camkit.explain(copy.deepcopy(model), image, "inner.1", target=0)
+    half = camkit.explain(model.half(), image.half(), "inner.1", target=0)
     assert half.status == full.status == "ok"
     assert np.abs(half.heatmap - full.heatmap).max() < 0.02

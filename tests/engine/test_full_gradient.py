@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from networks import A, B, C, Planted, blobs, heat_at
+from networks import A, B, C, Net, Planted, blobs, heat_at, means
 from oracles import as_float64
 from oracles_pictures import Network, to_unit
 from PIL import Image
@@ -128,7 +128,7 @@ def network(name: str) -> nn.Module:
         model = torchvision.models.get_model(name, num_classes=10, init_weights=False)
         model.classifier = nn.Sequential(nn.Linear(512 * 49, 16), nn.ReLU(inplace=True), nn.Linear(16, 10))
     else:
-        model = torchvision.models.get_model(name, weights=None, num_classes=10)
+        model = torchvision.models.get_model(name, num_classes=10)
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm2d, torchvision.ops.FrozenBatchNorm2d)):
             module.running_mean.normal_(std=0.3)
@@ -167,65 +167,59 @@ def test_without_biases_the_input_is_the_only_part() -> None:
     np.testing.assert_allclose(found.raw, to_unit(as_float64(image * image.grad).__abs__()).sum(0), atol=1e-5)
 
 
-class Shifted(Small):
-    """Normalises its input itself, adds a constant, and joins two branches."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        images = (images - 0.5) / 0.25
-        maps = 1 + self.norm1(self.conv1(images)).relu_()
-        return self.head(self.norm2(self.conv2(maps + maps.flip(3))).clamp(min=0).amax((2, 3)) * 2 - 1)
+def shifted(net: Net, images: Tensor) -> Tensor:
+    """Normalise the input, add a constant, and join two branches."""
+    maps = 1 + net.norm1(net.conv1((images - 0.5) / 0.25)).relu_()
+    return net.head(net.norm2(net.conv2(maps + maps.flip(3))).clamp(min=0).amax((2, 3)) * 2 - 1)
 
 
-def test_constants_that_a_model_adds_are_biases() -> None:
-    torch.manual_seed(0)
-    model, images = Shifted().double().eval(), picture().double()[None]
+def features(net: Net, images: Tensor) -> Tensor:
+    """Use weights that are no layers: scales, gates and shifts of the channels."""
+    scale, gate, shift = net.weights[:, :, None, None]
+    return means((net.norm1(net.conv1(images)).relu_() * scale + shift * gate.sigmoid()).relu())
+
+
+def baddbmm(net: Net, images: Tensor) -> Tensor:
+    return torch.baddbmm(net.bias.view(1, 1, 3), features(net, images)[:, None], net.last[None])[:, 0]
+
+
+def of_maps(net: Net, images: Tensor) -> Tensor:
+    maps = features(net, images)
+    return torch.addmm(maps, maps, net.last.new_ones(4, 4), beta=3)[:, :3]
+
+
+def in_place(net: Net, images: Tensor) -> Tensor:
+    return net.bias.repeat(len(images), 1).addmm_(features(net, images), net.last, beta=0.5)
+
+
+BY_HAND: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "constants": shifted,
+    "addmm": lambda net, images: torch.addmm(net.bias, features(net, images), net.last, alpha=2),
+    "in place": in_place,
+    "baddbmm": baddbmm,
+    "of maps": of_maps,
+    "product": lambda net, images: features(net, images) @ net.last + net.bias,
+}
+
+
+@pytest.mark.parametrize("run", BY_HAND)
+def test_constants_are_biases_and_weights_that_are_no_layers_part_of_what_is_linear(run: str) -> None:
+    weights = {"weights": torch.randn(3, 4), "last": torch.randn(4, 3), "bias": torch.randn(3)}
+    parts = {**Small()._modules, **{name: nn.Parameter(value) for name, value in weights.items()}}
+    model, images = Net(BY_HAND[run], **parts).double(), picture().double()[None]
     (score,) = parts_of(model, images, target=1)
     torch.testing.assert_close(total(score), model(images)[:, 1].detach(), rtol=1e-9, atol=0)
-
-
-class WithWeights(Small):
-    """Uses weights that are no layers: scales, gates and shifts of the channels, and a last layer by hand."""
-
-    def __init__(self, last: str) -> None:
-        super().__init__()
-        self.last = last
-        self.scale, self.gate, self.shift = (nn.Parameter(torch.randn(4)) for _ in range(3))
-        self.weight, self.bias = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))
-
-    def forward(self, images: Tensor) -> Tensor:
-        maps = self.norm1(self.conv1(images)).relu_() * self.scale.view(-1, 1, 1)
-        maps = (maps + self.shift.view(-1, 1, 1) * torch.sigmoid(self.gate).view(-1, 1, 1)).relu()
-        features = maps.mean((2, 3))
-        if self.last == "addmm":
-            return torch.addmm(self.bias, features, self.weight, alpha=2)
-        if self.last == "in place":
-            return self.bias.repeat(len(features), 1).addmm_(features, self.weight, beta=0.5)
-        if self.last == "baddbmm":
-            return torch.baddbmm(self.bias.view(1, 1, 3), features[:, None], self.weight.view(1, 4, 3))[:, 0]
-        if self.last == "of maps":
-            return torch.addmm(features, features, self.weight.new_ones(4, 4), beta=3)[:, :3]
-        return features @ self.weight + self.bias
-
-
-@pytest.mark.parametrize("last", ["addmm", "in place", "baddbmm", "of maps", "product"])
-def test_weights_that_are_no_layers_are_part_of_what_is_linear(last: str) -> None:
-    torch.manual_seed(0)
-    model, images = WithWeights(last).double().eval(), picture().double()[None]
-    (score,) = parts_of(model, images, target=1)
-    torch.testing.assert_close(total(score), model(images)[:, 1].detach(), rtol=1e-9, atol=0)
-
-
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3, 2, 1), nn.LayerNorm(4), nn.Linear(4, 3)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.norm(self.conv(images).relu().movedim(1, 3)).mean((1, 2)))
 
 
 def relu_and_one(maps: Tensor) -> Tensor:
     return maps.relu() + 1
+
+
+def with_layer_norm() -> nn.Module:
+    def run(net: Net, images: Tensor) -> Tensor:
+        return net.head(net.norm(net.conv(images).relu().movedim(1, 3)).mean((1, 2)))
+
+    return Net(run, conv=nn.Conv2d(3, 4, 3, 2, 1), norm=nn.LayerNorm(4), head=nn.Linear(4, 3))
 
 
 def scripted() -> nn.Module:
@@ -234,12 +228,11 @@ def scripted() -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
-@pytest.mark.parametrize("model", [Normed, scripted], ids=["layer norm", "script"])
-def test_a_network_whose_parts_do_not_add_up_is_refused(model: Callable[[], nn.Module]) -> None:
-    torch.manual_seed(0)
-    made = model().eval()
+@pytest.mark.parametrize("make", [with_layer_norm, scripted])
+def test_a_network_whose_parts_do_not_add_up_is_refused(make: Callable[[], nn.Module]) -> None:
+    model = make()
     with pytest.raises(MethodError, match=r"add up to .*, but the score is .*use 'hirescam' or 'layercam'"):
-        camkit.explain(made, picture(), method="fullgrad", target=1)
+        camkit.explain(model, picture(), method="fullgrad", target=1)
 
 
 @pytest.mark.parametrize("precision", ["bf16-forced", "fp16"])
@@ -316,13 +309,9 @@ def test_the_heat_is_where_the_decision_is_made(places: list[tuple[int, int, int
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_with_several_targets_equals_its_pictures_and_targets_one_by_one(name: str) -> None:
     model, layer = small(), layer_of(name)
-    images = torch.stack([picture(1), picture(2)])
-    together = camkit.explain(model, images, layer, method=name, target=[0, top(2), lambda logits: logits[:, 1] / 2])
-    alone = [
-        row
-        for image in images
-        for row in camkit.explain(model, image, layer, method=name, target=[0, top(2), lambda logits: logits[:, 1] / 2])
-    ]
+    images, target = torch.stack([picture(1), picture(2)]), [0, top(2), lambda logits: logits[:, 1] / 2]
+    together = camkit.explain(model, images, layer, method=name, target=target)
+    alone = [row for image in images for row in camkit.explain(model, image, layer, method=name, target=target)]
     assert len(together) == len(alone) == 8
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_allclose(one.raw, other.raw, rtol=1e-3, atol=1e-5 * np.abs(other.raw).max())
@@ -370,21 +359,14 @@ def test_guided_gradients_agree_with_grad_cam(name: str, photographed: tuple[nn.
     assert np.corrcoef(found.heatmap.ravel(), guided.ravel())[0, 1] > 0.999
 
 
-class Filtered(nn.Module):
-    """Filters feature maps in a Fourier transform, between two convolutions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 3, 3, 1, 1)
-        self.shift = nn.Parameter(torch.randn(4, 1, 1, dtype=torch.complex64))
-
-    def forward(self, images: Tensor) -> Tensor:
-        maps = torch.fft.irfft2(torch.fft.rfft2(self.first(images)) + self.shift, s=SIZE)
-        scores: Tensor = self.second(maps).relu().mean((2, 3))
-        return scores
-
-
 def test_a_bias_in_a_spectrum_has_no_place_in_the_picture() -> None:
-    model, image = Filtered().eval(), torch.randn(3, *SIZE)
+    """Feature maps are filtered in a Fourier transform, between two convolutions."""
+
+    def run(net: Net, images: Tensor) -> Tensor:
+        maps = torch.fft.irfft2(torch.fft.rfft2(net.first(images)) + net.shift, s=SIZE)
+        return means(net.second(maps).relu())
+
+    shift = nn.Parameter(torch.randn(4, 1, 1, dtype=torch.complex64))
+    model = Net(run, first=nn.Conv2d(3, 4, 3, 1, 1), second=nn.Conv2d(4, 3, 3, 1, 1), shift=shift)
     with unchanged(model), pytest.raises(MethodError, match="complex feature maps"):
-        camkit.explain(model, image, method="fullgrad")
+        camkit.explain(model, picture(), method="fullgrad")

@@ -14,7 +14,7 @@ import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from networks import Parts
+from networks import Net, Parts, network
 from PIL import Image
 from tiers import PASSES, represented_by, rows_represented
 from torch import Tensor, nn
-from unchanged import (
-    in_the_middle_of_training,
-    unchanged,
-)
+from unchanged import in_the_middle_of_training, unchanged
 
 import camkit
 from camkit.engine.attach import tensors_in
@@ -45,127 +42,105 @@ SIZE = 64
 
 @functools.cache
 def trained(name: str) -> nn.Module:
-    """Return torchvision's own network, made shallow, of random weights in evaluation mode; copy it to change it."""
+    """Return torchvision's own network, some made shallow, of random weights; copy it to change it."""
     torch.manual_seed(1)
-    models = torchvision.models
-    if name == "resnet18":
-        model: nn.Module = models.resnet18(num_classes=10)
-    elif name == "vgg11":  # its own head has 120 million weights
-        model = models.vgg11(num_classes=10, init_weights=False)
-        model.classifier = nn.Sequential(
-            nn.Linear(512 * 49, 32), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(32, 10)
-        )
-    elif name == "densenet":
-        model = models.DenseNet(block_config=(1, 1, 1, 2), num_classes=10)
-    else:
-        model = models.VisionTransformer(SIZE, 16, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=10)
-        nn.init.normal_(model.heads.head.weight)  # torchvision starts with a head of zeros
+    if name == "densenet":
+        return torchvision.models.DenseNet(block_config=(1, 1, 1, 2), num_classes=10).eval()
+    if name != "vit":
+        return network(name)
+    small = {"num_layers": 2, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 64}
+    model = torchvision.models.VisionTransformer(SIZE, 16, **small, num_classes=10)
+    nn.init.normal_(model.heads.head.weight)  # torchvision starts with a head of zeros
     return model.eval()
 
 
-class ReluInPlaceAfter(Parts):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(self.trunk(x)).relu_().mean((2, 3)))
+class Awkward(Parts):
+    """A network with a forward pass of its own; its other functions compute the same without tricks."""
 
-
-class AddedToInPlace(Parts):
-    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
-        return super().tail(maps + x, x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.trunk(x)
-        maps = self.layer(x)
-        maps += x
-        return super().tail(maps, x)
-
-
-class AddedOntoItsInput(AddedToInPlace):
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.trunk(x)
-        x += self.layer(x)
-        return Parts.tail(self, x, x)
-
-
-class SigmoidsInPlace(Parts):
-    """Overwrites sigmoids that its own backward pass would need, as the heads of YOLOv5 and YOLOv7 do."""
-
-    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
-        scores = super().tail(maps, x)
-        first = scores[:, :2].sigmoid() * 2
-        rest = scores[:, 2:].sigmoid() * first[:, :1]
-        return torch.cat([first, rest * rest], 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.trunk(x)
-        scores = Parts.tail(self, self.layer(x), x).clone()
-        scores[:, :2] = scores[:, :2].sigmoid() * 2
-        rest = scores[:, 2:].sigmoid()
-        rest.mul_(scores[:, :1])
-        scores[:, 2:] = rest * rest
-        rest.sigmoid_()
-        return scores
-
-
-class LayerInPlace(Parts):
-    """The layer itself overwrites its input."""
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        run: Callable[[Any, Tensor], Tensor],
+        *,
+        layer: nn.Module | None = None,
+        trunk: Callable[..., Tensor] = Parts.trunk,
+        features: Callable[..., Tensor] = Parts.features,
+        tail: Callable[..., Tensor] = Parts.tail,
+    ) -> None:
         super().__init__()
-        self.conv, self.layer = self.layer, nn.ReLU(inplace=True)
+        self.conv, self.layer = self.layer, layer or self.layer
+        self.run, self.pure = run, {"trunk": trunk, "features": features, "tail": tail}
+
+    def trunk(self, x: Tensor) -> Tensor:
+        return self.pure["trunk"](self, x)
 
     def features(self, x: Tensor) -> Tensor:
-        return self.conv(x).relu()
+        return self.pure["features"](self, x)
+
+    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
+        return self.pure["tail"](self, maps, x)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.tail(self.layer(self.conv(self.trunk(x))), x)
+        return self.run(self, x)
 
 
-class ResultNotTaken(LayerInPlace):
+def added_to(net: Awkward, x: Tensor) -> Tensor:
+    x = net.trunk(x)
+    maps = net.layer(x)
+    maps += x
+    return Parts.tail(net, maps, x)
+
+
+def added_onto_its_input(net: Awkward, x: Tensor) -> Tensor:
+    x = net.trunk(x)
+    x += net.layer(x)
+    return Parts.tail(net, x, x)
+
+
+def tail_with_sigmoids(net: Awkward, maps: Tensor, x: Tensor) -> Tensor:
+    scores = Parts.tail(net, maps, x)
+    first = scores[:, :2].sigmoid() * 2
+    rest = scores[:, 2:].sigmoid() * first[:, :1]
+    return torch.cat([first, rest * rest], 1)
+
+
+def sigmoids_in_place(net: Awkward, x: Tensor) -> Tensor:
+    """Overwrite sigmoids that the backward pass would need, as the heads of YOLOv5 and YOLOv7 do."""
+    x = net.trunk(x)
+    scores = Parts.tail(net, net.layer(x), x).clone()
+    scores[:, :2] = scores[:, :2].sigmoid() * 2
+    rest = scores[:, 2:].sigmoid()
+    rest.mul_(scores[:, :1])
+    scores[:, 2:] = rest * rest
+    rest.sigmoid_()
+    return scores
+
+
+def result_not_taken(net: Awkward, x: Tensor) -> Tensor:
     """``self.relu(x)`` for its side effect alone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps = self.conv(self.trunk(x))
-        self.layer(maps)
-        return self.tail(maps, x)
+    maps = net.conv(net.trunk(x))
+    net.layer(maps)
+    return net.tail(maps, x)
 
 
-class IdentityThenWritten(Parts):
+def written_after(net: Awkward, x: Tensor, given: Callable[[Tensor], Any] = lambda maps: maps) -> Tensor:
     """The layer returns its input, which is doubled in place afterwards, so its output changes too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.layer = self.layer, nn.Identity()
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.conv(x)
-
-    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
-        return super().tail(2 * maps, x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps = self.conv(self.trunk(x))
-        kept = self.layer(maps)
-        maps.mul_(2)
-        return Parts.tail(self, kept, x)
+    maps = net.conv(net.trunk(x))
+    kept = net.layer(given(maps))
+    maps.mul_(2)
+    return Parts.tail(net, kept, x)
 
 
-class Concatenation(nn.Module):
-    def forward(self, parts: list[Tensor]) -> Tensor:
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+def in_mode(mode: Callable[[], Any], net: Awkward, x: Tensor) -> Tensor:
+    with mode():
+        maps = net.layer(net.trunk(x))
+    return net.tail(maps, x)
 
 
-class OneOfAListThenWritten(IdentityThenWritten):
-    """The layer takes a list, as DenseNet's do; it returns a single item itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Concatenation()
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps = self.conv(self.trunk(x))
-        kept = self.layer([maps])
-        maps.mul_(2)
-        return Parts.tail(self, kept, x)
+def input_written(mode: Callable[[], Any], net: Awkward, x: Tensor) -> Tensor:
+    """Normalise the input in place."""
+    with mode():
+        maps = net.layer(Parts.trunk(net, x.sub_(0.5)))
+    return net.tail(maps, x)
 
 
 Pair = namedtuple("Pair", ["size", "maps"])
@@ -181,81 +156,84 @@ PASSED_ON = CONTAINERS | {
 }
 
 
-class Packed(nn.Module):
-    def __init__(self, conv: nn.Module, kind: str) -> None:
-        super().__init__()
-        self.conv = conv
-        self.pack, self.unpack = PASSED_ON[kind]
-
-    def forward(self, x: Tensor) -> Any:
-        return self.pack(self.conv(x))
+def layer_returns(kind: str) -> Awkward:
+    pack, unpack = CONTAINERS[kind]
+    layer = Net(lambda net, x: pack(net.conv(x)), conv=nn.Conv2d(8, 8, 3, padding=1))
+    run = lambda net, x: net.tail(unpack(net.layer(net.trunk(x))), x)  # noqa: E731
+    return Awkward(run, layer=layer, features=lambda net, x: net.layer.conv(x))
 
 
-class LayerReturns(Parts):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.layer = Packed(self.layer, kind)
+def shortcut(kind: str, *, later: bool = False) -> Awkward:
+    """Return a network whose layer returns its input, which a convolution beside it takes too."""
+    pack, unpack = PASSED_ON[kind]
 
-    def features(self, x: Tensor) -> Tensor:
-        return self.layer.conv(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.tail(self.layer.unpack(self.layer(self.trunk(x))), x)
-
-
-class Shortcut(Parts):
-    """The layer returns its input, which a convolution beside it takes too."""
-
-    def __init__(self, kind: str = "dict", *, later: bool = False) -> None:
-        super().__init__()
-        self.conv, self.layer, self.later = self.layer, Packed(nn.Identity(), kind), later
-
-    def features(self, x: Tensor) -> Tensor:
-        return x
-
-    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
-        return super().tail(maps.relu() if self.later else maps + self.conv(x), x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.trunk(x)
-        maps = self.layer.unpack(self.layer(x))
-        if self.later:
+    def run(net: Awkward, x: Tensor) -> Tensor:
+        x = net.trunk(x)
+        maps = unpack(net.layer(x))
+        if later:
             maps.relu_()
-            return Parts.tail(self, x, x)
-        return self.tail(maps, x)
+            return Parts.tail(net, x, x)
+        return net.tail(maps, x)
+
+    def tail(net: Awkward, maps: Tensor, x: Tensor) -> Tensor:
+        return Parts.tail(net, maps.relu() if later else maps + net.conv(x), x)
+
+    return Awkward(run, layer=Net(lambda _, x: pack(x)), features=lambda _, x: x, tail=tail)
 
 
-class BackboneWithoutGradients(Parts):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            maps = self.layer(self.trunk(x))
-        return self.tail(maps, x)
+def one_of_a_list(_: Net, parts: list[Tensor]) -> Tensor:
+    """Take a list, as DenseNet's layers do, and return a single item itself."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-class InnerEnableGrad(Parts):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            maps = self.layer(self.trunk(x))
-        return self.tail(maps, x)
+def in_a_list(maps: Tensor) -> list[Tensor]:
+    return [maps]
 
 
-class InputWritten(Parts):
-    """Normalises its input in place."""
-
-    def trunk(self, x: Tensor) -> Tensor:
-        return super().trunk(x - 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().tail(self.layer(Parts.trunk(self, x.sub_(0.5))), x)
+def plus_input(net: Awkward, maps: Tensor, x: Tensor) -> Tensor:
+    return Parts.tail(net, maps + x, x)
 
 
-class InputWrittenWithoutGradients(InputWritten):
-    """As above, with the layer in a no_grad block, which requires a second pass."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            maps = self.layer(Parts.trunk(self, x.sub_(0.5)))
-        return self.tail(maps, x)
+NETWORKS: dict[str, Callable[[], Parts]] = {
+    "plain": Parts,
+    "ReLU in place after": lambda: Awkward(lambda net, x: net.head(net.layer(net.trunk(x)).relu_().mean((2, 3)))),
+    "added to in place": lambda: Awkward(added_to, tail=plus_input),
+    "added onto its input": lambda: Awkward(added_onto_its_input, tail=plus_input),
+    "sigmoids in place": lambda: Awkward(sigmoids_in_place, tail=tail_with_sigmoids),
+    "layer in place": lambda: Awkward(
+        lambda net, x: net.tail(net.layer(net.conv(net.trunk(x))), x),
+        layer=nn.ReLU(inplace=True),
+        features=lambda net, x: net.conv(x).relu(),
+    ),
+    "result not taken": lambda: Awkward(
+        result_not_taken, layer=nn.ReLU(inplace=True), features=lambda net, x: net.conv(x).relu()
+    ),
+    "identity, then written": lambda: Awkward(
+        written_after,
+        layer=nn.Identity(),
+        features=lambda net, x: net.conv(x),
+        tail=lambda net, maps, x: Parts.tail(net, 2 * maps, x),
+    ),
+    "one of a list, then written": lambda: Awkward(
+        functools.partial(written_after, given=in_a_list),
+        layer=Net(one_of_a_list),
+        features=lambda net, x: net.conv(x),
+        tail=lambda net, maps, x: Parts.tail(net, 2 * maps, x),
+    ),
+    "trunk without gradients": lambda: Awkward(functools.partial(in_mode, torch.no_grad)),
+    "inner enable_grad": lambda: Awkward(functools.partial(in_mode, torch.enable_grad)),
+    **{
+        f"input written, {mode.__name__}": functools.partial(
+            Awkward,
+            functools.partial(input_written, mode),  # with no_grad, a second pass is needed
+            trunk=lambda net, x: Parts.trunk(net, x - 0.5),
+        )
+        for mode in (nullcontext, torch.no_grad)
+    },
+    **{f"layer returns {kind}": functools.partial(layer_returns, kind) for kind in CONTAINERS},
+    **{f"shortcut {kind}": functools.partial(shortcut, kind) for kind in PASSED_ON},
+    "shortcut, written later": functools.partial(shortcut, "itself", later=True),
+}
 
 
 class Counting(Parts):
@@ -310,22 +288,6 @@ class Remembers(Parts):
         return self.tail(self.layer(self.trunk(x)) + self.cache, x)
 
 
-class Learns(Parts):
-    """Turns an attribute into a parameter, and a buffer into an attribute, in its first pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain: nn.Parameter | None = None
-        self.register_buffer("shift", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.gain is None:
-            self.gain = nn.Parameter(torch.full((), 0.5))
-            del self.shift
-            self.shift = 1.0
-        return super().forward(x) * self.gain + self.shift
-
-
 class Collects(Parts):
     """Sets hooks in its first pass that collect outputs, and a flag that they are there, as Hugging Face models do."""
 
@@ -358,29 +320,6 @@ class SwitchesItself(Parts):
         self.norm.train(not self.norm.training)
         self.drop.train()
         return logits
-
-
-class Twice(Parts):
-    """The layer runs twice; ``features`` and ``tail`` describe the second call."""
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.layer(self.layer(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.trunk(x)
-        return self.tail(self.layer(self.layer(x)), x)
-
-
-NETWORKS: dict[str, Callable[[], Parts]] = {
-    network.__name__: network
-    for network in (
-        Parts, ReluInPlaceAfter, AddedToInPlace, AddedOntoItsInput, LayerInPlace, ResultNotTaken, IdentityThenWritten,
-        SigmoidsInPlace, OneOfAListThenWritten, BackboneWithoutGradients, InnerEnableGrad, InputWritten,
-        InputWrittenWithoutGradients,
-    )
-} | {f"LayerReturns {kind}": functools.partial(LayerReturns, kind) for kind in CONTAINERS} | {
-    f"Shortcut {kind}": functools.partial(Shortcut, kind) for kind in PASSED_ON
-} | {"Shortcut written later": functools.partial(Shortcut, "itself", later=True)}  # fmt: skip
 
 
 def made(network: Callable[[], Parts]) -> Parts:
@@ -471,19 +410,6 @@ def test_a_users_backward_hook_anywhere_is_no_obstacle(place: str, set_hook: str
     with unchanged(model):
         found = camkit.explain(model, pictures(), "layer", method="hirescam", target=1)
     np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-7)
-
-
-def test_parameter_gradients_are_those_of_an_undisturbed_training_step() -> None:
-    gradients = []
-    for explained in (False, True):
-        model = in_the_middle_of_training(made(Parts))
-        model.drop.eval()
-        model(pictures()).sum().backward()
-        if explained:
-            camkit.explain(model, pictures(), target=[0, 1])
-        model(pictures()).square().sum().backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    assert all(one is None if two is None else torch.equal(one, two) for one, two in zip(*gradients, strict=True))
 
 
 # --- errors
@@ -598,34 +524,20 @@ def test_an_input_that_requires_grad_gets_no_gradient_and_no_graph() -> None:
 # --- difficult models
 
 
-@pytest.mark.parametrize(("name", "count"), [*((name, 2) for name in NETWORKS), ("Parts", 1), ("InputWritten", 1)])
+@pytest.mark.parametrize(
+    ("name", "count"), [*((name, 2) for name in NETWORKS), ("plain", 1), ("input written, nullcontext", 1)]
+)
 def test_an_awkward_network_is_explained_correctly(name: str, count: int) -> None:
     model, x = made(NETWORKS[name]), pictures(count)
     scores, maps, gradients = reference(model, x.clone(), 2)
     assert torch.allclose(model(x.clone())[:, 2], scores), "the reference and the network are the same function"
-    with unchanged(model):
-        found = camkit.explain(model, [*x], "layer", method="hirescam", target=2)
-    assert torch.equal(x, pictures(count)), "the caller's pictures are as they were"
-    np.testing.assert_allclose([e.score for e in found], scores, rtol=1e-5)
-    np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-8)
-
-
-@pytest.mark.parametrize("network", [InputWritten, InputWrittenWithoutGradients])
-def test_a_batch_of_pictures_is_not_written_to(network: type[Parts]) -> None:
-    x = pictures()
-    camkit.explain(made(network), x, "layer", target=2)
-    assert torch.equal(x, pictures())
-
-
-def test_a_layer_that_runs_twice_is_an_error_that_suggests_a_call() -> None:
-    model = made(Twice)
-    scores, maps, gradients = reference(model, pictures(), 1)
-    with unchanged(model):
-        with pytest.raises(LayerError, match=r"more than once.*'layer#2'"):
-            camkit.explain(model, pictures(), "layer", target=1)
-        found = camkit.explain(model, pictures(), "layer#2", method="hirescam", target=1)
-    np.testing.assert_allclose([e.score for e in found], scores, rtol=1e-5)
-    np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-8)
+    for given in (x, [*x]):
+        with unchanged(model):
+            found = camkit.explain_many(model, given, target_layer="layer", method="hirescam", target=2)
+            rows = list(found)
+        assert torch.equal(x, pictures(count)), "the caller's pictures are as they were"
+        np.testing.assert_allclose([row.score for row in rows], scores, rtol=1e-5)
+        np.testing.assert_allclose([row.raw for row in rows], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-8)
 
 
 class InferenceForward(Parts):
@@ -663,7 +575,7 @@ def test_buffers_that_a_forward_pass_writes_are_restored(method: str) -> None:
 
 
 @pytest.mark.parametrize("layer", ["layer", None])
-@pytest.mark.parametrize("network", [BuildsAtFirst, Remembers, Learns, Collects])
+@pytest.mark.parametrize("network", [BuildsAtFirst, Remembers, Collects])
 @pytest.mark.parametrize("warm", [False, True])
 def test_caches_that_a_forward_pass_fills_are_restored(network: type[Parts], layer: str | None, warm: bool) -> None:
     model = made(network)
@@ -938,18 +850,6 @@ def test_no_tensor_outlives_a_picture_that_cannot_be_read(images: list[Any]) -> 
     assert not [reference for reference in found if reference() is not None]
 
 
-@pytest.mark.usefixtures("no_collector")
-def test_a_loop_of_calls_does_not_pile_up_tensors() -> None:
-    model = made(Parts)
-
-    def live_tensors() -> int:
-        camkit.explain(model, pictures(), target=[0, 1])
-        return sum(issubclass(type(held), Tensor) for held in gc.get_objects())
-
-    counts = [live_tensors() for _ in range(4)]
-    assert counts[1:] == counts[1:2] * 3
-
-
 class Preparation:
     """A preprocessing that owns a tensor, as a model's own preprocessing does."""
 
@@ -961,24 +861,15 @@ class Preparation:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_the_preprocessing_is_not_kept() -> None:
-    preparation = Preparation()
-    kept = weakref.ref(preparation.mean)
-    camkit.explain(made(Parts), Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8)), preprocess=preparation.prepare)
-    del preparation
-    assert kept() is None
+def test_neither_the_model_nor_the_preprocessing_is_kept() -> None:
+    model, preparation = made(Parts), Preparation()
+    kept = [weakref.ref(model), weakref.ref(model.stem.weight), weakref.ref(preparation.mean)]
+    camkit.explain(model, Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8)), preprocess=preparation.prepare)
+    del model, preparation
+    assert [reference() for reference in kept] == [None, None, None]
 
 
-@pytest.mark.usefixtures("no_collector")
-def test_the_model_is_not_kept() -> None:
-    model = made(Parts)
-    kept = [weakref.ref(model), weakref.ref(model.stem.weight)]
-    camkit.explain(model, pictures(), target=1)
-    del model
-    assert [reference() for reference in kept] == [None, None]
-
-
-# --- buffers that a forward pass writes in unusual ways ---------------------------------------------------------------
+# --- the compiler, and what a forward pass writes in unusual ways
 
 
 def test_two_threads_at_once_leave_the_compiler_as_it_was() -> None:
@@ -1036,21 +927,11 @@ class WritingEverything(nn.Module):
         return self.head(maps.mean((2, 3)))
 
 
-def contents_of(model: WritingEverything) -> list[object]:
-    """Return everything that the forward pass changes, in a form that can be compared."""
-    return [
-        [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()],
-        [parameter.detach().tolist() for parameter in model.parameters()],
-        model.table.tolist(),
-        model.norm.momentum,
-    ]
-
-
 def test_everything_that_a_forward_pass_of_ones_own_writes_is_restored() -> None:
-    model, image = WritingEverything(), torch.randn(3, SIZE, SIZE)
-    before = contents_of(model)
-    explanation = camkit.explain(model, image, "conv", target=0)
-    assert contents_of(model) == before
+    model, image = WritingEverything(), pictures(1)[0]
+    with unchanged(model):
+        explanation = camkit.explain(model, image, "conv", target=0)
+    assert not model.table.any()
     assert explanation.status != "no_influence"
 
 
@@ -1119,18 +1000,12 @@ def test_a_target_of_the_users_may_overwrite_the_output(target: Any, method: str
 # --- models that overwrite what their backward passes need
 
 
-class SigmoidsElsewhere(SigmoidsInPlace):
-    """The same function, without any in-place operation."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Parts.forward(self, x)
-
-
 @pytest.mark.parametrize("name", WITHOUT_CAM)
 def test_every_method_explains_a_model_with_sigmoids_in_place(name: str) -> None:
     layer = "layer" if camkit.METHODS[name].layer else None
-    model, image = made(SigmoidsInPlace), pictures(1)[0]
-    expected = camkit.explain(made(SigmoidsElsewhere), image, layer, target=2, method=name)
+    model, image = made(NETWORKS["sigmoids in place"]), pictures(1)[0]
+    elsewhere = made(lambda: Awkward(Parts.forward, tail=tail_with_sigmoids))
+    expected = camkit.explain(elsewhere, image, layer, target=2, method=name)
     with unchanged(model):
         found = [camkit.explain(model, image, layer, target=2, method=name) for _ in range(2)]
     for one in found:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import oracles
 import pytest
 import torch
 from heads import CASES, CLASS, SIZE, Chain, Unsteady, built
+from networks import Net
 from torch import Tensor, nn
 from unchanged import unchanged
 
@@ -74,7 +76,6 @@ def test_many_maps_run_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_head_with_other_scores_than_the_model_is_refused() -> None:
-    torch.manual_seed(0)
     model = Unsteady().eval()
     with pytest.raises(MethodError, match="cannot be run alone on changed feature maps; use a gradient method"):
         camkit.explain(model, torch.randn(3, SIZE, SIZE), "2", method="ablationcam", target=CLASS)
@@ -97,71 +98,44 @@ def test_modules_answer_in_one_thread_and_then_run_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "layout",
+    ("kind", "prefix", "shape"),
     [
-        Layout("channels_first", (3, 4)),
-        Layout("channels_last", (3, 4)),
-        Layout("tokens", (3, 4), 2),
-        Layout("tokens_last", (3, 4), 1),
-        Layout("sequence_first", (3, 4), 1),
+        ("channels_first", 0, (1, 5, 3, 4)),
+        ("channels_last", 0, (1, 3, 4, 5)),
+        ("tokens", 2, (1, 14, 5)),
+        ("tokens_last", 1, (1, 5, 13)),
+        ("sequence_first", 1, (13, 1, 5)),
     ],
-    ids=lambda layout: layout.kind,
 )
-def test_from_grid_reverses_to_grid(layout: Layout) -> None:
-    length = 12 + layout.prefix
-    shape = {
-        "channels_first": (1, 5, 3, 4),
-        "channels_last": (1, 3, 4, 5),
-        "tokens": (1, length, 5),
-        "tokens_last": (1, 5, length),
-        "sequence_first": (length, 1, 5),
-    }[layout.kind]
-    output = torch.randn(shape)
-    maps = torch.randn(3, 5, 3, 4)
-    wide = from_grid(maps, output, layout)
-    assert torch.equal(to_grid(wide, layout), maps)
-    same = from_grid(to_grid(output, layout), output, layout)
-    assert torch.equal(same, output)
-
-
-class TinyTransformer(nn.Module):
-    """Patches and a class token, one layer, and a head of attention that reads the class token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.patches = nn.Conv2d(3, 8, 8, stride=8)
-        self.token = nn.Parameter(torch.randn(1, 1, 8))
-        self.layer = nn.Linear(8, 8)
-        self.head = nn.Linear(8, 3)
-
-    def after(self, tokens: torch.Tensor) -> torch.Tensor:
-        attention = (tokens @ tokens.mT / 8**0.5).softmax(-1)
-        return self.head((tokens + attention @ tokens)[:, 0])
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        patches = self.patches(images).flatten(2).mT
-        tokens = torch.cat([self.token.expand(len(images), -1, -1), patches], 1)
-        return self.after(self.layer(tokens))
+def test_from_grid_reverses_to_grid(kind: Any, prefix: int, shape: tuple[int, ...]) -> None:
+    layout, output, maps = Layout(kind, (3, 4), prefix), torch.randn(shape), torch.randn(3, 5, 3, 4)
+    assert torch.equal(to_grid(from_grid(maps, output, layout), layout), maps)
+    assert torch.equal(from_grid(to_grid(output, layout), output, layout), output)
 
 
 def test_recipro_cam_of_a_transformer_masks_patches_and_keeps_the_class_token() -> None:
     """The form for ViTs of Byun and Lee 2022: the class token goes to the head as it is, whichever patch is kept."""
-    net = TinyTransformer().eval()
-    image = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(5))
+
+    def layer(net: Net, images: Tensor) -> Tensor:
+        return net.layer(torch.cat([net.token.expand(len(images), -1, -1), net.patches(images).flatten(2).mT], 1))
+
+    def after(net: Net, tokens: Tensor) -> Tensor:
+        attention = (tokens @ tokens.mT / 8**0.5).softmax(-1)
+        return net.head((tokens + attention @ tokens)[:, 0])
+
+    parts = {"patches": nn.Conv2d(3, 8, 8, 8), "layer": nn.Linear(8, 8), "head": nn.Linear(8, 3)}
+    token = nn.Parameter(torch.randn(1, 1, 8))
+    net, image = Net(lambda net, images: after(net, layer(net, images)), **parts, token=token), torch.randn(3, 32, 32)
     found = camkit.explain(net, image, "layer", method="reciprocam", target=1)
-    assert isinstance(found, camkit.Explanation)
-    recorded: list[torch.Tensor] = []
-    with net.layer.register_forward_hook(lambda *called: recorded.append(called[-1].detach())), torch.no_grad():
-        net(image[None])
-    token, patches = recorded[0][:, :1], recorded[0][0, 1:]
+    with torch.no_grad():
+        tokens = layer(net, image[None])
 
     def score(maps: np.ndarray) -> float:
         masked = torch.from_numpy(maps).float().flatten(1).mT[None]
         with torch.no_grad():
-            return float(net.after(torch.cat([token, masked], 1))[0, 1])
+            return float(after(net, torch.cat([tokens[:, :1], masked], 1))[0, 1])
 
-    expected = oracles.reciprocam(patches.mT.reshape(8, 4, 4), score)
+    expected = oracles.reciprocam(tokens[0, 1:].mT.reshape(8, 4, 4), score)
     np.testing.assert_allclose(found.raw, expected, atol=1e-5 * expected.max())
 
 
@@ -182,17 +156,12 @@ def test_operations_in_place_run_in_the_callers_inference_mode(method: str) -> N
 
 @pytest.mark.parametrize("method", OF_THE_HEAD)
 def test_one_picture_with_maps_that_are_not_finite_does_not_end_a_stream(method: str) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(Exp(), *Chain()).eval()  # an image of large values has infinite maps, and NaN scores
+    exponential = Net(lambda _, x: x.exp())  # an image of large values has infinite maps, and NaN scores
+    model = nn.Sequential(exponential, *Chain()).eval()
     image = torch.randn(3, SIZE, SIZE)
     rows = list(camkit.explain_many(model, [image, image.abs() + 1000, image], "3", method=method, target=CLASS))
     assert [row.status for row in rows] == ["ok", "non_finite", "ok"]
     np.testing.assert_array_equal(rows[0].raw, rows[2].raw)
-
-
-class Exp(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.exp()
 
 
 def test_a_score_that_is_not_finite_is_reported() -> None:
@@ -200,17 +169,6 @@ def test_a_score_that_is_not_finite_is_reported() -> None:
     with torch.no_grad():
         model[6].bias[CLASS] = torch.nan
     assert camkit.explain(model, image, str(ref), method="ablationcam", target=CLASS).status == "non_finite"
-
-
-class Edited(nn.Module):
-    """A module, and what a hook makes of its output."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(x) * 2 + 0.1
 
 
 def in_place(_: nn.Module, __: object, output: Tensor) -> None:
@@ -226,7 +184,8 @@ def in_a_copy(_: nn.Module, __: object, output: Tensor) -> Tensor:
 def test_a_users_hook_changes_an_output_once(name: str, edited: str, hook: Callable[..., Tensor | None]) -> None:
     model, ref, _, image = built(name)
     as_modules = copy.deepcopy(model)
-    setattr(as_modules, edited, Edited(as_modules.get_submodule(edited)))
+    edited_module = Net(lambda net, x: net.module(x) * 2 + 0.1, module=as_modules.get_submodule(edited))
+    setattr(as_modules, edited, edited_module)
     expected = camkit.explain(as_modules, image, str(ref), method="ablationcam", target=CLASS)
     with model.get_submodule(edited).register_forward_hook(hook), unchanged(model):
         found = camkit.explain(model, image, str(ref), method="ablationcam", target=CLASS)
@@ -250,7 +209,6 @@ class ReadsAHook(Chain):
 
 
 def test_a_models_own_hooks_see_the_changed_maps() -> None:
-    torch.manual_seed(0)
     model = ReadsAHook().eval()
     plain, image = Chain().eval(), torch.randn(3, SIZE, SIZE)
     plain.load_state_dict(model.state_dict())

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from ctrl_c import nothing_runs
+from networks import classifier
 from PIL import Image
 from tiers import represented_by
 from torch import nn
@@ -36,17 +37,8 @@ SIZE = 16
 def small() -> nn.Module:
     """Return a network in training mode with everything that a pass would change: dropout, batch statistics, flags."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(inplace=True),
-        nn.Dropout(0.5),
-        nn.Conv2d(4, 4, 3, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(4, 2),
-    ).train()
+    first = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(0.5)
+    return classifier(*first, nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), classes=2).train()
 
 
 def explain(model: nn.Module, images: torch.Tensor) -> None:

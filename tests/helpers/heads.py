@@ -6,15 +6,13 @@ import itertools
 from collections.abc import Callable
 
 import torch
+from networks import Net, means
 from torch import Tensor, nn
 
 from camkit.engine.head import Trunk
 from camkit.types import LayerRef, Layout
 
-CLASS = 1
-
-
-SIZE = 16
+CLASS, SIZE = 1, 16
 
 
 class Chain(nn.Sequential):
@@ -32,91 +30,73 @@ class Chain(nn.Sequential):
         )
 
 
-class Skip(nn.Module):
+class WithLayer(Net):
+    """A stem, the layer and a linear head of this width, which ``run`` joins."""
+
+    def __init__(self, run: Callable[[Net, Tensor], Tensor], width: int = 8, **parts: nn.Module) -> None:
+        convolutions = {"stem": nn.Conv2d(3, 8, 3, 2, 1), "layer": nn.Conv2d(8, 8, 3, 1, 1)}
+        super().__init__(run, **convolutions, **parts, head=nn.Linear(width, 3))
+
+
+class Skip(WithLayer):
     """A skip connection passes the layer, added in place."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
-        self.layer = nn.Conv2d(8, 8, 3, 1, 1)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, images: Tensor) -> Tensor:
-        stem = self.stem(images).relu_()
-        maps = self.layer(stem)
-        maps += stem
-        return self.head(maps.tanh().mean((2, 3)))
+        super().__init__(skip)
 
 
-class Joined(Skip):
+def skip(net: Net, images: Tensor) -> Tensor:
+    stem = net.stem(images).relu_()
+    maps = net.layer(stem)
+    maps += stem
+    return net.head(means(maps.tanh()))
+
+
+def joined(net: Net, images: Tensor) -> Tensor:
     """A branch that passes the layer is concatenated, which needs as many pictures in both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(16, 3)
-
-    def forward(self, images: Tensor) -> Tensor:
-        stem = self.stem(images)
-        return self.head(torch.cat([stem, self.layer(stem)], 1).sigmoid().mean((2, 3)))
+    stem = net.stem(images)
+    return net.head(means(torch.cat([stem, net.layer(stem)], 1).sigmoid()))
 
 
-class FromThePicture(Skip):
+def from_the_picture(net: Net, images: Tensor) -> Tensor:
     """A function of the picture, which no module returns, passes the layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(11, 3)
-
-    def forward(self, images: Tensor) -> Tensor:
-        maps = self.layer(self.stem(images)).tanh().mean((2, 3))
-        return self.head(torch.cat([images.mean((2, 3)), maps], 1))
+    maps = means(net.layer(net.stem(images)).tanh())
+    return net.head(torch.cat([means(images), maps], 1))
 
 
-class Shared(Skip):
+def shared(net: Net, images: Tensor) -> Tensor:
     """The layer is a ReLU that runs three times; the second call is explained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.relu = nn.ReLU()
-        self.last = nn.Conv2d(8, 8, 3, 1, 1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        maps = self.relu(self.layer(self.relu(self.stem(images))))
-        return self.head(self.relu(self.last(maps)).mean((2, 3)))
+    maps = net.relu(net.layer(net.relu(net.stem(images))))
+    return net.head(means(net.relu(net.last(maps))))
 
 
-class Tokens(nn.Module):
-    """Patches behind a class token; attention after the layer."""
+def tokens(*, batch_first: bool = True) -> Net:
+    """Return patches behind a class token; attention after the layer."""
 
-    def __init__(self, *, batch_first: bool = True) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 8, 4, 4)
-        self.first = nn.Parameter(torch.randn(1, 1, 8))
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first) for _ in range(2))
-        self.norm = nn.LayerNorm(8)
-        self.head = nn.Linear(8, 3)
-        self.batch_first = batch_first
+    def run(net: Net, images: Tensor) -> Tensor:
+        tokens = net.patches(images).flatten(2).mT
+        tokens = torch.cat([net.first.expand(len(tokens), -1, -1), tokens], 1)
+        tokens = net.norm(net.blocks(tokens if batch_first else tokens.transpose(0, 1)))
+        return net.head(tokens[:, 0] if batch_first else tokens[0])
 
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.patches(images).flatten(2).mT
-        tokens = torch.cat([self.first.expand(len(tokens), -1, -1), tokens], 1)
-        tokens = tokens if self.batch_first else tokens.transpose(0, 1)
-        for block in self.blocks:
-            tokens = block(tokens)
-        tokens = self.norm(tokens)
-        return self.head(tokens[:, 0] if self.batch_first else tokens[0])
+    blocks = nn.Sequential(*(nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first) for _ in range(2)))
+    parts = {"patches": nn.Conv2d(3, 8, 4, 4), "first": nn.Parameter(torch.randn(1, 1, 8)), "blocks": blocks}
+    return Net(run, **parts, norm=nn.LayerNorm(8), head=nn.Linear(8, 3))
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], str, Layout, Trunk]] = {
     "chain": (Chain, "2", Layout("channels_first", (4, 4)), "kept"),
     "skip": (Skip, "layer", Layout("channels_first", (8, 8)), "kept"),
-    "joined": (Joined, "layer", Layout("channels_first", (8, 8)), "repeated"),
-    "picture": (FromThePicture, "layer", Layout("channels_first", (8, 8)), "repeated"),
-    "second call": (Shared, "relu#2", Layout("channels_first", (8, 8)), "kept"),
-    "tokens": (Tokens, "blocks.0", Layout("tokens", (4, 4), 1), "kept"),
-    "inside a block": (Tokens, "blocks.0.norm1", Layout("tokens", (4, 4), 1), "kept"),
+    "joined": (lambda: WithLayer(joined, 16), "layer", Layout("channels_first", (8, 8)), "repeated"),
+    "picture": (lambda: WithLayer(from_the_picture, 11), "layer", Layout("channels_first", (8, 8)), "repeated"),
+    "second call": (
+        lambda: WithLayer(shared, relu=nn.ReLU(), last=nn.Conv2d(8, 8, 3, 1, 1)),
+        "relu#2", Layout("channels_first", (8, 8)), "kept",
+    ),
+    "tokens": (tokens, "blocks.0", Layout("tokens", (4, 4), 1), "kept"),
+    "inside a block": (tokens, "blocks.0.norm1", Layout("tokens", (4, 4), 1), "kept"),
     "sequence first": (
-        lambda: Tokens(batch_first=False), "blocks.0", Layout("sequence_first", (4, 4), 1), "kept",
+        lambda: tokens(batch_first=False), "blocks.0", Layout("sequence_first", (4, 4), 1), "kept",
     ),
 }  # fmt: skip
 

@@ -6,6 +6,8 @@ import base64
 import functools
 import io
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +16,35 @@ from PIL import Image
 from torch import Tensor, nn
 
 import camkit
+
+
+class Net(nn.Module):
+    """Named parts and the function that runs them: ``Net(run, head=head)(images)`` is ``run(net, images)``."""
+
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.eval()
+
+    def forward(self, images: Any) -> Any:
+        return self.run(self, images)
+
+
+def means(maps: Tensor) -> Tensor:
+    return maps.mean((2, 3))
+
+
+def classifier(*layers: nn.Module, classes: int = 5) -> nn.Sequential:
+    """Return layers, the mean over their cells and a linear layer, in evaluation mode."""
+    last = [module for layer in layers for module in layer.modules() if hasattr(module, "out_channels")][-1]
+    pool = getattr(nn, f"AdaptiveAvgPool{len(last.kernel_size)}d")(1)
+    return nn.Sequential(*layers, pool, nn.Flatten(), nn.Linear(last.out_channels, classes)).eval()
+
+
+def stage(channels: int, out: int, stride: int = 1, kernel: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(channels, out, kernel, stride, kernel // 2), nn.BatchNorm2d(out), nn.ReLU())
 
 
 class Maps(nn.Module):

@@ -1,14 +1,12 @@
 """Small networks that turn, mirror, roll or shuffle their cells, and the places where each layer's cells really lie.
 
 The truth is by construction: a picture of coordinates goes through the same moves, and each coarser cell gets the
-median of its parts. ``python tests/turned.py [CASES]`` prints how camkit answers, by kind of move.
+median of its parts.
 """
 
 from __future__ import annotations
 
 import random
-import sys
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -201,12 +199,9 @@ class Case:
 class Turning(nn.Module):
     """Three layers; before one of them the cells move, and before a later one they may move back."""
 
-    def __init__(
-        self, layers: list[nn.Module], shapes: list[tuple[int, int]], moves: dict[int, Move], width: int
-    ) -> None:
+    def __init__(self, layers: list[nn.Module], moves: dict[int, Move], width: int) -> None:
         super().__init__()
-        self.layers, self.head = nn.ModuleList(layers), nn.Linear(width, 5)
-        self.shapes, self.moves = shapes, moves
+        self.layers, self.head, self.moves = nn.ModuleList(layers), nn.Linear(width, 5), moves
 
     def forward(self, maps: Tensor) -> Tensor:
         for number, layer in enumerate(self.layers):
@@ -257,7 +252,7 @@ def drawn(number: int) -> Case:
         truth[f"layers.{at}"] = places[0]
     del truth["moved"]
     layer = draw.choice([None, "layers.0", "layers.1", "layers.2", "layers.2"])
-    model = Turning(layers, [], moves, channels).eval()
+    model = Turning(layers, moves, channels).eval()
     words = f"case {number}: {kind}, {name} at {moved_at}, back at {undone_at}, input {size}, layer {layer}"
     picture = torch.randn(3, *size) if draw.random() < 0.5 else torch.rand(3, *size)
     return Case(model, picture, name, layer, truth, words)
@@ -321,20 +316,3 @@ def answer(case: Case) -> str:
 def cases(count: int) -> Iterator[Case]:
     """Draw the first cases."""
     return map(drawn, range(count))
-
-
-def main() -> None:
-    """Print the counts of all answers, by move."""
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for case in cases(int(sys.argv[1]) if len(sys.argv) > 1 else 1000):
-        answered = answer(case)
-        counts[case.move][answered] += 1
-        if answered == "silent" and "-v" in sys.argv:
-            print(case.words)  # noqa: T201
-    for move, row in sorted(counts.items()):
-        print(f"{move:30}", dict(row))  # noqa: T201
-    print(dict(sum(counts.values(), Counter())))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -81,25 +81,18 @@ def test_each_selector_chooses_its_layers(kind: str) -> None:
     assert [str(ref) for ref in find_layers(Network(), selector)] == names
 
 
-def test_a_module_is_found_under_its_first_name() -> None:
+def test_a_module_is_one_layer_under_its_first_name() -> None:
     model = Network()
+    model.layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     assert find_layers(model, model.layer2) == (LayerRef("layer2"),)
+    assert find_layers(model, model.layers) == (LayerRef("layers"),)
     assert find_layers(model, [model.head, model]) == (LayerRef("fc"), LayerRef(""))
-
-
-def test_the_modules_come_with_the_layers() -> None:
-    model = Network()
     assert select_layers(model, ["layer2", "head#1"]) == {LayerRef("layer2"): model.layer2, LayerRef("fc", 1): model.fc}
 
 
 def test_no_pattern_matches_the_model_itself() -> None:
     model = Network()
     assert {str(ref) for ref in find_layers(model, "*")} == {name for name, _ in model.named_modules() if name}
-
-
-def test_a_container_of_modules_is_one_layer() -> None:
-    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 1))
-    assert find_layers(model, model[0]) == (LayerRef("0"),)
 
 
 def test_a_name_comes_before_every_other_meaning() -> None:
@@ -161,9 +154,10 @@ UNKNOWN: dict[str, tuple[Any, str]] = {
     "a function": (lambda name, module: False, "the function '<lambda>' chose no layer of the model"),
     "a foreign module": (nn.ReLU(), "the ReLU passed as a layer is not a part of the model"),
     "an empty list": ([], r"the list of layers is empty; name at least one layer \('\*' means all of them\)"),
-    "call 0": ("fc#0", "layer 'fc#0': 'fc#2' means the second call of layer fc; numbers start at 1"),
-    "no number": ("fc#x", "layer 'fc#x': 'fc#2' means the second call of layer fc; numbers start at 1"),
-    "an empty number": ("fc#", "layer 'fc#': 'fc#2' means the second call of layer fc; numbers start at 1"),
+    **{
+        f"call {number!r}": (f"fc#{number}", f"layer 'fc#{number}': 'fc#2' means the second call of layer fc; numbers")
+        for number in ("0", "x", "", "-1", "1.5")
+    },
     "call 0 of the model": ("(the model)#0", r"'\(the model\)#2' means the second call of layer \(the model\)"),
 }
 
@@ -182,14 +176,12 @@ def test_other_values_are_refused(value: object) -> None:
         _matches(modules_by_name(Network()), value)
 
 
-@pytest.mark.parametrize("text", ["fc", "fc#0", "fc#x", "layer*", "Linear", "(the model)", "layer1+fc"])
-def test_a_text_that_chooses_layers(text: str) -> None:
-    assert chooses_layers(modules_by_name(Network()), text)
-
-
-@pytest.mark.parametrize("text", ["fc.weight", "*.bias", "layer1+fc.weight", "nothing"])
-def test_a_text_that_chooses_none(text: str) -> None:
-    assert not chooses_layers(modules_by_name(Network()), text)
+def test_which_texts_choose_layers() -> None:
+    modules = modules_by_name(Network())
+    for text in ("fc", "fc#0", "fc#x", "layer*", "Linear", "(the model)", "layer1+fc"):
+        assert chooses_layers(modules, text)
+    for text in ("fc.weight", "*.bias", "layer1+fc.weight", "nothing"):
+        assert not chooses_layers(modules, text)
 
 
 # --- the same grammar wherever a layer is named
