@@ -674,7 +674,7 @@ def test_a_mask_folder_without_masks_does_not_count(tmp_path: Path) -> None:
 
 def test_a_file_named_only_mask_does_not_break_the_others(tmp_path: Path) -> None:
     for name in ("_mask.png", "a_mask.png"):
-        levels(INSIDE * 255).save(tmp_path / name)
+        levels(BOTH * 255).save(tmp_path / name)
     assert "a" in formats.read_masks(tmp_path).objects
 
 
