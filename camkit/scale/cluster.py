@@ -207,11 +207,13 @@ class Cluster:
             job = ray.put((self, begin, str(Path.cwd())))
         # An actor with a GPU also takes one core, which is Ray's default.
         takes = {"num_gpus": self.pool.gpus} if self.pool.gpus else {"num_cpus": self.pool.cpus}
-        results: Dataset = dataset.map_batches(
+        # Ray 2.64 no longer lets the public function limit how often an actor restarts; an older Ray has it alone.
+        map_batches = getattr(dataset, "map_batches_internal", dataset.map_batches)
+        results: Dataset = map_batches(
             _Actor,
             fn_constructor_args=([job],),
             compute=ray.data.ActorPoolStrategy(size=self.pool.actors),
-            ray_remote_args_fn=lambda: {"max_restarts": _MOST_DEATHS - 1},
+            max_restarts=_MOST_DEATHS - 1,
             **takes,
             **batches,
         )
@@ -240,7 +242,8 @@ class Cluster:
             return
         fewer = replace(self, pool=replace(self.pool, actors=min(self.pool.actors, len(pieces))))
         blocks = ray.data.from_arrow([pa.table({"piece": [piece]}) for piece in pieces])
-        results = fewer.mapped(blocks, functools.partial(_on_pieces, begin), batch_size=None, batch_format="pyarrow")
+        # Ray wants to know the size of a batch if actors have GPUs; a block holds one piece
+        results = fewer.mapped(blocks, functools.partial(_on_pieces, begin), batch_size=1, batch_format="pyarrow")
         results.context.execution_options.preserve_order = True
         try:
             for row in results.iter_rows():

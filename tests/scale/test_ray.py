@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from folders import run_folder
-from PIL import Image
+from folders import run_folder, write_pictures
 
 import camkit
 from camkit.cli import main
@@ -129,37 +128,38 @@ def model(tmp_path: Path) -> str:
     return f"{tmp_path / 'network.py'}:make"
 
 
-def write_pictures(folder: Path, count: int, side: int = 24) -> list[Path]:
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    files = [folder / f"{number:05d}.png" for number in range(count)]
-    for file in files:
-        Image.fromarray(generator.integers(0, 256, (side, side + 4, 3), np.uint8)).save(file)
-    return files
-
-
 def rows_of(table: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table in the order of the pictures and targets."""
-    rows = pq.read_table(table).to_pylist()
+    """Return the rows of a table in the order of the pictures and targets, without the names of the drawings."""
+    rows = pq.read_table(table).drop(["drawing"]).to_pylist()
     return sorted(rows, key=lambda row: (row["path"], row["target"] if row["target"] is not None else -1))
 
 
-def assert_same(rows: list[dict[str, Any]], others: list[dict[str, Any]], *, but: tuple[str, ...] = ()) -> None:
-    """Compare rows: text exactly, numbers to the last digits, which depend on what shares a pass."""
-    assert len(rows) == len(others)
-    for row, other in zip(rows, others, strict=True):
-        assert row.keys() == other.keys()
-        for name in row.keys() - {"drawing", *but}:
-            if isinstance(other[name], (float, list)):
-                assert row[name] == pytest.approx(other[name], rel=1e-2, abs=1e-3), name
-            else:
-                assert row[name] == other[name], name
+def assert_same(value: Any, expected: Any, where: str = "") -> None:
+    """Compare rows or reports: text exactly, numbers to the last digits, which depend on what shares a pass."""
+    if isinstance(expected, dict):
+        assert list(value) == list(expected), where
+        for name in expected:
+            assert_same(value[name], expected[name], f"{where}.{name}")
+    elif isinstance(expected, list):
+        assert len(value) == len(expected), where
+        for number, (item, other) in enumerate(zip(value, expected, strict=True)):
+            assert_same(item, other, f"{where}[{number}]")
+    elif isinstance(expected, float):
+        assert value == pytest.approx(expected, rel=1e-2, abs=2e-3), where
+    else:
+        assert value == expected, where
 
 
-def explained(dataset: Any, model: Any, out: Path, **options: Any) -> list[dict[str, Any]]:
+def explained(dataset: Any, model: Any, out: Path, *layer: str, **options: Any) -> list[dict[str, Any]]:
     """Explain a dataset with one actor, since each takes seconds to start, and return the rows."""
-    camkit.scale.explain_dataset(dataset, model, "0", batch_size=4, **options).write_parquet(str(out))
+    camkit.scale.explain_dataset(dataset, model, *layer, batch_size=4, **options).write_parquet(str(out))
     return rows_of(out)
+
+
+def explained_here(model: LoadedModel, files: list[Path], folder: Path, **options: Any) -> list[dict[str, Any]]:
+    """Explain files in this process."""
+    list(run_folder(model, files, None, table=folder / "one.parquet", **options))
+    return rows_of(folder / "one.parquet")
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
@@ -191,10 +191,9 @@ def test_pictures_come_as_pixels_and_the_model_from_a_function(nodes, tmp_path, 
     files = write_pictures(tmp_path / "in", 6)
     loaded = load_model(model)
     before = {name: value.clone() for name, value in loaded.module.state_dict().items()}
-    dataset = ray.data.read_images(str(tmp_path / "in"), include_paths=True)
-    rows = explained(dataset, _returns(loaded), tmp_path / "out", target=[0, 3])
-    list(run_folder(loaded, files, None, layer=["0"], target=[0, 3], table=tmp_path / "one.parquet"))
-    assert_same(rows, rows_of(tmp_path / "one.parquet"))
+    dataset = ray.data.read_images(str(files[0].parent), include_paths=True)
+    rows = explained(dataset, _returns(loaded), tmp_path / "out", "0", target=[0, 3])
+    assert_same(rows, explained_here(loaded, files, tmp_path, layer=["0"], target=[0, 3]))
     assert all(torch.equal(value, before[name]) for name, value in loaded.module.state_dict().items())
 
 
@@ -219,13 +218,9 @@ def test_a_black_box_is_explained_as_on_one_machine(nodes, tmp_path, model):
     source = camkit.black_box(scores, preprocess=loaded.preprocess)
     dataset = ray.data.from_items([{"path": str(file)} for file in files])
     method = camkit.methods.variant("occlusion", window=4, stride=4)
-    camkit.scale.explain_dataset(
-        dataset, source, method=method, batch_size=4, preprocess=loaded.preprocess
-    ).write_parquet(str(tmp_path / "many"))
-    list(run_folder(loaded, files, None, method=method, table=tmp_path / "one.parquet"))
-    rows = rows_of(tmp_path / "many")
+    rows = explained(dataset, source, tmp_path / "many", method=method, preprocess=loaded.preprocess)
     assert [row["status"] for row in rows] == ["ok"] * len(files)
-    assert_same(rows, rows_of(tmp_path / "one.parquet"))
+    assert_same(rows, explained_here(loaded, files, tmp_path, method=method))
 
 
 @on_cluster
@@ -234,13 +229,15 @@ def test_bytes_without_a_name_are_named_by_their_checksum(nodes, tmp_path, model
 
     files = write_pictures(tmp_path / "in", 5)
     data = [*(file.read_bytes() for file in files), b"damaged"]
-    rows = explained(ray.data.from_items([{"bytes": item} for item in data]), model, tmp_path / "out")
+    rows = explained(ray.data.from_items([{"bytes": item} for item in data]), model, tmp_path / "out", "0")
     assert len({row["path"] for row in rows}) == 6
     (failed,) = (row for row in rows if row["status"] == "error")
     assert failed["error"] == f"{failed['path']} is not a picture"
-    list(run_folder(load_model(model), files, None, layer=["0"], table=tmp_path / "one.parquet"))
-    read = sorted((row for row in rows if row["status"] == "ok"), key=lambda row: row["score"])
-    assert_same(read, sorted(rows_of(tmp_path / "one.parquet"), key=lambda row: row["score"]), but=("path",))
+    of_files = explained_here(load_model(model), files, tmp_path, layer=["0"])
+    read = [row for row in rows if row["status"] == "ok"]
+    assert_same(*(
+        [{**row, "path": ""} for row in sorted(some, key=lambda row: row["score"])] for some in (read, of_files)
+    ))  # fmt: skip
 
 
 # --- interrupted jobs -------------------------------------------------------------------------------------------------
@@ -258,13 +255,6 @@ def test_a_resumed_run_explains_the_rest_with_or_without_a_cluster(nodes, tmp_pa
     assert main([*call, "--model", model]) == 0
     assert "3 explained, 0 failed, 0 empty" in capsys.readouterr().out
     assert len({row["path"] for row in rows_of(tmp_path / "t.parquet")}) == 15
-
-
-def until(happens: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not happens():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.05)
 
 
 # --- the check --------------------------------------------------------------------------------------------------------
@@ -287,11 +277,7 @@ PASSES = itertools.count()  # not in the module, whose state camkit restores aft
 class Mortal(nn.Module):
     def forward(self, logits):
         is_slice = os.getpid() != int((FOLDER / "driver").read_text()) and len(logits) == 4
-        if is_slice and (FOLDER / "passes").exists():
-            import ray
-            with (FOLDER / "passes" / ray.get_runtime_context().get_node_id()).open("a") as passes:
-                passes.write(".")
-        elif is_slice and next(PASSES) == 2 and not (FOLDER / "fail").exists() and not (FOLDER / "died").exists():
+        if is_slice and next(PASSES) == 2 and not (FOLDER / "fail").exists() and not (FOLDER / "died").exists():
             (FOLDER / "died").touch()
             os._exit(1)
         return logits
@@ -337,32 +323,11 @@ def test_a_check_on_a_cluster_is_that_of_one_process_also_if_a_worker_dies(nodes
     assert main([*call, "--out", "many", "--ray", "--resume"]) == 3
 
     assert (tmp_path / "died").exists(), "no worker died"
-    assert_same_reports(tmp_path)
-
-
-def assert_same_reports(folder: Path) -> None:
-    """Compare the reports in the folders "one" and "many"."""
-    one, many = (json.loads((folder / out / "report.json").read_text()) for out in ("one", "many"))
+    one, many = (json.loads((tmp_path / out / "report.json").read_text()) for out in ("one", "many"))
     assert one["images"]
     for report in (one, many):
         del report["checksum"]
-    assert_close(many, one)
-
-
-def assert_close(value: Any, expected: Any, where: str = "") -> None:
-    """Compare what a report has: text exactly, numbers to the last digits."""
-    if isinstance(expected, dict):
-        assert list(value) == list(expected), where
-        for name in expected:
-            assert_close(value[name], expected[name], f"{where}.{name}")
-    elif isinstance(expected, list):
-        assert len(value) == len(expected), where
-        for number, (item, other) in enumerate(zip(value, expected, strict=True)):
-            assert_close(item, other, f"{where}[{number}]")
-    elif isinstance(expected, float):
-        assert value == pytest.approx(expected, abs=2e-3), where
-    else:
-        assert value == expected, where
+    assert_same(many, one)
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
@@ -423,7 +388,9 @@ def kill_at_work(cluster: Any, node: Any, passes: Path) -> threading.Event:
     killed = threading.Event()
 
     def kill() -> None:
-        until(lambda: passes.exists() and passes.stat().st_size >= 3)
+        deadline = time.monotonic() + WAIT
+        while not (passes.exists() and passes.stat().st_size >= 3) and time.monotonic() < deadline:
+            time.sleep(0.05)
         cluster.remove_node(node, allow_graceful=False)
         killed.set()
 
