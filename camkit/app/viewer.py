@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from torchvision.ops import box_area, box_iou
 
 import camkit
 from camkit.drawing.encode import shrink
@@ -55,9 +56,8 @@ class FoundBox(NamedTuple):
 
     def same_as(self, other: FoundBox) -> float:
         """Return the overlap with another box (intersection over union); 0 if it is of another class."""
-        both = Box(*map(max, self.box[:2], other.box[:2]), *map(min, self.box[2:], other.box[2:]))
-        union = area(self.box) + area(other.box) - area(both)
-        return area(both) / union if union and self.label == other.label else 0.0
+        overlap = float(box_iou(torch.tensor([self.box]), torch.tensor([other.box])))
+        return overlap if self.label == other.label else 0.0
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Viewer:
         ]
         if not boxes_there:
             raise InputError("there is no box there; click inside one")
-        return min(boxes_there, key=lambda found: area(found.box))
+        return min(boxes_there, key=lambda found: float(box_area(torch.tensor([found.box]))))
 
     def _number(self, look: Look) -> int | None:
         """Return the index, among the answers, of the box that is looked at; None if it is no longer found."""
@@ -288,8 +288,3 @@ def found_box(row: Explanation) -> FoundBox:
     """Return the box of a detector's answer."""
     assert row.detection is not None
     return FoundBox(row.detection, row.target)
-
-
-def area(box: Box) -> float:
-    """Return the area of a box; 0 if its sides are in the wrong order."""
-    return max(0.0, box.right - box.left) * max(0.0, box.bottom - box.top)

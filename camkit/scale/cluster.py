@@ -207,7 +207,7 @@ class Cluster:
             job = ray.put((self, begin, str(Path.cwd())))
         # An actor with a GPU also takes one core, which is Ray's default.
         takes = {"num_gpus": self.pool.gpus} if self.pool.gpus else {"num_cpus": self.pool.cpus}
-        # Ray 2.64 no longer lets the public function limit how often an actor restarts; an older Ray has it alone.
+        # From Ray 2.64 on, only the inner function takes the number of restarts; Rays that lack it take it here.
         map_batches = getattr(dataset, "map_batches_internal", dataset.map_batches)
         results: Dataset = map_batches(
             _Actor,
