@@ -217,29 +217,29 @@ class _Tally:
         self.pictures: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.first: dict[str, str] = {}
-        self._last = "", ""  # the picture of the last row, and how it was counted
+        self._picture, self._is_explained = "", False  # of the last row
 
     def add(self, row: Result) -> bool:
         """Count a row; return whether it is an error that an earlier picture had too."""
         from camkit.types import Failure
 
-        (source, before), now = self._last, "failed" if isinstance(row, Failure) else "explained"
-        if source != row.source or (before, now) == ("failed", "explained"):
-            self.pictures[before] -= source == row.source
-            self.pictures[now] += 1
-            self._last = row.source, now
-            if not isinstance(row, Failure):
-                self.pictures["images"] += 1 if row.video is None else row.video["frames"]
-        if not isinstance(row, Failure):
-            if row.video is not None and "error" in row.video:
-                self.code = max(self.code, InputError.exit_code)
-            self.pictures["empty"] += row.status != "ok"
-            return False
-        self.code = max(self.code, getattr(row.error, "exit_code", 0) or CamkitError.exit_code)
-        error = _without_name(row)
-        self.errors[error] += 1
-        self.first.setdefault(error, row.source)
-        return self.errors[error] > 1
+        if row.source != self._picture:  # the rows of a picture follow each other
+            self._picture, self._is_explained = row.source, False
+            self.pictures["failed"] += 1  # until one of its rows explains it
+        if isinstance(row, Failure):
+            self.code = max(self.code, getattr(row.error, "exit_code", 0) or CamkitError.exit_code)
+            error = _without_name(row)
+            self.errors[error] += 1
+            self.first.setdefault(error, row.source)
+            return self.errors[error] > 1
+        if not self._is_explained:
+            self._is_explained = True
+            frames = 1 if row.video is None else row.video["frames"]
+            self.pictures.update(explained=1, failed=-1, images=frames)
+        if row.video is not None and "error" in row.video:
+            self.code = max(self.code, InputError.exit_code)
+        self.pictures["empty"] += row.status != "ok"
+        return False
 
     @property
     def finished(self) -> int:

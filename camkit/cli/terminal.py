@@ -130,12 +130,8 @@ def plain_warnings() -> Iterator[None]:
         for setter in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
             getattr(ctypes.CDLL(_imaging.__file__), setter)(None)
     with warnings.catch_warnings():
-        warnings.showwarning = _say_warning
+        warnings.showwarning = lambda message, *_, **__: say(f"note: {' '.join(str(message).split())}", "yellow")
         yield
-
-
-def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
-    say(f"note: {' '.join(str(message).split())}", "yellow")
 
 
 def print_table(table: Table, *, folds: bool = False) -> None:

@@ -89,7 +89,7 @@ def in_order(
                 return job.run()
             with undisturbed():
                 result = job.future.result()
-                _use_cores(cores and torch.get_num_threads())
+                _keep_own_cores(cores)
             usual = usual if job.held is None else job.held
             return result
         finally:
@@ -126,17 +126,20 @@ def in_order(
             if isinstance(iterator, Generator):  # it may have threads of its own
                 iterator.close()
             pool.shutdown(cancel_futures=True)
-            _use_cores(cores and torch.get_num_threads())
+            _keep_own_cores(cores)
 
 
 def _use_cores(cores: int | None) -> None:
-    """Have PyTorch use this many cores in the current thread; None changes nothing.
-
-    PyTorch gives threads that start later the number that was set last, so the caller's number is set again.
-    """
+    """Have PyTorch use this many cores in the current thread; None changes nothing."""
     if cores is not None:
         torch.get_num_threads()  # otherwise a thread that starts would take over the caller's number later
         torch.set_num_threads(cores)
+
+
+def _keep_own_cores(of_threads: int | None) -> None:
+    """Set the caller's number of cores again if other threads set theirs: PyTorch gives later threads the last one."""
+    if of_threads is not None:
+        torch.set_num_threads(torch.get_num_threads())
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import MISSING, fields
 from importlib.metadata import PackageNotFoundError, version
-from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -438,7 +437,7 @@ class Bundle:
         for style in ("overlay", "figure"):
             explanation.save(self._folder / f"{name}.{style}.png", **{**drawing, "style": style})
             files[style] = self._named(f"{name}.{style}.png")
-        cells = BytesIO()
+        cells = io.BytesIO()
         np.save(cells, explanation.raw, allow_pickle=False)
         write_file(self._folder / f"{name}.npy", cells.getvalue())
         files["raw"] = self._named(f"{name}.npy")

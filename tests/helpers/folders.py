@@ -1,4 +1,4 @@
-"""Explains folders as the command does."""
+"""Folders of pictures: writes them, and explains them as the command does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from camkit.images.listing import Pictures
 from camkit.models import LoadedModel
@@ -21,3 +24,13 @@ def run_folder(model: LoadedModel, pictures: Iterable[Path], out: Path | None, *
     results = {name: options.pop(name) for name in options.keys() & names}
     how = {"style": "overlay", "max_side": 0, **({} if out is None else {"out": out}), **options}
     return explain_files(model, Job(files, Explain(**how), Results(no_pictures=out is None, **results), target))
+
+
+def write_pictures(folder: Path, count: int, side: int = 24, suffix: str = "png") -> list[Path]:
+    """Write noise as pictures, 20 into each of the folders 000, 001 and so on."""
+    generator = np.random.default_rng(0)
+    files = [folder / f"{number // 20:03d}" / f"{number:05d}.{suffix}" for number in range(count)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 256, (side, side + 4, 3), np.uint8)).save(file)
+    return files

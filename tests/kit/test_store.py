@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from disks import files_of_at_most
 
 from camkit.errors import InputError, OutputError
 from camkit.kit.store import Store, rows_of
@@ -46,26 +44,18 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     assert resumed(path) == ROWS, "resuming loses nothing"
 
 
-def test_a_last_line_cut_at_any_byte_is_dropped_and_the_run_continues(tmp_path: Path) -> None:
+def test_complete_lines_are_kept_wherever_the_file_is_cut_and_the_run_continues(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     whole = write(path, ROWS)
-    last = whole[:-1].rindex(b"\n") + 1
-    for end in range(last, len(whole)):
-        path.write_bytes(whole[:end])
-        with opened(path, resume=True) as store:
-            assert list(store.rows()) == ROWS[:3]
-            store.append([ROWS[3]])
-        assert path.read_bytes() == whole
-
-
-def test_complete_lines_are_kept_wherever_the_file_is_cut(tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    whole = write(path, ROWS)
-    head = whole.index(b"\n") + 1
+    head, last = whole.index(b"\n") + 1, whole[:-1].rindex(b"\n") + 1
     rng = random.Random(1)
-    for end in {head, len(whole), *(rng.randrange(head, len(whole)) for _ in range(60))}:
+    for end in {head, *range(last, len(whole) + 1), *(rng.randrange(head, last) for _ in range(40))}:
         path.write_bytes(whole[:end])
-        assert resumed(path) == ROWS[: whole[head:end].count(b"\n")]
+        kept = whole[head:end].count(b"\n")
+        with opened(path, resume=True) as store:
+            assert list(store.rows()) == ROWS[:kept]
+            store.append(ROWS[kept:])
+        assert path.read_bytes() == whole
     for end in range(head):
         path.write_bytes(whole[:end])
         with pytest.raises(InputError, match="cannot be continued: its first line"):
@@ -80,9 +70,7 @@ def test_a_malformed_line_is_dropped_and_the_rows_around_it_are_kept(tmp_path: P
         assert resumed(path) == ROWS
 
 
-@pytest.mark.parametrize(
-    "head", [b"", b"\n", b"5\n", b"[]\n", b"null\n", b'{"journal": 1}\n', b'{"key": 3}\n', b"\xff\n", b"words\n"]
-)
+@pytest.mark.parametrize("head", [b"", b"[]\n", b'{"journal": 1}\n', b"\xff\n"])
 def test_another_file_is_neither_resumed_nor_changed(tmp_path: Path, head: bytes) -> None:
     path = tmp_path / "j.jsonl"
     path.write_bytes(head + b'{"kind": "heat", "name": "a"}\n')
@@ -92,17 +80,12 @@ def test_another_file_is_neither_resumed_nor_changed(tmp_path: Path, head: bytes
     assert path.read_bytes() == before
 
 
-def test_other_settings_are_refused_by_name_and_the_rows_are_kept(tmp_path: Path) -> None:
+def test_other_settings_are_refused_by_name_and_earlier_rows_are_kept_or_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    write(path, ROWS)
+    whole = write(path, ROWS)
     with pytest.raises(InputError, match=r"made with different settings \(weights\); choose another name"):
         resumed(path, "other")
     assert resumed(path) == ROWS
-
-
-def test_without_resume_earlier_rows_are_set_aside(tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    whole = write(path, ROWS)
     write(path, [], "other")
     assert path.with_suffix(".before").read_bytes() == whole
     assert resumed(path, "other") == []
@@ -126,25 +109,16 @@ def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
         opened(tmp_path / "j.jsonl", resume=True)
 
 
-@contextmanager
-def no_file_longer_than(length: int) -> Iterator[None]:
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (length, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("space", [0, 1, 30, 60])
+@pytest.mark.parametrize("space", [0, 30])
 def test_a_full_disk_is_reported_and_earlier_rows_are_kept(tmp_path: Path, space: int) -> None:
     path = tmp_path / "j.jsonl"
+    with files_of_at_most(5), pytest.raises(OutputError, match=r"cannot write .*j\.jsonl"):
+        opened(path, resume=False)
     with opened(path, resume=False) as store:
         store.append(ROWS[:2])
         before = path.read_bytes()
         with (
-            no_file_longer_than(len(before) + space),
+            files_of_at_most(len(before) + space),
             pytest.raises(OutputError, match=r"cannot write .*j\.jsonl: .*finished rows are kept"),
         ):
             store.append(ROWS[2:])
@@ -154,33 +128,12 @@ def test_a_full_disk_is_reported_and_earlier_rows_are_kept(tmp_path: Path, space
     assert resumed(path) == [*ROWS[:2], ROWS[3]]
 
 
-def test_a_disk_that_is_full_from_the_start_is_reported(tmp_path: Path) -> None:
-    with no_file_longer_than(5), pytest.raises(OutputError, match=r"cannot write .*j\.jsonl"):
-        opened(tmp_path / "j.jsonl", resume=False)
-    whole = write(tmp_path / "j.jsonl", ROWS)
-    assert (tmp_path / "j.jsonl").read_bytes() == whole
-    assert resumed(tmp_path / "j.jsonl") == ROWS
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_device_that_is_always_full_is_reported(tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    with opened(path, resume=False) as store:
-        full = os.open("/dev/full", os.O_WRONLY)
-        os.dup2(full, store._file.fileno())
-        os.close(full)
-        with pytest.raises(OutputError, match="No space left on device; finished rows are kept"):
-            store.append(ROWS)
-    assert resumed(path) == []
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_path_where_no_file_can_be_is_reported(tmp_path: Path, resume: bool) -> None:
+def test_a_path_where_no_file_can_be_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(OutputError, match=r"cannot write .*j\.jsonl"):
-        opened(tmp_path / "file" / "j.jsonl", resume=resume)
+    for resume in (False, True):
+        with pytest.raises(OutputError, match=r"cannot write .*j\.jsonl"):
+            opened(tmp_path / "file" / "j.jsonl", resume=resume)
     assert (tmp_path / "file").read_text() == "kept"
     (tmp_path / "folder").mkdir()
-    if resume:
-        with pytest.raises(OutputError, match=r"cannot write .*folder: Is a directory"):
-            opened(tmp_path / "folder", resume=True)
+    with pytest.raises(OutputError, match=r"cannot write .*folder: Is a directory"):
+        opened(tmp_path / "folder", resume=True)
