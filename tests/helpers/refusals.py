@@ -1,0 +1,18 @@
+"""Errors as users read them: one sentence, without the insides of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def refused(kind: type[Exception], words: str | None = None) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """Expect an error of this kind in one sentence that matches a pattern."""
+    with pytest.raises(kind, match=words) as caught:
+        yield caught
+    sentence = str(caught.value)
+    assert 10 < len(sentence) < 700
+    assert not any(sign in sentence for sign in ("\n", "Error", "object at 0x"))
