@@ -24,7 +24,7 @@ from camkit.drawing.figure import ColourScale, Resize, draw
 from camkit.engine import heatmap as heat
 from camkit.engine.passes import Capture
 from camkit.errors import InputError, MethodError, TargetError, advice
-from camkit.images.files import file_name, write_picture
+from camkit.images.files import write_picture
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
 from camkit.images.references import References
@@ -563,8 +563,7 @@ class Explanation:
             where = f"layers {' and '.join([*others, layer])}, fused"
         if self.layer == str(WHOLE_MODEL):
             where = f"no single layer, {cells} cells"
-        given = self.quantity == "logit" and self.probability == self.score
-        value = f"{'probability, as the model returns it' if given else self.quantity}: {figure.number(self.score)}"
+        value = f"{self.quantity}: {figure.number(self.score)}"
         return figure.Caption(
             title=self.name if self.probability is None else f"{self.name}: {figure.percent(self.probability)}",
             lines=(f"{method} at {where}{_SMOOTHED[self.smooth]}", f"{value} · {Path(self.source).name}"),
@@ -617,7 +616,6 @@ class Explanation:
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        path = file_name(path, "heatmap.png")
         drawn = self.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale, max_side=max_side)
         return write_picture(path, drawn)
 
@@ -725,7 +723,6 @@ class Explanations(Tabular, list[Explanation]):
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        path = file_name(path, "heatmaps.png")
         return write_picture(path, self.sheet(style=style, colormap=colormap, alpha=alpha, scale=scale))
 
     def table(self) -> Rows:

@@ -136,20 +136,15 @@ def _is_same(path: Path, other: Path) -> bool:
         return False
 
 
-def file_name(path: str | Path, example: str) -> Path:
-    """Return the path of a file to write.
+def write_picture(path: str | Path, drawn: Pixels) -> Path:
+    """Write a picture as ``write_file`` does, in the type that the suffix says; without one, as a PNG.
 
     Raises:
-        OutputError: it has no file name.
+        OutputError: the path has no file name, its type is unknown, or as ``write_file``.
     """
     path = Path(path)
     if not path.name:
-        raise OutputError(f"{str(path)!r} is not a file name; pass a path such as {example!r}")
-    return path
-
-
-def write_picture(path: Path, drawn: Pixels) -> Path:
-    """Write a picture as ``write_file`` does, in the type that the suffix says; without one, as a PNG."""
+        raise OutputError(f"{str(path)!r} is not a file name; pass a path such as 'heatmap.png'")
     write_file(path, encode(drawn, path.suffix or ".png"))
     return path
 

@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -214,22 +214,29 @@ def _measured_view(preprocess: Preprocess, size: tuple[int, int], output: tuple[
     """Measure the box with pictures whose brightness encodes the position; None if the result makes no sense."""
     if min(size) < _SMALLEST_SIDE:
         return None
+    brightness = functools.partial(_brightness, preprocess, output=output)
     with undisturbed(), same_randomness(), interruptible():
         before = generators()
-        across, down = _positions(preprocess, size, output, axis=1), _positions(preprocess, size, output, axis=0)
+        black, white = (brightness(Image.new("RGB", size, colour)) for colour in ("black", "white"))
+        if black is None or white is None:
+            return None
+        contrast = white - black
+        inside = np.abs(contrast) > _FULL_CONTRAST * np.abs(contrast).max(initial=0)
+        if inside.mean() < _SMALLEST_VIEW:
+            return None
+        contrast[~inside] = np.nan
+        across, down = (_span(brightness, size, black, contrast, axis) for axis in (1, 0))
         if across is None or down is None:
             return None
-        shown = functools.partial(_shown, preprocess, output=output)
-        if generators() != before and not is_deterministic(shown, size):  # another thread may have drawn the numbers
+        if generators() != before and not is_deterministic(
+            brightness, size
+        ):  # another thread may have drawn the numbers
             return None  # a random preprocessing may have cropped the user's picture elsewhere
-    horizontal, vertical = _span(across.position, axis=1), _span(down.position, axis=0)
-    if horizontal is None or vertical is None:
-        return None
+        weights = _weights(brightness, size, black, contrast)
     width, height = size
-    box = Box(horizontal[0] * width, vertical[0] * height, horizontal[1] * width, vertical[1] * height)
+    box = Box(across[0] * width, down[0] * height, across[1] * width, down[1] * height)
     shape = _cells(box.bottom - box.top, height, output[1]), _cells(box.right - box.left, width, output[0])
-    weights = _weights(preprocess, size, output, across)
-    return View(box, _coarse(across.black, shape), _coarse(across.white, shape), weights)
+    return View(box, _coarse(black, shape), _coarse(white, shape), weights)
 
 
 _REPEATS = 8
@@ -244,69 +251,66 @@ def is_deterministic(prepared: Callable[[Image.Image], Any], size: tuple[int, in
     return all(np.array_equal(first, prepared(picture)) for _ in range(_REPEATS))
 
 
+_Brightness: TypeAlias = Callable[[Image.Image], "np.ndarray | None"]
+"""Returns the mean (h, w) of the channels of a preprocessed picture; None if the preprocessing fails."""
+
+
 def _weights(
-    preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int], measured: _Positions
+    brightness: _Brightness, size: tuple[int, int], black: Float[np.ndarray, "h w"], contrast: Float[np.ndarray, "h w"]
 ) -> tuple[float, float, float]:
     """Return how much red, green and blue add to the mean of the channels, from black 0 to white 1."""
-    inside = np.isfinite(measured.position)
-    contrast = (measured.white - measured.black)[inside]
-    alone = []
+    inside, alone = np.isfinite(contrast), []
     for colour in ("red", "blue"):
-        shown = _shown(preprocess, Image.new("RGB", size, colour), output)
-        alone.append(1 / 3 if shown is None else float(np.mean((shown - measured.black)[inside] / contrast)))
+        coloured = brightness(Image.new("RGB", size, colour))
+        alone.append(1 / 3 if coloured is None else float(np.mean((coloured - black)[inside] / contrast[inside])))
     return alone[0], 1 - sum(alone), alone[1]
 
 
-class _Positions(NamedTuple):
-    """A black and a white picture after the preprocessing, and the position 0..1 in the picture of each cell."""
-
-    black: Float[np.ndarray, "h w"]
-    white: Float[np.ndarray, "h w"]
-    position: Float[np.ndarray, "h w"]
-
-
-def _positions(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int], axis: int) -> _Positions | None:
-    """Measure which position on the picture each cell of the output shows, 0..1 along an axis; NaN in the padding."""
-    length = size[1 - axis]
-    ramp = (np.arange(length) + 0.5) / length
-    levels = (np.zeros(length), np.ones(length), ramp, 0.25 + ramp / 2)
-    lines = [np.rint(line * 255).astype(np.uint8) for line in levels]
-    striped = [np.broadcast_to(line if axis == 1 else line[:, None], size[::-1]) for line in lines]
-    shown = [_shown(preprocess, Image.fromarray(grey).convert("RGB"), output) for grey in striped]
-    black, white, full, half = shown
-    if black is None or white is None or full is None or half is None:
-        return None
-    contrast = white - black
-    inside = np.abs(contrast) > _FULL_CONTRAST * np.abs(contrast).max(initial=0)
-    if inside.mean() < _SMALLEST_VIEW or not np.abs(contrast).max(initial=0) > 0:
-        return None
-    position, check = (
-        np.where(inside, (ramp - black) / np.where(inside, contrast, 1), np.nan) for ramp in (full, half)
-    )
-    # A preprocessing that stretches contrasts makes both ramps equal. Then the levels do not show positions.
-    is_stretched = np.nanmax(np.abs(0.25 + position / 2 - check)) > 2 * _POSITION_TOLERANCE
-    return None if is_stretched else _Positions(black, white, position)
-
-
-def _shown(preprocess: Preprocess, picture: Image.Image, output: tuple[int, int]) -> np.ndarray | None:
-    """Preprocess an artificial picture and return the mean of its channels; None if that fails."""
+def _brightness(preprocess: Preprocess, picture: Image.Image, output: tuple[int, int]) -> np.ndarray | None:
     try:
         tensor = preprocess(picture)
     except Exception:  # the user's function may refuse an artificial picture
         return None
     tensor = tensor[0] if tensor.dim() == 4 else tensor
-    shown = tensor.detach().double().mean(0).cpu().numpy()
-    return shown if shown.shape == (output[1], output[0]) else None
+    levels: np.ndarray = tensor.detach().double().mean(0).cpu().numpy()
+    return levels if levels.shape == (output[1], output[0]) else None
 
 
-def _span(position: Float[np.ndarray, "h w"], axis: int) -> tuple[float, float] | None:
-    """Fit position = a * (index + 0.5) + b along an axis; return where the axis begins and ends, None if not linear."""
-    lines = position if axis == 1 else position.T
-    used = np.isfinite(lines).any(0)
-    mean = np.nanmean(lines[:, used], axis=0)
+def _span(
+    brightness: _Brightness,
+    size: tuple[int, int],
+    black: Float[np.ndarray, "h w"],
+    contrast: Float[np.ndarray, "h w"],
+    axis: int,
+) -> tuple[float, float] | None:
+    """Return where the output begins and ends along an axis of the picture, as shares of it.
+
+    A ramp of brightness gives the position that each cell shows. None if position = a * (index + 0.5) + b does not fit.
+
+    Args:
+        brightness: the preprocessing.
+        size: the width and height of the picture.
+        black: a black picture, as ``brightness`` returns it.
+        contrast: how much brighter a white one is; NaN where cells do not show the picture alone.
+        axis: 1 across, 0 down.
+    """
+    length = size[1 - axis]
+    ramp = (np.arange(length) + 0.5) / length
+    lines = [np.rint(line * 255).astype(np.uint8) for line in (ramp, 0.25 + ramp / 2)]
+    striped = [np.broadcast_to(line if axis == 1 else line[:, None], size[::-1]) for line in lines]
+    full, half = (brightness(Image.fromarray(grey).convert("RGB")) for grey in striped)
+    if full is None or half is None:
+        return None
+    position, check = ((seen - black) / contrast for seen in (full, half))
+    # A preprocessing that stretches contrasts makes both ramps equal. Then the levels do not show positions.
+    if np.nanmax(np.abs(0.25 + position / 2 - check)) > 2 * _POSITION_TOLERANCE:
+        return None
+    across = position if axis == 1 else position.T
+    used = np.isfinite(across).any(0)
+    mean = np.nanmean(across[:, used], axis=0)
     if used.sum() < 3:
         return None
-    spread = np.nanmax(np.abs(lines[:, used] - mean))
+    spread = np.nanmax(np.abs(across[:, used] - mean))
     index = np.flatnonzero(used) + 0.5
     middle = slice(1, -1)  # at the edges of the picture, resizing filters are cut off
     fitted = middle if used.sum() > _FEW_POSITIONS else slice(None)

@@ -27,7 +27,7 @@ from camkit.engine.passes import Pass
 from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError, advice, as_error, whole_number
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
-from camkit.images.files import file_name, write_picture
+from camkit.images.files import write_picture
 from camkit.images.prepare import as_pixels, prepare, unbatched
 from camkit.kit.wording import counted
 from camkit.layers.names import Selector
@@ -122,7 +122,7 @@ class FeatureMaps(OfLayer):
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        return write_picture(file_name(path, "maps.png"), self.sheet(scale=scale))
+        return write_picture(path, self.sheet(scale=scale))
 
 
 def feature_maps(
@@ -357,7 +357,7 @@ class Concepts(OfLayer):
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        return write_picture(file_name(path, "concepts.png"), self.sheet(alpha=alpha))
+        return write_picture(path, self.sheet(alpha=alpha))
 
     def _row(self, picture: int) -> Explanation:
         if not 0 <= picture < len(self.maps):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,6 @@ from scripts.weights import OF_TORCHVISION, load_network
 @pytest.fixture(scope="module")
 def models(test_data: Path) -> dict[str, LoadedModel]:
     return {name: load_network(test_data, name) for name in OF_TORCHVISION}
-
-
-@pytest.fixture(scope="module")
-def expected(test_data: Path) -> dict[str, dict[str, list[list[float]]]]:
-    return json.loads((test_data / "expected_top5.json").read_text())
 
 
 @pytest.fixture(params=OF_TORCHVISION)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import json
 import pickle
 import threading
@@ -19,8 +18,11 @@ import psutil
 import pytest
 import torch
 import torchvision
+from PIL import Image
+from refusals import refused_as
 from tiers import represented_by
 from torch import Tensor, nn
+from torchvision.transforms.functional import to_tensor
 
 import camkit
 from camkit.cli import main
@@ -28,6 +30,7 @@ from camkit.engine.passes import usable_precision
 from camkit.errors import ImageError, InputError, LayerError, MethodError, ModelError, TargetError
 
 SIZE = 32
+PLANE = str(camkit.scenes.scene_paths()["plane-sky"])
 
 
 class Tally:
@@ -37,7 +40,7 @@ class Tally:
 
 
 class Net(nn.Module):
-    """A small classifier with switches that change what it computes."""
+    """A small classifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,24 +49,17 @@ class Net(nn.Module):
         self.deep = nn.Conv2d(6, 10, 3, stride=2, padding=1)
         self.late = nn.Conv2d(10, 10, 3, padding=1)
         self.head = nn.Linear(10, 4)
-        self.turns = 0
-        self.share = 1.0
-        self.skips = False
         self.tally = Tally()
 
     def forward(self, images: Tensor) -> Tensor:
         self.tally.count += 1
-        if self.turns:
-            images = images.rot90(self.turns, (2, 3))
         maps = self.deep(self.norm(self.stem(images)).relu()).relu()
-        if not self.skips:
-            maps = self.late(maps).relu()
-        return self.head(maps.mean((2, 3)) * self.share)
+        return self.head(self.late(maps).relu().mean((2, 3)))
 
 
-def made(seed: int = 0) -> Net:
+def made(seed: int = 0, kind: Any = Net) -> Any:
     torch.manual_seed(seed)
-    return Net().eval()
+    return kind().eval()
 
 
 def picture(seed: int = 1, size: int = SIZE) -> Tensor:
@@ -82,7 +78,7 @@ def test_one_picture_gives_one_explanation_and_several_give_a_list() -> None:
     assert [row.target for row in several] == [0, 1, 0, 1]
     assert isinstance(explainer.batch([picture()]), list)
     stream = explainer.stream(iter([picture(1), picture(2)]))
-    assert inspect.isgenerator(stream) or hasattr(stream, "__next__")
+    assert iter(stream) is stream
     assert len(list(stream)) == 2
 
 
@@ -97,13 +93,6 @@ def test_it_returns_what_explain_returns() -> None:
             assert (found.layer, found.layer_reason) == (expected.layer, expected.layer_reason)
 
 
-def test_a_failure_takes_the_place_of_an_unreadable_picture() -> None:
-    rows = list(camkit.Explainer(made()).stream([picture(), "nowhere.png"], on_error="yield"))
-    assert [type(row).__name__ for row in rows] == ["Explanation", "Failure"]
-    with pytest.raises(ImageError):
-        camkit.Explainer(made()).batch([picture(), "nowhere.png"])
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -112,6 +101,7 @@ def test_a_failure_takes_the_place_of_an_unreadable_picture() -> None:
         (lambda e: e(picture(), target=[0, 1]), TargetError, "explains one target"),
         (lambda e: e(picture(), target=camkit.targets.above(0.1)), TargetError, "explains one target"),
         (lambda e: e.batch([picture()], batch_size=0), InputError, "batch_size"),
+        (lambda e: e.batch([picture(), "nowhere.png"]), ImageError, "there is no file nowhere.png"),
         (lambda e: e.layer, LayerError, "first picture"),
         (lambda _: camkit.Explainer(made(), "dep"), LayerError, "did you mean 'deep'"),
         (lambda _: camkit.Explainer(made(), []), LayerError, "empty"),
@@ -121,20 +111,8 @@ def test_a_failure_takes_the_place_of_an_unreadable_picture() -> None:
     ],
 )
 def test_a_wrong_call_is_one_sentence(call: Callable, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words) as caught:
+    with refused_as(error, words):
         call(camkit.Explainer(made()))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_function_is_a_method() -> None:
-    def strongest(activations: Tensor, gradients: Tensor) -> Tensor:
-        return gradients.amax((2, 3), keepdim=True)
-
-    explanation = camkit.Explainer(made(), "deep", method=strongest)(picture())
-    assert explanation.method == "strongest"
-    assert np.isfinite(explanation.raw).all()
-    with pytest.raises(MethodError, match="returned weights of shape"):
-        camkit.Explainer(made(), "deep", method=lambda activations, gradients: gradients.sum((2, 3)))(picture())
 
 
 # --- the layer as a value
@@ -170,59 +148,12 @@ def test_all_fused_layers_are_listed() -> None:
 # --- what is remembered
 
 
-@pytest.mark.parametrize("layer", [None, "deep", nn.Conv2d])
-def test_a_decision_is_made_once_for_each_size(layer: object) -> None:
+def test_a_decision_is_made_once_for_each_size() -> None:
     model = made()
-    explainer = camkit.Explainer(model, layer, method="gradcam", spread="even")
+    explainer = camkit.Explainer(model, nn.Conv2d, method="gradcam", spread="even")
     for size, passes in ((32, 2), (32, 3), (48, 5), (32, 6)):
         explainer(picture(size=size))
         assert model.tally.count == passes
-
-
-def _turn(model: Net) -> None:
-    model.turns = 1
-
-
-def _replace(model: Net) -> None:
-    torch.manual_seed(7)
-    model.late = nn.Conv2d(10, 10, 1)
-
-
-def _patch(model: Net) -> None:
-    original = model.forward
-    model.forward = lambda images: original(images.flip(3))
-
-
-class Flipping(Net):
-    def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images.flip(2))
-
-
-def _change_class(model: Net) -> None:
-    model.__class__ = Flipping
-
-
-def _hook(model: Net) -> None:
-    model.stem.register_forward_hook(lambda _, __, output: output.flip(3))
-
-
-def _other_weights(model: Net) -> None:
-    model.load_state_dict(made(9).state_dict())
-
-
-def _double(model: Net) -> None:
-    model.double()
-
-
-def _buffers(model: Net) -> None:
-    model.norm.running_mean = torch.linspace(-1, 1, 6)
-
-
-class Helper:
-    """An object of the user's own, with a switch that camkit does not see."""
-
-    def __init__(self) -> None:
-        self.calls = self.turns = 0
 
 
 class Switched(Net):
@@ -230,24 +161,27 @@ class Switched(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mirrors = torch.zeros(1)
+        self.turns, self.mirrors = 0, torch.zeros(1)
         self.pool = nn.MaxPool2d(1, 1)
-        self.helper = Helper()
+        self.helper = types.SimpleNamespace(turns=0)  # where camkit does not look
         self.register_buffer("flag", torch.zeros(()))
-        self.register_buffer("order", torch.arange(SIZE))
         self.deeper = nn.Parameter(torch.zeros(()))
 
     def forward(self, images: Tensor) -> Tensor:
-        self.helper.calls += 1
-        turns = self.helper.turns + int(self.mirrors) + int(self.flag)
-        images = images.rot90(turns, (2, 3))[..., self.order]
+        images = images.rot90(self.helper.turns + self.turns + int(self.mirrors) + int(self.flag), (2, 3))
         maps = self.deep(self.norm(self.stem(self.pool(images))).relu()).relu()
         maps = maps + self.deeper * self.late(maps).relu()
-        return self.head(maps.mean((2, 3)) * self.share)
+        return self.head(maps.mean((2, 3)))
 
 
-def _flag(model: Switched) -> None:
-    model.flag.fill_(1)
+class Flipping(Switched):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.flip(2))
+
+
+def _patch(model: Switched) -> None:
+    original = model.forward
+    model.forward = lambda images: original(images.flip(3))
 
 
 def _opened_by_a_step(model: Switched) -> None:
@@ -255,82 +189,61 @@ def _opened_by_a_step(model: Switched) -> None:
     torch.optim.SGD([model.deeper], 1.0).step()
 
 
-def _pytorchs_stride(model: Switched) -> None:
-    model.pool.stride = 4
+CHANGES = {
+    "an attribute": lambda model: setattr(model, "turns", 1),
+    "a plain tensor in place": lambda model: model.mirrors.fill_(1),
+    "a stride": lambda model: setattr(model.pool, "stride", 4),
+    "a module": lambda model: setattr(model, "deep", nn.Conv2d(6, 10, 1, 2)),
+    "the function": _patch,
+    "the class": lambda model: setattr(model, "__class__", Flipping),
+    "a hook": lambda model: model.stem.register_forward_hook(lambda *called: called[-1].flip(3)),
+    "the weights": lambda model: model.load_state_dict(made(9, Switched).state_dict()),
+    "a weight in place": _opened_by_a_step,
+    "the type": nn.Module.double,
+    "a buffer": lambda model: setattr(model.norm, "running_mean", torch.linspace(-1, 1, 6)),
+    "a buffer in place": lambda model: model.flag.fill_(1),
+}
 
 
-def _plain_tensor(model: Switched) -> None:
-    model.mirrors.fill_(1)
-
-
-HIDDEN_CHANGES = (
-    _flag, _opened_by_a_step, _pytorchs_stride, _plain_tensor,
-)  # fmt: skip
-
-
-CHANGES = (
-    _turn, _replace, _patch, _change_class, _hook, _other_weights, _double, _buffers,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_after_a_change_the_answer_is_that_of_a_new_explainer(change: Callable) -> None:
-    model = made()
-    explainer = camkit.Explainer(model)
-    explainer(picture())
-    camkit.explain(model, picture())
-    change(model)
-    try:
-        expected = camkit.Explainer(model)(picture(), 1)
-    except LayerError as error:
-        for call in (lambda: explainer(picture(), 1), lambda: camkit.explain(model, picture(), target=1)):
-            with pytest.raises(LayerError) as caught:
-                call()
-            assert str(caught.value) == str(error)
-        return
-    for found in (explainer(picture(), 1), camkit.explain(model, picture(), target=1)):
-        assert (found.layer, found.layer_reason) == (expected.layer, expected.layer_reason)
-        assert np.array_equal(found.raw, expected.raw)
-        assert np.array_equal(found.heatmap, expected.heatmap)
-
-
-@pytest.mark.parametrize("change", HIDDEN_CHANGES, ids=lambda change: change.__name__)
-def test_a_change_of_weights_attributes_or_hooks_is_noticed(change: Callable) -> None:
-    torch.manual_seed(0)
-    model = Switched().eval()
-    explainer = camkit.Explainer(model)
-    first = explainer(picture(), 1)
-    assert explainer.layer.sure
-    assert first.layer == "deep"
-    change(model)
-    expected = answer_of(lambda: camkit.Explainer(model)(picture(), 1))
-    assert answer_of(lambda: explainer(picture(), 1)) == expected
-    assert expected != ("deep", first.layer_reason)
-
-
-@pytest.mark.parametrize("layer", [None, "deep"])
-def test_an_explainer_forgets_a_model_that_changed_where_camkit_does_not_look(layer: str | None) -> None:
-    torch.manual_seed(0)
-    model = Switched().eval()
-    explainer = camkit.Explainer(model, layer)
-    shared = explainer.using("layercam")
-    explainer(picture(), 1)
-    camkit.explain(model, picture(), layer, target=1)
-    model.helper.turns = 1
-    explainer.forget()
-    expected = answer_of(lambda: camkit.Explainer(model, layer)(picture(), 1))
-    calls = [explainer, shared, lambda *arguments: camkit.explain(model, arguments[0], layer, target=arguments[1])]
-    assert expected[0] != "deep"
-    assert [answer_of(lambda call=call: call(picture(), 1)) for call in calls] == [expected] * 3
-
-
-def answer_of(call: Callable[[], camkit.Explanation]) -> tuple[str, ...]:
-    """Return the layer and the reason, or the error."""
+def answer_of(call: Callable[[], camkit.Explanation]) -> tuple[str | bytes, ...]:
+    """Return the layer, the reason and the map, or the error."""
     try:
         found = call()
     except LayerError as error:
         return (str(error),)
-    return found.layer, found.layer_reason
+    return found.layer, found.layer_reason, found.heatmap.tobytes(), found.raw.tobytes()
+
+
+def answers_of(model: Switched, explainers: list[camkit.Explainer]) -> list[tuple[str | bytes, ...]]:
+    """Return the answers of Explainers, and of ``explain``."""
+    of_explain = lambda img, target: camkit.explain(model, img, target=target)  # noqa: E731
+    return [answer_of(lambda call=call: call(picture(), 1)) for call in (*explainers, of_explain)]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_after_a_change_the_answer_is_that_of_a_new_explainer(change: str) -> None:
+    model = made(kind=Switched)
+    explainers = [camkit.Explainer(model), camkit.Explainer(model, "deep")]
+    first = answers_of(model, explainers)
+    assert [answer[0] for answer in first] == ["deep"] * 3
+    CHANGES[change](model)
+    found = answers_of(model, explainers)
+    chosen, named, _ = answers_of(model, [camkit.Explainer(model), camkit.Explainer(model, "deep")])
+    assert found == [chosen, named, chosen]
+    assert found != first
+
+
+def test_an_explainer_forgets_a_model_that_changed_where_camkit_does_not_look() -> None:
+    model = made(kind=Switched)
+    explainers = [camkit.Explainer(model), camkit.Explainer(model, "deep")]
+    explainers += [explainer.using("layercam") for explainer in explainers]
+    answers_of(model, explainers)
+    model.helper.turns = 1
+    for explainer in explainers[:2]:
+        explainer.forget()
+    chosen, named, _ = answers_of(model, [camkit.Explainer(model), camkit.Explainer(model, "deep")])
+    assert chosen[0] != "deep" != named[0]
+    assert [answer[:2] for answer in answers_of(model, explainers)] == [chosen[:2], named[:2]] * 2 + [chosen[:2]]
 
 
 class Reading(Net):
@@ -347,42 +260,14 @@ class Reading(Net):
 
 @pytest.mark.parametrize("layer", [None, "stem"])
 def test_a_model_that_looks_at_its_pictures_is_decided_for_each(layer: str | None) -> None:
-    torch.manual_seed(0)
-    model = Reading().eval()
+    model = made(kind=Reading)
     pictures = [picture() + level for level in (0, 1, -1, 0)]
     explainer = camkit.Explainer(model, layer)
     expected = [answer_of(lambda one=one: camkit.Explainer(model, layer)(one, 1)) for one in pictures]
     assert [answer_of(lambda one=one: explainer(one, 1)) for one in pictures] == expected
-    assert len(set(expected)) == 3 - (layer is not None)
-    calm = [pictures[0], pictures[2]]
-    assert [(one.layer, one.layer_reason) for one in explainer.batch(calm, 1)] == [expected[0], expected[2]]
-
-
-def test_what_passes_change_themselves_is_no_reason_to_decide_again() -> None:
-    class Growing(Net):
-        def forward(self, images: Tensor) -> Tensor:
-            self.tally.log = [*getattr(self.tally, "log", []), 1]
-            return super().forward(images)
-
-    torch.manual_seed(0)
-    model = Growing().eval()
-    explainer = camkit.Explainer(model)
-    for _ in range(5):
-        explainer(picture())
-    before = model.tally.count
-    explainer(picture())
-    assert model.tally.count == before + 1
-
-
-def test_a_model_that_turns_its_input_is_not_explained_after_the_switch_either() -> None:
-    model = made()
-    explainer = camkit.Explainer(model, "deep")
-    explainer(picture())
-    model.turns = 1
-    with pytest.raises(LayerError, match="lie elsewhere"):
-        explainer(picture())
-    model.turns = 0
-    assert explainer(picture()).status in ("ok", "no_positive_evidence")
+    assert len({one[:2] for one in expected}) == 3 - (layer is not None)
+    batch = explainer.batch(pictures[::2], 1)
+    assert [(one.layer, one.layer_reason) for one in batch] == [one[:2] for one in expected[::2]]
 
 
 # --- what is kept
@@ -404,29 +289,20 @@ def test_a_thousand_calls_keep_nothing() -> None:
     assert process.memory_info().rss - before < 8 << 20
 
 
-def test_a_model_dies_with_its_explainer_while_another_lives() -> None:
+def test_a_model_dies_with_its_explainer_while_another_lives_even_if_its_parts_know_it() -> None:
     kept, gone = made(), made()
+    gone.late.parent = [gone]
+    gone.deep.register_forward_hook(lambda *_: None)
     living, explainer = camkit.Explainer(kept), camkit.Explainer(gone)
     living(picture())
     explainer(picture())
     camkit.explain(gone, picture())
+    camkit.explain(gone, picture(), gone.deep)
     reference = weakref.ref(gone)
     del gone, explainer
     gc.collect()
     assert reference() is None
     living(picture())
-
-
-def test_explain_keeps_no_model_alive_even_if_its_parts_know_it() -> None:
-    model = made()
-    model.late.parent = [model]
-    model.deep.register_forward_hook(lambda *_: None)
-    camkit.explain(model, picture())
-    camkit.explain(model, picture(), model.deep)
-    reference = weakref.ref(model)
-    del model
-    gc.collect()
-    assert reference() is None
 
 
 def test_four_threads_on_one_explainer_give_the_maps_of_one() -> None:
@@ -459,11 +335,11 @@ def two_cores() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def plain_net() -> nn.Sequential:
+def plain_net(classes: int = 4) -> nn.Sequential:
     """Return a network of PyTorch's own modules, whose passes may run at the same time."""
     torch.manual_seed(0)
     layers = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)
-    return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+    return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)).eval()
 
 
 def threads_of_passes(explainer: camkit.Explainer, images: Iterable[Any], **options: Any) -> set[int]:
@@ -492,6 +368,7 @@ def test_passes_that_run_at_once_give_the_same_rows_in_order() -> None:
     pictures = [picture(seed) for seed in range(30)]
     pictures[11] = torch.full((3, SIZE, SIZE), float("nan"))
     pictures[20] = picture(20, SIZE // 2)
+    pictures[29] = picture(29, SIZE + 8)
     explainer = camkit.Explainer(plain_net(), method="layercam")
     rows = list(explainer.stream(pictures, [0, 1], batch_size=3, on_error="yield"))
     assert isinstance(rows[22], camkit.Failure)
@@ -511,9 +388,7 @@ def test_passes_that_run_at_once_give_the_same_rows_in_order() -> None:
     "kind", represented_by("own model", "own method", among=["own model", "user's hook", "own method", "own target"])
 )
 def test_the_users_code_runs_in_the_users_thread(kind: str) -> None:
-    model, method, target = plain_net(), None, None
-    if kind == "own model":
-        model = made()
+    model, method, target = made() if kind == "own model" else plain_net(), None, None
     if kind == "user's hook":
         model[0].register_forward_hook(lambda *_: None)
     if kind == "own method":
@@ -529,20 +404,13 @@ def test_the_users_code_runs_in_the_users_thread(kind: str) -> None:
 def test_passes_at_once_leave_the_number_of_threads_and_no_thread() -> None:
     explainer = camkit.Explainer(plain_net())
     before = threading.active_count()
-    rows = explainer.stream((picture(seed) for seed in range(100)), batch_size=2)
+    rows = explainer.stream(map(picture, range(100)), batch_size=2)
     for _ in range(20):
         next(rows)
     rows.close()
     assert threading.active_count() == before
     with ThreadPoolExecutor(1) as pool:
         assert [torch.get_num_threads(), pool.submit(torch.get_num_threads).result()] == [2, 2]
-
-
-@pytest.mark.usefixtures("two_cores")
-def test_a_last_picture_of_another_size_is_explained_alone() -> None:
-    pictures = [*map(picture, range(8)), picture(8, SIZE + 8)]
-    rows = camkit.Explainer(plain_net()).batch(pictures)
-    assert [row.heatmap.shape[0] for row in rows] == [SIZE] * 8 + [SIZE + 8]
 
 
 @pytest.mark.usefixtures("two_cores")
@@ -560,51 +428,37 @@ def test_bf16_without_units_for_it_warns_and_runs_in_fp32(monkeypatch: pytest.Mo
     with pytest.warns(UserWarning, match="no units for bf16"):
         explainer = camkit.Explainer(made(), "deep", precision="bf16")
     assert np.array_equal(explainer(picture(), 1).raw, camkit.Explainer(made(), "deep")(picture(), 1).raw)
-
-
-def test_bf16_can_be_forced_and_is_not_questioned_on_other_devices() -> None:
-    assert usable_precision("bf16-forced", torch.device("cpu")) == ("bf16-forced", "")
-    assert usable_precision("bf16", torch.device("cuda")) == ("bf16", "")
-    assert usable_precision("fp16", torch.device("cpu")) == ("fp16", "")
-    forced = camkit.Explainer(made(), "deep", precision="bf16-forced")(picture(), 1)
-    exact = camkit.Explainer(made(), "deep")(picture(), 1)
-    assert not np.array_equal(forced.raw, exact.raw)
-    np.testing.assert_allclose(forced.raw, exact.raw, atol=0.05 * np.abs(exact.raw).max())
+    for precision, device in (("bf16-forced", "cpu"), ("bf16", "cuda"), ("fp16", "cpu")):
+        assert usable_precision(precision, torch.device(device)) == (precision, "")
 
 
 def test_many_targets_keep_only_few_gradients_at_a_time() -> None:
     """The gradients of all targets, and a copy of its picture for each, would take gigabytes."""
-    torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 150)
-    )
-    images = torch.randn(2, 3, 32, 32)
-    references: list[weakref.ref[torch.Tensor]] = []
-    most = 0
+    network, images, most = plain_net(150), torch.randn(2, 3, 32, 32), 0
+    references: list[weakref.ref[Tensor]] = []
 
-    def mean_gradient(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+    def mean_gradient(activations: Tensor, gradients: Tensor) -> Tensor:
         nonlocal most
         references.append(weakref.ref(gradients))
         most = max(most, sum(reference() is not None for reference in references))
         return gradients.mean((2, 3), keepdim=True)
 
-    several = camkit.explain(network.eval(), images, "1", target=list(range(150)), method=mean_gradient)
+    several = camkit.explain(network, images, "4", target=list(range(150)), method=mean_gradient)
 
     assert most <= 64
-    assert [one.target for one in several] == [*range(150), *range(150)]
+    assert [one.target for one in several] == [*range(150)] * 2
     assert all(one.shown is several[0].shown for one in several[:150])
     for number in (0, 70, 149):
-        alone = camkit.explain(network, images[1], "1", target=number, method=mean_gradient)
+        alone = camkit.explain(network, images[1], "4", target=number, method=mean_gradient)
         assert np.allclose(several[150 + number].raw, alone.raw, atol=1e-6)
 
 
 def test_one_explanation_that_is_kept_holds_its_own_picture_only() -> None:
-    network = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
-    kept = camkit.explain(network.eval(), torch.randn(16, 3, 64, 64), "1")[0]
+    kept = camkit.explain(plain_net(), torch.randn(16, 3, 64, 64), "4")[0]
 
-    assert isinstance(kept.shown, torch.Tensor)
+    assert isinstance(kept.shown, Tensor)
     assert kept.shown.untyped_storage().nbytes() == 3 * 64 * 64 * 4
-    assert all(raw.untyped_storage().nbytes() == 16 * 16 * 4 for raw in kept.maps.raws)
+    assert all(raw.untyped_storage().nbytes() == 32 * 32 * 4 for raw in kept.maps.raws)
     assert kept.raw.base is None
 
 
@@ -634,16 +488,12 @@ class OfTextAndPicture(WithAge):
         return super().forward(pixel_values, torch.full((1, 1), float(width)))
 
 
-@pytest.mark.parametrize("output", [None, 0])
-def test_a_model_with_its_picture_second_gets_its_way_out(output) -> None:
-    with pytest.raises(ModelError, match=r"takes 'input_ids' first; pass picture='pixel_values' and inputs="):
-        camkit.explain(OfTextAndPicture().eval(), picture(0), output=output)
-
-
-def test_a_model_with_its_picture_second_is_explained_as_the_sentence_says() -> None:
-    ids = torch.tensor([[1, 2, 3]])
-    found = camkit.explain(OfTextAndPicture().eval(), picture(0), picture="pixel_values", inputs={"input_ids": ids})
-    assert found.status == "ok"
+def test_a_model_with_its_picture_second_gets_its_way_out() -> None:
+    net, ids = OfTextAndPicture().eval(), torch.tensor([[1, 2, 3]])
+    for output in (None, 0):
+        with refused_as(ModelError, "takes 'input_ids' first; pass picture='pixel_values' and inputs="):
+            camkit.explain(net, picture(0), output=output)
+    assert camkit.explain(net, picture(0), picture="pixel_values", inputs={"input_ids": ids}).status == "ok"
 
 
 def test_a_map_of_one_cell_is_never_ok() -> None:
@@ -653,27 +503,14 @@ def test_a_map_of_one_cell_is_never_ok() -> None:
     assert {row.status for row in found} == {"no_influence"}
 
 
-class OfThirty(nn.Module):
-    """The way out that the error shows."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, picture: Tensor) -> Tensor:
-        scores: Tensor = self.model(picture, age=torch.tensor([[30.0]]))
-        return scores
-
-
 @pytest.mark.parametrize(("kind", "listed"), [(WithAge, "'age'"), (WithAgeAndPlace, "'age' and 'place'")])
 @pytest.mark.parametrize("method", ["gradcam", "rise", "chefer"])
 def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, listed, method):
-    with pytest.raises(ModelError, match=r"pass inputs=\{\.\.\.\} to camkit\.explain or Explainer") as caught:
+    with refused_as(ModelError, r"pass inputs=\{\.\.\.\} to camkit\.explain or Explainer") as caught:
         camkit.explain(kind().eval(), torch.zeros(3, 16, 16), method=method)
     assert listed in str(caught.value)
-    with pytest.raises(ModelError, match="needs more than the picture"):
+    with refused_as(ModelError, "needs more than the picture"):
         camkit.Explainer(kind().eval()).scores_of(torch.zeros(3, 16, 16))
-    assert camkit.explain(OfThirty(WithAge()).eval(), torch.rand(3, 16, 16)).status == "ok"
 
 
 class Fused(nn.Module):
@@ -741,9 +578,9 @@ def test_a_file_that_has_changed_is_loaded_again(tmp_path):
 
 
 def test_what_a_model_needs_besides_the_inputs_it_was_given_is_named():
-    with pytest.raises(ModelError, match=r"needs more than the picture.*'place'"):
+    with refused_as(ModelError, r"needs more than the picture.*'place'"):
         camkit.explain(WithAgeAndPlace().eval(), torch.zeros(3, 16, 16), inputs={"age": torch.zeros(1, 1)})
-    with pytest.raises(ModelError, match=r"needs more than the picture.*'depth' and 'extra'"):
+    with refused_as(ModelError, r"needs more than the picture.*'depth' and 'extra'"):
         camkit.explain(Fused().eval(), torch.zeros(3, 16, 16), picture="pixel_values", output="scores")
 
 
@@ -780,30 +617,27 @@ def test_one_of_several_outputs_is_explained(kind, name):
         camkit.explain(net, image, output="mood")
 
 
-def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "two.py").write_text(
-        "import torch\nfrom torch import nn\nfrom torchvision.transforms.v2 import functional as f\n\n\n"
-        "class Net(nn.Module):\n"
-        "    def __init__(self, names):\n        super().__init__()\n        self.conv = nn.Conv2d(3, 4, 3, 2, 1)\n"
-        "        self.names = names\n\n"
-        "    def forward(self, x):\n        maps = self.conv(x).relu()\n"
-        "        both = maps.mean((2, 3)), maps.amax((2, 3))\n"
-        "        return dict(zip(self.names, both)) if self.names else both\n\n\n"
-        "def prepare(picture):\n    return f.pil_to_tensor(picture.resize((32, 32))) / 255\n\n\n"
-        "def places():\n    torch.manual_seed(0)\n    return Net(()), prepare\n\n\n"
-        "def names():\n    torch.manual_seed(0)\n    return Net(('mean', 'most')), prepare\n"
-    )
-    picture = str(camkit.scenes.scene_paths()["plane-sky"])
-    options = ["--device", "cpu", "--out", str(tmp_path)]
+def prepare(picture: Image.Image) -> Tensor:
+    return to_tensor(picture.resize((32, 32)))
 
-    for factory, option in (("places", "--output 1"), ("names", "--output mean")):
-        assert main([picture, "--model", f"two.py:{factory}", *options]) == 2
+
+def places() -> tuple[nn.Module, Callable[[Image.Image], Tensor]]:
+    return Tasks("tuple"), prepare
+
+
+def names() -> tuple[nn.Module, Callable[[Image.Image], Tensor]]:
+    return Tasks("dict"), prepare
+
+
+def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys):
+    for factory, option in (("places", "--output 1"), ("names", "--output kind")):
+        call = [PLANE, "--model", f"{__file__}:{factory}", "--device", "cpu", "--out", str(tmp_path)]
+        assert main(call) == 2
         said = capsys.readouterr().err
         assert option in said
         assert "lambda" not in said
-        assert main([picture, "--model", f"two.py:{factory}", *options, *option.split(), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["status"] == "ok"
+        assert main([*call, *option.split(), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["status"] in ("ok", "no_positive_evidence")
 
 
 @pytest.mark.parametrize(
@@ -820,19 +654,14 @@ def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys, monke
     ],
 )
 def test_wrong_inputs_are_one_sentence(options, said):
-    with pytest.raises(InputError, match=said) as caught:
+    with refused_as(InputError, said):
         camkit.explain(WithAge().eval(), torch.zeros(3, 16, 16), **options)
-    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [{"method": "hirescam", "layer": "0"}])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda explainer: pickle.loads(pickle.dumps(explainer))])
-def test_a_copy_of_an_explainer_explains_a_copy_of_the_model(copied, options):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-    image = torch.rand(3, 16, 16)
-    method, layer = options.get("method"), net[0] if "layer" in options else None
-    explainer = camkit.Explainer(net, layer, method=method)
+def test_a_copy_of_an_explainer_explains_a_copy_of_the_model(copied):
+    net, image = plain_net(), torch.rand(3, 16, 16)
+    explainer = camkit.Explainer(net, net[0], method="hirescam")
     unused = copied(explainer)
     found = explainer(image)
     for other in (unused, copied(explainer)):
@@ -847,28 +676,18 @@ def test_a_copy_of_an_explainer_explains_a_copy_of_the_model(copied, options):
 
 
 def test_a_method_of_the_call_needs_no_layer_of_the_config(tmp_path, monkeypatch, capsys):
-    config, picture = {"explain": {"layer": "features.2"}}, str(camkit.scenes.scene_paths()["plane-sky"])
-    found = camkit.explain("demo-fair", picture, method="occlusion", config=config)
+    config = {"explain": {"layer": "features.2"}}
+    found = camkit.explain("demo-fair", PLANE, method="occlusion", config=config)
     assert found.layer == "whole model"
     (tmp_path / "camkit.toml").write_text('[explain]\nlayer = "features.2"\n')
     monkeypatch.chdir(tmp_path)
-    shown = [picture, "--model", "demo-fair", "--json", "--method"]
+    shown = [PLANE, "--model", "demo-fair", "--json", "--method"]
     for method, layer in (("occlusion", "whole model"), ("layercam", "features.2")):
         assert main([*shown, method]) == 0
         assert json.loads(capsys.readouterr().out)["layer"] == layer
     assert main([*shown, "occlusion", "--layer", "features.2"]) == 2
-    with pytest.raises(MethodError, match="reads the whole model and no layer"):
+    with refused_as(MethodError, "reads the whole model and no layer"):
         camkit.Explainer("demo-fair", config={"explain": {"layer": "features.2", "method": "occlusion"}})
-
-
-@pytest.mark.parametrize("layer", [None, "model.conv"])
-def test_an_input_has_one_row_for_all_pictures(layer):
-    class Shifted(WithAge):
-        def forward(self, x: Tensor, age: Tensor) -> Tensor:
-            return super().forward(x, torch.ones(1, 1)) + age
-
-    net, picture, ages = Shifted().eval(), torch.rand(3, 16, 16), torch.arange(3.0)[:, None]
-    assert camkit.explain(net, picture, layer, inputs={"age": ages[:1]}).status == "ok"
 
 
 def test_a_model_that_takes_a_tuple_is_to_be_wrapped():
@@ -891,6 +710,3 @@ def test_a_type_error_of_the_models_own_passes_through():
 
     with pytest.raises(TypeError, match="missing 1 required"):
         camkit.explain(Broken().eval(), torch.zeros(3, 16, 16))
-
-
-# --- models that run layers inside torch.func

@@ -6,18 +6,16 @@ import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image, ImageDraw, ImageFilter, ImageOps
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torchvision import transforms
 
 import camkit
-from camkit.drawing.overlay import stretch
 from camkit.models import LoadedModel
 from scripts.placement.measure_shift import padded
 from scripts.weights import PHOTOS, WEIGHTS
@@ -57,16 +55,12 @@ def as_stored(path: Path) -> Image.Image:
 
 
 @pytest.mark.extended
-def test_the_recorded_probabilities_of_squeezenet_on_every_picture(models, test_data, expected):
+def test_the_recorded_probabilities_of_squeezenet_on_every_picture(models, test_data):
+    expected = json.loads((test_data / "expected_top5.json").read_text())
     # The record was made with pictures squashed to 227 x 227, not with torchvision's resize and crop, and with their
     # colours as stored, not converted by their profile.
-    squash = transforms.Compose(
-        [
-            transforms.Resize((227, 227)),
-            transforms.ToTensor(),
-            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-        ]
-    )
+    normalise = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    squash = transforms.Compose([transforms.Resize((227, 227)), transforms.ToTensor(), normalise])
     pictures = (as_stored(test_data / name) for name in expected)
 
     rows = list(camkit.explain_many(models["squeezenet1_1"], pictures, target=camkit.targets.top(5), preprocess=squash))
@@ -82,9 +76,9 @@ def test_the_recorded_probabilities_of_squeezenet_on_every_picture(models, test_
 
 
 def test_labels_are_true_names(model, folder):
-    labels = json.loads((folder / "LICENCES.json").read_text())
+    assert model.labels[CHICKADEE] == "chickadee"
     right = 0
-    for entry in labels:
+    for entry in json.loads((folder / "LICENCES.json").read_text()):
         if entry["imagenet_labels"]:
             row = camkit.explain(model, folder / entry["file"])
             assert row.label == model.labels[row.target]
@@ -96,47 +90,10 @@ def test_labels_are_true_names(model, folder):
 # --- the heat ---------------------------------------------------------------------------------------------------------
 
 
-def seen(row: camkit.Explanation) -> np.ndarray:
-    height, width = row.picture.shape[:2]
-    rows, columns = np.mgrid[0:height, 0:width] + 0.5
-    return (columns > row.box.left) & (columns < row.box.right) & (rows > row.box.top) & (rows < row.box.bottom)
-
-
 def energy_inside(row: camkit.Explanation, region: np.ndarray) -> float:
     """Return the share of the heat, laid over the original picture, that falls into a region of it."""
-    heat = np.nan_to_num(stretch(row.heatmap, row.box, row.picture.shape[:2]))
+    heat = row.heatmap_on_picture()
     return float(heat[region].sum() / heat.sum())
-
-
-def birds_region(reach: int) -> np.ndarray:
-    """Return where the bird of bird.png is, and what lies within ``reach`` pixels of it."""
-    outline = [(37, 110), (65, 90), (95, 78), (130, 85), (160, 115), (215, 125), (265, 150), (345, 185), (483, 208)]
-    outline += [
-        (480, 222),
-        (345, 212),
-        (275, 200),
-        (270, 240),
-        (215, 262),
-        (170, 258),
-        (110, 218),
-        (88, 180),
-        (70, 130),
-    ]
-    picture = Image.new("L", (512, 343))
-    ImageDraw.Draw(picture).polygon(outline, fill=255)
-    return np.asarray(picture.filter(ImageFilter.MaxFilter(2 * reach + 1))) > 0
-
-
-def test_a_chickadee_is_called_one_because_of_the_bird(models, folder):
-    row = camkit.explain(models["mobilenet_v2"], folder / "bird.png")
-
-    x, y = row.peak
-    assert row.target == CHICKADEE
-    assert row.label == "chickadee"
-    assert birds_region(0)[int(y), int(x)]
-    # A cell of the 7 x 7 grid is 43 pixels wide here: heat within half a cell of the bird is heat on it.
-    assert energy_inside(row, birds_region(21)) > 0.7 > 1.4 * birds_region(21)[seen(row)].mean()
-    assert energy_inside(row, birds_region(0)) > 1.6 * birds_region(0)[seen(row)].mean()
 
 
 def with_its_own_padding(model: LoadedModel) -> LoadedModel:
@@ -156,12 +113,14 @@ def object_mask(folder: Path, photo: str) -> np.ndarray:
 
 @pytest.mark.parametrize(("photo", "lift"), [("bird_segmentation.png", 1.35), ("dog_segmentation_256.png", 1.2)])
 def test_the_heat_lies_on_the_object_more_than_its_area_would_explain(model, folder, photo, lift):
-    row = camkit.explain(with_its_own_padding(model), folder / photo, method="gradcam")
+    model, region = with_its_own_padding(model), object_mask(folder, photo)
+    for method in ("gradcam", None):
+        row = camkit.explain(model, folder / photo, method=method)
 
-    region = object_mask(folder, photo)
-    assert region.shape == row.picture.shape[:2]
-    assert row.status == "ok"
-    assert energy_inside(row, region) > lift * region[seen(row)].mean()
+        assert region.shape == row.picture.shape[:2]
+        assert row.status == "ok"
+        seen = ~np.isnan(row.heatmap_on_picture(unseen=np.nan))
+        assert energy_inside(row, region) > lift * region[seen].mean()
 
 
 @pytest.mark.extended
@@ -179,30 +138,6 @@ def test_the_samoyed_is_found_on_the_dog(models, folder, method, inside):
 
 
 # --- the heat is about what changes the score -------------------------------------------------------------------------
-
-
-@pytest.mark.extended
-def test_without_the_hottest_cell_the_score_falls_by_more_than_without_the_coldest(model, folder):
-    """On the grid: the features of one cell are taken away, and the rest of the network runs on what is left."""
-    assert model.preprocess is not None
-    for photo in PHOTOS:
-        with Image.open(folder / photo) as picture:
-            image = model.preprocess(picture.convert("RGB"))
-        found = camkit.explain(model, image, method="gradcam")
-        falls = []
-        for cell in (found.raw.argmax(), found.raw.argmin()):
-            row, column = np.unravel_index(cell, found.raw.shape)
-
-            def without(_: nn.Module, __: Any, maps: Tensor, row: int = int(row), column: int = int(column)) -> Tensor:
-                maps = maps.clone()
-                maps[:, :, row, column] = 0
-                return maps
-
-            handle = model.module.get_submodule(found.layer).register_forward_hook(without)
-            with torch.no_grad():
-                falls.append(found.score - float(model.module(image[None])[0, found.target]))
-            handle.remove()
-        assert falls[0] > max(falls[1], 0), photo
 
 
 @pytest.mark.extended

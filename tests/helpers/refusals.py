@@ -1,22 +1,27 @@
-"""What a user reads when camkit refuses something."""
+"""Errors as users read them: one sentence, without the insides of Python."""
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from camkit.errors import CamkitError, ModelError
+from camkit.errors import ModelError
 
 
-@contextlib.contextmanager
-def refused(said: str = "", kind: type[CamkitError] = ModelError) -> Iterator[None]:
-    """Expect an error that is one sentence and matches a pattern."""
-    with pytest.raises(kind) as caught:
+@contextmanager
+def refused_as(kind: type[Exception], words: str | None = None) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """Expect an error of this kind in one sentence that matches a pattern."""
+    with pytest.raises(kind, match=words) as caught:
+        yield caught
+    sentence = str(caught.value)
+    assert 10 < len(sentence) < 700
+    assert not any(sign in sentence for sign in ("\n", "object at 0x"))
+
+
+@contextmanager
+def refused(words: str = "", kind: type[Exception] = ModelError) -> Iterator[None]:
+    """Expect a model to be refused in one sentence that matches a pattern."""
+    with refused_as(kind, words):
         yield
-    text = str(caught.value)
-    assert re.search(said, text), text
-    assert 10 < len(text) < 500
-    assert "\n" not in text

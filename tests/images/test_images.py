@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 import math
@@ -11,7 +10,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image, ImageCms, ImageFile, ImageOps, PngImagePlugin
+from refusals import refused_as
 from tiers import represented_by, rows_represented
 from torch import Tensor, nn
 from torchvision import transforms
@@ -36,6 +36,7 @@ from camkit.images.regions import CropBoxes
 
 SIDE = 32
 PRESET = ImageClassification(crop_size=SIDE, resize_size=36)
+SQUASH = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 
@@ -73,11 +74,10 @@ def net() -> TinyNet:
     return TinyNet().eval()
 
 
-@pytest.fixture
-def pattern() -> np.ndarray:
-    """Return an upright picture without any symmetry, smooth enough to survive JPEG."""
-    rows, columns = np.mgrid[0:40, 0:56]
-    return np.stack([columns * 4, rows * 5, (rows + columns) * 2], axis=2).astype(np.uint8)
+ROWS, COLUMNS = np.mgrid[0:40, 0:56]
+PATTERN = np.stack([COLUMNS * 4, ROWS * 5, (ROWS + COLUMNS) * 2], axis=2).astype(np.uint8)
+"""An upright picture without any symmetry, smooth enough to survive JPEG."""
+PATTERN.setflags(write=False)
 
 
 def shown(net: nn.Module, image: Any) -> np.ndarray:
@@ -88,90 +88,37 @@ def shown(net: nn.Module, image: Any) -> np.ndarray:
     return explanation.picture
 
 
-def assert_one_sentence(error: BaseException) -> None:
-    text = str(error)
-    assert 10 < len(text) < 400
-    assert "\n" not in text
-    assert "Error" not in text
-    assert "object at 0x" not in text
-
-
 # --- what must work ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", ["png", "tiff"])
-def test_16_bit_grey_is_scaled_and_not_clipped_to_white(net, tmp_path, ending):
+def test_16_bit_grey_is_scaled_and_not_clipped_to_white(net, tmp_path):
     levels = np.linspace(0, 65535, 40 * 56).reshape(40, 56).astype(np.uint16)
-    Image.fromarray(levels).save(tmp_path / f"deep.{ending}")
-
-    picture = shown(net, tmp_path / f"deep.{ending}")
-
-    assert np.array_equal(picture, np.repeat(np.rint(levels / 257)[:, :, None], 3, axis=2).astype(np.uint8))
-    assert (picture == 255).mean() < 0.01
-
-
-def test_16_bit_big_endian_tiff_is_the_same_picture(net, tmp_path):
-    levels = np.linspace(0, 65535, 40 * 56).reshape(40, 56).astype(np.uint16)
-    Image.frombytes("I;16B", (56, 40), levels.astype(">u2").tobytes()).save(tmp_path / "big.tiff")
-
-    assert np.array_equal(shown(net, tmp_path / "big.tiff")[:, :, 0], np.rint(levels / 257).astype(np.uint8))
-
-
-def test_cmyk_jpeg_keeps_its_colours(net, tmp_path):
-    cmyk = Image.new("CMYK", (48, 40), (0, 255, 255, 0))
-    cmyk.paste((255, 0, 255, 0), (24, 0, 48, 40))
-    cmyk.save(tmp_path / "print.jpg", quality=95)
-
-    picture = shown(net, tmp_path / "print.jpg").astype(int)
-
-    assert np.abs(picture[:, :20] - [255, 0, 0]).max() < 30
-    assert np.abs(picture[:, 28:] - [0, 255, 0]).max() < 30
+    big_endian = Image.frombytes("I;16B", (56, 40), levels.astype(">u2").tobytes())
+    for name, deep in (("p.png", Image.fromarray(levels)), ("p.tiff", Image.fromarray(levels)), ("b.tiff", big_endian)):
+        deep.save(tmp_path / name)
+        expected = np.rint(levels / 257)[:, :, None].astype(np.uint8).repeat(3, axis=2)
+        assert np.array_equal(shown(net, tmp_path / name), expected), name
 
 
 @pytest.mark.parametrize("transparency", [None, 1, bytes([255, 40, 0])])
 def test_palette_png_is_shown_in_its_colours_whatever_its_transparency(net, tmp_path, transparency):
     colours = np.array([[250, 10, 20], [30, 240, 50], [60, 70, 230]], np.uint8)
-    indices = np.arange(40 * 48).reshape(40, 48) % 3
-    picture = Image.fromarray(indices.astype(np.uint8)).convert("L")
-    picture = Image.frombytes("P", picture.size, picture.tobytes())
+    indices = (np.arange(40 * 48).reshape(40, 48) % 3).astype(np.uint8)
+    picture = Image.frombytes("P", (48, 40), indices.tobytes())
     picture.putpalette(colours.tobytes())
     picture.save(tmp_path / "p.png", **({} if transparency is None else {"transparency": transparency}))
 
     assert np.array_equal(shown(net, tmp_path / "p.png"), colours[indices])
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "L", "1", "RGB"])
-def test_png_modes_show_the_colours_and_drop_the_transparency(net, tmp_path, pattern, mode):
-    picture = Image.fromarray(pattern).convert(mode)
-    if mode in ("RGBA", "LA"):
-        picture.putalpha(Image.fromarray(np.tile(np.arange(56, dtype=np.uint8) * 4, (40, 1))))
-    picture.save(tmp_path / "p.png")
-    expected = {
-        "RGB": pattern,
-        "RGBA": pattern,
-        "1": np.repeat(np.asarray(picture.convert("L"))[:, :, None], 3, axis=2),
-    }.get(mode, np.repeat(np.asarray(Image.fromarray(pattern).convert("L"))[:, :, None], 3, axis=2))
-
-    assert np.array_equal(shown(net, tmp_path / "p.png"), expected)
-
-
-def test_a_gifs_first_frame_is_taken(net, tmp_path):
-    frames = [Image.new("RGB", (48, 40), colour) for colour in ("red", "lime", "blue")]
-    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
-
-    with pytest.warns(UserWarning, match=r"moving\.gif holds several pictures, and camkit uses the first"):
-        taken = shown(net, tmp_path / "moving.gif")
-
-    assert np.array_equal(np.unique(taken.reshape(-1, 3), axis=0), [[255, 0, 0]])
-
-
-def test_the_first_page_of_several_is_taken(net, tmp_path):
-    pages = [Image.new("RGB", (48, 40), colour) for colour in ("red", "lime")]
-    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
+@pytest.mark.parametrize("name", ["moving.gif", "pages.tif"])
+def test_the_first_of_several_pictures_is_taken(net, tmp_path, name):
+    pages = [Image.new("RGB", (48, 40), colour) for colour in ("red", "lime", "blue")]
+    pages[0].save(tmp_path / name, save_all=True, append_images=pages[1:])
     pages[0].save(tmp_path / "stereo.jpg", "MPO", save_all=True, append_images=pages[1:])
 
-    with pytest.warns(UserWarning, match=r"pages\.tif holds several pictures, and camkit uses the first"):
-        taken = shown(net, tmp_path / "pages.tif")
+    with pytest.warns(UserWarning, match=f"{name} holds several pictures, and camkit uses the first"):
+        taken = shown(net, tmp_path / name)
     shown(net, tmp_path / "stereo.jpg")  # the second picture of a camera's file is for another device: no warning
 
     assert np.array_equal(np.unique(taken.reshape(-1, 3), axis=0), [[255, 0, 0]])
@@ -188,25 +135,10 @@ UNDO = {
 }
 
 
-def turned(upright: Image.Image, orientation: int) -> tuple[Image.Image, Image.Exif]:
-    """Return the picture as a camera held that way stores it, with the EXIF entry that says so."""
+def stored_turned(folder: Path, upright: Image.Image, orientation: int, suffix: str = "png", way: str = "exif") -> Path:
+    """Write a picture as a camera held that way stores it; ``way`` says where the orientation stands in the file."""
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return (upright.transpose(UNDO[orientation]) if orientation in UNDO else upright), exif
-
-
-def test_a_pil_picture_is_turned_upright_by_its_exif_entry_and_not_changed(net, tmp_path, pattern):
-    stored, exif = turned(Image.fromarray(pattern), 6)
-    stored.save(tmp_path / "camera.png", exif=exif)
-    with Image.open(tmp_path / "camera.png") as opened:
-        assert np.array_equal(shown(net, opened), pattern)
-        assert opened.size == stored.size
-        assert opened.getexif()[0x0112] == 6
-
-
-def stored_turned(folder: Path, upright: Image.Image, orientation: int, suffix: str, way: str) -> Path:
-    """Write a picture as a camera held that way stores it; ``way`` says where the orientation stands in the file."""
-    stored, exif = turned(upright, orientation)
     xmp = f'<x:xmpmeta><rdf:Description tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
     options = {"jpg": {"quality": 98}, "webp": {"lossless": True}, "avif": {"quality": 98}}.get(suffix, {})
     if way != "xmp":
@@ -218,94 +150,58 @@ def stored_turned(folder: Path, upright: Image.Image, orientation: int, suffix: 
         options |= {"tiffinfo": {700: xmp, **({274: orientation} if way == "both" else {})}} if suffix == "tiff" else {}
         options |= {"xmp": xmp} if suffix in ("jpg", "webp", "avif") else {}
     file = folder / f"camera-{way}.{suffix}"
+    stored = upright.transpose(UNDO[orientation]) if orientation in UNDO else upright
     stored.save(file, **options)
     return file
 
 
-class WhereRed(nn.Module):
-    """Its class is the one of 4 x 4 cells with the most red, which all eight orientations of a picture tell apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.redness = nn.Conv2d(3, 1, 1, bias=False)
-        self.cells = nn.AdaptiveAvgPool2d(4)
-        with torch.no_grad():
-            self.redness.weight.copy_(torch.tensor([8.0, -4.0, -4.0]).reshape(1, 3, 1, 1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.cells(self.redness(images)).flatten(1)
-
-
-STORED = [(6, suffix, way) for suffix in ("jpg", "png", "webp", "tiff", "avif") for way in ("exif", "xmp", "both")]
-
-
-@pytest.mark.parametrize(("orientation", "suffix", "way"), [*STORED, *((held, "jpg", "exif") for held in range(1, 9))])
-def test_a_picture_is_turned_once_however_often_it_is_prepared(tmp_path, orientation, suffix, way):
-    marked = with_marker((64, 64), 24, 8, 14)  # in the second cell of the first row
-    file = stored_turned(tmp_path, marked, orientation, suffix, way)
-    expected = WhereRed()(functional.to_tensor(marked)[None]).argmax().item()
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff", "avif"])
+@pytest.mark.parametrize("way", ["exif", "xmp", "both"])
+def test_a_picture_is_turned_once_however_often_it_is_prepared(tmp_path, suffix, way):
+    file = stored_turned(tmp_path, with_marker((64, 64), 24, 8, 14), 6, suffix, way)
     own = transforms.Compose([ImageOps.exif_transpose, transforms.ToTensor()])
-    model = WhereRed().eval()
 
     opened = open_picture(file)
 
     assert np.array_equal(upright(opened, "again"), opened)
     assert np.array_equal(ImageOps.exif_transpose(opened), opened)
-    assert camkit.explain(model, file, "redness", preprocess=own).target == expected
     with Image.open(file) as lazily:
-        assert camkit.explain(model, lazily, "redness", preprocess=own).target == expected
+        for given in (file, lazily):
+            assert math.dist(camkit.explain(RED, given, "cells", preprocess=own).peak, (24, 8)) < 4
 
 
-@pytest.mark.parametrize(("orientation", "suffix"), [(6, "jpg"), (3, "png"), (5, "webp"), (8, "tiff")])
-def test_compare_and_judge_see_a_turned_picture_as_explain_does(tmp_path, orientation, suffix):
-    file = stored_turned(tmp_path, with_marker((64, 64), 24, 8, 14), orientation, suffix, "exif")
-    model, ready = WhereRed().eval(), transforms.ToTensor()
-    explained = camkit.explain(model, file, "redness", method="gradcam", preprocess=ready)
+def test_compare_and_judge_see_a_turned_picture_as_explain_does(tmp_path):
+    marked, ready = with_marker((64, 64), 24, 8, 14), transforms.ToTensor()
+    file = stored_turned(tmp_path, marked, 6)
+    explained = camkit.explain(RED, file, "cells", method="gradcam", preprocess=ready)
 
-    compared = camkit.compare(model, file, ["gradcam"], target_layer="redness", preprocess=ready).rows[0]
-    judged = camkit.metrics.Evaluator(camkit.Explainer(model, "redness", preprocess=ready), open_picture(file))
+    compared = camkit.compare(RED, file, ["gradcam"], target_layer="cells", preprocess=ready).rows[0]
+    judged = camkit.metrics.Evaluator(camkit.Explainer(RED, "cells", preprocess=ready), open_picture(file))
 
-    assert explained.target == 1
-    assert compared.label == f"class {explained.target}"
     assert np.array_equal(compared.maps[0].explanation.heatmap, explained.heatmap)
-    assert judged.scores.answer.indices == (explained.target,)
+    assert torch.equal(judged.scores.picture, ready(marked))
 
 
-def test_exif_entries_of_a_wrong_type_do_not_cost_the_picture(net, tmp_path, pattern):
-    stored, exif = turned(Image.fromarray(pattern), 6)
-    exif[0x010F] = "maker"
+def test_exif_entries_of_a_wrong_type_do_not_cost_the_picture(net, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "maker"
     # Tag 0x0153 holds numbers; cameras and editors that write text there exist.
     damaged = exif.tobytes().replace(b"\x01\x0f\x00\x02", b"\x01\x53\x00\x02").replace(b"\x0f\x01", b"\x53\x01")
-    stored.save(tmp_path / "camera.jpg", exif=damaged, quality=98)
+    Image.fromarray(PATTERN).transpose(UNDO[6]).save(tmp_path / "camera.jpg", exif=damaged, quality=98)
 
-    assert np.abs(shown(net, tmp_path / "camera.jpg").astype(int) - pattern).max() <= 12
+    assert np.abs(shown(net, tmp_path / "camera.jpg").astype(int) - PATTERN).max() <= 12
 
 
-@pytest.mark.parametrize("size", [(1, 1), (3000, 10), (10, 3000), (7, 7)])
-@pytest.mark.parametrize("crop", [PRESET, transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])])
-def test_tiny_and_very_long_pictures(net, tmp_path, size, crop):
-    Image.new("RGB", size, "orange").save(tmp_path / "p.png")
-
-    explanation = camkit.explain(net, tmp_path / "p.png", "features", preprocess=crop)
+@pytest.mark.parametrize("size", [(1, 1), (3000, 10), (10, 3000), (7, 7), (40000, 300)])
+@pytest.mark.parametrize("crop", [PRESET, SQUASH])
+def test_tiny_and_very_long_pictures(net, size, crop):
+    """Some functions of OpenCV take no picture wider than 32,767 pixels."""
+    explanation = camkit.explain(net, Image.new("RGB", size, "orange"), "features", preprocess=crop)
 
     assert explanation.heatmap.shape == (SIDE, SIDE)
     if explanation.box is not None:
         assert explanation.picture.shape == (size[1], size[0], 3)
     assert explanation.overlay().shape == explanation.picture.shape
-
-
-@pytest.mark.parametrize("size", [(40000, 300)])
-def test_a_panorama_wider_than_32767_pixels_is_drawn(net, size):
-    squash = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])
-    panorama = np.full((size[1], size[0], 3), 90, np.uint8)
-
-    explanation = camkit.explain(net, panorama, "features", preprocess=squash)
-
-    assert explanation.overlay().shape == panorama.shape
-
-
-def as_rgba(pattern: np.ndarray) -> np.ndarray:
-    return np.dstack([pattern, np.full(pattern.shape[:2], 7, np.uint8)])
 
 
 @pytest.mark.parametrize(
@@ -317,39 +213,33 @@ def as_rgba(pattern: np.ndarray) -> np.ndarray:
         (lambda p: p[:, :, :1].astype(np.float16) / 255, lambda p: p[:, :, [0, 0, 0]]),
         (lambda p: p[:, :, 0], lambda p: p[:, :, [0, 0, 0]]),
         (lambda p: p[:, :, :1], lambda p: p[:, :, [0, 0, 0]]),
-        (as_rgba, lambda p: p),
+        (lambda p: np.dstack([p, np.full(p.shape[:2], 7, np.uint8)]), lambda p: p),
         (np.asfortranarray, lambda p: p),
         (lambda p: p[:, ::-1], lambda p: p[:, ::-1]),
         (lambda p: np.zeros_like(p, dtype=np.float32), np.zeros_like),
     ],
     ids=["uint8", "float32", "float64", "float16 Hx1", "HxW", "HxWx1", "HxWx4", "fortran", "view", "zeros"],
 )
-def test_arrays(net, pattern, given, expected):
-    array = given(pattern)
+def test_arrays(net, given, expected):
+    array = given(PATTERN)
     before = array.copy()
 
-    assert np.abs(shown(net, array).astype(int) - expected(pattern)).max() <= (1 if array.dtype == np.float16 else 0)
+    assert np.abs(shown(net, array).astype(int) - expected(PATTERN)).max() <= (1 if array.dtype == np.float16 else 0)
     assert np.array_equal(array, before)
 
 
-def test_a_read_only_array_works(net, pattern):
-    pattern.setflags(write=False)
-
-    assert np.array_equal(shown(net, pattern), pattern)
-
-
-@pytest.mark.parametrize("mode", ["I;16", "I", "F", "P", "CMYK", "YCbCr", "HSV", "LAB", "LA", "PA", "1"])
+@pytest.mark.parametrize("mode", ["I;16", "I", "F", "P", "CMYK", "YCbCr", "HSV", "LAB", "LA", "PA", "1", "RGBA"])
 def test_pil_pictures_of_every_mode(net, mode):
-    scale = {"I;16": 257, "I": 257}.get(mode, 1)
     grey = np.tile(np.arange(48) * 5, (40, 1))
     if mode in ("I;16", "I", "F"):
-        dtype = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
-        picture = Image.fromarray((grey * scale).astype(dtype))
+        dtype, scale = {"I;16": (np.uint16, 257), "I": (np.int32, 257), "F": (np.float32, 1)}[mode]
+        picture, expected = Image.fromarray((grey * scale).astype(dtype)), grey
         assert picture.mode == mode
-        expected = grey
     else:
         picture = Image.fromarray(grey.astype(np.uint8)).convert("RGB").convert(mode)
         expected = np.asarray(picture.convert("RGB"))[:, :, 0].astype(int)
+    if mode in ("LA", "RGBA"):  # transparency is dropped
+        picture.putalpha(Image.fromarray(grey.astype(np.uint8)))
 
     assert np.abs(shown(net, picture)[:, :, 0].astype(int) - expected).max() <= 2
 
@@ -368,17 +258,10 @@ def test_a_tensor_is_used_as_it_is_and_a_batch_is_taken_apart(net):
     assert np.allclose(single.raw, several[1].raw, atol=1e-6)
     assert single.score == pytest.approx(several[1].score, abs=1e-6)
     assert not isinstance(camkit.explain(net, batch[:1], "features"), list)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_tensors_of_other_precision_and_of_a_graph_are_taken(net, dtype):
-    tensor = torch.randn(3, 20, 24).to(dtype).requires_grad_()
-
-    explanation = camkit.explain(net, tensor, "features")
-
-    expected = camkit.explain(net, tensor.detach().float(), "features")
-    assert np.allclose(explanation.raw, expected.raw, atol=1e-6)
-    assert tensor.grad is None
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        other = batch[1].to(dtype)
+        found = camkit.explain(net, other.requires_grad_(), "features")
+        assert np.allclose(found.raw, camkit.explain(net, other.detach().float(), "features").raw, atol=1e-6)
 
 
 def test_a_tensor_of_four_channels_has_no_picture_but_a_map():
@@ -399,14 +282,11 @@ def test_a_tensor_of_four_channels_has_no_picture_but_a_map():
 )
 @pytest.mark.parametrize("size", [(500, 333), (57, 80), (256, 256)])
 def test_preprocessing_equals_torchvisions_own_exactly(tmp_path, weights, size):
-    rng = np.random.default_rng(0)
-    Image.fromarray(rng.integers(0, 256, (size[1], size[0], 3), np.uint8)).save(tmp_path / "p.png")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8))
+    picture.save(tmp_path / "p.png")
     preset = torchvision.models.get_weight(weights).transforms()
 
-    prepared = prepare(tmp_path / "p.png", preset, "p")
-
-    with Image.open(tmp_path / "p.png") as picture:
-        assert torch.equal(prepared.tensor, preset(picture.convert("RGB")))
+    assert torch.equal(prepare(tmp_path / "p.png", preset, "p").tensor, preset(picture))
 
 
 # --- colour profiles --------------------------------------------------------------------------------------------------
@@ -476,9 +356,9 @@ def test_wide_gamut_colours_become_srgb(net, tmp_path, ending):
         assert np.abs(shown(net, opened) - expected).max() < 4
 
 
-def test_the_profile_of_srgb_leaves_every_pixel_as_it_is(net, tmp_path, pattern):
+def test_the_profile_of_srgb_leaves_every_pixel_as_it_is(net, tmp_path):
     for name in ("RGB", "L"):
-        picture = Image.fromarray(pattern).convert(name)
+        picture = Image.fromarray(PATTERN).convert(name)
         picture.save(tmp_path / "p.png", icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
         assert np.array_equal(shown(net, tmp_path / "p.png"), np.asarray(picture.convert("RGB")))
 
@@ -505,15 +385,13 @@ def test_grey_and_cmyk_are_converted_by_their_own_profiles(net, tmp_path):
     [b"no profile", DISPLAY_P3[:200], DISPLAY_P3[:150] + b"\xff" * 300, GREY_1_0, cmyk_profile()],
     ids=["text", "cut off", "damaged", "of grey", "of CMYK"],
 )
-def test_a_profile_that_cannot_be_used_is_ignored_with_a_note(net, tmp_path, pattern, profile):
-    Image.fromarray(pattern).save(tmp_path / "p.png", icc_profile=profile)
+def test_a_profile_that_cannot_be_used_is_ignored_with_a_note(net, tmp_path, profile):
+    Image.fromarray(PATTERN).save(tmp_path / "p.png", icc_profile=profile)
 
-    with pytest.warns(
-        UserWarning, match=r"the colour profile of .*p\.png cannot be used; its colours are taken as sRGB"
-    ):
+    with pytest.warns(UserWarning, match=r"profile of .*p\.png cannot be used; its colours are taken as sRGB"):
         picture = shown(net, tmp_path / "p.png")
 
-    assert np.array_equal(picture, pattern)
+    assert np.array_equal(picture, PATTERN)
 
 
 # --- numbers of 32 bits -----------------------------------------------------------------------------------------------
@@ -525,11 +403,8 @@ def test_a_tiff_of_32_bit_numbers_is_read_as_16_bits_or_refused_but_never_white(
     assert np.array_equal(shown(net, tmp_path / "p.tif")[:, :, 0], np.rint(levels.astype(int) / 257).astype(np.uint8))
     for values in (levels * 30000, levels - 9, levels / 300):
         Image.fromarray(values.astype(np.int32)).save(tmp_path / "p.tif")
-        with pytest.raises(
-            ImageError, match=r"holds 32-bit numbers from -?[0-9]+ to [0-9]+, so it is not clear"
-        ) as caught:
+        with refused_as(ImageError, r"holds 32-bit numbers from -?[0-9]+ to [0-9]+, so it is not clear"):
             shown(net, tmp_path / "p.tif")
-        assert_one_sentence(caught.value)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a program in a shell script")
@@ -540,46 +415,42 @@ def test_postscript_is_refused_and_not_run(net, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "cat.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 56 40\n%%EndComments\nshowpage\n")
 
-    with pytest.raises(ImageError, match="is PostScript, a program that camkit does not run") as caught:
+    with refused_as(ImageError, "is PostScript, a program that camkit does not run"):
         shown(net, tmp_path / "cat.jpg")
-    assert_one_sentence(caught.value)
     assert not (tmp_path / "ran").exists()
 
 
 # --- finding files ----------------------------------------------------------------------------------------------------
 
 
-def test_pictures_are_found_in_folders_and_patterns_in_order_and_once(tmp_path, monkeypatch):
-    for name in ("b.png", "a.JPG", "deep/c.webp", "notes.txt", "deep/model.pth", "odd[1].png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    monkeypatch.chdir(tmp_path)
-
-    assert [path.as_posix() for path in find_pictures(["."])] == ["a.JPG", "b.png", "deep/c.webp", "odd[1].png"]
-    assert [path.as_posix() for path in find_pictures(["b.png", "*.png"])] == ["b.png", "odd[1].png"]
-    assert [path.as_posix() for path in find_pictures(["**/*.webp"])] == ["deep/c.webp"]
-    assert [path.as_posix() for path in find_pictures(["*"])] == ["a.JPG", "b.png", "deep/c.webp", "odd[1].png"]
-    assert [path.as_posix() for path in find_pictures(["**"])] == ["a.JPG", "b.png", "deep/c.webp", "odd[1].png"]
-    assert [path.as_posix() for path in find_pictures(["d*/**"])] == ["deep/c.webp"]
-    assert [path.as_posix() for path in find_pictures(["*.txt"])] == ["notes.txt"]
-    assert [path.as_posix() for path in find_pictures(["odd[1].png"])] == ["odd[1].png"]
-    assert [path.as_posix() for path in find_pictures(["*.bmp", "gone.png"])] == ["*.bmp", "gone.png"]
+EVERY = ["a.JPG", "b.png", "deep/c.webp", "odd[1].png", "sub/out/c.png"]
 
 
-def test_hidden_files_and_the_output_are_left_out_of_a_search_but_not_when_named(tmp_path, monkeypatch):
-    for name in ("a.png", "._a.png", ".cache/b.png", "out/a.gradcam.png", "sub/out/c.png"):
+@pytest.mark.parametrize(
+    ("patterns", "found"),
+    [
+        (["."], EVERY),
+        (["b.png", "*.png"], ["b.png", "odd[1].png"]),
+        (["**/*.webp"], ["deep/c.webp"]),
+        (["*"], EVERY),
+        (["**"], EVERY),
+        (["d*/**", "s*"], ["deep/c.webp", "sub/out/c.png"]),
+        (["*.txt"], ["notes.txt"]),
+        (["odd[1].png"], ["odd[1].png"]),
+        (["*.bmp", "gone.png"], ["*.bmp", "gone.png"]),
+        (["out"], ["out/drawn.png"]),
+        (["._a.png", ".cache"], ["._a.png", ".cache/b.png"]),
+    ],
+)
+def test_pictures_are_found_in_order_and_once_without_hidden_files_and_the_output(
+    tmp_path, monkeypatch, patterns, found
+):
+    for name in (*EVERY[::-1], "notes.txt", "deep/model.pth", "._a.png", ".cache/b.png", "out/drawn.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
 
-    def found(*patterns):
-        return [path.as_posix() for path in find_pictures(patterns, skip=Path("out"))]
-
-    assert found(".") == ["a.png", "sub/out/c.png"]
-    assert found("out") == ["out/a.gradcam.png"]
-    assert found("._a.png", ".cache") == ["._a.png", ".cache/b.png"]
-    assert found("s*") == ["sub/out/c.png"]
-    assert found("a.png", str(tmp_path / "a.png"), ".") == ["a.png", "sub/out/c.png"]
+    assert [path.as_posix() for path in find_pictures(patterns, skip=Path("out"))] == found
 
 
 def test_a_picture_too_thin_for_its_preset_is_refused_before_it_is_enlarged():
@@ -597,86 +468,68 @@ def png_that_declares(width: int, height: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
-    )
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(b"\0" * 64)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def encoded(pattern: np.ndarray, kind: str, **options: Any) -> bytes:
+def encoded(kind: str, pattern: np.ndarray = PATTERN, **options: Any) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pattern).save(buffer, kind, **options)
     return buffer.getvalue()
 
 
-BAD_FILES: dict[str, tuple[str, Callable[[np.ndarray], bytes]]] = {
-    "truncated JPEG": ("p.jpg", lambda p: encoded(p, "JPEG")[:-200]),
-    "truncated PNG": ("p.png", lambda p: encoded(p, "PNG")[:-60]),
-    "truncated WebP": ("p.webp", lambda p: encoded(p, "WEBP", lossless=True)[:-30]),
-    "truncated AVIF": ("p.avif", lambda p: encoded(p, "AVIF")[:60] + b"\0" * 400),
-    "zero bytes": ("p.png", lambda p: b""),
-    "text": ("p.jpg", lambda p: b"this is a shopping list\n"),
-    "decompression bomb": ("p.png", lambda p: png_that_declares(100_000, 100_000)),
-    "zero width": ("p.png", lambda p: png_that_declares(0, 10)),
+BAD_FILES = {
+    "cut.jpg": (encoded("JPEG")[:-200], "cannot be read"),
+    "cut.png": (encoded("PNG")[:-60], "cannot be read"),
+    "cut.webp": (encoded("WEBP", lossless=True)[:-30], "cannot be read"),
+    "cut.avif": (encoded("AVIF")[:60] + b"\0" * 400, None),
+    "empty.png": (b"", "an empty file"),
+    "text.jpg": (b"this is a shopping list\n", "not a picture"),
+    "bomb.png": (png_that_declares(100_000, 100_000), None),
+    "no_width.png": (png_that_declares(0, 10), None),
+    "a.heic": (bytes(128), "install pillow-heif"),
+    "a.DCM": (bytes(128) + b"DICM", "not a picture"),
+    "gone.png": (None, "no file"),
+    "folder.png": (None, "folder"),
 }
 
 
-@pytest.mark.parametrize("case", BAD_FILES)
-def test_a_bad_file_is_one_sentence_that_names_it(net, tmp_path, pattern, case):
-    name, make = BAD_FILES[case]
-    (tmp_path / name).write_bytes(make(pattern))
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_is_one_sentence_that_names_it(net, tmp_path, name):
+    data, words = BAD_FILES[name]
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+        assert [file.name for file in find_pictures([tmp_path])] == [name]
+    if name == "folder.png":
+        (tmp_path / name).mkdir()
     limits = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
 
-    with pytest.raises(ImageError) as caught:
-        camkit.explain(net, tmp_path / name, "features", preprocess=PRESET)
+    with refused_as(ImageError, words) as caught:
+        camkit.explain(net, str(tmp_path / name), "features", preprocess=PRESET)
 
-    assert_one_sentence(caught.value)
     assert name in str(caught.value)
     assert limits == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
 
 
-def test_an_empty_file_and_a_missing_file_and_a_folder_say_so(net, tmp_path):
-    (tmp_path / "empty.png").touch()
-    for path, words in ((tmp_path / "empty.png", "empty"), (tmp_path / "gone.png", "no file"), (tmp_path, "folder")):
-        with pytest.raises(ImageError, match=words) as caught:
-            camkit.explain(net, str(path), "features", preprocess=PRESET)
-        assert_one_sentence(caught.value)
-        assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "words"), [("a.heic", "install pillow-heif"), ("a.DCM", "is not a picture")])
-def test_what_pillow_does_not_read_says_how_it_is_read(net, tmp_path, name, words):
-    (tmp_path / name).write_bytes(bytes(128) + b"DICM")
-    with pytest.raises(ImageError, match=words):
-        camkit.explain(net, tmp_path / name, "features", preprocess=PRESET)
-    assert [file.name for file in find_pictures([tmp_path])] == [name]
-
-
 @pytest.mark.extended
-def test_heic_is_read_if_pillow_heif_is_installed(net, tmp_path, pattern):
+def test_heic_is_read_if_pillow_heif_is_installed(net, tmp_path):
     heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
-    heif.from_pillow(Image.fromarray(pattern)).save(tmp_path / "a.heic", quality=-1)
-    shown = camkit.explain(net, tmp_path / "a.heic", "features", preprocess=PRESET)
-    plain = camkit.explain(net, pattern, "features", preprocess=PRESET)
-    assert np.corrcoef(shown.raw.ravel(), plain.raw.ravel())[0, 1] > 0.99
+    heif.from_pillow(Image.fromarray(PATTERN)).save(tmp_path / "a.heic", quality=-1)
+    assert np.abs(shown(net, tmp_path / "a.heic").astype(int) - PATTERN).mean() < 4
 
 
-def lazily_truncated(pattern: np.ndarray) -> Image.Image:
+def lazily_cut() -> Image.Image:
     """Return a PIL picture whose pixels are not read yet, and cannot be."""
-    return Image.open(io.BytesIO(encoded(pattern, "JPEG")[:-200]))
+    return Image.open(io.BytesIO(BAD_FILES["cut.jpg"][0]))
 
 
-def test_an_opened_pil_picture_whose_file_is_damaged_is_an_image_error(net, pattern):
-    with pytest.raises(ImageError) as caught:
-        camkit.explain(net, lazily_truncated(pattern), "features", preprocess=PRESET)
-
-    assert_one_sentence(caught.value)
-
-
-BAD_OBJECTS: dict[str, tuple[Callable[[], Any], str]] = {
+BAD_OBJECTS = {
     "NaN tensor": (lambda: torch.full((3, 8, 8), math.nan), "NaN or infinite"),
     "uint8 tensor": (lambda: torch.zeros(3, 8, 8, dtype=torch.uint8), "floating-point"),
     "2-D tensor": (lambda: torch.zeros(8, 8), r"\(8, 8\)"),
     "empty tensor": (lambda: torch.zeros(3, 0, 8), r"\(3, 0, 8\)"),
+    "one channel": (lambda: torch.zeros(1, 16, 16), r"\b1 channels?\b.*\b3\b"),
+    "four channels": (lambda: torch.zeros(4, 16, 16), r"\b4 channels\b.*\b3\b"),
     "float array above 1": (lambda: np.full((8, 8, 3), 1.5), "from 0 to 1"),
     "CHW array": (lambda: np.zeros((3, 16, 20), np.uint8), "channels-first"),
     "int64 array": (lambda: np.zeros((8, 8, 3), np.int64), "int64"),
@@ -684,76 +537,50 @@ BAD_OBJECTS: dict[str, tuple[Callable[[], Any], str]] = {
     "empty array": (lambda: np.zeros((0, 8, 3)), r"\(0, 8, 3\)"),
     "mode F above 255": (lambda: Image.fromarray(np.full((8, 8), 300, np.float32)), "255"),
     "PIL picture without pixels": (lambda: Image.new("RGB", (0, 8)), "pixels"),
+    "PIL picture of a damaged file": (lazily_cut, "cannot be read"),
 }
 
 
-@pytest.mark.parametrize("case", BAD_OBJECTS)
-def test_a_bad_object_is_one_sentence(net, case):
-    make, words = BAD_OBJECTS[case]
-
-    with pytest.raises(ImageError, match=words) as caught:
-        camkit.explain(net, make(), "features", preprocess=PRESET)
-
-    assert_one_sentence(caught.value)
-
-
-@pytest.mark.parametrize("channels", [1, 2, 4])
 @pytest.mark.parametrize("layer", ["features", None])
-def test_a_wrong_number_of_channels_is_named_with_the_right_one(net, channels, layer):
-    with pytest.raises(ImageError, match=rf"\b{channels} channels?\b.*\b3\b") as caught:
-        camkit.explain(net, torch.zeros(channels, 16, 16), layer)
-
-    assert_one_sentence(caught.value)
-
-
-def test_a_picture_without_a_way_to_prepare_it_says_what_to_pass(net, pattern):
-    with pytest.raises(ImageError, match="preprocess=") as caught:
-        camkit.explain(net, pattern, "features")
-
-    assert_one_sentence(caught.value)
+@pytest.mark.parametrize("case", BAD_OBJECTS)
+def test_a_bad_object_is_one_sentence(net, case, layer):
+    make, words = BAD_OBJECTS[case]
+    with refused_as(ImageError, words):
+        camkit.explain(net, make(), layer, preprocess=PRESET)
 
 
-@pytest.mark.parametrize("wrong", [lambda picture: picture, lambda picture: torch.zeros(2, 3, 8, 8)])
-def test_a_preprocessing_that_returns_no_picture_tensor_is_named(net, pattern, wrong):
-    with pytest.raises(ImageError, match="preprocess") as caught:
-        camkit.explain(net, pattern, "features", preprocess=wrong)
-
-    assert_one_sentence(caught.value)
-
-
-def test_an_exception_of_the_callers_preprocessing_passes_through(net, pattern):
-    def broken(picture: Image.Image) -> Tensor:
-        raise KeyError("mine")
-
+def test_a_preprocessing_that_is_missing_or_returns_something_else_is_one_sentence(net):
+    wrong = None, lambda picture: picture, lambda picture: torch.zeros(2, 3, 8, 8)
+    for preprocess, words in zip(wrong, ("preprocess=", "preprocess must turn", "preprocess must turn"), strict=True):
+        with refused_as(ImageError, words):
+            camkit.explain(net, PATTERN, "features", preprocess=preprocess)
     with pytest.raises(KeyError, match="mine"):
-        camkit.explain(net, pattern, "features", preprocess=broken)
+        camkit.explain(net, PATTERN, "features", preprocess=lambda picture: {}["mine"])
 
 
 # --- bad pictures among good ones -------------------------------------------------------------------------------------
 
 
-def mixture(folder: Path, pattern: np.ndarray) -> list[Any]:
+def mixture(folder: Path) -> list[Any]:
     """Return pictures of every kind, good ones at even places and bad ones at odd places."""
-    (folder / "bad.jpg").write_bytes(encoded(pattern, "JPEG")[:-200])
-    Image.fromarray(pattern).save(folder / "good.png")
+    (folder / "bad.jpg").write_bytes(BAD_FILES["cut.jpg"][0])
+    Image.fromarray(PATTERN).save(folder / "good.png")
     return [
-        folder / "good.png",
-        folder / "bad.jpg",
-        pattern[:, ::-1],
-        folder / "gone.png",
-        torch.randn(3, 20, 24),
-        torch.full((3, 20, 24), math.nan),
-        torch.randn(3, 20, 24),
-        np.full((8, 8, 3), 7.0),
-        Image.fromarray(pattern[::-1]),
-        torch.zeros(3, 8, 8, dtype=torch.int32),
-        str(folder / "good.png"),
+        *(folder / "good.png", folder / "bad.jpg"),
+        *(PATTERN[:, ::-1], folder / "gone.png"),
+        *(torch.randn(3, 20, 24), torch.full((3, 20, 24), math.nan)),
+        *(torch.randn(3, 20, 24), np.full((8, 8, 3), 7.0)),
+        *(Image.fromarray(PATTERN[::-1]), torch.zeros(3, 8, 8, dtype=torch.int32)),
+        *(str(folder / "good.png"), torch.zeros(1, SIDE, SIDE)),
+        *(PATTERN, lazily_cut()),
+        *(PATTERN[::-1], Image.new("RGB", (0, 5))),
+        PATTERN[:20, :30],
     ]
 
 
 @pytest.mark.parametrize(("batch_size", "layer"), [(1, "features"), (2, None), (32, "features")])
-def test_failures_keep_their_place_and_the_others_are_as_if_alone(net, tmp_path, pattern, batch_size, layer):
-    images = mixture(tmp_path, pattern)
+def test_failures_keep_their_place_and_the_others_are_as_if_alone(net, tmp_path, batch_size, layer):
+    images = mixture(tmp_path)
 
     rows = list(camkit.explain_many(net, images, layer, preprocess=PRESET, on_error="yield", batch_size=batch_size))
 
@@ -764,6 +591,8 @@ def test_failures_keep_their_place_and_the_others_are_as_if_alone(net, tmp_path,
         str(image) if isinstance(image, (str, Path)) else f"picture {number}"
         for number, image in enumerate(images, start=1)
     ]
+    gone = str(tmp_path / "gone.png")
+    assert rows[3].to_dict() == {"source": gone, "status": "error", "error": f"there is no file {gone}"}
     for image, row in zip(images[::2], rows[::2], strict=True):
         alone = camkit.explain(net, image, layer, preprocess=PRESET)
         assert np.allclose(row.raw, alone.raw, atol=1e-6)
@@ -774,75 +603,41 @@ def test_failures_keep_their_place_and_the_others_are_as_if_alone(net, tmp_path,
         assert np.array_equal(row.picture, alone.picture)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [lambda pattern: torch.zeros(1, SIDE, SIDE), lazily_truncated, lambda pattern: Image.new("RGB", (0, 5))],
-    ids=["wrong channels", "damaged PIL picture", "PIL picture without pixels"],
-)
-@pytest.mark.parametrize("layer", ["features", None])
-def test_a_picture_that_fails_late_does_not_take_the_others_with_it(net, pattern, bad, layer):
-    images = [pattern, bad(pattern), pattern[::-1]]
-
-    rows = list(camkit.explain_many(net, images, layer, preprocess=PRESET, on_error="yield"))
-
-    assert [type(row).__name__ for row in rows] == ["Explanation", "Failure", "Explanation"]
-    assert rows[1].source == "picture 2"
-    assert_one_sentence(rows[1].error)
-
-
-def test_a_failure_as_json(tmp_path):
-    row = next(camkit.explain_many(TinyNet(), [tmp_path / "gone.png"], "features", preprocess=PRESET, on_error="yield"))
-
-    assert row.to_dict() == {
-        "source": str(tmp_path / "gone.png"),
-        "status": "error",
-        "error": f"there is no file {tmp_path / 'gone.png'}",
-    }
-
-
 @pytest.mark.parametrize("batch_size", [1, 2, 32])
-def test_an_error_is_raised_after_the_results_before_it(net, tmp_path, pattern, batch_size):
-    images = [pattern, pattern[::-1], pattern[:, ::-1], tmp_path / "gone.png", pattern]
-    stream = camkit.explain_many(net, images, "features", preprocess=PRESET, batch_size=batch_size)
+def test_an_error_is_raised_after_the_results_before_it(net, tmp_path, batch_size):
+    good = [PATTERN, PATTERN[::-1], PATTERN[:, ::-1]]
 
-    before = [next(stream) for _ in range(3)]
-
-    assert [np.array_equal(row.picture, image) for row, image in zip(before, images[:3], strict=True)] == [True] * 3
-    with pytest.raises(ImageError, match=r"gone\.png"):
-        next(stream)
-
-
-def test_an_exception_of_the_callers_own_iterable_comes_after_what_came_before_it(net, pattern):
     def interrupted() -> Iterator[np.ndarray]:
-        yield pattern
-        yield pattern[::-1]
+        yield from good
         raise KeyError("the camera was unplugged")
 
-    stream = camkit.explain_many(net, interrupted(), "features", preprocess=PRESET)
-
-    assert np.array_equal(next(stream).picture, pattern)
-    assert np.array_equal(next(stream).picture, pattern[::-1])
-    with pytest.raises(KeyError, match="unplugged"):
-        next(stream)
+    for images, kind, words in (
+        ([*good, tmp_path / "gone.png", PATTERN], ImageError, r"gone\.png"),
+        (interrupted(), KeyError, "unplugged"),
+    ):
+        stream = camkit.explain_many(net, images, "features", preprocess=PRESET, batch_size=batch_size)
+        for image in good:
+            assert np.array_equal(next(stream).picture, image)
+        with pytest.raises(kind, match=words):
+            next(stream)
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["arrays", "tensors", "batches"])
-def test_an_endless_stream_is_read_only_a_bounded_number_ahead(net, pattern, kind):
-    read = 0
+def test_an_endless_stream_is_read_only_a_bounded_number_ahead(net, kind):
+    read, batch_size = 0, 4
 
     def camera() -> Iterator[Any]:
         nonlocal read
         for number in itertools.count():
             read += 1
             if kind == "arrays":
-                yield np.roll(pattern, number, axis=1)
+                yield np.roll(PATTERN, number, axis=1)
             else:
                 yield torch.randn(3, 16, 16) if kind == "tensors" else torch.randn(2, 3, 16, 16)
 
-    batch_size = 4
     stream = camkit.explain_many(net, camera(), "features", preprocess=PRESET, batch_size=batch_size)
     assert read == 0
 
@@ -851,10 +646,10 @@ def test_an_endless_stream_is_read_only_a_bounded_number_ahead(net, pattern, kin
     stream.close()
 
 
-def test_leaving_a_stream_early_ends_its_readers(net, pattern, tmp_path):
-    path = tmp_path / "p.png"
-    Image.fromarray(pattern).save(path)
-    stream = camkit.explain_many(net, itertools.repeat(path), "features", preprocess=PRESET, batch_size=2)
+def test_leaving_a_stream_early_ends_its_readers(net, tmp_path):
+    Image.fromarray(PATTERN).save(tmp_path / "p.png")
+    files = itertools.repeat(tmp_path / "p.png")
+    stream = camkit.explain_many(net, files, "features", preprocess=PRESET, batch_size=2)
     next(stream)
     assert any(thread.name.startswith("camkit") for thread in threading.enumerate())
 
@@ -863,28 +658,9 @@ def test_leaving_a_stream_early_ends_its_readers(net, pattern, tmp_path):
     assert not any(thread.name.startswith("camkit") for thread in threading.enumerate())
 
 
-def test_sizes_may_be_mixed_in_one_stream(net, pattern):
-    images = [
-        torch.randn(3, 16, 16),
-        torch.randn(3, 16, 24),
-        torch.randn(2, 3, 12, 12),
-        pattern,
-        pattern[:20, :30],
-        torch.randn(3, 16, 16),
-    ]
-
-    rows = list(camkit.explain_many(net, images, "features", preprocess=PRESET))
-
-    expected = [(16, 16), (16, 24), (12, 12), (12, 12), (SIDE, SIDE), (SIDE, SIDE), (16, 16)]
-    assert [row.heatmap.shape for row in rows] == expected
-    assert [row.picture.shape[:2] for row in rows[4:6]] == [(40, 56), (20, 30)]
-    assert np.allclose(rows[6].raw, camkit.explain(net, images[5], "features").raw, atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_one_opened_picture_may_come_several_times(net, pattern, kind):
-    large = np.tile(pattern, (12, 12, 1))
-    data = encoded(large, kind)
+def test_one_opened_picture_may_come_several_times(net, kind):
+    data = encoded(kind, np.tile(PATTERN, (12, 12, 1)))
     expected = shown(net, Image.open(io.BytesIO(data)))
 
     for _ in range(4):
@@ -893,42 +669,34 @@ def test_one_opened_picture_may_come_several_times(net, pattern, kind):
         assert [np.array_equal(row.picture, expected) for row in rows] == [True] * 6
 
 
-def test_a_generator_may_close_each_picture_when_the_next_is_wanted(net, tmp_path, pattern):
-    for number in range(8):
-        Image.fromarray(np.roll(np.tile(pattern, (8, 8, 1)), number, axis=1)).save(tmp_path / f"{number}.png")
+def test_a_generator_may_close_each_picture_or_write_over_it_when_the_next_is_wanted(net, tmp_path):
+    frame = np.empty((400, 560, 3), np.uint8)
+    for level in range(12):
+        frame[:] = level * 20
+        Image.fromarray(frame).save(tmp_path / f"{level:02}.png")
 
     def opened() -> Iterator[Image.Image]:
         for path in sorted(tmp_path.iterdir()):
             with Image.open(path) as picture:
                 yield picture
 
-    rows = list(camkit.explain_many(net, opened(), "features", preprocess=PRESET))
-
-    for number, row in enumerate(rows):
-        assert np.array_equal(row.picture, np.roll(np.tile(pattern, (8, 8, 1)), number, axis=1))
-
-
-def test_a_camera_may_write_each_frame_into_the_same_array(net, pattern):
-    frame = np.empty((400, 560, 3), np.uint8)
-
     def camera() -> Iterator[np.ndarray]:
         for level in range(12):
             frame[:] = level * 20
             yield frame
 
-    rows = list(camkit.explain_many(net, camera(), "features", preprocess=PRESET, batch_size=4))
-
-    assert [np.unique(row.picture).tolist() for row in rows] == [[level * 20] for level in range(12)]
+    for pictures in (opened(), camera()):
+        rows = list(camkit.explain_many(net, pictures, "features", preprocess=PRESET, batch_size=4))
+        assert [np.unique(row.picture).tolist() for row in rows] == [[level * 20] for level in range(12)]
 
 
 def test_reading_ahead_and_measuring_boxes_leaves_the_consumers_random_numbers_alone(net):
     expected = torch.rand(120, generator=torch.Generator().manual_seed(5)).tolist()
-    preprocess = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])
     pictures = (np.full((200 + number, 300, 3), 90, np.uint8) for number in range(24))
     drawn, boxes = [], []
     torch.manual_seed(5)
 
-    for row in camkit.explain_many(net, pictures, "features", preprocess=preprocess, batch_size=2):
+    for row in camkit.explain_many(net, pictures, "features", preprocess=SQUASH, batch_size=2):
         boxes.append(row.box)
         for _ in range(5):
             drawn.append(float(torch.rand(1)))
@@ -940,47 +708,13 @@ def test_reading_ahead_and_measuring_boxes_leaves_the_consumers_random_numbers_a
 
 # --- the box: what part of the picture the model saw ------------------------------------------------------------------
 
-SIZES = [(640, 480), (401, 703), (999, 1000), (517, 517), (1000, 401)]
-
-
-def blob(size: tuple[int, int], x: float, y: float, spread: float) -> Image.Image:
-    """Return a black picture with a soft white spot centred at (x, y), in pixels with centres at + 0.5."""
-    across = np.exp(-((np.arange(size[0]) + 0.5 - x) ** 2) / (2 * spread**2))
-    down = np.exp(-((np.arange(size[1]) + 0.5 - y) ** 2) / (2 * spread**2))
-    return Image.fromarray(np.rint(np.outer(down, across) * 255).astype(np.uint8)).convert("RGB")
-
-
-def spot_in(tensor: Tensor) -> tuple[float, float]:
-    """Return the centre of mass (x, y) of what a preprocessing made of a blob."""
-    light = tensor.double().mean(0)
-    light = light - light.amin()
-    light[light < 0.02 * light.amax()] = 0
-    rows = torch.arange(light.shape[0]) + 0.5
-    columns = torch.arange(light.shape[1]) + 0.5
-    return float((light.sum(0) * columns).sum() / light.sum()), float((light.sum(1) * rows).sum() / light.sum())
-
-
-def worst_miss(preprocess: Any, size: tuple[int, int]) -> float:
-    """Return by how many original pixels the box misplaces the worst of several spots, as shown to the model."""
-    spread = min(size) / 30
-    output = preprocess(Image.new("RGB", size))
-    box = CropBoxes().view(preprocess, size, (output.shape[2], output.shape[1])).box
-    assert box is not None
-    middle, reach = (size[0] / 2, size[1] / 2), min(size) * 0.28
-    misses = []
-    for across, down in [(0, 0), (-1, -1), (1, -1), (1, 1), (-1, 0.5)]:
-        x, y = middle[0] + across * reach, middle[1] + down * reach
-        u, v = spot_in(preprocess(blob(size, x, y, spread)))
-        found_x = box.left + u * (box.right - box.left) / output.shape[2]
-        found_y = box.top + v * (box.bottom - box.top) / output.shape[1]
-        misses.append(math.hypot(found_x - x, found_y - y))
-    return max(misses)
-
 
 @pytest.mark.parametrize("size", [(401, 703), (225, 224), (60, 77)])
 @pytest.mark.parametrize(("resize", "crop"), [(256, 224), (224, 224), (236, 235), (181, 224)])
-def test_a_torchvision_presets_box_leads_every_spot_back_to_where_it_is(size, resize, crop):
-    assert worst_miss(ImageClassification(crop_size=crop, resize_size=resize), size) < 1.5
+def test_the_box_of_a_torchvision_preset_is_the_one_that_is_measured(size, resize, crop):
+    preset = ImageClassification(crop_size=crop, resize_size=resize)
+    views = [CropBoxes().view(each, size, (crop, crop)) for each in (preset, transforms.Compose([preset]))]
+    assert views[0].box == pytest.approx(views[1].box, abs=1.5)
 
 
 def to_v2(*first: Any) -> Any:
@@ -1000,7 +734,6 @@ CROPPED = {
     "resize and crop": (to_v1(transforms.Resize(256), transforms.CenterCrop(224)), lambda s: centre(s, min(s) * 0.875)),
     "v2 resize and crop": (to_v2(v2.Resize(256), v2.CenterCrop(224)), lambda s: centre(s, min(s) * 0.875)),
     "squashed": (to_v1(transforms.Resize((224, 224))), lambda s: (0, 0, *s)),
-    "squashed to another shape": (to_v1(transforms.Resize((160, 320))), lambda s: (0, 0, *s)),
     "padded": (to_v1(transforms.Pad(50), transforms.Resize((224, 224))), lambda s: (-50, -50, s[0] + 50, s[1] + 50)),
     "padded grey": (
         to_v1(transforms.Pad((40, 0), fill=127), transforms.Resize((224, 224))),
@@ -1020,10 +753,7 @@ CROPPED = {
         to_v1(transforms.Grayscale(3), ImageOps.invert, transforms.Resize(256), transforms.CenterCrop(224)),
         lambda s: centre(s, min(s) * 0.875),
     ),
-    "a function": (
-        lambda picture: functional.to_tensor(picture.resize((64, 48), Image.Resampling.NEAREST)),
-        lambda s: (0, 0, *s),
-    ),
+    "nearest": (lambda picture: functional.to_tensor(picture.resize((64, 48), 0)), lambda s: (0, 0, *s)),
     "a batch of one": (lambda picture: functional.to_tensor(picture.resize((64, 48)))[None], lambda s: (0, 0, *s)),
     "half precision": (lambda picture: functional.to_tensor(picture.resize((64, 64))).half(), lambda s: (0, 0, *s)),
 }
@@ -1031,16 +761,18 @@ CROPPED = {
 
 @pytest.mark.parametrize(
     ("case", "size"),
-    rows_represented(lambda case, size: size == SIZES[0], itertools.product(CROPPED, SIZES[:2])),
+    rows_represented(lambda case, size: size == (640, 480), itertools.product(CROPPED, [(640, 480), (401, 703)])),
 )
 def test_the_box_of_the_callers_own_preprocessing(case, size):
     preprocess, expected = CROPPED[case]
+    real = np.asarray(framed("black", 0).resize(size)).astype(float)
+    real += 20 * np.random.default_rng(0).standard_normal(real.shape)
 
-    explanation = camkit.explain(TinyNet(), Image.new("RGB", size), "features", preprocess=preprocess)
+    for picture in (Image.new("RGB", size), Image.fromarray(real.clip(0, 255).astype(np.uint8))):
+        explanation = camkit.explain(TinyNet(), picture, "features", preprocess=preprocess)
 
-    assert explanation.box is not None
-    assert explanation.picture.shape == (size[1], size[0], 3)
-    assert explanation.box == pytest.approx(expected(size), abs=2)
+        assert explanation.box == pytest.approx(expected(size), abs=2)
+        assert explanation.picture.shape == (size[1], size[0], 3)
 
 
 def within(picture: Image.Image, inside: np.ndarray) -> Image.Image:
@@ -1072,14 +804,13 @@ def framed(colour: str, share: float) -> Image.Image:
     return ImageOps.expand(picture, border, fill=colour)
 
 
-@pytest.mark.parametrize("share", [0.1])
 @pytest.mark.parametrize("case", BY_CONTENT)
-def test_a_preprocessing_that_crops_by_content_is_drawn_on_the_models_input(case, share, tmp_path):
+def test_a_preprocessing_that_crops_by_content_is_drawn_on_the_models_input(case):
     crop = BY_CONTENT[case]
-    picture = framed("white" if "white" in case else "black", share)
+    picture = framed("white" if "white" in case else "black", 0.1)
     if "object" in case:
         picture = Image.new("RGB", (300, 200), (30, 60, 30))
-        picture.paste((250, 160, 20), (30, 40, 30 + round(250 * share), 90))
+        picture.paste((250, 160, 20), (30, 40, 55, 90))
     preprocess = to_v1(crop, transforms.Resize((96, 96)))
     assert crop(picture).size != picture.size
     explainer = camkit.Explainer(TinyNet(), "features", preprocess=preprocess)
@@ -1138,46 +869,22 @@ def test_a_region_that_the_model_does_not_see_fails_for_that_picture_alone(batch
     np.testing.assert_allclose(rows[1].raw, explainer(small, region).raw, atol=1e-6)
 
 
+def trimming() -> tuple[nn.Module, Any]:
+    """Return a network whose preprocessing trims black borders, for the command line."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.Flatten(), nn.Linear(3844, 3))
+    return net, transforms.Compose([BY_CONTENT["black borders are trimmed"], to_v1(transforms.Resize((64, 64)))])
+
+
 def test_the_command_line_says_that_the_place_is_unknown(tmp_path, capsys):
     framed("black", 0.2).save(tmp_path / "picture.png")
-    (tmp_path / "net.py").write_text(
-        "import numpy as np, torch\n"
-        "from torch import nn\n"
-        "from torchvision.transforms.functional import to_tensor\n"
-        "def preprocess(picture):\n"
-        "    inside = np.asarray(picture).max(2) > 0\n"
-        "    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))\n"
-        "    picture = picture.crop((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1))\n"
-        "    return to_tensor(picture.resize((64, 64)))\n"
-        "def build():\n"
-        "    torch.manual_seed(0)\n"
-        "    return nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.Flatten(), nn.Linear(3844, 3)), preprocess\n"
-    )
-    command = [str(tmp_path / "picture.png"), "--model", f"{tmp_path / 'net.py'}:build", "--out", str(tmp_path / "out")]
+    Image.new("L", framed("black", 0.2).size, 255).save(tmp_path / "mask.png")
+    out = ["--out", str(tmp_path / "out")]
+    command = [str(tmp_path / "picture.png"), "--model", f"{__file__}:trimming", *out]
 
     assert cli.main(command) == 0
     assert "drawn on the model's input" in " ".join(capsys.readouterr().out.split())
-    Image.new("L", framed("black", 0.2).size, 255).save(tmp_path / "mask.png")
     assert cli.main([*command, "--target", "1", "--mask", str(tmp_path / "mask.png")]) == 2
     assert "regions cannot be followed through this preprocessing" in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("noise", [20.0])
-@pytest.mark.parametrize("case", CROPPED)
-def test_the_box_of_an_ordinary_preprocessing_is_kept_for_real_content(case, noise):
-    preprocess, expected = CROPPED[case]
-    pixels = np.asarray(framed("black", 0).resize((640, 480))).astype(float)
-    pixels += noise * np.random.default_rng(0).standard_normal(pixels.shape)
-    picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-
-    explanation = camkit.explain(TinyNet(), picture, "features", preprocess=preprocess)
-
-    assert explanation.box == pytest.approx(expected(picture.size), abs=2)
-
-
-def rotated(degrees: float, crop: int = 200) -> Any:
-    return to_v1(transforms.RandomRotation((degrees, degrees)), transforms.CenterCrop(crop))
 
 
 TWISTED = {
@@ -1185,8 +892,8 @@ TWISTED = {
     "upside down": to_v1(transforms.RandomVerticalFlip(p=1)),
     "turned by 90 degrees": to_v1(transforms.RandomRotation((90, 90))),
     "turned by 180 degrees": to_v1(lambda picture: picture.transpose(Image.Transpose.ROTATE_180)),
-    "turned by 15 degrees": rotated(15),
-    "turned by 5 degrees": rotated(5),
+    "turned by 15 degrees": to_v1(transforms.RandomRotation((15, 15)), transforms.CenterCrop(200)),
+    "turned by 5 degrees": to_v1(transforms.RandomRotation((5, 5)), transforms.CenterCrop(200)),
     "transposed": to_v1(lambda picture: picture.transpose(Image.Transpose.TRANSPOSE)),
     "sheared": to_v1(transforms.RandomAffine(degrees=(0, 0), shear=(25, 25)), transforms.CenterCrop(200)),
     "in perspective": to_v1(transforms.Resize((224, 224)), transforms.RandomPerspective(distortion_scale=0.6, p=1)),
@@ -1196,10 +903,9 @@ TWISTED = {
 }
 
 
-@pytest.mark.parametrize("size", [(500, 400)])
 @pytest.mark.parametrize("case", represented_by("mirrored", "turned by 5 degrees", "sheared", among=TWISTED))
-def test_other_changes_than_resize_and_crop_give_no_box_rather_than_a_wrong_one(case, size):
-    explanation = camkit.explain(TinyNet(), Image.new("RGB", size), "features", preprocess=TWISTED[case])
+def test_other_changes_than_resize_and_crop_give_no_box_rather_than_a_wrong_one(case):
+    explanation = camkit.explain(TinyNet(), Image.new("RGB", (500, 400)), "features", preprocess=TWISTED[case])
 
     assert explanation.box is None
     assert explanation.picture.shape[:2] == explanation.heatmap.shape
@@ -1220,7 +926,7 @@ def test_a_random_preprocessing_gives_no_box_rather_than_another_draws(case, see
     torch.manual_seed(seed)
     preprocess, size = RANDOM[case], (500, 401 + seed)
 
-    box = camkit.explain(TinyNet(), blob(size, 200, 220, 12), "features", preprocess=preprocess).box
+    box = camkit.explain(TinyNet(), framed("black", 0).resize(size), "features", preprocess=preprocess).box
 
     if box is not None and case == "colours jittered":
         assert box == pytest.approx(centre(size, min(size) * 0.875), abs=2)
@@ -1231,7 +937,7 @@ def test_a_random_preprocessing_gives_no_box_rather_than_another_draws(case, see
 def test_a_preprocessing_is_not_random_because_numbers_are_drawn_meanwhile():
     preprocess = to_v1(transforms.RandomHorizontalFlip(p=0), transforms.Resize(256), transforms.CenterCrop(224))
 
-    explanation = camkit.explain(TinyNet(), blob((500, 400), 200, 220, 12), "features", preprocess=preprocess)
+    explanation = camkit.explain(TinyNet(), Image.new("RGB", (500, 400)), "features", preprocess=preprocess)
 
     assert explanation.box == pytest.approx(centre((500, 400), 350), abs=2)
 
@@ -1239,14 +945,14 @@ def test_a_preprocessing_is_not_random_because_numbers_are_drawn_meanwhile():
 # --- the heat lies where the red is -----------------------------------------------------------------------------------
 
 CROP = ImageClassification(crop_size=224, resize_size=256)
-GREY = 120
+RED = RedNet(torch.zeros(3), torch.ones(3))
 
 
 def with_marker(size: tuple[int, int], x: float, y: float, radius: float) -> Image.Image:
     """Return a grey picture with a red spot that is reddest at (x, y)."""
     rows, columns = np.mgrid[0 : size[1], 0 : size[0]] + 0.5
     red = np.clip(1 - np.hypot(columns - x, rows - y) / radius, 0, 1)
-    pixels = np.full((size[1], size[0], 3), GREY, np.float64)
+    pixels = np.full((size[1], size[0], 3), 120.0)
     pixels[:, :, 0] += red * 130
     pixels[:, :, 1:] -= red[:, :, None] * 110
     return Image.fromarray(np.rint(pixels).astype(np.uint8))
@@ -1265,26 +971,27 @@ def outside(box: Any, size: tuple[int, int]) -> np.ndarray:
     return (columns < box.left) | (columns > box.right) | (rows < box.top) | (rows > box.bottom)
 
 
-MARKERS = [((800, 500), (0.35, 0.4)), ((500, 800), (0.6, 0.3)), ((403, 299), (0.5, 0.8)), ((300, 301), (0.2, 0.2))]
+SQUASHED = to_v1(transforms.Resize((224, 224)))
 
 
 @pytest.mark.parametrize(
-    ("size", "place", "way"),
-    [*((*marker, "preset") for marker in MARKERS), (*MARKERS[0], "compose"), (*MARKERS[1], "squash")],
+    ("size", "place", "preprocess"),
+    [
+        ((800, 500), (0.35, 0.4), CROP),
+        ((500, 800), (0.6, 0.3), CROP),
+        ((403, 299), (0.5, 0.8), CROP),
+        ((300, 301), (0.2, 0.2), CROP),
+        ((800, 500), (0.35, 0.4), to_v1(transforms.Resize(256), transforms.CenterCrop(224))),
+        ((500, 800), (0.6, 0.3), SQUASHED),
+    ],
 )
-def test_peak_and_overlay_lie_on_the_marker_of_the_original(size, place, way):
+def test_peak_and_overlay_lie_on_the_marker_of_the_original(size, place, preprocess):
     x, y = size[0] * place[0], size[1] * place[1]
-    radius = min(size) / 9
-    preprocess = {
-        "preset": CROP,
-        "compose": to_v1(transforms.Resize(256), transforms.CenterCrop(224)),
-        "squash": to_v1(transforms.Resize((224, 224))),
-    }[way]
-    picture = with_marker(size, x, y, radius)
+    picture = with_marker(size, x, y, min(size) / 9)
 
     explanation = camkit.explain(RedNet(MEAN, STD), picture, "cells", preprocess=preprocess)
 
-    cell = 4 * max(size if way == "squash" else (min(size) / 256 * 224,)) / 224
+    cell = 4 * max(size if preprocess is SQUASHED else (min(size) / 256 * 224,)) / 224
     assert explanation.status == "ok"
     assert math.dist(explanation.peak, (x, y)) < 0.75 * cell
     unseen = outside(explanation.box, size)
@@ -1299,30 +1006,20 @@ def test_peak_and_overlay_lie_on_the_marker_of_the_original(size, place, way):
     assert np.array_equal(both, np.concatenate([original, overlay], axis=1))
 
 
-def test_a_marker_outside_the_crop_gives_no_heat_at_all():
-    picture = with_marker((900, 300), 60, 150, 30)
-
-    explanation = camkit.explain(RedNet(MEAN, STD), picture, "cells", target=0, preprocess=CROP)
-
-    assert explanation.status == "no_positive_evidence"
-    assert explanation.peak is None
-    seen = ~outside(explanation.box, (900, 300))
-    assert np.array_equal(explanation.overlay()[seen], np.asarray(picture)[seen])
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_heat_lies_on_the_marker_of_a_turned_picture(tmp_path, orientation):
-    size, x, y = (420, 300), 250, 90
-    upright = with_marker(size, x, y, 30)
-    stored, exif = turned(upright, orientation)
-    stored.save(tmp_path / "camera.png", exif=exif)
+    size, marker = (420, 300), (250, 90)
+    upright = with_marker(size, *marker, 30)
+    file = stored_turned(tmp_path, upright, orientation)
 
-    explanation = camkit.explain(RedNet(MEAN, STD), tmp_path / "camera.png", "cells", preprocess=CROP)
-
-    assert np.array_equal(explanation.picture, np.asarray(upright))
-    assert math.dist(explanation.peak, (x, y)) < 4
-    drawn = explanation.overlay(colormap="bone", alpha=1.0)
-    assert math.dist(hottest(drawn, outside(explanation.box, size)), (x, y)) < 4
+    with Image.open(file) as opened:
+        for given in (file, opened):
+            explanation = camkit.explain(RedNet(MEAN, STD), given, "cells", preprocess=CROP)
+            assert np.array_equal(explanation.picture, np.asarray(upright))
+            assert math.dist(explanation.peak, marker) < 4
+            drawn = explanation.overlay(colormap="bone", alpha=1.0)
+            assert math.dist(hottest(drawn, outside(explanation.box, size)), marker) < 4
+        assert opened.getexif()[0x0112] == orientation, "the caller's picture stays as it is"
 
 
 def test_without_a_box_the_heat_is_drawn_on_the_models_own_input():
@@ -1339,9 +1036,6 @@ def test_without_a_box_the_heat_is_drawn_on_the_models_own_input():
 
 @pytest.mark.extended
 def test_a_large_photo_with_the_callers_own_preprocessing_keeps_its_box():
-    size = (6000, 4000)
-    preprocess = functools.partial(lambda picture: functional.to_tensor(picture.resize((32, 32))))
+    box = camkit.explain(TinyNet(), Image.new("RGB", (6000, 4000)), "features", preprocess=SQUASH).box
 
-    box = camkit.explain(TinyNet(), Image.new("RGB", size), "features", preprocess=preprocess).box
-
-    assert box == pytest.approx((0, 0, *size), abs=20)
+    assert box == pytest.approx((0, 0, 6000, 4000), abs=20)
