@@ -720,6 +720,16 @@ def in_parts(count: int, at_once: int, run: Callable[[range], None]) -> int:
     return at_once
 
 
+@contextmanager
+def ignoring_errors(*but: type[Exception]) -> Iterator[None]:
+    """Ignore the errors of a block, since models and targets may raise anything, but not these and lack of memory."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, but) or is_out_of_memory(error):
+            raise
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an exception means that the batch was too large for the device."""
     return isinstance(error, torch.OutOfMemoryError) or (

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.guard import ModelRecord, WeightMarks, is_in_use
-from camkit.engine.passes import KeptReferences, Pass, is_out_of_memory, keep_last, keeps_pictures_apart
+from camkit.engine.passes import KeptReferences, Pass, ignoring_errors, keep_last, keeps_pictures_apart
 from camkit.errors import LayerError, TargetError, advice
 from camkit.layers.choose import decide
 from camkit.layers.decision import Decision
@@ -124,12 +124,9 @@ class ModelMemory:
             return decision
         if not isinstance(target, FunctionTarget) and type(target).__module__.startswith("camkit."):
             return decision  # camkit's own targets read the model's main scores
-        try:
+        with ignoring_errors():  # a target may be made for a larger batch
             return self._decided(image, target, _identity(target))
-        except Exception as error:  # a target may raise anything, for example if it is made for a larger batch
-            if is_out_of_memory(error):
-                raise
-            return decision
+        return decision
 
     def placed(
         self, layers: Sequence[TargetLayer], image: Float[Tensor, "1 c *size"], spread: Spread

@@ -22,7 +22,7 @@ from torch.nn import functional
 from camkit.engine.attach import feature_tensor, forward_hooks
 from camkit.engine.guard import interruptible, switch_off_training, undisturbed
 from camkit.engine.heatmap import cell_means
-from camkit.engine.passes import is_out_of_memory, on_grid
+from camkit.engine.passes import ignoring_errors, on_grid
 from camkit.layers.names import modules_by_name
 from camkit.layers.trace import Key, Trace, TracedCall
 from camkit.types import Extent, Layout, LayoutKind
@@ -237,11 +237,8 @@ def _tried(
     trace: Trace, options: Mapping[TracedCall, Sequence[Layout]]
 ) -> Iterator[tuple[Float[Tensor, "patterns *blocks"], Changes]]:
     """Yield what ``_changed`` yields, and stop if the model does not run: it may count its passes."""
-    try:
+    with ignoring_errors():
         yield from _changed(trace, options)
-    except Exception as error:  # a model may raise anything
-        if is_out_of_memory(error):
-            raise
 
 
 def _changed(

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from camkit.engine.attach import feature_tensor, forward_hooks
 from camkit.engine.guard import ModelRecord, interruptible
-from camkit.engine.passes import in_parts, is_out_of_memory, quiet_pass
+from camkit.engine.passes import ignoring_errors, in_parts, quiet_pass
 from camkit.layers.layouts import MOST_CELLS_LOST
 from camkit.types import CellPositions, LayerRef, Layout, Spread, TargetLayer
 
@@ -80,11 +80,8 @@ def with_places(
         return layouts
     middles: dict[LayerRef, tuple[float, ...]] = {}
     for at_once in (1 + _PLACES, 1):  # some models take one picture, or reorder those of a batch
-        try:
+        with ignoring_errors():  # a model may take one size
             middles = middles or _measure(model, image, size, wanted, record, at_once)
-        except Exception as error:  # a model that takes one size raises anything
-            if is_out_of_memory(error):
-                raise
     for ref, middle in middles.items():
         layout = layouts[ref]
         assert layout is not None

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.cut import RepeatedError
-from camkit.engine.passes import Capture, NotRunError, Pass, is_out_of_memory, is_overwriting, keeping_overwritten
+from camkit.engine.passes import Capture, NotRunError, Pass, ignoring_errors, is_overwriting, keeping_overwritten
 from camkit.errors import LayerError, MethodError
 from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import infer_layout
@@ -233,14 +233,9 @@ class Runner:
         Raises:
             OneByOneError, FramesFirstError: as for ``_decision``, and if the model reads clips as (N, T, C, H, W).
         """
-        try:
+        with ignoring_errors(OneByOneError, FramesFirstError):  # a model may be made for batches of another size
             return self._decision(inputs)
-        except (OneByOneError, FramesFirstError):
-            raise
-        except Exception as error:  # a model made for batches of another size may raise anything
-            if is_out_of_memory(error):
-                raise
-            return None
+        return None
 
     def _run(
         self,

@@ -4,9 +4,8 @@
     python -m scripts.zoo.zoo --state zoo.jsonl --only timm:vit --redo wrong refused
 
 Each finished model is a line of the state file, and an interrupted run continues where it stopped. Each model is tested
-on a square picture and a wider one. Neither truth comes from camkit. The grid comes from the model's own description,
-which ``zoo_models.py`` reads. For the position, a strip of the picture is replaced with noise; the cells of the claimed
-layer must change most under that strip. A model is
+on a square picture and a wider one. The true grid is that of the model's own description (``zoo_models.py``). For the
+position, a strip of the picture is replaced with noise: the layer's cells must change most under it. A model is
 
 right     if its map has the true grid and isn't blank, its cells lie where they are drawn, and the layer isn't in the
           first third of the calls, unless no later layer works;
@@ -72,8 +71,7 @@ EARLY = {
 class Claim(NamedTuple):
     """What camkit claims of a model: the layer, the layout of its output, the map's grid, and whether it is blank.
 
-    ``positions`` are the places of its rows and columns, in pixels. ``auto`` is what the default method took.
-    ``sure`` is false if camkit said that it is not sure where the layer's cells lie.
+    ``positions`` are in pixels, ``auto`` is what the default method took, and ``sure`` whether camkit had no doubt.
     """
 
     layer: str
@@ -89,10 +87,7 @@ class Claim(NamedTuple):
 
 @dataclass
 class Seen:
-    """The result for a model at one size; ``place`` and ``offset`` come from the function ``place``.
-
-    ``auto`` is what the default method took; the other values are about Grad-CAM at the deepest grid.
-    """
+    """The result for a model at one size, of Grad-CAM at the deepest grid; ``auto`` is what the default method took."""
 
     size: Size
     status: str = "unusable"

@@ -21,7 +21,7 @@ def refused_as(kind: type[Exception], words: str | None = None) -> Iterator[pyte
 
 
 @contextmanager
-def refused(words: str = "", kind: type[Exception] = ModelError) -> Iterator[None]:
+def refused(words: str | None = None, kind: type[Exception] = ModelError) -> Iterator[None]:
     """Expect a model to be refused in one sentence that matches a pattern."""
-    with refused_as(kind, words):
+    with refused_as(kind, words or None):
         yield

@@ -648,7 +648,7 @@ def test_labels_are_read_from_lines_and_json(tmp_path, name, text):
 )
 def test_invalid_labels_are_one_sentence(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    with refused("", InputError):
+    with refused(kind=InputError):
         read_labels(tmp_path / name)
     with refused("cannot be read", InputError):
         read_labels(tmp_path / "gone.txt")

@@ -694,7 +694,7 @@ def test_an_argument_of_a_wrong_kind_is_one_sentence():
         *(lambda options=options: camkit.load_model(**{**known, **options}) for options in WRONG_MODELS),
     ]
     for call in calls:
-        with refused("", CamkitError):
+        with refused(kind=CamkitError):
             call()
 
 
