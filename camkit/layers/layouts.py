@@ -61,16 +61,21 @@ def read_layouts(trace: Trace) -> LayoutReadings:
     options: dict[TracedCall, list[Layout]] = {}
     readings: dict[TracedCall, LayoutReading] = {}
     grids: set[tuple[int, ...]] = set()
+    cells = 0  # of the last grid that convolutions returned
     for call in trace.calls:
         is_first = call.output is not None and trace.by_output[call.output][0] is call
         if not is_first or not call.name or call.is_among(trace.graph.attention):
             continue
         if call.is_among(trace.graph.kept):
-            fits = _fits(call.shape[2:], size)
-            if len(call.shape) == len(size) + 2 and call.shape[0] == 1 and math.prod(call.shape[2:]) > 1:
-                layout = Layout("channels_first", call.shape[2:], extent=extent)
-                readings[call] = LayoutReading(layout, "sure" if fits else "unsure")
-                grids.add(call.shape[2:])
+            grid, fits = call.shape[2:], _fits(call.shape[2:], size)
+            # A kernel as large as the grid ends it, as in timm's VGG; if the picture is not square, few cells remain.
+            is_grid = math.prod(grid) > 1 and (fits or min(grid) > 1 or 4 * math.prod(grid) >= cells)
+            if is_grid and len(call.shape) == len(size) + 2 and call.shape[0] == 1:
+                readings[call] = LayoutReading(
+                    Layout("channels_first", grid, extent=extent), "sure" if fits else "unsure"
+                )
+                grids.add(grid)
+                cells = math.prod(grid)
         else:
             layouts = _layouts(call.shape, size, grids)
             # Some models crop what they padded.

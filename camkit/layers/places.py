@@ -156,7 +156,7 @@ def _middle(changes: np.ndarray, places: np.ndarray, side: int) -> float:
     totals = changes.sum(1)
     shown = totals > 0
     stride = _stride(side, cells)
-    if shown.sum() < 3 or not stride:
+    if shown.sum() < 3 or cells < 3 or not stride:  # two cells, as SelecSLS has, do not show where a third one looks
         return math.nan
     shares = changes[shown] / totals[shown, None]
     if not np.corrcoef(places[shown], shares @ np.arange(cells))[0, 1] ** 2 > _MOST:
