@@ -36,10 +36,8 @@ _FRAMES_OF_A_CELL = (1, 2, 4)
 _MOST_TOKENS_BESIDE = 128
 """The most tokens beside those of a grid that an earlier layer has: YOLOS has 100 detection tokens."""
 
-
 _SKEW = 0.1
 """The share of a step along one axis by which a place may change along another one."""
-
 
 _ONCE = 1.5
 """A pixel whose gradient is at most this many times the usual small one reaches the first convolution once."""

@@ -66,7 +66,6 @@ _DIRECTIONS = 8
 
 _SEED = 5821934
 
-
 Verdict: TypeAlias = Literal["sure", "unsure", "elsewhere", "nowhere"]
 
 
@@ -159,11 +158,10 @@ def _orders(
             shown[call] = layouts[best], measured[best][number]
             clearest[layouts[best]] = max(clearest[layouts[best]], float(clear[number, best]))
     found: dict[TracedCall, LayoutReading] = {}
-    for call in filter(shown.__contains__, options):
-        layout, measured_there = shown[call]
-        verdict = _verdict(measured_there, clearest[layout], layout)
+    for call, (layout, own) in shown.items():
+        verdict = _verdict(own, clearest[layout], layout)
         found[call] = LayoutReading(None if verdict == "elsewhere" else layout, verdict)
-    return found
+    return {call: found[call] for call in options if call in found}
 
 
 def _is_decided(clear: Float[Tensor, "layouts"]) -> bool:
@@ -185,8 +183,7 @@ def _verdict(correlations: Float[Tensor, "reaches patterns"], clearest: float, l
     if float(deviations[:, 1 + _BY_CHANCE :].max()) > max(_CERTAIN, clear + _CERTAIN):
         return "elsewhere"
     # Tokens may be learned vectors. Among hundreds of outputs, such as those of Perceiver, some correlate by chance.
-    shows_none = clear < _CERTAIN / 2 or clearest < _CERTAIN
-    if shows_none and layout.has_tokens and math.prod(layout.grid) >= _FEWEST_CELLS:
+    if layout.has_tokens and math.prod(layout.grid) >= _FEWEST_CELLS and min(clear * 2, clearest) < _CERTAIN:
         return "nowhere"
     return "sure" if clear > _CERTAIN and size > _MOST_ARE_THERE else "unsure"
 
