@@ -469,7 +469,7 @@ def record(
     (['0', '1'], torch.Size([5, 2, 2, 2]), torch.Size([5, 2, 2, 2]))
 
     """
-    keep = _copied if reduce is None else partial(_reduced, reduce)
+    keep = partial(_copied_or_reduced, reduce)
     recording = Recording(model, layers, keep, inputs=inputs, outputs=outputs, gradients=gradients)
     with recording._hooked():
         yield recording
@@ -489,12 +489,10 @@ def why_no_gradient() -> str:
     )
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    # Gradients are copied too: if the output is a view, PyTorch may use their memory for ``.grad`` and add to it.
-    return tensor.detach().clone()
-
-
-def _reduced(reduce: Make, tensor: Tensor) -> Any:
+def _copied_or_reduced(reduce: Make | None, tensor: Tensor) -> Any:
+    if reduce is None:
+        # Gradients are copied too: if the output is a view, PyTorch may use their memory for ``.grad`` and add to it.
+        return tensor.detach().clone()
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     detached = tensor.detach()

@@ -114,7 +114,7 @@ def find_orders(trace: Trace, options: Mapping[TracedCall, Sequence[Layout]]) ->
     last = list(options)[-1]
     changed: list[tuple[Tensor, Changes]] = []
     patterns = functools.cache(_patterns)
-    for change in _tried(trace, options):
+    for change in _changed(trace, options):
         changed.append(change)
         if sum(replaced[0].numel() for replaced, _ in changed) < _ENOUGH_BLOCKS:
             continue
@@ -161,7 +161,7 @@ def _orders(
     for call, (layout, own) in shown.items():
         verdict = _verdict(own, clearest[layout], layout)
         found[call] = LayoutReading(None if verdict == "elsewhere" else layout, verdict)
-    return {call: found[call] for call in options if call in found}
+    return found
 
 
 def _is_decided(clear: Float[Tensor, "layouts"]) -> bool:
@@ -183,7 +183,8 @@ def _verdict(correlations: Float[Tensor, "reaches patterns"], clearest: float, l
     if float(deviations[:, 1 + _BY_CHANCE :].max()) > max(_CERTAIN, clear + _CERTAIN):
         return "elsewhere"
     # Tokens may be learned vectors. Among hundreds of outputs, such as those of Perceiver, some correlate by chance.
-    if layout.has_tokens and math.prod(layout.grid) >= _FEWEST_CELLS and min(clear * 2, clearest) < _CERTAIN:
+    shows_none = clear < _CERTAIN / 2 or clearest < _CERTAIN
+    if shows_none and layout.has_tokens and math.prod(layout.grid) >= _FEWEST_CELLS:
         return "nowhere"
     return "sure" if clear > _CERTAIN and size > _MOST_ARE_THERE else "unsure"
 
@@ -230,20 +231,13 @@ def _moved(shares: Float[Tensor, "*grid"]) -> Iterator[Tensor]:
         yield from (shares.mT, turned, turned.flip(-2, -1), turned.flip(-2))
 
 
-def _tried(
-    trace: Trace, options: Mapping[TracedCall, Sequence[Layout]]
-) -> Iterator[tuple[Float[Tensor, "patterns *blocks"], Changes]]:
-    """Yield what ``_changed`` yields, and stop if the model does not run: it may count its passes."""
-    with ignoring_errors():
-        yield from _changed(trace, options)
-
-
 def _changed(
     trace: Trace, options: Mapping[TracedCall, Sequence[Layout]]
 ) -> Iterator[tuple[Float[Tensor, "patterns *blocks"], Changes]]:
     """Run the model on the picture, and on pairs of pictures of which random blocks, or all others, are replaced.
 
-    Yield the blocks that were replaced and those of ``_BY_CHANCE`` other patterns, as 0 and 1, and what changed.
+    Yield the blocks that were replaced and those of ``_BY_CHANCE`` other patterns, as 0 and 1, and what changed; stop
+    if the model does not run.
     """
     kinds = {call.key: tuple({layout.kind for layout in layouts}) for call, layouts in options.items()}
     grids = {layout.grid for layouts in options.values() for layout in layouts}
@@ -254,17 +248,18 @@ def _changed(
     pool = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[len(blocks) - 1]
     width = 3 if min(blocks) >= _LEAST_SMOOTHED else 1
     generator = torch.Generator().manual_seed(_SEED)
-    before = _features(trace, picture, kinds)
-    for _ in range(_MOST_PATTERNS):
-        drawn = torch.randn((1 + _BY_CHANCE, 1, *blocks), generator=generator)
-        patterns = (pool(drawn, width, 1, width // 2, count_include_pad=False)[:, 0] > 0).float()
-        replaced = patterns[0]
-        for axis, (side, count) in enumerate(zip(trace.size, blocks, strict=True)):
-            replaced = replaced.index_select(axis, torch.arange(side) * count // side)
-        chosen = replaced.to(picture) > 0
-        one = _features(trace, noise.where(chosen, picture), kinds)
-        rest = _features(trace, picture.where(chosen, noise), kinds)
-        yield patterns, {key: _contrast(features, one[key], rest[key]) for key, features in before.items()}
+    with ignoring_errors():  # a model may count its passes
+        before = _features(trace, picture, kinds)
+        for _ in range(_MOST_PATTERNS):
+            drawn = torch.randn((1 + _BY_CHANCE, 1, *blocks), generator=generator)
+            patterns = (pool(drawn, width, 1, width // 2, count_include_pad=False)[:, 0] > 0).float()
+            replaced = patterns[0]
+            for axis, (side, count) in enumerate(zip(trace.size, blocks, strict=True)):
+                replaced = replaced.index_select(axis, torch.arange(side) * count // side)
+            chosen = replaced.to(picture) > 0
+            one = _features(trace, noise.where(chosen, picture), kinds)
+            rest = _features(trace, picture.where(chosen, noise), kinds)
+            yield patterns, {key: _contrast(features, one[key], rest[key]) for key, features in before.items()}
 
 
 def _contrast(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from networks import shown_in
 from PIL import Image, ImageDraw, ImageFont
-from refusals import refused_as
+from refusals import refused
 from tiers import rows_represented
 from torch import Tensor, nn
 from torch.nn import functional
@@ -361,7 +361,7 @@ def test_maps_of_another_layer_do_not_count():
 
 
 def test_an_unknown_scale_is_one_sentence():
-    with refused_as(InputError, "scale is 'shared', 'each' or a list"):
+    with refused("scale is 'shared', 'each' or a list", InputError):
         explained(noise(32, 32)).overlay(scale="both")
 
 
@@ -462,7 +462,7 @@ def test_a_long_list_shows_its_beginning_and_an_empty_one_nothing():
     assert "and 2 more" in html
     assert np.array_equal(shown_in(html), found[:12].sheet())
     assert repr(found[:1]).startswith("<1 Explanation: ")
-    with refused_as(InputError, "empty"):
+    with refused("empty", InputError):
         Explanations().sheet()
     assert repr(Explanations()) == "<0 Explanations>"
     assert Explanations()._repr_html_() is None

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from refusals import refused_as
+from refusals import refused
 from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification
 
@@ -86,7 +86,7 @@ def test_every_colour_map_of_opencv_is_available_in_rgb():
     ],
 )
 def test_an_unknown_colour_map_or_style_or_alpha_is_one_sentence(options, meant):
-    with refused_as(InputError, meant):
+    with refused(meant, InputError):
         check(**{"style": "overlay", "colormap": "turbo", "alpha": 0.5, **options})
 
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_written_is_one_sentence_and_leaves_nothing(explanation, 
     (tmp_path / "taken").write_text("mine")
     (tmp_path / "folder.png").mkdir()
 
-    with refused_as(OutputError, words):
+    with refused(words, OutputError):
         explanation.save(tmp_path / name if name else "")
 
     assert {file.name for file in tmp_path.rglob("*")} == {"taken", "folder.png"}
@@ -197,7 +197,7 @@ def test_an_older_file_stays_when_writing_fails(explanation, tmp_path):
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # as on a full disk: only the first 100 bytes fit
     try:
-        with refused_as(OutputError):
+        with refused(kind=OutputError):
             explanation.save(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from refusals import refused_as
+from refusals import refused
 from tiers import represented_by
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_tensor
@@ -111,7 +111,7 @@ def test_it_returns_what_explain_returns() -> None:
     ],
 )
 def test_a_wrong_call_is_one_sentence(call: Callable, error: type[Exception], words: str) -> None:
-    with refused_as(error, words):
+    with refused(words, error):
         call(camkit.Explainer(made()))
 
 
@@ -491,7 +491,7 @@ class OfTextAndPicture(WithAge):
 def test_a_model_with_its_picture_second_gets_its_way_out() -> None:
     net, ids = OfTextAndPicture().eval(), torch.tensor([[1, 2, 3]])
     for output in (None, 0):
-        with refused_as(ModelError, "takes 'input_ids' first; pass picture='pixel_values' and inputs="):
+        with refused("takes 'input_ids' first; pass picture='pixel_values' and inputs=", ModelError):
             camkit.explain(net, picture(0), output=output)
     assert camkit.explain(net, picture(0), picture="pixel_values", inputs={"input_ids": ids}).status == "ok"
 
@@ -506,10 +506,10 @@ def test_a_map_of_one_cell_is_never_ok() -> None:
 @pytest.mark.parametrize(("kind", "listed"), [(WithAge, "'age'"), (WithAgeAndPlace, "'age' and 'place'")])
 @pytest.mark.parametrize("method", ["gradcam", "rise", "chefer"])
 def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, listed, method):
-    with refused_as(ModelError, r"pass inputs=\{\.\.\.\} to camkit\.explain or Explainer") as caught:
+    with refused(r"pass inputs=\{\.\.\.\} to camkit\.explain or Explainer", ModelError) as caught:
         camkit.explain(kind().eval(), torch.zeros(3, 16, 16), method=method)
     assert listed in str(caught.value)
-    with refused_as(ModelError, "needs more than the picture"):
+    with refused("needs more than the picture", ModelError):
         camkit.Explainer(kind().eval()).scores_of(torch.zeros(3, 16, 16))
 
 
@@ -578,9 +578,9 @@ def test_a_file_that_has_changed_is_loaded_again(tmp_path):
 
 
 def test_what_a_model_needs_besides_the_inputs_it_was_given_is_named():
-    with refused_as(ModelError, r"needs more than the picture.*'place'"):
+    with refused(r"needs more than the picture.*'place'", ModelError):
         camkit.explain(WithAgeAndPlace().eval(), torch.zeros(3, 16, 16), inputs={"age": torch.zeros(1, 1)})
-    with refused_as(ModelError, r"needs more than the picture.*'depth' and 'extra'"):
+    with refused(r"needs more than the picture.*'depth' and 'extra'", ModelError):
         camkit.explain(Fused().eval(), torch.zeros(3, 16, 16), picture="pixel_values", output="scores")
 
 
@@ -654,7 +654,7 @@ def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys):
     ],
 )
 def test_wrong_inputs_are_one_sentence(options, said):
-    with refused_as(InputError, said):
+    with refused(said, InputError):
         camkit.explain(WithAge().eval(), torch.zeros(3, 16, 16), **options)
 
 
@@ -686,7 +686,7 @@ def test_a_method_of_the_call_needs_no_layer_of_the_config(tmp_path, monkeypatch
         assert main([*shown, method]) == 0
         assert json.loads(capsys.readouterr().out)["layer"] == layer
     assert main([*shown, "occlusion", "--layer", "features.2"]) == 2
-    with refused_as(MethodError, "reads the whole model and no layer"):
+    with refused("reads the whole model and no layer", MethodError):
         camkit.Explainer("demo-fair", config={"explain": {"layer": "features.2", "method": "occlusion"}})
 
 

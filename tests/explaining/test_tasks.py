@@ -10,7 +10,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from refusals import refused_as
+from refusals import refused
 from tasks import Detecting, Padding, Segmenting, beside, scene
 from tiers import represented_by
 from torch import Tensor, nn
@@ -106,7 +106,7 @@ def test_without_a_target_the_class_that_covers_most_is_explained_and_not_the_ba
     assert camkit.explain(SEGMENTING, image, labels=NAMES).label == "ship"
     assert camkit.explain(SEGMENTING, image).target == 0  # without labels, class 0 is a class as any other
     for mask in (np.zeros((8, 8), bool), np.ones(4), "mask.png"):
-        with refused_as(TargetError, "mask"):
+        with refused("mask", TargetError):
             camkit.explain(SEGMENTING, image, target=segment(1, mask))
 
 
@@ -342,7 +342,7 @@ def test_similarity_to_a_reference_is_the_cosine_of_the_embeddings():
     ],
 )
 def test_a_target_for_another_kind_of_model_is_one_sentence(make, said):
-    with refused_as(TargetError, said):
+    with refused(said, TargetError):
         camkit.explain(made(), torch.randn(3, 12, 12), target=make(), labels=list("abcd"))
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image, ImageCms, ImageFile, ImageOps, PngImagePlugin
-from refusals import refused_as
+from refusals import refused
 from tiers import represented_by, rows_represented
 from torch import Tensor, nn
 from torchvision import transforms
@@ -403,7 +403,7 @@ def test_a_tiff_of_32_bit_numbers_is_read_as_16_bits_or_refused_but_never_white(
     assert np.array_equal(shown(net, tmp_path / "p.tif")[:, :, 0], np.rint(levels.astype(int) / 257).astype(np.uint8))
     for values in (levels * 30000, levels - 9, levels / 300):
         Image.fromarray(values.astype(np.int32)).save(tmp_path / "p.tif")
-        with refused_as(ImageError, r"holds 32-bit numbers from -?[0-9]+ to [0-9]+, so it is not clear"):
+        with refused(r"holds 32-bit numbers from -?[0-9]+ to [0-9]+, so it is not clear", ImageError):
             shown(net, tmp_path / "p.tif")
 
 
@@ -415,7 +415,7 @@ def test_postscript_is_refused_and_not_run(net, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "cat.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 56 40\n%%EndComments\nshowpage\n")
 
-    with refused_as(ImageError, "is PostScript, a program that camkit does not run"):
+    with refused("is PostScript, a program that camkit does not run", ImageError):
         shown(net, tmp_path / "cat.jpg")
     assert not (tmp_path / "ran").exists()
 
@@ -504,7 +504,7 @@ def test_a_bad_file_is_one_sentence_that_names_it(net, tmp_path, name):
         (tmp_path / name).mkdir()
     limits = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
 
-    with refused_as(ImageError, words) as caught:
+    with refused(words, ImageError) as caught:
         camkit.explain(net, str(tmp_path / name), "features", preprocess=PRESET)
 
     assert name in str(caught.value)
@@ -545,14 +545,14 @@ BAD_OBJECTS = {
 @pytest.mark.parametrize("case", BAD_OBJECTS)
 def test_a_bad_object_is_one_sentence(net, case, layer):
     make, words = BAD_OBJECTS[case]
-    with refused_as(ImageError, words):
+    with refused(words, ImageError):
         camkit.explain(net, make(), layer, preprocess=PRESET)
 
 
 def test_a_preprocessing_that_is_missing_or_returns_something_else_is_one_sentence(net):
     wrong = None, lambda picture: picture, lambda picture: torch.zeros(2, 3, 8, 8)
     for preprocess, words in zip(wrong, ("preprocess=", "preprocess must turn", "preprocess must turn"), strict=True):
-        with refused_as(ImageError, words):
+        with refused(words, ImageError):
             camkit.explain(net, PATTERN, "features", preprocess=preprocess)
     with pytest.raises(KeyError, match="mine"):
         camkit.explain(net, PATTERN, "features", preprocess=lambda picture: {}["mine"])

@@ -575,7 +575,7 @@ def test_files_that_cannot_be_read_are_one_sentence(
     make, said = REFUSED[name]
     file = make(tmp_path)
     monkeypatch.chdir(tmp_path)
-    with refused(said):
+    with refused(said, quotes=True):
         trusted(file)
     call = [str(SCENE), "--model", str(file), "--trust-remote-code", "--out", str(tmp_path / "out.png")]
     assert main(call) == 2

@@ -245,7 +245,7 @@ def test_weights_in_several_files_are_read_through_their_index(tmp_path):
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
     assert same_weights(load_model("demo-fair", index, "cpu").module, state)
-    with refused(r"00001-of-00002\.safetensors does not fit demo-fair \(.*Missing key"):
+    with refused(r"00001-of-00002\.safetensors does not fit demo-fair \(.*Missing key", quotes=True):
         load_model("demo-fair", tmp_path / "w-00001-of-00002.safetensors", "cpu")
     for held in ("", "[]", "{}", *(f'{{"weight_map": {{"a": {file}}}}}' for file in ("1", '"../w"', '"b"'))):
         index.write_text(held)
@@ -313,7 +313,7 @@ def test_what_cannot_be_loaded_is_one_sentence(squeezenet, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     torch.save(squeezenet, "squeeze.pth")
 
-    with refused(said):
+    with refused(said, quotes=True):
         load_model(name, **{"device": "cpu", **options})
 
 
@@ -467,7 +467,7 @@ def test_a_damaged_file_in_the_cache_is_a_model_error_that_names_it(cache, data)
     path = cache / Path(published(SMALL).DEFAULT.url).name
     path.write_bytes(data)
 
-    with refused(path.name):
+    with refused(path.name, quotes=True):
         load_model(SMALL, device="cpu")
 
 

@@ -421,7 +421,7 @@ def test_a_damaged_hugging_face_folder_is_one_sentence(classifier, tmp_path, fil
     shutil.copytree(classifier, folder)
     (folder / file).write_text(text)
 
-    with refused():
+    with refused(quotes=True):
         load_model(str(folder), device="cpu")
 
 
