@@ -183,14 +183,17 @@ def _described(known: _Known, best: TracedCall, fit: Sequence[TracedCall]) -> Ta
     evidence = "whose cells influence the score" if influence.measured else "(its influence could not be measured)"
     doubt = UNSURE if reading.unsure else ""
     deeper = [call for call in trace.calls if call.started > best.started and call.finished > best.finished]
-    if any(known.readings[call].verdict == "elsewhere" for call in deeper):
+    verdicts = {known.readings[call].verdict for call in deeper}
+    if "elsewhere" in verdicts:
         doubt += "; the cells of deeper layers lie elsewhere in the input"
+    if "nowhere" in verdicts:
+        doubt += "; the cells of deeper layers show no place in the input"
     names = list(dict.fromkeys(str(trace.ref_of(call)) for call in ends_beside(trace, best, fit)))
     beside = f"; the score also depends on {' and '.join(names)}" if names else ""
     reason = f"the deepest {grid} grid {evidence}{influence.note}{doubt}{beside}"
     earlier = [trace.ref_of(call) for call in reversed(fit) if call.started <= best.finished]
     others = next_best(earlier, trace.ref_of(best))
-    return layer_at(trace, known.readings, best, reason, runners_up=others, sure=not reading.unsure)
+    return layer_at(trace, known.readings, best, reason, runners_up=others, sure=not (doubt or beside))
 
 
 def _finer(known: _Known, chosen: TracedCall) -> TargetLayer | None:

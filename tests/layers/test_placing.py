@@ -491,9 +491,10 @@ def test_a_branch_of_another_grid_is_named_in_the_reason(fine_last):
 
     coarse = nn.Sequential(nn.Conv2d(3, 16, 8, 8), nn.Conv2d(16, 16, 3, 2, 1))
     net = Net(run, fine=nn.Conv2d(3, 16, 8, 8), coarse=coarse, head=nn.Linear(32, 5))
-    found = camkit.explain(net, torch.randn(3, 64, 64), target=0)
-    other = {"fine": "coarse", "coarse": "fine"}[found.layer]
-    assert found.layer_reason.endswith(f"the score also depends on {other}")
+    layer = decide(net, torch.randn(1, 3, 64, 64)).chosen()
+    other = {"fine": "coarse", "coarse": "fine"}[layer.name]
+    assert layer.reason.endswith(f"the score also depends on {other}")
+    assert not layer.sure
 
 
 @pytest.mark.parametrize("side", [64, 66, 70])
