@@ -254,13 +254,9 @@ def _switch(value: Any) -> Any:
 
 
 class WeightMarks:
-    """The identities and versions of parameters and buffers, which show whether they were written to or replaced.
+    """The identities and versions of parameters and buffers, which show whether they were written to or replaced."""
 
-    Without ``buffers``, only parameters count: some models write a buffer in each pass.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module], *, buffers: bool = True) -> None:
-        self._buffers = buffers
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._marks = self._marks_of(modules)
 
     def still_hold(self, modules: Iterable[nn.Module]) -> bool:
@@ -268,11 +264,7 @@ class WeightMarks:
         return self._marks_of(modules) == self._marks
 
     def _marks_of(self, modules: Iterable[nn.Module]) -> list[int]:
-        held = [
-            tensor
-            for module in modules
-            for tensor in (*module._parameters.values(), *(module._buffers.values() if self._buffers else ()))
-        ]
+        held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
         tensors = [tensor for tensor in held if tensor is not None]
         return [*map(id, tensors), *(-1 if tensor.is_inference() else tensor._version for tensor in tensors)]
 
