@@ -125,14 +125,10 @@ _PYTORCHS = frozenset(vars(nn.Module()))
 _PLAIN = frozenset([bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size])
 """Types of values that refer to no other object."""
 
-_MOST_ITEMS = 64
-"""Longer tensors are tables or results, not switches."""
-
 PACKAGES = ("torch.nn.", "torchvision.", "timm.")
 """Packages whose networks use only PyTorch's random generators in evaluation mode, write to nothing but their own
 buffers, and keep the pictures of a batch apart. The graphs of ``torch.fx`` run the user's code."""
 
-_FORWARD = operator.attrgetter("forward")
 _MODULES, _BUFFERS = operator.attrgetter("_modules"), operator.attrgetter("_buffers")
 _HOOKS, _PRE_HOOKS = operator.attrgetter("_forward_hooks"), operator.attrgetter("_forward_pre_hooks")
 
@@ -217,7 +213,7 @@ class ModelRecord:
         hooked += [_global_forward_hooks, _global_forward_pre_hooks]
         return [
             kinds,
-            list(map(_FORWARD, dict.fromkeys(kinds))),
+            [kind.forward for kind in dict.fromkeys(kinds)],
             list(map(len, attributes)),
             [getter(attributes[number]) for number, getter in self._plain],
             list(map(_switch, self.other_attributes(modules))),
@@ -249,7 +245,8 @@ def _switch(value: Any) -> Any:
     """Return what of an attribute that is not plain may be a switch, without a reference to any object."""
     if isinstance(value, Tensor):
         is_plain = type(value) is Tensor and value.layout is torch.strided and value.device.type == "cpu"
-        return repr(value.detach().tolist()) if is_plain and value.numel() <= _MOST_ITEMS else None
+        # Longer tensors are tables or results, not switches.
+        return repr(value.detach().tolist()) if is_plain and value.numel() <= 64 else None
     return id(value)
 
 
@@ -267,10 +264,6 @@ class WeightMarks:
         held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
         tensors = [tensor for tensor in held if tensor is not None]
         return [*map(id, tensors), *(-1 if tensor.is_inference() else tensor._version for tensor in tensors)]
-
-
-_LARGEST_COPY = 1_000_000
-"""Tensors that a module keeps as attributes are copied if they have at most this many values."""
 
 
 class _Modules:
@@ -291,7 +284,7 @@ class _Modules:
         self._versions = [(each, each._version) for each in parameters if not each.is_inference()]
         buffers = [each for table in self._tables[2::3] for each in table.values() if each is not None]
         others = [each for each in record.other_attributes(modules) if isinstance(each, Tensor)]
-        copied = [*buffers, *(each for each in others if each.numel() <= _LARGEST_COPY)]
+        copied = [*buffers, *(each for each in others if each.numel() <= 1_000_000)]
         copied = [each for each in copied if each.layout is torch.strided and not each.is_inference()]
         self._copies = [(tensor, tensor.clone(), tensor._version) for tensor in copied]
         self._first_new_hook = RemovableHandle.next_id

@@ -30,11 +30,6 @@ from camkit.errors import LayerError, listing_layers
 from camkit.targets.scores import Expands, Scores, Target, main_tensor
 from camkit.types import EVEN, Extent, LayerRef, Layout, Placement, Precision, Progress, ReferenceScores
 
-_MOST_KEPT = 4
-"""How many layers or sizes of input have their references' maps kept. Those of 16 pictures take 50 MB at ResNet-50's
-first stage, and 2 MB at its last."""
-
-
 T = TypeVar("T")
 
 
@@ -90,20 +85,11 @@ class KeptReferences:
         kept = self._kept.pop(key, None)
         if kept is None or not kept[0].still_hold(modules):
             kept = WeightMarks(modules), run()
-        return keep_last(self._kept, key, kept, _MOST_KEPT)[1]
+        # Those of 16 pictures take 50 MB at ResNet-50's first stage, and 2 MB at its last.
+        return keep_last(self._kept, key, kept, 4)[1]
 
 
 DTYPES = {"bf16": torch.bfloat16, "bf16-forced": torch.bfloat16, "fp16": torch.float16}
-
-_NO_BF16 = (
-    "this CPU has no units for bf16, so bf16 would take several times as long as fp32; camkit uses fp32 instead "
-    "(precision 'bf16-forced' uses bf16 anyway)"
-)
-
-_FEW_IMAGES = 2
-"""The smallest batch that is passed in the channels-last format. On ResNet-50, the format takes 0.96 of the processor
-time for 2 pictures and 0.90 for 4; on MobileNetV2, 0.90 and 0.82. For one picture, the two passes that compare the
-formats cost more than it saves."""
 
 SAME, SAME_16_BITS = 1e-3, 5e-2
 """How much results may differ between memory formats and batch sizes, as a share of the largest value: a little more
@@ -118,7 +104,10 @@ def usable_precision(precision: Precision, device: torch.device) -> tuple[Precis
         device: the model's device.
     """
     if precision == "bf16" and device.type == "cpu" and not _cpu_has_bf16():
-        return "fp32", _NO_BF16
+        return "fp32", (
+            "this CPU has no units for bf16, so bf16 would take several times as long as fp32; camkit uses fp32 "
+            "instead (precision 'bf16-forced' uses bf16 anyway)"
+        )
     return precision, ""
 
 
@@ -177,8 +166,10 @@ def faster_format(
 ) -> torch.memory_format:
     """Return the memory format in which the model should receive a batch.
 
-    Convolutions on a CPU are faster with the channels last, without any change to the model; docs/results.md has
-    the figures. A model that gives different results in this format gets the ordinary one.
+    Convolutions on a CPU are faster with the channels last, without any change to the model: on ResNet-50, 2 pictures
+    take 0.96 of the processor time and 4 take 0.90; on MobileNetV2, 0.90 and 0.82. For one picture, the two passes that
+    compare the formats cost more than it saves. A model that gives different results in this format gets the ordinary
+    one.
 
     Args:
         model: the model; it is restored exactly.
@@ -187,7 +178,7 @@ def faster_format(
         remembered: for each precision, whether the model gives the same results in both formats; one image decides
             this, and the answer is added here. None keeps the format of the inputs.
     """
-    if remembered is None or inputs.dim() != 4 or inputs.device.type != "cpu" or len(inputs) < _FEW_IMAGES:
+    if remembered is None or inputs.dim() != 4 or inputs.device.type != "cpu" or len(inputs) < 2:
         return torch.preserve_format
     if precision not in remembered:
         convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())

@@ -26,13 +26,6 @@ from camkit.models import refuse_black_box
 from camkit.targets.scores import Target
 from camkit.types import TargetLayer
 
-_MOST_TRIED = 4
-"""How many layers with a finer grid are tried: the last block of a stage is among the first ones."""
-
-_BALANCED = 0.01
-"""The share of the products of activations and gradients that their sum reaches in a cell if it is 0 by the formula: in
-ConvNeXt, what the normalisation adds to the variance leaves less than 0.001."""
-
 
 def decide(
     model: nn.Module,
@@ -101,7 +94,8 @@ class _Known:
         if gradient is None:
             return False
         cells = to_grid(self.trace.tensors[call.output].detach() * gradient, layout)
-        return bool(cells.sum(1).abs().amax() <= _BALANCED * cells.abs().sum(1).amax())
+        # In ConvNeXt, what the normalisation adds to the variance leaves less than 0.001 of a sum that should be 0.
+        return bool(cells.sum(1).abs().amax() <= 0.01 * cells.abs().sum(1).amax())
 
     def usable(self) -> list[TracedCall]:
         """Return the named calls that can be explained, without gates, which have a single channel."""
@@ -216,7 +210,8 @@ def _finer(known: _Known, chosen: TracedCall) -> TargetLayer | None:
     latest = list(dict.fromkeys(trace.outermost(call) for call in fine if math.prod(readings[call].grid) == coarsest))
     latest.reverse()
     latest.sort(key=lambda call: call.name.count("."))
-    last = next((call for call in latest[:_MOST_TRIED] if known.carries_all(call)), None)
+    # The last block of a stage is among the first four.
+    last = next((call for call in latest[:4] if known.carries_all(call)), None)
     if last is None or known.is_balanced(last):
         return None
     named = "x".join(map(str, readings[last].grid))

@@ -14,14 +14,8 @@ from camkit.layers.layouts import LayoutReadings
 from camkit.layers.trace import Trace, TracedCall
 from camkit.types import LayerRef, Layout, TargetLayer
 
-_RUNNERS_UP = 3
-"""How many of the next best layers are listed: enough to try, few enough to read."""
-
 _LISTED = 6
 """How many layers an error message lists: the last ones are the likely choices, and six fit on one line."""
-
-_STAGES = 4
-"""How many sizes of grid ``Decision.stages`` returns: as many as the usual networks have blocks."""
 
 UNSURE = "; the position of its cells is not certain"
 
@@ -154,7 +148,7 @@ class Decision:
             if kept is None or row.ref.name.count(".") <= kept.name.count("."):
                 by_grid[row.layout.grid] = row.ref
         reason = f"the last layer of its grid; {chosen.reason}"
-        earlier = sorted(by_grid.items(), key=lambda item: -math.prod(item[0]))[-_STAGES + 1 :]
+        earlier = sorted(by_grid.items(), key=lambda item: -math.prod(item[0]))[-3:]
         return (*(self.named(ref, reason) for _, ref in earlier), chosen)
 
     def named(self, ref: LayerRef, reason: str) -> TargetLayer:
@@ -197,11 +191,11 @@ def rows_of(trace: Trace, readings: LayoutReadings, verdicts: Mapping[TracedCall
 
 
 def next_best(layers: Iterable[LayerRef], chosen: LayerRef) -> tuple[LayerRef, ...]:
-    """Return the next best of some layers, none inside another; parts of the chosen layer only if there is no other."""
+    """Return the next best three layers, none inside another; parts of the chosen layer only if there is no other."""
     others = [ref for ref in layers if ref != chosen]
     outside = [ref for ref in others if not ref.name.startswith(f"{chosen.name}.")]
     listed: list[LayerRef] = []
     for ref in outside or others:
-        if len(listed) < _RUNNERS_UP and not any(f"{ref.name}.".startswith(f"{other.name}.") for other in listed):
+        if len(listed) < 3 and not any(f"{ref.name}.".startswith(f"{other.name}.") for other in listed):
             listed.append(ref)
     return tuple(listed)

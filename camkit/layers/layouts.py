@@ -23,30 +23,12 @@ MOST_CELLS_LOST = 2.5
 """Cells that a grid may have fewer than the input's size divided by the stride: an unpadded 3 x 3
 convolution loses two, and the half absorbs rounding."""
 
-_MOST_DISTORTION = 2.0
-"""The largest ratio between the sides of a cell: at more than twice, the output is only an edge of a grid."""
-
 _MOST_PREFIX_TOKENS = 16
 """The most class, distillation and register tokens expected before a grid: DINOv2 with registers has 5, and a much
 larger number would let almost any sequence length pass as a grid."""
 
-_FRAMES_OF_A_CELL = (1, 2, 4)
-"""How many frames of a clip a token stands for: one in TimeSformer, two in VideoMAE and ViViT."""
-
 _MOST_TOKENS_BESIDE = 128
 """The most tokens beside those of a grid that an earlier layer has: YOLOS has 100 detection tokens."""
-
-_SKEW = 0.1
-"""The share of a step along one axis by which a place may change along another one."""
-
-_ONCE = 1.5
-"""A pixel whose gradient is at most this many times the usual small one reaches the first convolution once."""
-
-_ALIKE = 0.99
-"""The correlation from which what the first convolution gets is the picture, in another scale."""
-
-_LEAST_STEP = 1e-3
-"""Two neighbouring pixels are at least this far apart in what the first convolution gets."""
 
 
 LayoutReadings: TypeAlias = Mapping[TracedCall, LayoutReading]
@@ -114,13 +96,14 @@ def _received(trace: Trace) -> tuple[tuple[int, ...], Extent, Verdict]:
         return trace.size, (), "sure"
     size = tuple(received.shape[2:])
     # Where a model subtracts the picture's own mean, gradients do not show where pixels go.
-    is_same = received.shape == trace.leaf.shape and likeness(received, trace.leaf) > _ALIKE
+    is_same = received.shape == trace.leaf.shape and likeness(received, trace.leaf) > 0.99
     mapping = (torch.eye(len(size)), torch.zeros(len(size))) if is_same else _mapping(received, trace.leaf)
     if mapping is None:
         return trace.size, (), "unsure" if received.requires_grad or size != trace.size else "sure"
     steps, offsets = mapping
     along = steps.diagonal()
-    if float(along.amin()) < _LEAST_STEP or float((steps - along.diag()).abs().amax()) > _SKEW * float(along.amin()):
+    # A step down the picture leads down, and at most a tenth as far to the side.
+    if float(along.amin()) < 1e-3 or float((steps - along.diag()).abs().amax()) > 0.1 * float(along.amin()):
         return trace.size, (), "elsewhere"
     padding = (0,) * len(size) if isinstance(convolution.padding, str) else convolution.padding
     more = [max(0, added - kernel // 2) for added, kernel in zip(padding, convolution.kernel_size, strict=True)]
@@ -159,7 +142,7 @@ def _mapping(received: Tensor, picture: Tensor) -> tuple[Tensor, Tensor] | None:
     gains = plain.abs()
     if not gains.any():
         return None
-    once = _ONCE * gains[gains > 0].quantile(0.1)  # a reflected pixel reaches several places
+    once = 1.5 * gains[gains > 0].quantile(0.1)  # a reflected pixel reaches several places, with a larger gradient
     pixels = torch.nonzero((gains > 0) & (gains < once))
     reached = torch.stack([places[tuple(pixels.T)] for places in weighted], 1) / plain[tuple(pixels.T)][:, None]
     known = torch.cat([pixels, torch.ones(len(pixels), 1)], 1).double()
@@ -218,7 +201,7 @@ def _cut_grids(count: int, size: tuple[int, ...]) -> list[tuple[tuple[int, ...],
     options = {
         (any(side % patch for side in pixels), prefix, grid)
         for patch in range(1, min(pixels) + 1)
-        for at_once in (_FRAMES_OF_A_CELL if frames else (1,))
+        for at_once in ((1, 2, 4) if frames else (1,))  # a token is one frame in TimeSformer, two in VideoMAE
         for cells in (tuple(side // patch for side in pixels), tuple(-(-side // patch) for side in pixels))
         for grid in ((*(side // at_once for side in frames), *cells),)
         if 0 <= (prefix := count - math.prod(grid)) <= _MOST_PREFIX_TOKENS and math.prod(grid) > 1
@@ -260,7 +243,7 @@ def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
     if len(size) == 3:  # a clip's time has its own stride
         return grid[0] <= size[0] and _fits(grid[1:], size[1:])
     strides = [side / cells for cells, side in zip(grid, size, strict=True)]
-    if max(strides) > _MOST_DISTORTION * min(strides):
+    if max(strides) > 2 * min(strides):  # only an edge of a grid
         return False
     longest = max(range(len(size)), key=lambda axis: size[axis])
     guess = strides[longest]

@@ -37,8 +37,6 @@ THE_MODEL = "(the model)"
 _COMPILED = "_orig_mod"
 """The attribute in which ``torch.compile`` keeps the module it wraps, and so a part of the names inside."""
 
-_PATTERN_SIGNS = "*?["
-
 
 def find_layers(model: nn.Module, layers: Layers) -> tuple[LayerRef, ...]:
     """Return the layers that one or several selectors choose, in the order of the selectors, each layer once.
@@ -65,7 +63,11 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[LayerRef, nn.Module]
     for selector in _as_list(layers):
         for name, call in _matches(modules, selector):
             selected[LayerRef(first_names[modules[name]], call)] = modules[name]
-    _refuse_scripted(selected)
+    for ref, module in selected.items():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                f"layer {str(ref)!r} is TorchScript, which has no hooks; pass the Python module it was made from"
+            )
     return selected
 
 
@@ -166,14 +168,6 @@ def _as_list(layers: Any) -> list[Any]:
     return selectors
 
 
-def _refuse_scripted(modules: dict[LayerRef, nn.Module]) -> None:
-    for ref, module in modules.items():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ModelError(
-                f"layer {str(ref)!r} is TorchScript, which has no hooks; pass the Python module it was made from"
-            )
-
-
 def _matches(modules: dict[str, nn.Module], selector: Any) -> list[tuple[str, int | None]]:
     """Return the name of each layer that a selector chooses, and the number of the call, None for every call."""
     if isinstance(selector, str):
@@ -258,6 +252,6 @@ def _hint(text: str, names: Iterable[str], modules: dict[str, nn.Module]) -> str
     """Suggest the nearest number or names, or the nearest types, or list the model's parts."""
     names = [name for name in names if name]
     parts = dict.fromkeys(name.partition(".")[0] for name in names)
-    types = [] if any(sign in text for sign in _PATTERN_SIGNS) else _type_names(modules)
+    types = [] if any(sign in text for sign in "*?[") else _type_names(modules)
     near = nearest_numbers(text, names) or did_you_mean(text, names) or did_you_mean(text, types)
     return near or (f"; its parts are {', '.join(parts)}" if parts else "")

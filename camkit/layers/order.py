@@ -33,36 +33,12 @@ _BY_CHANCE = 100
 _CERTAIN = 4.0
 """How many standard deviations above chance a correlation counts: by chance, 1 in 30,000 layers reaches it."""
 
-_CLEARLY = 0.5
-"""By how many deviations another layout must fit better than the likely one; chance is about the same in both."""
-
-_MOST_ARE_THERE = 0.4
-"""The correlation from which the cells count as those of the layout: if a quarter of the cells lie there, as after
-a cut into windows, it is about a quarter."""
-
-_REACHES = (0, 1, 2)
-"""How many cells around itself a cell may look at."""
-
-_MOST_PATTERNS = 4
-"""How many patterns of blocks are tried at most. One is enough for most networks."""
-
 _FEWEST_CELLS = 16
 """With fewer cells than this, camkit does not conclude that they depend on no place."""
-
-_ENOUGH_BLOCKS = 64
-"""Until all patterns together have this many blocks, camkit tries another one: fewer do not tell a grid from one that
-begins a token later."""
 
 _LEAST_SIDE, _MOST_BLOCKS = 3, 24
 """The least cells along each axis of a grid that gives the blocks their size, and the most blocks along an axis; finer
 cells are looked at together."""
-
-_LEAST_SMOOTHED = 8
-"""The blocks along each axis from which on neighbours are replaced together, which cells that look around themselves
-show better."""
-
-_DIRECTIONS = 8
-"""On how many random directions features are projected before they are compared, which keeps their distances."""
 
 _SEED = 5821934
 
@@ -116,8 +92,8 @@ def find_orders(trace: Trace, options: Mapping[TracedCall, Sequence[Layout]]) ->
     patterns = functools.cache(_patterns)
     for change in _changed(trace, options):
         changed.append(change)
-        if sum(replaced[0].numel() for replaced, _ in changed) < _ENOUGH_BLOCKS:
-            continue
+        if sum(replaced[0].numel() for replaced, _ in changed) < 64:
+            continue  # fewer blocks do not tell a grid from one that begins a token later
         deepest = _orders({last: options[last]}, changed, patterns).get(last)
         if deepest is not None and deepest.verdict in ("sure", "elsewhere"):
             break
@@ -165,8 +141,8 @@ def _orders(
 
 
 def _is_decided(clear: Float[Tensor, "layouts"]) -> bool:
-    """Tell whether a layout fits clearly, and the likely one does or fits clearly less."""
-    return float(clear.amax()) > _CERTAIN and (int(clear.argmax()) == 0 or float(clear.amax() - clear[0]) > _CLEARLY)
+    """Tell whether a layout fits clearly, and the likely one does or fits by half a deviation less."""
+    return float(clear.amax()) > _CERTAIN and (int(clear.argmax()) == 0 or float(clear.amax() - clear[0]) > 0.5)
 
 
 def _deviations(correlations: Float[Tensor, "*calls reaches patterns"]) -> Float[Tensor, "*calls reaches patterns"]:
@@ -186,7 +162,8 @@ def _verdict(correlations: Float[Tensor, "reaches patterns"], clearest: float, l
     shows_none = clear < _CERTAIN / 2 or clearest < _CERTAIN
     if shows_none and layout.has_tokens and math.prod(layout.grid) >= _FEWEST_CELLS:
         return "nowhere"
-    return "sure" if clear > _CERTAIN and size > _MOST_ARE_THERE else "unsure"
+    # If a quarter of the cells lie where the layout says, as after a cut into windows, the correlation is a quarter.
+    return "sure" if clear > _CERTAIN and size > 0.4 else "unsure"
 
 
 def _standard(values: Float[Tensor, "*rows cells"]) -> Float[Tensor, "*rows cells"]:
@@ -203,7 +180,7 @@ def _patterns(
     The patterns are those of the picture, of chance, and the picture's as moved cells would show it.
     """
     found = []
-    for reach in _REACHES:
+    for reach in (0, 1, 2):  # how many cells around itself a cell may look at
         shares = replaced
         for axis, cells in enumerate(grid):
             start, end = extent[axis] if extent else (0.0, 1.0)
@@ -246,11 +223,12 @@ def _changed(
     picture = trace.leaf.detach()
     noise = _noise(picture)
     pool = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[len(blocks) - 1]
-    width = 3 if min(blocks) >= _LEAST_SMOOTHED else 1
+    # Cells that look around themselves show it better if neighbours are replaced together.
+    width = 3 if min(blocks) >= 8 else 1
     generator = torch.Generator().manual_seed(_SEED)
     with ignoring_errors():  # a model may count its passes
         before = _features(trace, picture, kinds)
-        for _ in range(_MOST_PATTERNS):
+        for _ in range(4):  # one is enough for most networks
             drawn = torch.randn((1 + _BY_CHANCE, 1, *blocks), generator=generator)
             patterns = (pool(drawn, width, 1, width // 2, count_include_pad=False)[:, 0] > 0).float()
             replaced = patterns[0]
@@ -290,7 +268,8 @@ def _features(
         for kind in kinds.get(key, ()):
             features = maps[1].movedim(0, 1) if kind == "sequence_first" else maps[1]
             features = features.movedim(1, -1) if kind in ("channels_first", "tokens_last") else features
-            directions = torch.randn(features.shape[-1], _DIRECTIONS, generator=torch.Generator().manual_seed(_SEED))
+            # On a few random directions, distances are kept.
+            directions = torch.randn(features.shape[-1], 8, generator=torch.Generator().manual_seed(_SEED))
             found[key, kind] = (features[0].float() @ directions.to(features.device)).cpu()
 
     switch_off_training(trace.model)  # an earlier pass may have switched parts of the model to training

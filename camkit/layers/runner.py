@@ -28,9 +28,6 @@ from camkit.types import WHOLE_MODEL, LayerRef, TargetLayer
 
 _AS_NAMED = "as named"
 
-_CLIP = 5
-"""The axes of a batch of clips or volumes, (N, C, D, H, W)."""
-
 
 class OneByOneError(Exception):
     """The model does not treat each picture of a batch as if it were alone, so camkit explains them one by one."""
@@ -101,8 +98,8 @@ class Runner:
             targets = tuple(map(EachFiner, targets))
         if method.layer:
             return self._of_layers(method, targets, inputs)
-        if inputs.dim() == _CLIP:
-            self._decision_if_any(inputs[:1])  # refuses clips whose second axis is time, which passes for channels
+        if inputs.dim() == 5:  # clips or volumes; a clip whose second axis is time passes for channels, and is refused
+            self._decision_if_any(inputs[:1])
         if method.reads_attention:
             return self._of_tokens(method, targets, inputs)
         return Ran(self._run(method, targets, inputs, ()), (WHOLE_MODEL,), method)
