@@ -207,7 +207,8 @@ class ModelRecord:
 
     def _state_of(self, modules: Sequence[nn.Module]) -> list[Any]:
         """Return everything that may switch what the modules compute, as plain values and identities."""
-        attributes, kinds = list(map(vars, modules)), list(map(type, modules))
+        attributes = list(map(vars, modules))
+        kinds: list[type[nn.Module]] = [type(module) for module in modules]
         tables = (*map(_MODULES, modules), *map(_BUFFERS, modules))
         hooked = [hooks for kind in (_HOOKS, _PRE_HOOKS) for hooks in filter(None, map(kind, modules))]
         hooked += [_global_forward_hooks, _global_forward_pre_hooks]

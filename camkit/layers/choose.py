@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -18,9 +18,9 @@ from camkit.engine.guard import ModelRecord, interruptible
 from camkit.engine.passes import differentiated, to_grid
 from camkit.layers.decision import UNSURE, Decision, layer_at, next_best, rows_of
 from camkit.layers.influence import Influence, ends_beside, measure_influence, shared, twins
-from camkit.layers.layouts import LayoutReadings, channels_of, read_layouts
+from camkit.layers.layouts import channels_of, read_layouts
 from camkit.layers.levels import choose_for_boxes
-from camkit.layers.trace import Trace, TracedCall, traced
+from camkit.layers.trace import TracedCall, traced
 from camkit.methods.registry import FINE
 from camkit.models import refuse_black_box
 from camkit.targets.scores import Target
@@ -58,61 +58,56 @@ def decide(
             readings = read_layouts(trace)
             if trace.detects:
                 return choose_for_boxes(trace, readings)  # detectors select boxes by their scores
-            decision = _choose(_Known(trace, readings, measure_influence(trace, readings, every=every)))
+            decision = _choose(measure_influence(trace, readings, every=every))
             return replace(decision, of_picture=trace.reads_picture)
 
     return differentiated(run)
 
 
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """What is known about a pass: where the cells of each output lie, and on which of them the score depends."""
-
-    trace: Trace
-    readings: LayoutReadings
-    influence: Influence
-
-    def carries_all(self, call: TracedCall) -> bool:
-        """Tell whether the score is computed from the cells of an output alone, as the layer returned them."""
-        trace, layout = self.trace, self.readings[call].layout
-        call = trace.outermost(call)
-        if layout is None or call.output is None or not call.alone:
-            return False
-        if math.prod(layout.grid) * channels_of(call.shape, layout) < math.prod(call.shape):
-            return False  # other tokens may carry some of it
-        return trace.last is not None and not trace.before_the_score(call) & trace.graph.leaves
-
-    def is_balanced(self, call: TracedCall) -> bool:
-        """Tell whether activations times gradients add up to 0 in each cell, so that single products say little.
-
-        They do if only a normalisation of each cell follows, as at the end of ConvNeXt's stages.
-        """
-        layout = self.readings[call].layout
-        assert call.output is not None
-        assert layout is not None
-        gradient = self.trace.gradients("best", [call.output]).get(call.output)
-        if gradient is None:
-            return False
-        cells = to_grid(self.trace.tensors[call.output].detach() * gradient, layout)
-        # In ConvNeXt, what the normalisation adds to the variance leaves less than 0.001 of a sum that should be 0.
-        return bool(cells.sum(1).abs().amax() <= 0.01 * cells.abs().sum(1).amax())
-
-    def usable(self) -> list[TracedCall]:
-        """Return the named calls that can be explained, without gates, which have a single channel."""
-        fit = [call for call in self.influence.usable if call.name]
-        fit = [call for call in fit if self.readings[call].verdict != "nowhere"] or fit
-        return [call for call in fit if channels_of(call.shape, self.readings[call].layout) > 1] or fit
+def _carries_all(influence: Influence, call: TracedCall) -> bool:
+    """Tell whether the score is computed from the cells of an output alone, as the layer returned them."""
+    trace, layout = influence.trace, influence.readings[call].layout
+    call = trace.outermost(call)
+    if layout is None or call.output is None or not call.alone:
+        return False
+    if math.prod(layout.grid) * channels_of(call.shape, layout) < math.prod(call.shape):
+        return False  # other tokens may carry some of it
+    return trace.last is not None and not trace.before_the_score(call) & trace.graph.leaves
 
 
-def _choose(known: _Known) -> Decision:
-    trace, readings, influence = known.trace, known.readings, known.influence
-    lasting = influence.measured and not influence.note
+def _is_balanced(influence: Influence, call: TracedCall) -> bool:
+    """Tell whether activations times gradients add up to 0 in each cell, so that single products say little.
+
+    They do if only a normalisation of each cell follows, as at the end of ConvNeXt's stages.
+    """
+    trace, layout = influence.trace, influence.readings[call].layout
+    assert call.output is not None
+    assert layout is not None
+    gradient = trace.gradients("best", [call.output]).get(call.output)
+    if gradient is None:
+        return False
+    cells = to_grid(trace.tensors[call.output].detach() * gradient, layout)
+    # In ConvNeXt, what the normalisation adds to the variance leaves less than 0.001 of a sum that should be 0.
+    return bool(cells.sum(1).abs().amax() <= 0.01 * cells.abs().sum(1).amax())
+
+
+def _candidates(influence: Influence) -> list[TracedCall]:
+    """Return the named calls that can be explained, without gates, which have a single channel."""
+    readings = influence.readings
+    fit = [call for call in influence.usable if call.name]
+    fit = [call for call in fit if readings[call].verdict != "nowhere"] or fit
+    return [call for call in fit if channels_of(call.shape, readings[call].layout) > 1] or fit
+
+
+def _choose(influence: Influence) -> Decision:
+    trace, readings = influence.trace, influence.readings
+    lasting = influence.measured and influence.score != "head"
     of_weights = influence.hidden or any(reading.unsure for reading in readings.values())
     decision = Decision(
         trace.size, rows_of(trace, readings, influence.verdicts), lasting=lasting, of_weights=of_weights
     )
-    fit = known.usable()
-    best = _deepest(known, fit)
+    fit = _candidates(influence)
+    best = _deepest(influence, fit)
     if best is None:
         return decision
     # Other branches may end in the same grid. If no layer before them stands for all, the caller must say which counts.
@@ -122,19 +117,19 @@ def _choose(known: _Known) -> Decision:
         refs = {trace.ref_of(call) for call in branches}
         return replace(decision, equals=tuple(row for row in decision.rows if row.ref in refs))
     chosen = common or best
-    any_target = known.carries_all(chosen) and len(tensors_in(trace.output)) == 1
-    layer = _described(known, chosen, fit)
-    return replace(decision, layer=layer, any_target=any_target, finer=_finer(known, chosen))
+    any_target = _carries_all(influence, chosen) and len(tensors_in(trace.output)) == 1
+    layer = _described(influence, chosen, fit)
+    return replace(decision, layer=layer, any_target=any_target, finer=_finer(influence, chosen))
 
 
-def _deepest(known: _Known, fit: Sequence[TracedCall]) -> TracedCall | None:
+def _deepest(influence: Influence, fit: Sequence[TracedCall]) -> TracedCall | None:
     """Return the last call whose output has usable cells that no later step still refines.
 
     For most networks this is the last usable output. But a module may end the grid, such as an attention pool or an
     attention from which only the class token goes on. The keys and values inside it are usable too, and its input is
     chosen instead.
     """
-    trace, readings = known.trace, known.readings
+    trace, readings = influence.trace, influence.readings
     if not fit:
         return None
     # The first of a module's several outputs may be an earlier layer's: features beside the scores.
@@ -150,7 +145,7 @@ def _deepest(known: _Known, fit: Sequence[TracedCall]) -> TracedCall | None:
         for output, call in by_output.items()
         if readings[call].grid == readings[last].grid and not call.is_among(before)
     }
-    fitting = set(known.influence.usable)
+    fitting = set(influence.usable)
     ends = [
         call
         for call in trace.calls
@@ -170,40 +165,43 @@ def _grid_inputs(call: TracedCall, by_output: Mapping[int | None, TracedCall]) -
     return [by_output[argument] for argument in call.arguments if argument in by_output]
 
 
-def _described(known: _Known, best: TracedCall, fit: Sequence[TracedCall]) -> TargetLayer:
+def _described(influence: Influence, best: TracedCall, fit: Sequence[TracedCall]) -> TargetLayer:
     """Return the chosen layer with its layout, its reason and the next best ones."""
-    trace, reading, influence = known.trace, known.readings[best], known.influence
+    trace, readings = influence.trace, influence.readings
+    reading = readings[best]
     grid = "x".join(map(str, reading.grid))
     evidence = "whose cells influence the score" if influence.measured else "(its influence could not be measured)"
+    if influence.measured and influence.score == "head":
+        evidence += "; the head's weights are zero, so the influence on the head's input was measured instead"
     doubt = UNSURE if reading.unsure else ""
     deeper = [call for call in trace.calls if call.started > best.started and call.finished > best.finished]
-    verdicts = {known.readings[call].verdict for call in deeper}
+    verdicts = {readings[call].verdict for call in deeper}
     if "elsewhere" in verdicts:
         doubt += "; the cells of deeper layers lie elsewhere in the input"
     if "nowhere" in verdicts:
         doubt += "; the cells of deeper layers show no place in the input"
     names = list(dict.fromkeys(str(trace.ref_of(call)) for call in ends_beside(trace, best, fit)))
     beside = f"; the score also depends on {' and '.join(names)}" if names else ""
-    reason = f"the deepest {grid} grid {evidence}{influence.note}{doubt}{beside}"
+    reason = f"the deepest {grid} grid {evidence}{doubt}{beside}"
     earlier = [trace.ref_of(call) for call in reversed(fit) if call.started <= best.finished]
     others = next_best(earlier, trace.ref_of(best))
-    return layer_at(trace, known.readings, best, reason, runners_up=others, sure=not (doubt or beside))
+    return layer_at(trace, readings, best, reason, runners_up=others, sure=not (doubt or beside))
 
 
-def _finer(known: _Known, chosen: TracedCall) -> TargetLayer | None:
+def _finer(influence: Influence, chosen: TracedCall) -> TargetLayer | None:
     """Return the layer of ``Decision.finer``.
 
     Of the grids that are fine enough the coarsest counts, and of its layers those with the shortest names, which are
     the model's own blocks; of these, the last one that carries the whole score. If activations times gradients add up
     to 0 in each of its cells, there is none: the positive products alone say no more of one class than of another.
     """
-    trace, readings, grid = known.trace, known.readings, known.readings[chosen].grid
+    trace, readings, grid = influence.trace, influence.readings, influence.readings[chosen].grid
     if not grid or min(grid[-2:]) >= FINE:
         return None
     before = trace.graph.ancestors(chosen.operation)
     fine = [
         call
-        for call in known.influence.usable
+        for call in influence.usable
         if call.name and not readings[call].unsure and call.is_among(before) and min(readings[call].grid[-2:]) >= FINE
     ]
     coarsest = min((math.prod(readings[call].grid) for call in fine), default=0)
@@ -211,8 +209,8 @@ def _finer(known: _Known, chosen: TracedCall) -> TargetLayer | None:
     latest.reverse()
     latest.sort(key=lambda call: call.name.count("."))
     # The last block of a stage is among the first four.
-    last = next((call for call in latest[:4] if known.carries_all(call)), None)
-    if last is None or known.is_balanced(last):
+    last = next((call for call in latest[:4] if _carries_all(influence, call)), None)
+    if last is None or _is_balanced(influence, last):
         return None
     named = "x".join(map(str, readings[last].grid))
     return layer_at(trace, readings, last, f"the deepest {named} grid, which carries the whole score")

@@ -7,7 +7,7 @@ influence the score, in execution order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,47 +25,23 @@ _TAIL = 32
 and cheaper than a gradient of every output."""
 
 _OTHER_BRANCH = "does not influence the score"
-_NO_CELLS = "its cells do not influence the score"
-_SCORES = "class scores, not features"
-NO_GRID = "no spatial grid"
 NOT_MEASURED = "not measured, because deeper layers influence the score"
 ELSEWHERE = "its cells lie elsewhere in the input"
-NO_FEATURES = "computes no features"
-
-_HEAD_OF_ZEROS = "; the head's weights are zero, so the influence on the head's input was measured instead"
-
-_SCORES_TO_TRY: tuple[ScoreFrom, ...] = ("best", "mixture", "head")
-"""The scores to differentiate: the next one if the gradients of the ones before are zero."""
 
 _LEAST_CELLS = 2
 """Fewer active cells than this are no map: a single cell is a token or a pooled feature, not a grid."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Influence:
-    """Which calls the score depends on.
+    """Which calls the score depends on: where the gradients that were measured are not zero.
 
     Attributes:
-        verdicts: for each call of the trace, the reason it cannot be explained; empty if it can.
-        measured: True if the influence could be measured.
-        note: a remark on the measurement, to be appended to the reason for a layer.
-        hidden: True if some output has a gradient of zero everywhere, as behind a gate of zero.
+        trace: the trace of the pass.
+        readings: the layout of each call's output.
+        score: the score whose gradients were measured.
+        masks: the mask of each measured output; None if the score is not computed from it.
     """
-
-    verdicts: Mapping[TracedCall, str]
-    measured: bool
-    note: str = ""
-    hidden: bool = False
-
-    @property
-    def usable(self) -> list[TracedCall]:
-        """The calls that nothing speaks against, those before the deepest ones included."""
-        return [call for call, verdict in self.verdicts.items() if verdict in ("", NOT_MEASURED)]
-
-
-@dataclass
-class _Measurement:
-    """The gradients of a score measured so far, as masks of the cells and channels where they are not zero."""
 
     trace: Trace
     readings: LayoutReadings
@@ -87,12 +63,14 @@ class _Measurement:
         return self.trace.before_the_score()
 
     @property
-    def succeeded(self) -> bool:
+    def measured(self) -> bool:
+        """True if the influence could be measured."""
         return any(mask is not None for mask in self.masks.values())
 
-    def measure(self, outputs: Sequence[int]) -> None:
-        """Measure outputs; the mask of an output that the score is not computed from is None."""
-        self.masks.update(self.of(self.score, outputs))
+    @property
+    def hidden(self) -> bool:
+        """True if some output has a gradient of zero everywhere, as behind a gate of zero."""
+        return any(mask is not None and not mask.any() for mask in self.masks.values())
 
     def of(self, score: ScoreFrom, outputs: Sequence[int]) -> dict[int, Tensor | None]:
         """Return where the gradients of a score are not zero; None for an output that it is not computed from."""
@@ -105,16 +83,18 @@ class _Measurement:
         If the gradients of a score are zero, the next one is tried.
         """
         numbers = list(self.layouts)
-        for score in _SCORES_TO_TRY if self.trace.end is not None else ():
+        scores: tuple[ScoreFrom, ...] = ("best", "mixture", "head")
+        for score in scores if self.trace.end is not None else ():
             self.score, self.masks = score, {}
             for outputs in (numbers[-_TAIL:], numbers[:-_TAIL]):
-                self.measure(outputs)
+                self.masks |= self.of(score, outputs)
                 if any(_active_cells(self.masks[number], self.layouts[number]) >= _LEAST_CELLS for number in outputs):
                     return
         self.masks = {}
 
+    @functools.cached_property
     def verdicts(self) -> dict[TracedCall, str]:
-        """Return the reason against each call; empty for the calls that can be explained."""
+        """For each call, the reason it cannot be explained; empty if it can."""
         by_output: dict[int, str] = {}
         verdicts: dict[TracedCall, str] = {}
         for call, reading in self.readings.items():
@@ -126,23 +106,28 @@ class _Measurement:
             verdicts[call] = verdict
         return verdicts
 
+    @property
+    def usable(self) -> list[TracedCall]:
+        """The calls that nothing speaks against, those before the deepest ones included."""
+        return [call for call, verdict in self.verdicts.items() if verdict in ("", NOT_MEASURED)]
+
     def _verdict(self, call: TracedCall, output: int, layout: Layout) -> str:
         """Return why a call with a grid cannot be explained; empty if it can."""
-        if self.succeeded and output not in self.masks:
+        if self.measured and output not in self.masks:
             return NOT_MEASURED if call.is_among(self.reaching) else _OTHER_BRANCH
         mask, channels = self.masks.get(output), channels_of(call.shape, layout)
         if mask is None:
-            if self.succeeded:
+            if self.measured:
                 return _OTHER_BRANCH
             return "class scores" if channels == self.trace.classes else ""
         active = _active_cells(mask, layout)
         if 0 < active < _LEAST_CELLS:  # the best score may come from one cell, and other scores from more
             active = _active_cells(self.of("mixture", [output])[output], layout)
         if active < _LEAST_CELLS:
-            return _NO_CELLS
+            return "its cells do not influence the score"
         one_channel = int(to_grid(mask, layout)[0].sum(0).amax()) == 1
         if channels == self.trace.maps or (channels == self.trace.classes and (one_channel or self.trace.maps)):
-            return _SCORES
+            return "class scores, not features"
         return ""
 
 
@@ -151,17 +136,15 @@ def measure_influence(trace: Trace, readings: LayoutReadings, *, every: bool = F
 
     Args:
         trace: the trace of the pass.
-        readings: the results of the stage before.
+        readings: the layout of each call's output.
         every: measure every output with a grid, for a list of all layers. The choice of a layer does not need it.
     """
-    measurement = _Measurement(trace, readings)
-    measurement.measure_some()
-    if every and measurement.succeeded:
-        measurement.measure([number for number in measurement.layouts if number not in measurement.masks])
-    verdicts = measurement.verdicts()
-    hidden = any(mask is not None and not mask.any() for mask in measurement.masks.values())
-    note = _HEAD_OF_ZEROS if measurement.succeeded and measurement.score == "head" else ""
-    return Influence(verdicts, measurement.succeeded, note, hidden)
+    influence = Influence(trace, readings)
+    influence.measure_some()
+    if every and influence.measured:
+        rest = [number for number in influence.layouts if number not in influence.masks]
+        influence.masks |= influence.of(influence.score, rest)
+    return influence
 
 
 def _active_cells(mask: Bool[Tensor, "*shape"] | None, layout: Layout) -> int:
@@ -174,8 +157,8 @@ def _active_cells(mask: Bool[Tensor, "*shape"] | None, layout: Layout) -> int:
 def structural_verdict(call: TracedCall, reading: LayoutReading) -> str:
     """Return why a call cannot be explained, whatever the score is; empty if there is no such reason."""
     if call.output is None or reading.layout is None:
-        return ELSEWHERE if reading.verdict == "elsewhere" else NO_GRID
-    return NO_FEATURES if call.passes else ""
+        return ELSEWHERE if reading.verdict == "elsewhere" else "no spatial grid"
+    return "computes no features" if call.passes else ""
 
 
 def twins(trace: Trace, readings: LayoutReadings, best: TracedCall, fit: Sequence[TracedCall]) -> list[TracedCall]:
