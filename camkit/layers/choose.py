@@ -178,14 +178,14 @@ def _described(influence: Influence, best: TracedCall, fit: Sequence[TracedCall]
     verdicts = {readings[call].verdict for call in deeper}
     if "elsewhere" in verdicts:
         doubt += "; the cells of deeper layers lie elsewhere in the input"
-    if "nowhere" in verdicts:
-        doubt += "; the cells of deeper layers show no place in the input"
     names = list(dict.fromkeys(str(trace.ref_of(call)) for call in ends_beside(trace, best, fit)))
     beside = f"; the score also depends on {' and '.join(names)}" if names else ""
+    if "nowhere" in verdicts:  # learned vectors, or tokens that random weights have mixed
+        evidence += "; the cells of deeper layers show no place in the input"
     reason = f"the deepest {grid} grid {evidence}{doubt}{beside}"
     earlier = [trace.ref_of(call) for call in reversed(fit) if call.started <= best.finished]
     others = next_best(earlier, trace.ref_of(best))
-    return layer_at(trace, readings, best, reason, runners_up=others, sure=not (doubt or beside))
+    return layer_at(trace, readings, best, reason, runners_up=others, sure=not (reading.unsure or beside))
 
 
 def _finer(influence: Influence, chosen: TracedCall) -> TargetLayer | None:
