@@ -144,8 +144,8 @@ class TargetLayer:
         size: the input size for which the layout holds: (H, W), (L,) or (D, H, W).
         reason: why this layer is used, as a phrase.
         runners_up: the next best layers.
-        sure: True if nothing speaks against the layer; False if camkit cannot tell where its cells lie, or found that the
-            score also depends on other layers. ``reason`` says which.
+        sure: False if camkit cannot tell where the layer's cells lie, or found that the score also depends on other
+            layers. ``reason`` says which.
     """
 
     name: str

@@ -7,9 +7,9 @@
     >>> values["srg"].status
     'ok'
 
-``METRICS`` has all of them with paper, direction and cost; docs/metrics.md has the formulas, and explains how to read them. Each is
-a function under ``@register_metric`` in a module of this package, or in the user's own code. ``camkit.compare``,
-``camkit.judge`` and ``camkit.slide`` show and weigh these numbers for several methods.
+``METRICS`` has all of them with paper, direction and cost; docs/metrics.md has the formulas, and explains how to read
+them. Each is a function under ``@register_metric`` in a module of this package, or in the user's own code.
+``camkit.compare``, ``camkit.judge`` and ``camkit.slide`` show and weigh these numbers for several methods.
 """
 
 from camkit.metrics import faithfulness  # noqa: F401 - it registers the metrics
