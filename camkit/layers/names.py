@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -127,7 +127,7 @@ def names_matching(names: Iterable[str], pattern: str) -> list[str]:
 
 def chooses_layers(modules: dict[str, nn.Module], text: str) -> bool:
     """Return whether a text chooses layers, whatever call number follows its ``#``."""
-    return all(lookup.names for lookup in _lookups(modules, text))
+    return all(_lookup(modules, part)[2] for part in _parts(modules, text))
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -171,7 +171,7 @@ def _as_list(layers: Any) -> list[Any]:
 def _matches(modules: dict[str, nn.Module], selector: Any) -> list[tuple[str, int | None]]:
     """Return the name of each layer that a selector chooses, and the number of the call, None for every call."""
     if isinstance(selector, str):
-        return [match for lookup in _lookups(modules, selector) for match in _checked(modules, lookup)]
+        return [match for part in _parts(modules, selector) for match in _named(modules, part)]
     if isinstance(selector, LayerRef):
         name = plain_name(selector.name)
         if name not in modules:
@@ -198,32 +198,34 @@ def _matches(modules: dict[str, nn.Module], selector: Any) -> list[tuple[str, in
     return [(name, None) for name in names]
 
 
-class _Lookup(NamedTuple):
-    """What one text chooses: the names of layers, before its call number is checked."""
-
-    text: str
-    name: str
-    digits: str | None
-    names: list[str]
-
-
-def _lookups(modules: dict[str, nn.Module], text: str) -> list[_Lookup]:
-    """Look a text up as a whole or, if that matches nothing, as layers joined by ``+``."""
-    whole = _lookup(modules, text)
+def _parts(modules: dict[str, nn.Module], text: str) -> list[str]:
+    """Return a text as a whole or, if it chooses no layer, the texts that ``+`` joins in it."""
     parts = text.split("+")
-    if whole.names or len(parts) == 1 or not all(parts):
-        return [whole]
-    return [_lookup(modules, part) for part in parts]
+    return [text] if _lookup(modules, text)[2] or not all(parts) else parts
 
 
-def _lookup(modules: dict[str, nn.Module], text: str) -> _Lookup:
+def _lookup(modules: dict[str, nn.Module], text: str) -> tuple[str, str | None, list[str]]:
+    """Return the name and the digits of the call in a text, and the layers with that name, pattern or type."""
     name, digits = split_call(text, modules)
-    return _Lookup(text, name, digits, names_matching(modules, name) or _names_of_type(modules, name))
+    names = names_matching(modules, name)
+    if not names:
+        wanted = name.removeprefix("torch.").removeprefix("nn.")
+        names = [each for each, module in modules.items() if wanted in _types_of(module)]
+    return name, digits, names
 
 
-def _checked(modules: dict[str, nn.Module], lookup: _Lookup) -> list[tuple[str, int | None]]:
-    """Return the matches of a lookup, or raise if it matches nothing or its call number is wrong."""
-    text, name, digits, names = lookup
+def _types_of(module: nn.Module) -> list[str]:
+    """Return the names of a module's class and of those it inherits from."""
+    return [kind.__name__ for kind in type(module).__mro__ if issubclass(kind, nn.Module)]
+
+
+def _named(modules: dict[str, nn.Module], text: str) -> list[tuple[str, int | None]]:
+    """Return the layers that a name, pattern or type chooses, with the number of the call.
+
+    Raises:
+        LayerError: there is no such layer, or the call number is wrong.
+    """
+    name, digits, names = _lookup(modules, text)
     if not names:
         raise LayerError(f"the model has no layer {name!r}{_hint(name, modules, modules)}")
     if digits is not None and not (digits.isdecimal() and int(digits) > 0):
@@ -232,16 +234,6 @@ def _checked(modules: dict[str, nn.Module], lookup: _Lookup) -> list[tuple[str, 
             f"layer {text!r}: {printed + '#2'!r} means the second call of layer {printed}; numbers start at 1"
         )
     return [(match, None if digits is None else int(digits)) for match in names]
-
-
-def _names_of_type(modules: dict[str, nn.Module], type_name: str) -> list[str]:
-    """Return the layers whose class, or one it inherits from, has this name, with or without ``nn.`` before it."""
-    wanted = type_name.removeprefix("torch.").removeprefix("nn.")
-
-    def is_wanted(module: nn.Module) -> bool:
-        return any(kind.__name__ == wanted for kind in type(module).__mro__ if issubclass(kind, nn.Module))
-
-    return [name for name, module in modules.items() if is_wanted(module)]
 
 
 def _type_names(modules: dict[str, nn.Module]) -> list[str]:
