@@ -286,7 +286,8 @@ def own_output(output: Any, started: int) -> Any:
     positions = Counter() if is_tensor else Counter(map(id, tensors_in(output)))
 
     def owned(item: Any) -> Any:
-        if type(item) not in _ORDINARY or not item.requires_grad or item.layout is not torch.strided:
+        # Operations on other types of tensors may return anything.
+        if type(item) not in (Tensor, nn.Parameter) or not item.requires_grad or item.layout is not torch.strided:
             return item
         node = item.grad_fn
         if node is not None and node._sequence_nr() >= started and positions[id(item)] < 2:
@@ -298,10 +299,6 @@ def own_output(output: Any, started: int) -> Any:
         return alias
 
     return owned(output) if is_tensor else replaced(output, owned)
-
-
-_ORDINARY = (Tensor, nn.Parameter)
-"""Types of tensors that an alias can stand for: operations on other types may return anything."""
 
 
 def aliased_tensor(tensor: Tensor) -> Tensor | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +55,6 @@ def not_reached(layers: Sequence[LayerRef]) -> LayerError:
 _LIFT, _STEP = 1024.0, 32.0
 """The first factor by which an fp16 score is multiplied before its backward pass, and the step by which the factor is
 raised or lowered: 1024 times 32 is 2^15, and 2^16 would be infinite in fp16."""
-
-
-_MOST_TRIES = 4
-"""How often an fp16 backward pass is run at most: four factors, each 32 times smaller than the last, end at 2^-5."""
 
 
 @dataclass(eq=False)
@@ -138,7 +134,7 @@ class Tape:
     def _differentiate_lifted(self, saved: list[Saved], values: Tensor) -> None:
         lifts = torch.full_like(values, _LIFT, requires_grad=False)
         was_high = torch.zeros_like(lifts, dtype=torch.bool)
-        for tries_left in range(_MOST_TRIES - 1, -1, -1):
+        for tries_left in (3, 2, 1, 0):  # four factors, each 32 times smaller than the last, end at 2^-5
             self._differentiate(saved, (values * lifts).sum(), keep_graph=True)
             batched = [layer for layer in saved if layer.output.shape[layer.images] == len(values)]
             peaks = [
@@ -174,12 +170,8 @@ class Tape:
                 layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
 
 
-@dataclass(eq=False)
-class _Start:
-    """What was known when a call of a layer began: the size of the graph, and the state of each argument."""
-
-    nodes: int = 0
-    arguments: list[tuple[Tensor, State]] = field(default_factory=list)
+_Start: TypeAlias = tuple[int, list[tuple[Tensor, State]]]
+"""What was known when a call of a layer began: the size of the graph, and the state of each argument."""
 
 
 def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], output: Any, *, gradients: bool) -> Any:
@@ -194,7 +186,7 @@ def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], out
             f"layer {str(ref)!r} returned {returned}, which has no spatial extent to draw a map on; "
             f"choose an earlier layer ({listing_layers()})"
         )
-    path, tensor = maps
+    (path, tensor), (nodes, at_start) = maps, start
     if not gradients:
         tape.layers[ref] = Saved(tensor.detach().clone())
         return None
@@ -203,14 +195,12 @@ def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], out
         if sum(other.is_floating_point() for other in several) > 1:
             raise EntangledError
         # Lists and dictionaries among the arguments may have lost tensors, or got some.
-        given = {id(each): each for each in (*arguments, *(argument for argument, _ in start.arguments))}
+        given = {id(each): each for each in (*arguments, *(argument for argument, _ in at_start))}
         shared = any(shares_memory(argument, tensor) for argument in given.values())
         # Whether the layer changed an argument in place that shares memory with its output.
-        wrote = shared and any(
-            state.changed() and shares_memory(argument, tensor) for argument, state in start.arguments
-        )
+        wrote = shared and any(state.changed() and shares_memory(argument, tensor) for argument, state in at_start)
         return _begin(tape, ref, output, path, tensor, shared=shared, wrote=wrote)
-    own = own_output(tensor, start.nodes)
+    own = own_output(tensor, nodes)
     tape.layers[ref] = Saved.in_graph(own, tensor.detach().clone())
     return None if own is tensor else with_tensor(output, path, own)
 
@@ -267,7 +257,7 @@ def cut(
     def begin(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if tape.recording:
             given = tensors_in((arguments, keywords) if keywords else arguments)
-            starts[module] = _Start(nodes_of_graph(), [(tensor, State.of(tensor)) for tensor in given])
+            starts[module] = nodes_of_graph(), [(tensor, State.of(tensor)) for tensor in given]
 
     def end(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
         if not tape.recording:
@@ -282,7 +272,7 @@ def cut(
         wanted = [ref for ref in refs[module] if ref.call in (None, calls[module])]
         if not wanted:
             return None
-        start = starts.pop(module, _Start())
+        start = starts.pop(module, (0, []))
         given = tensors_in((arguments, keywords) if keywords else arguments)
         replaced = _save(tape, wanted[0], start, given, output, gradients=gradients)
         tape.layers.update(dict.fromkeys(wanted, tape.layers[wanted[0]]))

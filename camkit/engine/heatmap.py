@@ -15,8 +15,6 @@ from torch.nn import functional
 
 from camkit.types import EVEN, CellPositions, Extent, Fusion, Placement
 
-_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
-
 
 def weighted_sum(
     weights: Float[Tensor, "n *broadcast"], activations: Float[Tensor, "n c *grid"]
@@ -48,7 +46,8 @@ def margins(size: Sequence[int], extent: Extent) -> list[int]:
 
 def upsample(maps: Float[Tensor, "n *grid"], size: Sequence[int]) -> Float[Tensor, "n *size"]:
     """Interpolate maps linearly along each axis; cell centres stay in place (``align_corners=False``)."""
-    return functional.interpolate(maps[:, None], size=tuple(size), mode=_MODES[len(size)], align_corners=False)[:, 0]
+    mode = ("linear", "bilinear", "trilinear")[len(size) - 1]
+    return functional.interpolate(maps[:, None], size=tuple(size), mode=mode, align_corners=False)[:, 0]
 
 
 def scale(maps: Float[Tensor, "n *size"]) -> Float[Tensor, "n *size"]:
@@ -70,12 +69,8 @@ def positive(
 
 def cell_means(values: Float[Tensor, "n *size"], grid: tuple[int, ...]) -> Float[Tensor, "n *grid"]:
     """Return the means of maps' pixels over the cells of a grid."""
-    pool: Any = {
-        1: functional.adaptive_avg_pool1d,
-        2: functional.adaptive_avg_pool2d,
-        3: functional.adaptive_avg_pool3d,
-    }
-    return torch.as_tensor(pool[len(grid)](values[:, None], grid)[:, 0])
+    pools: Any = functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d
+    return torch.as_tensor(pools[len(grid) - 1](values[:, None], grid)[:, 0])
 
 
 def enlarge(
