@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
 import re
 import secrets
-import stat
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,12 +26,6 @@ PICTURE_SUFFIXES = (
 _DRAWN_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".mp4")
 """Types of files that camkit draws into."""
 
-_LOOKS_LIKE_SUFFIX = re.compile(r"\.[A-Za-z]{3,4}")
-"""Names of folders rarely end so, and names of files nearly always do."""
-
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}\w")
-"""How the address of a page or a bucket begins; ``Path`` makes one slash of two. A drive has a single letter."""
-
 
 def refuse_address(name: str) -> None:
     """Refuse a URL, which is not a file.
@@ -46,7 +40,7 @@ def refuse_address(name: str) -> None:
 
 def about_address(name: str) -> str | None:
     """Return a sentence about the address of a page; None for any other name."""
-    if not _ADDRESS.match(name):
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}\w", name):  # Path makes one slash of two; a drive has one letter
         return None
     address = re.sub(":/+", "://", name, count=1)
     return f"{address} is a URL, but camkit reads only files; download the picture and pass the file"
@@ -63,7 +57,8 @@ def refuse_other_file(out: Path) -> None:
     Raises:
         InputError: the path ends in a dot and three or four letters, is no folder that exists, and is no picture.
     """
-    if _LOOKS_LIKE_SUFFIX.fullmatch(out.suffix) and not names_file(out) and not out.is_dir():
+    # Names of folders rarely end in a dot and three or four letters, and names of files nearly always do.
+    if re.fullmatch(r"\.[A-Za-z]{3,4}", out.suffix) and not names_file(out) and not out.is_dir():
         raise InputError(
             f"{out}: camkit cannot write {out.suffix}; use {', '.join(_DRAWN_SUFFIXES[:3])} or another type of "
             "picture, or name a folder without a dot"
@@ -91,10 +86,7 @@ def is_drawing(file: Path) -> bool:
 
 def is_regular(file: Path) -> bool:
     """Return whether a path is an ordinary file: reading a pipe or a device might never end."""
-    try:
-        return stat.S_ISREG(file.stat().st_mode)
-    except (OSError, ValueError):  # it does not exist, is a loop of links, or is no valid name
-        return False
+    return os.path.isfile(file)  # noqa: PTH113 - pathlib's raises for names that no file can have
 
 
 def files_in(folder: Path, suffixes: Sequence[str], *, deep: bool = True) -> list[Path]:
@@ -107,8 +99,7 @@ def files_in(folder: Path, suffixes: Sequence[str], *, deep: bool = True) -> lis
     """
     files: list[Path] = []
     for parent, folders, names in os.walk(folder, onerror=_refuse_unreadable):
-        if not deep:
-            folders.clear()
+        folders[:] = folders if deep else []
         files += [Path(parent, name) for name in names if Path(name).suffix.lower() in suffixes]
     return sorted(filter(is_regular, files))
 
@@ -125,15 +116,11 @@ def refuse_input(out: Path, inputs: Iterable[Path | None]) -> None:
         OutputError: ``out`` is one of the inputs.
     """
     for given in inputs:
-        if given is not None and _is_same(out, given):
-            raise OutputError(f"{out} is also an input ({given}), so camkit does not replace it; write to another file")
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(path, other)  # noqa: PTH121 - pathlib's fails in the same way
-    except (OSError, ValueError):  # one of them does not exist
-        return False
+        with contextlib.suppress(OSError):  # one of them does not exist
+            if given is not None and os.path.samefile(out, given):  # noqa: PTH121 - pathlib's fails in the same way
+                raise OutputError(
+                    f"{out} is also an input ({given}), so camkit does not replace it; write to another file"
+                )
 
 
 def write_picture(path: str | Path, drawn: Pixels) -> Path:
@@ -183,7 +170,7 @@ def csv_line(cells: Iterable[Any]) -> bytes:
 def why_unwritable(path: Path, error: OSError) -> str:
     """Return why a file or folder cannot be written, as words: the system does not say which part of its path it is."""
     for parent in path.parents:
-        if os.path.isfile(parent):  # noqa: PTH113 - pathlib's is_file refuses what os.path answers
+        if is_regular(parent):
             return f"{parent} is a file, not a folder"
     return error.strerror or str(error)
 

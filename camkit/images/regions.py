@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,8 +40,7 @@ def check_crop(
     view = (boxes or CropBoxes()).view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
     if view is not None and not view.shows(picture, tensor):
         raise InputError(
-            "regions cannot be followed through this preprocessing: its crop depends on the picture's content; crop "
-            "the pictures and their regions first"
+            f"{_CANNOT_FOLLOW}: its crop depends on the picture's content; crop the pictures and their regions first"
         )
 
 
@@ -135,12 +135,6 @@ def _coarse_colours(picture: Image.Image, box: Box, size: tuple[int, int]) -> Fl
     return np.asarray(few.resize(size, Image.Resampling.BOX, box=part)) / 255
 
 
-def _view(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
-    if isinstance(preprocess, ImageClassification):
-        return View(_preset_box(preprocess, size))
-    return _measured_view(preprocess, size, output)
-
-
 class CropBoxes:
     """Crop boxes that were measured before; they are kept as long as their preprocessing lives."""
 
@@ -171,10 +165,12 @@ class CropBoxes:
         try:
             views = self._views.setdefault(owner, {})
         except TypeError:  # it cannot be hashed or weakly referenced, so its boxes are not kept
-            return _view(preprocess, size, output)
-        if key not in views:
-            return keep_last(views, key, _view(preprocess, size, output), _MOST_SIZES)
-        return views[key]
+            views = {}
+        if key in views:
+            return views[key]
+        is_preset = isinstance(preprocess, ImageClassification)
+        view = View(_preset_box(preprocess, size)) if is_preset else _measured_view(preprocess, size, output)
+        return keep_last(views, key, view, _MOST_SIZES)
 
 
 _MOST_SIZES = 4096
@@ -214,70 +210,39 @@ def _measured_view(preprocess: Preprocess, size: tuple[int, int], output: tuple[
     """Measure the box with pictures whose brightness encodes the position; None if the result makes no sense."""
     if min(size) < _SMALLEST_SIDE:
         return None
-    brightness = functools.partial(_brightness, preprocess, output=output)
-    with undisturbed(), same_randomness(), interruptible():
-        before = generators()
-        black, white = (brightness(Image.new("RGB", size, colour)) for colour in ("black", "white"))
-        if black is None or white is None:
-            return None
+    with undisturbed(), same_randomness(), interruptible(), contextlib.suppress(InputError):
+        shades = measure_shades(preprocess, size)  # refuses a random one, which cropped the user's picture elsewhere
+        brightness = functools.partial(_brightness, preprocess, output[::-1])
+        black, white = (_mean_of_channels(tensor) for tensor in (shades.black, shades.white))
         contrast = white - black
-        inside = np.abs(contrast) > _FULL_CONTRAST * np.abs(contrast).max(initial=0)
+        inside = np.abs(contrast) > _FULL_CONTRAST * np.abs(contrast).max()
         if inside.mean() < _SMALLEST_VIEW:
             return None
         contrast[~inside] = np.nan
         across, down = (_span(brightness, size, black, contrast, axis) for axis in (1, 0))
         if across is None or down is None:
             return None
-        if generators() != before and not is_deterministic(
-            brightness, size
-        ):  # another thread may have drawn the numbers
-            return None  # a random preprocessing may have cropped the user's picture elsewhere
-        weights = _weights(brightness, size, black, contrast)
-    width, height = size
-    box = Box(across[0] * width, down[0] * height, across[1] * width, down[1] * height)
-    shape = _cells(box.bottom - box.top, height, output[1]), _cells(box.right - box.left, width, output[0])
-    return View(box, _coarse(black, shape), _coarse(white, shape), weights)
+        width, height = size
+        box = Box(across[0] * width, down[0] * height, across[1] * width, down[1] * height)
+        shape = _cells(box.bottom - box.top, height, output[1]), _cells(box.right - box.left, width, output[0])
+        # How much red and blue add to the mean of the channels, from black 0 to white 1; green adds the rest.
+        coloured = [brightness(Image.new("RGB", size, colour)) for colour in ("red", "blue")]
+        red, blue = (float(np.mean((levels - black)[inside] / contrast[inside])) for levels in coloured)
+        return View(box, _coarse(black, shape), _coarse(white, shape), (red, 1 - (red + blue), blue))
+    return None
 
 
-_REPEATS = 8
-"""Repetitions that tell a random preprocessing from a fixed one: a flip with probability 1/2 shows in all but 0.4 %."""
+def _brightness(preprocess: Preprocess, size: tuple[int, int], picture: Image.Image) -> Float[np.ndarray, "h w"]:
+    """Return the mean of the channels of a preprocessed picture, which must have this size."""
+    return _mean_of_channels(_apply(preprocess, picture, size))
 
 
-def is_deterministic(prepared: Callable[[Image.Image], Any], size: tuple[int, int]) -> bool:
-    """Return whether repeated calls with an asymmetric picture give the same array."""
-    across, down = np.meshgrid(*(np.linspace(0, end, side) for end, side in zip((155, 100), size, strict=True)))
-    picture = Image.fromarray((across + down).astype(np.uint8)).convert("RGB")
-    first = prepared(picture)
-    return all(np.array_equal(first, prepared(picture)) for _ in range(_REPEATS))
-
-
-_Brightness: TypeAlias = Callable[[Image.Image], "np.ndarray | None"]
-"""Returns the mean (h, w) of the channels of a preprocessed picture; None if the preprocessing fails."""
-
-
-def _weights(
-    brightness: _Brightness, size: tuple[int, int], black: Float[np.ndarray, "h w"], contrast: Float[np.ndarray, "h w"]
-) -> tuple[float, float, float]:
-    """Return how much red, green and blue add to the mean of the channels, from black 0 to white 1."""
-    inside, alone = np.isfinite(contrast), []
-    for colour in ("red", "blue"):
-        coloured = brightness(Image.new("RGB", size, colour))
-        alone.append(1 / 3 if coloured is None else float(np.mean((coloured - black)[inside] / contrast[inside])))
-    return alone[0], 1 - sum(alone), alone[1]
-
-
-def _brightness(preprocess: Preprocess, picture: Image.Image, output: tuple[int, int]) -> np.ndarray | None:
-    try:
-        tensor = preprocess(picture)
-    except Exception:  # the user's function may refuse an artificial picture
-        return None
-    tensor = tensor[0] if tensor.dim() == 4 else tensor
-    levels: np.ndarray = tensor.detach().double().mean(0).cpu().numpy()
-    return levels if levels.shape == (output[1], output[0]) else None
+def _mean_of_channels(tensor: Float[Tensor, "c h w"]) -> Float[np.ndarray, "h w"]:
+    return tensor.double().mean(0).numpy()
 
 
 def _span(
-    brightness: _Brightness,
+    brightness: Callable[[Image.Image], np.ndarray],
     size: tuple[int, int],
     black: Float[np.ndarray, "h w"],
     contrast: Float[np.ndarray, "h w"],
@@ -298,10 +263,8 @@ def _span(
     ramp = (np.arange(length) + 0.5) / length
     lines = [np.rint(line * 255).astype(np.uint8) for line in (ramp, 0.25 + ramp / 2)]
     striped = [np.broadcast_to(line if axis == 1 else line[:, None], size[::-1]) for line in lines]
-    full, half = (brightness(Image.fromarray(grey).convert("RGB")) for grey in striped)
-    if full is None or half is None:
-        return None
-    position, check = ((seen - black) / contrast for seen in (full, half))
+    seen = [brightness(Image.fromarray(grey).convert("RGB")) for grey in striped]
+    position, check = ((levels - black) / contrast for levels in seen)
     # A preprocessing that stretches contrasts makes both ramps equal. Then the levels do not show positions.
     if np.nanmax(np.abs(0.25 + position / 2 - check)) > 2 * _POSITION_TOLERANCE:
         return None
@@ -391,12 +354,16 @@ class ShadesBySize:
         shades = self._of_size.get(size)
         if shades is None:
             measured = measure_shades(self._preprocess, size)
-            different = {id(each): each for each in list(self._of_size.values())}.values()
+            different = dict.fromkeys(list(self._of_size.values()))
             shades = next((each for each in different if each.equals(measured)), measured)
             if len(different) == _KEPT:
                 self._of_size = {}
             self._of_size[size] = shades
         return shades
+
+
+_REPEATS = 8
+"""Repetitions that tell a random preprocessing from a fixed one: a flip with probability 1/2 shows in all but 0.4 %."""
 
 
 def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
@@ -406,25 +373,33 @@ def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
         InputError: regions cannot be followed, because both become the same or the preprocessing is random.
     """
     before = generators()
-    black, white = (_apply(preprocess, Image.new("RGB", size, colour)) for colour in ("black", "white"))
-    finite = bool(torch.isfinite(black).all() and torch.isfinite(white).all())
-    if black.shape != white.shape or not finite or not bool((black != white).any()):
-        raise InputError(
-            "regions cannot be followed through this preprocessing: black and white pictures become the same"
-        )
-    if generators() != before and not is_deterministic(functools.partial(_apply, preprocess), size):
-        raise InputError(
-            "regions cannot be followed through this preprocessing: its result is random; pass the preprocessing "
-            "for evaluation, without augmentation"
-        )
+    black = _apply(preprocess, Image.new("RGB", size, "black"))
+    white = _apply(preprocess, Image.new("RGB", size, "white"), black.shape[1:])
+    if not bool(torch.isfinite(white - black).all()) or torch.equal(black, white):
+        raise InputError(f"{_CANNOT_FOLLOW}: black and white pictures become the same")
+    if generators() != before:  # an asymmetric picture then shows whether it draws them by chance
+        across, down = np.meshgrid(*(np.linspace(0, end, side) for end, side in zip((155, 100), size, strict=True)))
+        picture = Image.fromarray((across + down).astype(np.uint8)).convert("RGB")
+        first, *others = (_apply(preprocess, picture) for _ in range(1 + _REPEATS))
+        if not all(torch.equal(first, other) for other in others):
+            raise InputError(
+                f"{_CANNOT_FOLLOW}: its result is random; pass the preprocessing for evaluation, without augmentation"
+            )
     return Shades(black, white)
 
 
-def _apply(preprocess: Preprocess, picture: Image.Image) -> Float[Tensor, "c h w"]:
-    said = "regions cannot be followed through this preprocessing: it fails on a picture that shows a region"
+_CANNOT_FOLLOW = "regions cannot be followed through this preprocessing"
+
+
+def _apply(preprocess: Preprocess, picture: Image.Image, size: Sequence[int] | None = None) -> Float[Tensor, "c h w"]:
+    """Return the model's input for an artificial picture, if it has this size (h, w)."""
+    said = f"{_CANNOT_FOLLOW}: it fails on a picture that shows a region"
     with as_error(InputError, lambda error: f"{said} ({type(error).__name__})"):
         tensor: Tensor = preprocess(picture)
-    return (tensor[0] if tensor.dim() == 4 else tensor).detach().float().cpu()
+    tensor = (tensor[0] if tensor.dim() == 4 else tensor).detach().float().cpu()
+    if size is not None and tuple(tensor.shape[1:]) != tuple(size):
+        raise InputError(f"{_CANNOT_FOLLOW}: the size of its output varies")
+    return tensor
 
 
 def preprocess_region(
@@ -440,16 +415,11 @@ def preprocess_region(
     """
     if shades is None:
         shades = measure_shades(preprocess, (region.shape[1], region.shape[0]))
-    tensor = _apply(preprocess, Image.fromarray(np.where(region, 255, 0).astype(np.uint8)).convert("RGB"))
-    if tensor.shape != shades.black.shape:
-        raise InputError("regions cannot be followed through this preprocessing: the size of its output varies")
-    share = shades.brightness(tensor)
+    drawn = Image.fromarray(np.where(region, 255, 0).astype(np.uint8)).convert("RGB")
+    share = shades.brightness(_apply(preprocess, drawn, shades.black.shape[1:]))
     lowest, highest = torch.aminmax(share)  # NaN if any value is
     if not (lowest >= -_TOLERANCE and highest <= 1 + _TOLERANCE):
-        raise InputError(
-            "regions cannot be followed through this preprocessing: it does more than resize, crop, pad and change "
-            "colours"
-        )
+        raise InputError(f"{_CANNOT_FOLLOW}: it does more than resize, crop, pad and change colours")
     return share.clamp(0, 1) * shades.view
 
 
