@@ -1,10 +1,12 @@
 """Turns a file, a PIL picture, an array or a tensor into a model's input, and a model's input back into a picture.
 
 A ``Reader`` does so for many pictures: it reads files ahead in other threads, and makes batches of one size.
+``References`` are the pictures with which a picture is compared: the caller's, or smooth noise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -21,12 +23,16 @@ from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.drawing.encode import bytes_of
+from camkit.engine.guard import interruptible, same_randomness, undisturbed
+from camkit.engine.heatmap import upsample
+from camkit.engine.passes import ReferencePictures, keep_last
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, ImageError, advice
+from camkit.images.listing import Pictures
 from camkit.images.read import from_array, open_draft, read_clip, upright
 from camkit.images.regions import CropBoxes
 from camkit.models.modules import CLIPS, ClipPreprocess
-from camkit.types import Box, ClipFrame, Failure, ImageLike, Preprocess
+from camkit.types import Box, ClipFrame, Failure, ImageLike, Preprocess, ReferencesLike
 
 
 def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]:
@@ -90,7 +96,13 @@ def prepare(
                 "--size, --mean and --std, or let the factory return the module and its preprocessing",
             )
         )
-    _check_not_thin(picture, preprocess, source)
+    shorter, longer = sorted(picture.size)
+    side = _resized_side(preprocess) or 0
+    if side * (side * longer // shorter) > (Image.MAX_IMAGE_PIXELS or math.inf):  # what Pillow considers safe
+        raise ImageError(
+            f"{source} has {picture.width} x {picture.height} pixels and is too thin for this model: its preprocessing "
+            f"resizes the shorter side to {side} pixels, so that the longer would have {side * longer // shorter}"
+        )
     tensor = preprocess(picture)
     if (
         not isinstance(tensor, Tensor)
@@ -106,17 +118,6 @@ def prepare(
 DRAFT_MARGIN = 2
 """A draft has at least this many times the pixels per side that the preprocessing keeps, so that its own resizing still
 averages over several pixels. docs/folders.md has what drafts change in the maps."""
-
-
-def _check_not_thin(picture: Image.Image, preprocess: Preprocess, source: str) -> None:
-    """Refuse a picture that the preprocessing would enlarge beyond the size that Pillow considers safe."""
-    shorter, longer = sorted(picture.size)
-    side = _resized_side(preprocess) or 0
-    if side * (side * longer // shorter) > (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise ImageError(
-            f"{source} has {picture.width} x {picture.height} pixels and is too thin for this model: its preprocessing "
-            f"resizes the shorter side to {side} pixels, so that the longer would have {side * longer // shorter}"
-        )
 
 
 _KEEPING_SIZE = ("PILToTensor", "ToDtype", "ToImage", "ToPILImage", "ToTensor", "Grayscale", "RGB")
@@ -242,9 +243,6 @@ class Prepared:
         return (x / self.reduction - box.left) * across, (y / self.reduction - box.top) * down
 
 
-_READERS = min(4, os.cpu_count() or 1)
-"""The number of threads that read picture files: with four, decoding keeps up with most models."""
-
 MOST_BYTES = 72 * 2**20
 """At most this many bytes of pictures are read ahead, and at most as many are in passes, so that memory does not grow
 with the size of the pictures. They suffice for 90 pictures of 227 x 227. One picture at a time may be larger, such as a
@@ -312,7 +310,8 @@ class Reader:
                 else:  # the caller may close it, or write into it, as soon as the next one is taken
                     yield Task(functools.partial(_same, self._read_or_failed(image, number)), in_thread=False)
 
-        return in_order(tasks(), workers=_READERS, ahead=ahead, most=MOST_BYTES, size_of=_bytes)
+        readers = min(4, os.cpu_count() or 1)  # with four threads, decoding keeps up with most models
+        return in_order(tasks(), workers=readers, ahead=ahead, most=MOST_BYTES, size_of=_bytes)
 
     def _read_or_failed(self, image: ImageLike, number: int, *, draft: bool = False) -> Prepared | Failure:
         try:
@@ -359,3 +358,115 @@ def _bytes(item: Prepared | Failure) -> int:
 
 def _same(item: Prepared | Failure) -> Prepared | Failure:
     return item
+
+
+MOST_REFERENCES = 16
+"""The most reference pictures: each costs as much as a training step of the head."""
+
+
+def chosen_references(references: ReferencesLike, rank: int = 2) -> tuple[list[ImageLike], str]:
+    """Return the reference pictures, some at equal distances of too many, and what they are as a phrase.
+
+    Raises:
+        ImageError: there are none.
+    """
+    if isinstance(references, (str, Path)):
+        found: list[ImageLike] = [file.path for file in Pictures([references])]
+        origin = f" of {references}"
+    else:
+        several = [references] if isinstance(references, Tensor) else references
+        found, origin = list(unbatched(several, rank)), ", passed as references"
+    if not found:
+        raise ImageError(
+            f"there are no reference pictures: {references!r} is empty; pass 8 to {MOST_REFERENCES} pictures"
+        )
+    count = min(len(found), MOST_REFERENCES)
+    of_all = "" if count == len(found) else f" of {len(found):,}"
+    words = f"{count}{of_all} {'picture' if len(found) == 1 else 'pictures'}{origin}"
+    return [found[number * len(found) // count] for number in range(count)], words
+
+
+class References:
+    """The reference pictures of one model, ready for inputs of any size.
+
+    Args:
+        references: the caller's; None for smooth noise in the range of the inputs.
+        preprocess: turns a PIL picture into the model's input.
+        rank: the number of axes after the channels.
+
+    Raises:
+        ImageError, InputError: as ``chosen_references``.
+    """
+
+    def __init__(self, references: ReferencesLike | None, preprocess: Preprocess | None, rank: int) -> None:
+        self._chosen = None if references is None else chosen_references(references, rank)
+        self._preprocess, self._rank = preprocess, rank
+        self._prepared: list[Tensor] | None = None
+        self._made: dict[object, ReferencePictures] = {}
+
+    def __call__(self, image: Float[Tensor, "1 c *size"]) -> ReferencePictures:
+        """Return the reference pictures for a model's input, at its size.
+
+        Raises:
+            ImageError: a reference picture cannot be read, or does not fit the input.
+        """
+        image = image.detach().float().cpu()
+        low_high = () if self._chosen is not None else self._plain
+        if low_high is None or (low_high and len(low_high[0]) != image.shape[1]):
+            low_high = image[0].flatten(1).amin(1), image[0].flatten(1).amax(1)
+        key = tuple(image.shape), *(tuple(values.tolist()) for values in low_high)
+        made = self._made.get(key) or (self._noise(image, *low_high) if low_high else self._given(image))
+        return keep_last(self._made, key, made, 4)
+
+    def _given(self, image: Tensor) -> ReferencePictures:
+        assert self._chosen is not None
+        pictures, words = self._chosen
+        if self._prepared is None:
+            with same_randomness():
+                self._prepared = [self._read(picture, number) for number, picture in enumerate(pictures, start=1)]
+        size = tuple(image.shape[2:])
+        sized = [each if tuple(each.shape[1:]) == size else upsample(each, size) for each in self._prepared]
+        for each in sized:
+            if each.shape != image.shape[1:]:
+                raise ImageError(f"a reference picture has {len(each)} channels, but the picture has {image.shape[1]}")
+        return ReferencePictures(torch.stack(sized), words)
+
+    def _read(self, picture: ImageLike, number: int) -> Tensor:
+        name = str(picture) if isinstance(picture, (str, Path)) else f"reference picture {number}"
+        tensor = prepare(picture, self._preprocess, name, self._rank).tensor.detach().float().cpu()
+        if not bool(tensor.isfinite().all()):
+            raise ImageError(f"{name} holds NaN or infinite values where the model would see it")
+        return tensor
+
+    def _noise(self, image: Tensor, low: Float[Tensor, " c"], high: Float[Tensor, " c"]) -> ReferencePictures:
+        """Return noise that fills the range of each channel."""
+        size = tuple(image.shape[2:])
+        shares = smooth_noise(MOST_REFERENCES * image.shape[1], size).reshape(MOST_REFERENCES, *image.shape[1:])
+        low, high = (values.reshape(-1, *[1] * len(size)) for values in (low, high))
+        return ReferencePictures(
+            low + (high - low) * shares, f"{MOST_REFERENCES} pictures of smooth noise, made by camkit"
+        )
+
+    @functools.cached_property
+    def _plain(self) -> tuple[Tensor, Tensor] | None:
+        """The values (c,) of a black and of a white picture; None if the preprocessing does not keep them apart."""
+        if self._preprocess is None:
+            return None
+        with contextlib.suppress(Exception), undisturbed(), same_randomness(), interruptible():  # it is the caller's
+            plain = [Image.new("RGB", (256, 256), level) for level in ("black", "white")]
+            inputs = [prepare(each, self._preprocess, "a plain picture").tensor for each in plain]
+            low, high = (values.detach().float().cpu().flatten(1).mean(1) for values in inputs)
+            return (low, high) if bool(((high - low).abs() > 0).all()) else None
+        return None
+
+
+def smooth_noise(count: int, size: tuple[int, ...]) -> Float[Tensor, "count *size"]:
+    """Return smooth noise from 0 to 1, the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    total = torch.zeros(count, *size)
+    for cells in (2, 4, 8, 16, 32):  # each grid has half the contrast of the one before, as in photos
+        grid = torch.rand(count, *[min(cells, side) for side in size], generator=generator)
+        total += upsample(grid, size) * (2 / cells)
+    flat = total.flatten(1)
+    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
+    return ((flat - low) / torch.where(high > low, high - low, 1)).reshape(total.shape)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification, VideoClassification
 
 from camkit.errors import ModelError, advice, as_error, brief, did_you_mean
-from camkit.models.loaded import LoadedModel, Request, changed_preset, is_file, read_weights
+from camkit.models.loaded import LoadedModel, Request, is_file, preset, read_weights
 from camkit.models.modules import ClipPreprocess, refuse_short
 from camkit.types import Pixels, Preprocess
 
@@ -96,17 +96,18 @@ def _loaded(request: Request) -> LoadedModel:
 
 
 def _prepared(recipe: Any, request: Request) -> Preprocess:
-    preset = recipe.transforms()
-    if isinstance(preset, VideoClassification) and not request.changes:
-        family = next((name for name in _CLIPS if request.name.startswith(name)), "")
-        return PresetOfClips(preset, *_CLIPS.get(family, (16, 15.0)))
+    usual = recipe.transforms()
     if not request.changes:
-        return cast("Preprocess", preset)
-    if not isinstance(preset, ImageClassification):
+        if not isinstance(usual, VideoClassification):
+            return cast("Preprocess", usual)
+        family = next((name for name in _CLIPS if request.name.startswith(name)), "")
+        return PresetOfClips(usual, *_CLIPS.get(family, (16, 15.0)))
+    if not isinstance(usual, ImageClassification):
         raise ModelError(
             f"{request.name} resizes and normalises its pictures itself; size, mean and std are for classifiers"
         )
-    return cast("Preprocess", changed_preset(preset, request))
+    size = request.size or (usual.crop_size[0], usual.crop_size[0])
+    return cast("Preprocess", preset(size, request.mean or usual.mean, request.std or usual.std, usual))
 
 
 def _build(name: str, classes: int | None, state: Mapping[str, Tensor]) -> nn.Module:

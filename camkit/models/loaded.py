@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Real
@@ -244,18 +243,9 @@ def preset(
     return changed
 
 
-def changed_preset(usual: ImageClassification, request: Request) -> ImageClassification:
-    """Return a torchvision preset with the parts that the request replaces."""
-    side = usual.crop_size[0]
-    return preset(request.size or (side, side), request.mean or usual.mean, request.std or usual.std, usual)
-
-
 _EMA_KEYS = ("model_ema", "state_dict_ema", "ema_state_dict", "model_ema_state_dict", "ema")
 _KEYS = ("state_dict", "model_state_dict", "model", *_EMA_KEYS)
 """Keys under which checkpoints usually hold the state dict, and its moving average over the training (EMA)."""
-
-_MOST_NESTED = 3
-"""Dictionaries under such keys, one inside the other, in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -324,7 +314,7 @@ def read_weights(path: str | Path) -> Weights:
     """
     path, note = Path(path), None
     state = _shards(path) if path.name.endswith(".index.json") else _content(path)
-    for _ in range(_MOST_NESTED):
+    for _ in range(3):  # dictionaries under such keys may hold one another
         held = [key for key in _KEYS if isinstance(state, dict) and isinstance(state.get(key), dict) and state[key]]
         if not held:
             break
@@ -346,7 +336,7 @@ def _content(path: Path) -> Any:
         if isinstance(error, FileNotFoundError):
             return f"there is no weights file {path}"
         # PyTorch's words advise to run the code.
-        reason = brief(error) if isinstance(error, OSError) else "it holds Python objects or is damaged"
+        reason = brief(error) if isinstance(error, OSError) else "it is TorchScript, or holds objects, or is damaged"
         return (
             f"{path} cannot be read as weights ({reason}); save a state dict with torch.save(model.state_dict(), ...)"
         )
@@ -355,13 +345,6 @@ def _content(path: Path) -> Any:
     with as_error(ModelError, said), path.open("rb") as file:
         if file.read(9)[8:] == b"{":
             return load_file(path)
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
-                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                    raise ModelError(  # a small file may unpack to more than the memory holds
-                        f"{path} is a compressed archive, as TorchScript is; save the weights with "
-                        "torch.save(model.state_dict(), ...)"
-                    )
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
 

@@ -43,6 +43,10 @@ Scores: TypeAlias = Callable[[Tensor], Any]
 a tensor or as anything that NumPy makes an array of; or a list with a dictionary of each picture's boxes."""
 
 
+_ROUNDING = 1e-3
+"""How far rounding may take a probability out of 0..1."""
+
+
 class BlackBox(nn.Module):
     """A module without layers and gradients that calls a function.
 
@@ -98,7 +102,13 @@ class BlackBox(nn.Module):
         else:
             joined = tree_map(lambda *values: torch.cat(values)[:count], *parts)
         scores = tree_map_only(Tensor, lambda value: value.to(images.device), joined)
-        return _with_sigmoid(scores) if self._sigmoid and isinstance(scores, Tensor) else scores
+        if not self._sigmoid or not isinstance(scores, Tensor):
+            return scores
+        if bool(((scores < -_ROUNDING) | (scores > 1 + _ROUNDING)).any()):
+            raise RunError("the function returned scores below 0 or above 1, which are not the results of a sigmoid")
+        # The graph of a sigmoid shows what they are.
+        logits = scores.double().logit(torch.finfo(torch.float64).eps)
+        return logits.requires_grad_(torch.is_grad_enabled()).sigmoid().to(scores.dtype)
 
     def _run(self, pictures: Tensor) -> Any:
         scores = self.function(pictures)
@@ -128,24 +138,9 @@ class FileBox(BlackBox):
             lines = (str(error).strip() or type(error).__name__).splitlines()
             cause = lines[-1] if "TorchScript" in lines[0] else " ".join(lines)  # TorchScript begins with its trace
             raise RunError(f"the file failed on pictures of shape {tuple(pictures.shape)} ({brief(cause)})") from error
-        detached = tree_map_only(Tensor, Tensor.detach, outputs)
-        return tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, detached)
-
-
-_ROUNDING = 1e-3
-"""How far rounding may take a probability out of 0..1."""
-
-
-def _with_sigmoid(scores: Tensor) -> Tensor:
-    """Return the results of a sigmoid with its graph, which shows what they are.
-
-    Raises:
-        RunError: they cannot be the results of a sigmoid.
-    """
-    if bool(((scores < -_ROUNDING) | (scores > 1 + _ROUNDING)).any()):
-        raise RunError("the function returned scores below 0 or above 1, which are not the results of a sigmoid")
-    logits = scores.double().logit(torch.finfo(torch.float64).eps)
-    return logits.requires_grad_(torch.is_grad_enabled()).sigmoid().to(scores.dtype)
+        return tree_map_only(
+            Tensor, lambda each: (each.float() if each.is_floating_point() else each).detach(), outputs
+        )
 
 
 def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]]:
@@ -208,9 +203,8 @@ def black_box(
         raise ModelError(f"a black box is a function from pictures to scores, not {function!r}")
     if batch is not None:
         batch = whole_number(batch, "batch", 1, ModelError)
-    module = BlackBox(function, batch, sigmoid=sigmoid).eval()
     named = name or str(getattr(function, "__name__", type(function).__name__))
-    return LoadedModel(module, named, preprocess, as_labels(labels))
+    return LoadedModel(BlackBox(function, batch, sigmoid=sigmoid).eval(), named, preprocess, as_labels(labels))
 
 
 class Adapter(nn.Module):
@@ -443,8 +437,13 @@ def refuse_lazy(module: nn.Module) -> None:
 CLIPS = "camkit explains clips only if the model's first convolution is a Conv3d"
 
 
-def about_failure(module: nn.Module, error: Exception) -> str | None:
-    """Return a sentence about a failed pass if the reason is known but unclear in PyTorch's own error; else None."""
+def about_failure(module: nn.Module, inputs: Tensor, error: Exception) -> InputError | None:
+    """Return the error of a failed pass as a sentence, if the reason is known but unclear in PyTorch's own error."""
+    first = _first_convolution(module)
+    if isinstance(error, RuntimeError) and first is not None and first.in_channels != inputs.shape[1]:
+        return ImageError(
+            f"the picture has {inputs.shape[1]} channels, but the model's first convolution takes {first.in_channels}"
+        )
     holder = module.model if isinstance(module, OneOutput) else module
     inner = holder.model if isinstance(holder, HeldInputs) else holder
     own = getattr(inner.forward, "__qualname__", "forward")
@@ -470,20 +469,19 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
             + advice("pass picture='pixel_values' and inputs={...} to camkit.explain or Explainer, or ", "")
             + "wrap the model in a module whose forward(self, picture) returns self.model(pixel_values=picture, ...)"
         )
-    return None if found is None else f"{found} ({brief(error)})"
+    return None if found is None else ModelError(f"{found} ({brief(error)})")
 
 
 @contextlib.contextmanager
 def explained_failures(module: nn.Module, inputs: Tensor) -> Iterator[None]:
-    """Raise ModelError in the block if an error has a sentence of ``about_channels`` or ``about_failure``."""
+    """Raise what ``about_failure`` says about an error in the block, if it knows the reason."""
     try:
         yield
     except Exception as error:
-        sentence = about_channels(module, inputs) if isinstance(error, RuntimeError) else None
-        sentence = sentence or about_failure(module, error)
-        if sentence is None:
+        explained = about_failure(module, inputs, error)
+        if explained is None:
             raise
-        raise ModelError(sentence) from error
+        raise explained from error
 
 
 def _first_convolution(module: nn.Module) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | None:
@@ -501,14 +499,6 @@ def spatial_rank(module: nn.Module) -> int:
         return named
     first = _first_convolution(module)
     return 2 if first is None else len(first.kernel_size)  # lazy layers have no weights yet
-
-
-def about_channels(module: nn.Module, inputs: Tensor) -> str | None:
-    """Return a sentence about a wrong number of channels; None if the input has the right number."""
-    first = _first_convolution(module)
-    if first is None or first.in_channels == inputs.shape[1]:
-        return None
-    return f"the picture has {inputs.shape[1]} channels, but the model's first convolution takes {first.in_channels}"
 
 
 def device_of(module: nn.Module) -> torch.device:
