@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from camkit.drawing.encode import JPEG_SUFFIXES, MARK, encode
-from camkit.errors import InputError, OutputError
+from camkit.errors import InputError, OutputError, as_error
 from camkit.types import Pixels
 
 PICTURE_SUFFIXES = (
@@ -142,16 +142,15 @@ def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:
     Raises:
         OutputError: the folder cannot be created or written to.
     """
+    unfinished = path.with_name(f".camkit-{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".camkit-{secrets.token_hex(8)}")
         try:
             with unfinished.open("xb") as file:
                 file.writelines([data] if isinstance(data, bytes) else data)
             unfinished.replace(path)
-        except BaseException:
+        finally:
             unfinished.unlink(missing_ok=True)
-            raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
 
@@ -167,12 +166,12 @@ def csv_line(cells: Iterable[Any]) -> bytes:
     return text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
 
-def why_unwritable(path: Path, error: OSError) -> str:
+def why_unwritable(path: Path, error: Exception) -> str:
     """Return why a file or folder cannot be written, as words: the system does not say which part of its path it is."""
     for parent in path.parents:
         if is_regular(parent):
             return f"{parent} is a file, not a folder"
-    return error.strerror or str(error)
+    return getattr(error, "strerror", None) or str(error)
 
 
 def set_aside(folder: Path, names: Iterable[str]) -> None:
@@ -181,12 +180,10 @@ def set_aside(folder: Path, names: Iterable[str]) -> None:
     Raises:
         OutputError: a file cannot be renamed.
     """
-    try:
+    with as_error(OutputError, lambda error: f"cannot write into {folder}: {why_unwritable(folder, error)}"):
         for name in names:
             if (folder / name).exists():
                 (folder / name).replace(folder / f"before-{name}")
-    except OSError as error:
-        raise OutputError(f"cannot write into {folder}: {error.strerror or error}") from error
 
 
 def check_folder(folder: Path) -> None:
@@ -195,8 +192,6 @@ def check_folder(folder: Path) -> None:
     Raises:
         OutputError: the folder cannot be created or written to.
     """
-    try:
-        with tempfile.TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())):
-            pass
-    except OSError as error:
-        raise OutputError(f"cannot write into the folder {folder}: {why_unwritable(folder, error)}") from error
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    with as_error(OutputError, lambda error: f"cannot write into the folder {folder}: {why_unwritable(folder, error)}"):
+        tempfile.TemporaryFile(dir=existing).close()

@@ -123,29 +123,23 @@ class Pictures:
         Args:
             folder: the folder.
             root: the folder to which the places of its files are relative.
-            quick: neither sort the names nor look into files, and leave out what cannot be read.
+            quick: do not look into files, and leave out what cannot be read.
         """
         try:
             with os.scandir(folder) as entries:
                 shown = (entry for entry in entries if entry.name[0] != ".")
-                if quick:
-                    yield from self._of_block(shown, root, quick=True)
-                    return
-                while block := sorted(itertools.islice(shown, _SORTED_AT_ONCE), key=lambda entry: entry.name):
-                    yield from self._of_block(block, root, quick=False)
+                blocks = iter(lambda: sorted(itertools.islice(shown, _SORTED_AT_ONCE), key=lambda each: each.name), [])
+                for entry in itertools.chain.from_iterable(blocks):
+                    if entry.is_dir(follow_symlinks=False):  # links may lead in circles
+                        if self._recursive and (self._skip is None or os.path.realpath(entry.path) != self._skip):
+                            yield from self._below(entry.path, root, quick=quick)
+                        continue
+                    is_file = has_picture_suffix(entry.name) and not os.path.isdir(entry.path)
+                    if is_file and (quick or _is_photo(Path(entry.path), root)):
+                        yield Path(entry.path)
         except OSError:
             if not quick:
                 yield Path(folder)
-
-    def _of_block(self, entries: Iterable[os.DirEntry[str]], root: Path, *, quick: bool) -> Iterator[Path]:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):  # links may lead in circles
-                if self._recursive and (self._skip is None or os.path.realpath(entry.path) != self._skip):
-                    yield from self._below(entry.path, root, quick=quick)
-            elif has_picture_suffix(entry.name) and not os.path.isdir(entry.path):
-                path = Path(entry.path)
-                if quick or _is_photo(path, root):
-                    yield path
 
 
 def _is_photo(file: Path, root: Path) -> bool:

@@ -278,17 +278,15 @@ def from_array(array: np.ndarray) -> Image.Image:
     Raises:
         ImageError: the array has another shape, type or range.
     """
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)) or 0 in array.shape:
+    is_picture = array.size > 0 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4)))
+    is_float = np.issubdtype(array.dtype, np.floating) and is_picture
+    if not is_picture or not (array.dtype == np.uint8 or (is_float and array.min() >= 0 and array.max() <= 1)):
         raise ImageError(
-            f"an array must have the shape H x W x 3 (or x 1, x 4, or H x W), not {array.shape}; "
-            "pass channels-first images as a torch.Tensor"
+            "an array must have the shape H x W x 3 (or x 1, x 4, or H x W), and be uint8 (0 to 255) or floating point "
+            f"from 0 to 1, but this one has the shape {array.shape} and is {array.dtype}; pass channels-first and "
+            "normalised images as a torch.Tensor"
         )
-    if array.dtype != np.uint8:
-        if not np.issubdtype(array.dtype, np.floating) or not (array.min() >= 0 and array.max() <= 1):  # NaN is neither
-            raise ImageError(
-                f"an array must be uint8 (0 to 255) or floating point from 0 to 1, and this one of {array.dtype} is "
-                "neither; pass normalised images as a torch.Tensor"
-            )
+    if is_float:
         array = np.rint(array * 255).astype(np.uint8)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]

@@ -17,7 +17,7 @@ from camkit.errors import InputError, ModelError, advice, did_you_mean
 from camkit.models import from_torchvision
 from camkit.models.from_file import KINDS, as_module
 from camkit.models.from_ultralytics import holds_ultralytics
-from camkit.models.loaded import Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels
+from camkit.models.loaded import ONLY_PICTURES, Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels
 from camkit.models.modules import (
     about_failure,
     adapted,
@@ -174,7 +174,7 @@ def _load(request: Request) -> LoadedModel:
     name = request.name
     source = _source(name)
     if source != "from_huggingface":
-        request.refuse_text()
+        request.refuse("text", ONLY_PICTURES)
     if source is None and is_file(Path(name)):
         raise ModelError(
             f"camkit cannot load {name} as a model: exported files end in {', '.join(KINDS)}; for a state dict, "
@@ -276,12 +276,10 @@ def check_preprocess(preprocess: Any) -> None:
         InputError: it is not.
     """
     function = preprocess.func if isinstance(preprocess, functools.partial) else preprocess
-    if isinstance(function, type):
-        raise InputError(
-            f"preprocess is the class {function.__name__}; call it to get a preprocessing, as in weights.transforms()"
-        )
-    if preprocess is not None and not callable(preprocess):
-        raise InputError(f"preprocess must be a function from a PIL picture to a tensor, not {preprocess!r}")
+    is_class = isinstance(function, type)
+    if is_class or (preprocess is not None and not callable(preprocess)):
+        way_out = "; call the class to get one, as in weights.transforms()" * is_class
+        raise InputError(f"preprocess must be a function from a PIL picture to a tensor, not {preprocess!r}{way_out}")
 
 
 def _check_device(module: nn.Module, device: str | torch.device | None) -> None:

@@ -22,7 +22,7 @@ from torchvision.ops import box_convert
 from transformers.video_utils import VideoMetadata
 
 from camkit.errors import ModelError, advice, as_error, brief
-from camkit.models.loaded import LoadedModel, Request, read_weights
+from camkit.models.loaded import ONLY_PICTURES, LoadedModel, Request, read_weights
 from camkit.models.modules import Adapter, ClipPreprocess, refuse_short, taking_clips
 from camkit.types import Activation, Pixels
 
@@ -153,9 +153,10 @@ def _loaded(request: Request, name: str) -> LoadedModel:
         is_usable = kind is not _PROMPTABLE or hasattr(build, "get_image_embeddings")
         if build is not None and build.__name__ in architectures and is_usable:
             return _adapted(request, name, config, kind, adapted)
-    both = hasattr(config, "text_config") and hasattr(config, "vision_config")
-    has_texts = hasattr(transformers.MODEL_MAPPING.get(type(config), transformers.CLIPModel), "get_text_features")
-    if both and has_texts and not any(name.endswith("ForImageClassification") for name in architectures):
+    library = transformers.MODEL_MAPPING.get(type(config), None)  # None for code that comes with a model
+    compares = library is None or hasattr(library, "get_text_features")
+    compares = compares and hasattr(config, "text_config") and hasattr(config, "vision_config")
+    if compares and not any(name.endswith("ForImageClassification") for name in architectures):
         return _adapted(request, name, config, None, comparing)
     own_code = getattr(config, "auto_map", None) or {}
     classified = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
@@ -167,7 +168,7 @@ def _loaded(request: Request, name: str) -> LoadedModel:
                 "write a factory whose module returns class scores, maps or boxes (--model file.py:factory)",
             )
         )
-    request.refuse_text()
+    request.refuse("text", ONLY_PICTURES)
     return _complete(request, name, *_classifier(request, name, config))
 
 
@@ -230,10 +231,10 @@ def _adapted(
     request: Request, name: str, config: Any, kind: Any, adapted: Callable[[Any, Any, tuple[str, ...]], nn.Module]
 ) -> LoadedModel:
     """Load a network of one of these kinds; of none if it compares pictures with texts."""
-    request.refuse_weights()
+    request.refuse("weights", "loads its weights from its own folder")
     takes_texts = adapted in (with_texts, comparing)
     if not takes_texts:
-        request.refuse_text()
+        request.refuse("text", ONLY_PICTURES)
     elif not request.text:
         raise ModelError(
             f"{request.name} compares pictures with texts, so it needs a text that says what to find: "
@@ -265,8 +266,7 @@ def comparing(model: Any, tokenizer: Any, texts: tuple[str, ...]) -> Adapter:
 
 
 def _prepared_clips(request: Request, name: str, config: Any) -> PrepareClip:
-    if request.changes:
-        raise ModelError(f"{request.name} takes clips, which its own processor prepares; leave out size, mean and std")
+    request.refuse("size, mean and std", "takes clips, which its own processor prepares")
     processor = transformers.AutoVideoProcessor.from_pretrained(name, trust_remote_code=request.trust_remote_code)
     frames = getattr(processor, "num_frames", None) or getattr(config, "num_frames", None) or config.frames_per_clip
     return PrepareClip(processor, int(frames))

@@ -24,11 +24,9 @@ from camkit.models.loaded import LoadedModel, Request, is_file
 @refusing_exit()
 def load(request: Request) -> LoadedModel:
     """Call the factory, which returns a module, a module and its preprocessing, or a ``LoadedModel``."""
-    if request.name.endswith(".py"):
-        raise ModelError(f"{request.name} names no function; name the one that returns the model: {request.name}:build")
     source, _, attribute = request.name.rpartition(":")
     if not source.strip("./") or not attribute:
-        raise ModelError(f"unknown model {request.name!r}; name your own network as file.py:factory")
+        raise ModelError(f"{request.name!r} names no function that returns a model; name it as file.py:factory")
     module = _module(source)
     with as_error(ModelError, lambda error: f"{request.name}: {error}{did_you_mean(attribute, dir(module))}"):
         factory = operator.attrgetter(attribute)(module)

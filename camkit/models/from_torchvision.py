@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,18 +61,15 @@ def names() -> tuple[str, ...]:
 
 def load(request: Request) -> LoadedModel:
     """Build a network with published weights, with weights from a file, or with none."""
-    detects = request.name in torchvision.models.list_models(module=torchvision.models.detection)
-    return replace(_loaded(request), detects=detects)
-
-
-def _loaded(request: Request) -> LoadedModel:
     name, weights = request.name, request.weights
     published = torchvision.models.get_model_weights(name)
+    detects = name in torchvision.models.list_models(module=torchvision.models.detection)
     recipe = published.DEFAULT if weights is None else published.__members__.get(str(weights))
     if recipe is not None:
         plain = weights is None and not request.pretrained
         module = _build(name, None, {}) if plain else _downloaded(name, recipe)
-        return LoadedModel(module, name, _prepared(recipe, request), tuple(recipe.meta["categories"]))
+        categories = tuple(recipe.meta["categories"])
+        return LoadedModel(module, name, _prepared(recipe, request), categories, detects=detects)
     path = Path(str(weights))
     if not is_file(path):
         raise ModelError(
@@ -92,7 +88,8 @@ def _loaded(request: Request) -> LoadedModel:
             f"preprocess=torchvision.models.get_weight('{recipe}').transforms()"
         )
     known = labels if classes in (None, len(labels)) else None
-    return LoadedModel(module, name, _prepared(recipe, request), known, "; ".join(notes) or None)
+    note = "; ".join(notes) or None
+    return LoadedModel(module, name, _prepared(recipe, request), known, note, detects=detects)
 
 
 def _prepared(recipe: Any, request: Request) -> Preprocess:
@@ -103,9 +100,7 @@ def _prepared(recipe: Any, request: Request) -> Preprocess:
         family = next((name for name in _CLIPS if request.name.startswith(name)), "")
         return PresetOfClips(usual, *_CLIPS.get(family, (16, 15.0)))
     if not isinstance(usual, ImageClassification):
-        raise ModelError(
-            f"{request.name} resizes and normalises its pictures itself; size, mean and std are for classifiers"
-        )
+        request.refuse("size, mean and std", "is not a classifier, and resizes and normalises its pictures itself")
     size = request.size or (usual.crop_size[0], usual.crop_size[0])
     return cast("Preprocess", preset(size, request.mean or usual.mean, request.std or usual.std, usual))
 

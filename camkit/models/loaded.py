@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from safetensors.torch import load_file
@@ -193,26 +193,17 @@ class Request:
         weights.fill(module, self.name)
         return weights.note
 
-    def refuse_weights(self) -> None:
-        """Refuse weights for a model that comes with its own.
+    def refuse(self, option: Literal["size, mean and std", "weights", "text"], why: str) -> None:
+        """Refuse an option that a model does not have.
 
         Raises:
-            ModelError: the request names weights.
+            ModelError: the request has it.
         """
-        if self.weights is not None:
-            raise ModelError(f"{self.name} loads its weights from its own folder; leave out weights")
+        if {"size, mean and std": self.changes, "weights": self.weights, "text": self.text}[option]:
+            raise ModelError(f"{self.name} {why}; leave out {option}")
 
-    def refuse_text(self) -> None:
-        """Refuse text for a model that takes pictures only.
 
-        Raises:
-            ModelError: the request has text.
-        """
-        if self.text:
-            raise ModelError(
-                f"{self.name} takes pictures only; text is for models that compare pictures with texts, such as "
-                "hf:openai/clip-vit-base-patch32"
-            )
+ONLY_PICTURES = "takes pictures only, and no texts to compare them with, as hf:openai/clip-vit-base-patch32 does"
 
 
 def are_shares(values: Any, least: float) -> bool:

@@ -16,7 +16,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from camkit.errors import ModelError
 from camkit.models.loaded import LoadedModel, Request
 
 DEMO_MODELS = ("demo-biased", "demo-fair")
@@ -84,7 +83,6 @@ def load_scene_net(name: str) -> SceneNet:
 
 def load(request: Request) -> LoadedModel:
     """Load one of the demo's networks."""
-    if request.changes:
-        raise ModelError(f"{request.name} has a fixed preprocessing; leave out size, mean and std")
+    request.refuse("size, mean and std", "has a fixed preprocessing")
     module = load_scene_net(request.name)
     return LoadedModel(module, request.name, preprocess, LABELS, request.fill(module))

@@ -483,13 +483,12 @@ def each(classes: Iterable[int | str | Sequence[int | str]]) -> EachTarget:
         TargetError: there are no classes, or none for one of the pictures. The number of pictures is checked when
             they are explained.
     """
-    if isinstance(classes, str) or not isinstance(classes, Iterable):
+    listed = [] if isinstance(classes, str) or not isinstance(classes, Iterable) else list(classes)
+    by_picture = tuple(tuple(entry) if isinstance(entry, (list, tuple)) else entry for entry in listed)
+    if not by_picture or () in by_picture:
         raise TargetError(
-            f"each() takes a list with a class for each picture, as in each(['cat', 'dog']), not {classes!r}"
+            f"each() takes a list with at least one class for each picture, as in each(['cat', 'dog']), not {classes!r}"
         )
-    by_picture = tuple(tuple(entry) if isinstance(entry, (list, tuple)) else entry for entry in classes)
-    if not by_picture or any(entry == () for entry in by_picture):
-        raise TargetError("each() needs at least one class for each picture")
     return EachTarget(by_picture)
 
 

@@ -432,8 +432,13 @@ def _are_maps(maps: Any) -> bool:
 
 def depth_of(output: Any) -> Tensor | None:
     """Return the depth of each pixel (N, h, w) in the output of a network of Hugging Face; None if there is none."""
-    found = output.get("predicted_depth") if isinstance(output, dict) else getattr(output, "predicted_depth", None)
-    return found if isinstance(found, Tensor) else None
+    return _named(output, "predicted_depth")
+
+
+def _named(output: Any, *names: str) -> Tensor | None:
+    """Return the first tensor under one of these names in a dictionary or an object."""
+    values = (output.get(name) if isinstance(output, dict) else getattr(output, name, None) for name in names)
+    return next((value for value in values if isinstance(value, Tensor)), None)
 
 
 def detections_of(output: Any, batch: int) -> list[dict[str, Tensor]] | None:
@@ -457,11 +462,10 @@ def embedding_of(output: Any, batch: int) -> Float[Tensor, "n d"]:
     Raises:
         TargetError: there is no embedding.
     """
-    for name in ("image_embeds", "pooler_output"):
-        value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-        if isinstance(value, Tensor):
-            return value.reshape(batch, -1) if value.dim() > 2 else value
-    return logits_of(output, batch)
+    value = _named(output, "image_embeds", "pooler_output")
+    if value is None:
+        return logits_of(output, batch)
+    return value.reshape(batch, -1) if value.dim() > 2 else value
 
 
 _SCORE_KEYS = ("logits", "out", "last_hidden_state")
