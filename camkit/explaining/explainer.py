@@ -57,8 +57,8 @@ from camkit.images.prepare import (
     MOST_BYTES,
     Batch,
     Prepared,
-    Reader,
     References,
+    batches_of,
     bytes_of_batch,
     in_rounds,
     leaves_room,
@@ -90,7 +90,7 @@ from camkit.models import (
     usual_batch_size,
 )
 from camkit.models.loaded import Loadable, LoadedModel, as_labels
-from camkit.models.modules import HeldInputs, adapted
+from camkit.models.modules import Adapted, adapted
 from camkit.options import Config, ExplainerOptions, Fusion, Model, Options, Precision, Targets
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.classes import of_changed_picture
@@ -302,7 +302,7 @@ class Explainer:
         self._loaded, self._memory, self._boxes = loaded, memory, boxes or CropBoxes()
         self._rank = spatial_rank(loaded.module)
         outer = (loaded.module, getattr(loaded.module, "model", None))
-        self._has_inputs = any(isinstance(part, HeldInputs) and part.others for part in outer)
+        self._has_inputs = any(isinstance(part, Adapted) and part.others for part in outer)
         precision, note = usable_precision(choices.options["precision"], device_of(loaded.module))
         if note:
             warnings.warn(note, stacklevel=3)
@@ -672,8 +672,8 @@ class Explainer:
     def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[Batch]:
         """Read the pictures, and join them into batches of one size."""
         pictures = 0
-        reader = Reader(self._loaded.preprocess, self._rank, self._boxes)
-        for batch in reader.batches(images, request.batch_size, draft=request.draft):
+        preprocess, boxes = self._loaded.preprocess, self._boxes
+        for batch in batches_of(images, preprocess, self._rank, boxes, request.batch_size, draft=request.draft):
             pictures += len(batch) if isinstance(batch, list) else 1
             yield batch
             del batch

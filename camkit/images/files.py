@@ -75,13 +75,11 @@ def is_drawing(file: Path) -> bool:
     suffix = file.suffix.lower()
     if suffix not in (".png", ".mp4", *JPEG_SUFFIXES) or not is_regular(file):
         return False
-    try:
-        with file.open("rb") as data:
-            if suffix == ".mp4":
-                data.seek(-len(MARK), os.SEEK_END)
-            return MARK in data.read(128)  # it follows the header of at most 33 bytes
-    except OSError:  # reading it as a picture reports the error
-        return False
+    with contextlib.suppress(OSError), file.open("rb") as data:  # reading it as a picture reports the error
+        if suffix == ".mp4":
+            data.seek(-len(MARK), os.SEEK_END)
+        return MARK in data.read(128)  # it follows the header of at most 33 bytes
+    return False
 
 
 def is_regular(file: Path) -> bool:

@@ -1,6 +1,6 @@
 """Turns a file, a PIL picture, an array or a tensor into a model's input, and a model's input back into a picture.
 
-A ``Reader`` does so for many pictures: it reads files ahead in other threads, and makes batches of one size.
+``batches_of`` does so for many pictures: it reads files ahead in other threads, and joins those of one size.
 ``References`` are the pictures with which a picture is compared: the caller's, or smooth noise.
 """
 
@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -120,10 +120,6 @@ DRAFT_MARGIN = 2
 averages over several pixels. docs/folders.md has what drafts change in the maps."""
 
 
-_KEEPING_SIZE = ("PILToTensor", "ToDtype", "ToImage", "ToPILImage", "ToTensor", "Grayscale", "RGB")
-"""Steps of a preprocessing whose result is the same picture at any size."""
-
-
 def _resized_side(preprocess: Preprocess) -> int | None:
     """Return the length to which a preprocessing of torchvision, timm or transformers resizes the shorter side.
 
@@ -144,7 +140,8 @@ def _resized_side(preprocess: Preprocess) -> int | None:
             return sides[0] if len(sides) == 1 else None
         if kind == "ResizeKeepRatio" and not getattr(step, "longest", 0):
             return max(sides)
-        if kind not in _KEEPING_SIZE:
+        # The result of these steps is the same picture at any size.
+        if kind not in ("PILToTensor", "ToDtype", "ToImage", "ToPILImage", "ToTensor", "Grayscale", "RGB"):
             return None
     return None
 
@@ -167,8 +164,7 @@ def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
             f"a tensor must be a normalised image (C, {axes}) or a batch (N, C, {axes}) of floating-point numbers, "
             f"not {tensor.dtype} of shape {tuple(tensor.shape)}" + f"; {CLIPS}" * (rank == 2 and tensor.dim() == 5)
         )
-    box = Box(0, 0, tensor.shape[2], tensor.shape[1]) if rank == 2 else None
-    return Prepared(tensor, None, box, source)
+    return Prepared(tensor, None, Box(0, 0, tensor.shape[2], tensor.shape[1]) if rank == 2 else None, source)
 
 
 def stacked(tensors: list[Float[Tensor, "c *size"]]) -> Float[Tensor, "n c *size"]:
@@ -254,71 +250,72 @@ Batch: TypeAlias = "list[Prepared] | Failure"
 """Pictures of one size, or a picture that cannot be read."""
 
 
-@dataclass(frozen=True)
-class Reader:
-    """How the pictures of a call become the model's input.
+def batches_of(
+    images: Iterable[ImageLike],
+    preprocess: Preprocess | None,
+    rank: int,
+    boxes: CropBoxes,
+    batch_size: int,
+    *,
+    draft: bool = False,
+) -> Iterator[Batch]:
+    """Join the pictures of a call into batches of one size, in their order; a failure comes in its place.
 
-    Attributes:
-        preprocess: as ``prepare`` takes it.
-        rank: the number of axes after the channels.
+    If the caller's iterable fails, what came before is returned first.
+
+    Args:
+        images: what ``prepare`` takes, and batches (N, C, H, W).
+        preprocess, rank, draft: as for ``prepare``.
         boxes: finds the part of a picture that the model sees.
+        batch_size: the most pictures in a batch; large ones fill it earlier.
     """
-
-    preprocess: Preprocess | None
-    rank: int
-    boxes: CropBoxes
-
-    def batches(self, images: Iterable[ImageLike], batch_size: int, *, draft: bool = False) -> Iterator[Batch]:
-        """Join the pictures into batches of one size, in their order; a failure comes in its place.
-
-        If the caller's iterable fails, what came before is returned first.
-
-        Args:
-            images: what ``prepare`` takes, and batches (N, C, H, W).
-            batch_size: the most pictures in a batch; large ones fill it earlier.
-            draft: as for ``prepare``.
-        """
-        batch: list[Prepared] = []
-        held = 0
-        try:
-            for item in self._ahead(images, batch_size, draft=draft):
-                size = _bytes(item)
-                is_full = len(batch) == batch_size or held + size > _MOST_BYTES_PER_BATCH
-                if batch and (not isinstance(item, Prepared) or is_full or item.tensor.shape != batch[0].tensor.shape):
-                    yield batch
-                    batch, held = [], 0
-                if isinstance(item, Prepared):
-                    batch.append(located(item, self.preprocess, self.boxes))
-                    held += size
-                    continue
-                yield item
-                del item  # while the batch is explained, only its list and its rows hold the pictures
-        except Exception:
-            if batch:
+    batch: list[Prepared] = []
+    held = 0
+    read = functools.partial(_read, preprocess=preprocess, rank=rank, draft=draft)
+    try:
+        for item in _ahead(unbatched(images, rank), read, batch_size):
+            size = _bytes(item)
+            is_full = len(batch) == batch_size or held + size > _MOST_BYTES_PER_BATCH
+            if batch and (not isinstance(item, Prepared) or is_full or item.tensor.shape != batch[0].tensor.shape):
                 yield batch
-            raise
+                batch, held = [], 0
+            if isinstance(item, Prepared):
+                batch.append(located(item, preprocess, boxes))
+                held += size
+                continue
+            yield item
+            del item  # while the batch is explained, only its list and its rows hold the pictures
+    except Exception:
         if batch:
             yield batch
+        raise
+    if batch:
+        yield batch
 
-    def _ahead(self, images: Iterable[ImageLike], ahead: int, *, draft: bool) -> Iterator[Prepared | Failure]:
-        """Prepare pictures in their order; files are read ahead in other threads."""
 
-        def tasks() -> Iterator[Task[Prepared | Failure]]:
-            for number, image in enumerate(unbatched(images, self.rank), start=1):
-                if isinstance(image, (str, Path)):
-                    yield Task(functools.partial(self._read_or_failed, image, number, draft=draft), in_thread=True)
-                else:  # the caller may close it, or write into it, as soon as the next one is taken
-                    yield Task(functools.partial(_same, self._read_or_failed(image, number)), in_thread=False)
+def _read(
+    image: ImageLike, number: int, preprocess: Preprocess | None, rank: int, *, draft: bool
+) -> Prepared | Failure:
+    try:
+        return replace(prepare(image, preprocess, source_of(image, number), rank, draft=draft), number=number)
+    except CamkitError as error:
+        return Failure(source_of(image, number), error)
 
-        readers = min(4, os.cpu_count() or 1)  # with four threads, decoding keeps up with most models
-        return in_order(tasks(), workers=readers, ahead=ahead, most=MOST_BYTES, size_of=_bytes)
 
-    def _read_or_failed(self, image: ImageLike, number: int, *, draft: bool = False) -> Prepared | Failure:
-        try:
-            prepared = prepare(image, self.preprocess, source_of(image, number), self.rank, draft=draft)
-            return replace(prepared, number=number)
-        except CamkitError as error:
-            return Failure(source_of(image, number), error)
+def _ahead(
+    images: Iterable[ImageLike], read: Callable[[ImageLike, int], Prepared | Failure], ahead: int
+) -> Iterator[Prepared | Failure]:
+    """Read pictures in their order; files are read ahead in other threads."""
+
+    def tasks() -> Iterator[Task[Prepared | Failure]]:
+        for number, image in enumerate(images, start=1):
+            if isinstance(image, (str, Path)):
+                yield Task(functools.partial(read, image, number), in_thread=True)
+            else:  # the caller may close it, or write into it, as soon as the next one is taken
+                yield Task(functools.partial(_same, read(image, number)), in_thread=False)
+
+    readers = min(4, os.cpu_count() or 1)  # with four threads, decoding keeps up with most models
+    return in_order(tasks(), workers=readers, ahead=ahead, most=MOST_BYTES, size_of=_bytes)
 
 
 def in_rounds(batches: Iterable[Batch], workers: int) -> Iterator[tuple[Batch, bool]]:

@@ -91,16 +91,13 @@ class View:
         # Resizing without a filter picks single pixels: the more they differ in a cell, the more their mean varies.
         spread = np.mean((squares - np.square(means)) / np.square(contrast)) * self.black.size / levels.size
         allowed = max(_LEAST_ERROR, _LARGEST_ERROR * predicted.std())
-        return bool(error <= allowed**2 + _SPREADS**2 * max(spread, 0))
+        # The mean of single pixels may differ by two standard errors in addition.
+        return bool(error <= allowed**2 + 4 * max(spread, 0))
 
 
 _CELLS = 16
 """Cells along each side of the grid on which a picture and the model's input are compared: few enough for noise and
 rounding to average out, and enough to see a shift by a hundredth of the picture."""
-_CELL_SIDE = 8
-"""The shortest side of a cell, in pixels of the model's input, because resizing mixes neighbouring pixels."""
-_SAMPLES = 32
-"""This many pixels along each side of a cell are enough for its mean."""
 _FEWEST_CELLS = 3
 """At least this many cells along each side must lie on the picture for a comparison."""
 _EDGE = 0.5
@@ -108,13 +105,12 @@ _EDGE = 0.5
 _LEAST_ERROR, _LARGEST_ERROR = 0.006, 0.1
 """How far the brightness of cells may differ (root mean square): 1.5 of 255 levels or a tenth of the picture's own
 variation, whichever is larger."""
-_SPREADS = 2
-"""The mean of single pixels may differ by this many standard errors in addition."""
 
 
 def _cells(shown: float, length: int, side: int) -> int:
     """Return the number of cells along a side of the input if it shows ``shown`` of the picture's ``length`` pixels."""
-    return max(_FEWEST_CELLS, min(_CELLS, side // _CELL_SIDE, round(_CELLS * shown / length)))
+    # A cell has at least 8 pixels of the input along each side, because resizing mixes neighbouring pixels.
+    return max(_FEWEST_CELLS, min(_CELLS, side // 8, round(_CELLS * shown / length)))
 
 
 def _coarse(levels: Float[np.ndarray, "h w"], shape: tuple[int, int]) -> Float[np.ndarray, "rows columns"]:
@@ -126,7 +122,8 @@ def _coarse(levels: Float[np.ndarray, "h w"], shape: tuple[int, int]) -> Float[n
 def _coarse_colours(picture: Image.Image, box: Box, size: tuple[int, int]) -> Float[np.ndarray, "rows columns 3"]:
     """Return the mean colours 0..1 in a grid of ``size`` (columns, rows) over a box of a picture."""
     sides = box.right - box.left, box.bottom - box.top
-    steps = [max(1, int(side / (count * _SAMPLES))) for side, count in zip(sides, size, strict=True)]
+    # 32 pixels along each side of a cell are enough for its mean.
+    steps = [max(1, int(side / (count * 32))) for side, count in zip(sides, size, strict=True)]
     few = picture
     if steps != [1, 1]:
         few = Image.fromarray(np.ascontiguousarray(pixels_of(picture)[:: steps[1], :: steps[0]]))
@@ -190,33 +187,24 @@ def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
     return Box(left, top, left + crops[0] * size[0] / resized[0], top + crops[1] * size[1] / resized[1])
 
 
-_SMALLEST_SIDE = 8
-"""Pixels that each side of a picture needs: on fewer, a ramp has too few levels to measure a position."""
-
 _POSITION_TOLERANCE = 0.006
 """How far positions may deviate from a straight line, as a share of the picture: 1.5 steps of an 8-bit ramp."""
-
-_FULL_CONTRAST = 0.99
-"""Share of the largest contrast from which a cell counts as picture; padding and blended edges have less."""
-
-_SMALLEST_VIEW = 0.02
-"""Share of the output that must show the picture for its position to be measured."""
-
-_FEW_POSITIONS = 8
-"""Up to this many positions along an axis, the line is fitted through the outermost ones too."""
 
 
 def _measured_view(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
     """Measure the box with pictures whose brightness encodes the position; None if the result makes no sense."""
-    if min(size) < _SMALLEST_SIDE:
+    # On fewer pixels, a ramp has too few levels to measure a position.
+    if min(size) < 8:
         return None
     with undisturbed(), same_randomness(), interruptible(), contextlib.suppress(InputError):
         shades = measure_shades(preprocess, size)  # refuses a random one, which cropped the user's picture elsewhere
         brightness = functools.partial(_brightness, preprocess, output[::-1])
         black, white = (_mean_of_channels(tensor) for tensor in (shades.black, shades.white))
         contrast = white - black
-        inside = np.abs(contrast) > _FULL_CONTRAST * np.abs(contrast).max()
-        if inside.mean() < _SMALLEST_VIEW:
+        # Cells with less contrast than 99 % of the largest are padding and blended edges.
+        inside = np.abs(contrast) > 0.99 * np.abs(contrast).max()
+        # Too small a share of the output shows the picture for its position to be measured.
+        if inside.mean() < 0.02:
             return None
         contrast[~inside] = np.nan
         across, down = (_span(brightness, size, black, contrast, axis) for axis in (1, 0))
@@ -275,20 +263,14 @@ def _span(
         return None
     spread = np.nanmax(np.abs(across[:, used] - mean))
     index = np.flatnonzero(used) + 0.5
-    middle = slice(1, -1)  # at the edges of the picture, resizing filters are cut off
-    fitted = middle if used.sum() > _FEW_POSITIONS else slice(None)
+    middle = slice(1, -1)  # at the edges of the picture, resizing filters are cut off; few positions are all needed
+    fitted = middle if used.sum() > 8 else slice(None)
     slope, offset = np.polyfit(index[fitted], mean[fitted], 1)
     residual = np.abs(slope * index + offset - mean)[middle].max()
     if max(spread, residual) > _POSITION_TOLERANCE or slope <= 0:
         return None
     return float(offset), float(offset + slope * len(used))
 
-
-_LEAST_CONTRAST = 1e-12
-"""Keeps divisions by the contrast finite where the model sees padding: there black and white look the same."""
-
-_KEPT = 64
-"""So many different shades are kept."""
 
 _TOLERANCE = 0.5
 """How far a region may overshoot 0 and 1. Bicubic and Lanczos resizing overshoot by less."""
@@ -303,10 +285,6 @@ class Shades:
 
     black: Float[Tensor, "c h w"]
     white: Float[Tensor, "c h w"]
-
-    def equals(self, other: Shades) -> bool:
-        """Whether black and white look the same."""
-        return torch.equal(self.black, other.black) and torch.equal(self.white, other.white)
 
     @functools.cached_property
     def contrast(self) -> Float[Tensor, "c h w"]:
@@ -331,7 +309,8 @@ class Shades:
     @functools.cached_property
     def _weights(self) -> Float[Tensor, "c h w"]:
         """The weight of each channel in the brightness, so that a channel with more contrast counts more."""
-        return self.contrast / self.contrast.square().sum(0).clamp_min(_LEAST_CONTRAST)
+        # The division stays finite where the model sees padding: there black and white look the same.
+        return self.contrast / self.contrast.square().sum(0).clamp_min(1e-12)
 
     def brightness(self, tensor: Float[Tensor, "c h w"]) -> Float[Tensor, "h w"]:
         """Return the brightness of a black and white picture, without limits; near 0 where the model sees padding."""
@@ -355,8 +334,9 @@ class ShadesBySize:
         if shades is None:
             measured = measure_shades(self._preprocess, size)
             different = dict.fromkeys(list(self._of_size.values()))
-            shades = next((each for each in different if each.equals(measured)), measured)
-            if len(different) == _KEPT:
+            alike = (each for each in different if torch.equal(each.black, measured.black))
+            shades = next((each for each in alike if torch.equal(each.white, measured.white)), measured)
+            if len(different) == 64:  # so many large tensors are kept
                 self._of_size = {}
             self._of_size[size] = shades
         return shades

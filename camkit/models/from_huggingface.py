@@ -105,21 +105,18 @@ class PrepareClip(ClipPreprocess):
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep the hub's retries and progress bars, and the remarks and questions of transformers, off the terminal."""
-    log = logging.getLogger("huggingface_hub")
-    level, bars = log.level, are_progress_bars_disabled()
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    log.setLevel(logging.ERROR)
-    disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        with mock.patch.object(transformers.dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0):
-            yield
-    finally:
-        log.setLevel(level)
-        if not bars:
-            enable_progress_bars()
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
+    log, library = logging.getLogger("huggingface_hub"), transformers.utils.logging
+    with contextlib.ExitStack() as stack:
+        stack.callback(log.setLevel, log.level)
+        if not are_progress_bars_disabled():
+            stack.callback(enable_progress_bars)
+        if library.is_progress_bar_enabled():
+            stack.callback(library.enable_progress_bar)
+        log.setLevel(logging.ERROR)
+        disable_progress_bars()
+        library.disable_progress_bar()
+        stack.enter_context(mock.patch.object(transformers.dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0))
+        yield
 
 
 def load(request: Request) -> LoadedModel:

@@ -30,17 +30,9 @@ from camkit.models.modules import Adapter, FileBox, dtype_of
 TOLERANCE = 1e-4
 """How far a converted module's outputs may be from onnxruntime's: the norm of the difference, as a share of theirs."""
 
-_ROUGH = 1e-2
-"""The same for files of half precision, whose numbers have three digits."""
-
 _BRIGHT = 5e-2
 """The same for pictures with values of 0 to 255, which networks that take normalised pictures blow up: onnxruntime's
 outputs of a RegNet with random weights are then 0.02 off those of double precision."""
-
-_LEAST = 1e-5
-"""Probabilities that differ by this are the same; if all are tiny, rounding is a larger share of the largest."""
-
-_TYPES = ("tensor(float)", "tensor(float16)")
 
 _QUANTISED = (
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
@@ -63,7 +55,7 @@ def load(request: Request) -> LoadedModel:
     with as_error(ModelError, lambda error: f"{path} cannot be run by onnxruntime ({brief(error)})"):
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     inputs = session.get_inputs()
-    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in ("tensor(float)", "tensor(float16)"):
         shapes = ", ".join(f"{each.name} {each.shape} of {each.type}" for each in inputs)
         raise ModelError(
             f"{path} takes the inputs {shapes}; camkit explains files whose only input is a picture in floating point"
@@ -239,7 +231,8 @@ def _converted(
         module: nn.Module = _Converted(simple).eval()
         module = Adapter(module, _channels_last) if is_last else module
         for picture, tolerance in pictures.items():
-            _compare(module, runs, picture, max(tolerance, _ROUGH * is_half))
+            # Numbers of half precision have three digits.
+            _compare(module, runs, picture, max(tolerance, 1e-2 * is_half))
     return module
 
 
@@ -260,6 +253,7 @@ def _compare(module: nn.Module, runs: Callable[[Tensor], Any], picture: Tensor, 
         are_shares = bool(((exact >= 0) & (exact <= 1)).all())
         # Norms, not maxima: rounding changes a few of the 500,000 probabilities of PP-OCR's recognition by 0.01.
         error, size = float(differs.norm()), float(exact.norm())
-        if not (error <= tolerance * size or (are_shares and bool((differs.abs() <= _LEAST).all()))):
+        # Probabilities that differ by 1e-5 are the same; if all are tiny, rounding is a larger share of the largest.
+        if not (error <= tolerance * size or (are_shares and bool((differs.abs() <= 1e-5).all()))):
             share = 100 * error / size if size else 100
             raise _NotConvertedError(f"converted to PyTorch, its outputs differ by {share:.2g} %")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import operator
@@ -58,19 +59,16 @@ def _as_loaded(result: Any, request: Request) -> LoadedModel:
 def _described(module: nn.Module, request: Request) -> LoadedModel | None:
     """Return a module with the preprocessing and labels of the library it comes from; None if that knows none."""
     libraries = {kind.__module__.partition(".")[0] for kind in type(module).__mro__}
-    if "timm" in libraries and hasattr(module, "pretrained_cfg"):
-        from camkit.models.from_timm import described  # noqa: PLC0415 - timm is optional, and here it is installed
-
-        return replace(described(module, request), note="pictures are prepared as timm's configuration says")
-    if "transformers" not in libraries or not getattr(module, "name_or_path", ""):
-        return None
-    from camkit.models.from_huggingface import described as described_in_folder  # noqa: PLC0415 - as for timm
-
-    try:
-        note = f"pictures are prepared as {module.name_or_path} says"
-        return replace(described_in_folder(module, request), note=note)
-    except (OSError, ValueError):  # it was saved without its preprocessing, or with code in its place
-        return None
+    for library, source, named in (
+        ("timm", "from_timm", "timm's configuration" * hasattr(module, "pretrained_cfg")),
+        ("transformers", "from_huggingface", getattr(module, "name_or_path", "")),
+    ):
+        if library in libraries and named:
+            loader = importlib.import_module(f"camkit.models.{source}")  # the library is installed
+            with contextlib.suppress(OSError, ValueError):  # it was saved without its preprocessing, or with code
+                described: LoadedModel = loader.described(module, request)
+                return replace(described, note=f"pictures are prepared as {named} says")
+    return None
 
 
 def _module(source: str) -> ModuleType:

@@ -81,14 +81,12 @@ def load(request: Request) -> LoadedModel:
     recipe = next((entry for entry in published if Path(entry.url).name == path.name), next(iter(published)))
     labels = tuple(recipe.meta["categories"])
     module, classes = stored.build(lambda classes: _build(name, classes, stored.state), name)
-    notes = [stored.note] if stored.note else []
-    if not request.changes:
-        notes.append(
-            f"pictures are prepared as for torchvision's {recipe}; the same in Python: "
-            f"preprocess=torchvision.models.get_weight('{recipe}').transforms()"
-        )
+    prepared = (
+        f"pictures are prepared as for torchvision's {recipe}; the same in Python: "
+        f"preprocess=torchvision.models.get_weight('{recipe}').transforms()"
+    )
+    note = "; ".join(filter(None, (stored.note, "" if request.changes else prepared))) or None
     known = labels if classes in (None, len(labels)) else None
-    note = "; ".join(notes) or None
     return LoadedModel(module, name, _prepared(recipe, request), known, note, detects=detects)
 
 

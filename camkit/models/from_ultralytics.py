@@ -27,12 +27,6 @@ from camkit.models.from_file import file_to_read
 from camkit.models.loaded import LoadedModel, Request, preset
 from camkit.models.modules import Adapter
 
-_LARGEST_PICKLE = 64 << 20
-"""The most bytes of a pickle that is searched for the package's name; without its tensors, it takes less than 1 MiB."""
-
-_STRIDE = 32
-"""Sides of prepared pictures are multiples of this, the coarsest stride of the networks."""
-
 _GREY = 114
 """The grey of the margins, as in ultralytics' letterbox."""
 
@@ -72,7 +66,8 @@ def holds_ultralytics(path: Path) -> bool:
         return False
     with zipfile.ZipFile(path) as archive:
         parts = [part for part in archive.infolist() if part.filename.endswith("/data.pkl")]
-        return any(b"ultralytics" in archive.read(part) for part in parts if part.file_size <= _LARGEST_PICKLE)
+        # Without its tensors, such a pickle takes less than 1 MiB; larger ones are not searched.
+        return any(b"ultralytics" in archive.read(part) for part in parts if part.file_size <= 64 << 20)
 
 
 def load(request: Request) -> LoadedModel:
@@ -270,15 +265,12 @@ class Letterbox:
         inner = round(height * scale), round(width * scale)
         if inner != (height, width):
             pixels = cv2.resize(pixels, inner[::-1], interpolation=cv2.INTER_LINEAR)
-        down, across = ((most - side) % _STRIDE for most, side in zip(self.size, inner, strict=True))
+        # The coarsest stride of the networks is 32.
+        down, across = ((most - side) % 32 for most, side in zip(self.size, inner, strict=True))
         # An odd margin has its extra row or column at the bottom or right.
         sides = down // 2, down - down // 2, across // 2, across - across // 2
         padded = cv2.copyMakeBorder(pixels, *sides, cv2.BORDER_CONSTANT, value=(_GREY, _GREY, _GREY))
         return torch.from_numpy(padded).permute(2, 0, 1).float() / 255
-
-
-_MOST_COMPARED = 1000
-"""The most boxes that are compared with each other, those with the highest scores: each pair takes memory."""
 
 
 def upright(turned: Float[Tensor, "*n 5"]) -> Float[Tensor, "*n 4"]:
@@ -293,7 +285,8 @@ def without_duplicates(
     turned: Float[Tensor, "n 5"], scores: Float[Tensor, " n"], labels: Int[Tensor, " n"], most_overlap: float
 ) -> Int[Tensor, " k"]:
     """Return the boxes, best first, that overlap with no better box of their class by more than ``most_overlap``."""
-    order = scores.argsort(descending=True, stable=True)[:_MOST_COMPARED]
+    # Those with the highest scores: each pair that is compared takes memory.
+    order = scores.argsort(descending=True, stable=True)[:1000]
     boxes, of_class = turned[order], labels[order]
     rivals: Bool[Tensor, "n n"] = (overlaps(boxes) > most_overlap) & (of_class[:, None] == of_class)
     return order[~rivals.triu(1).any(0)]

@@ -233,55 +233,40 @@ class Adapter(nn.Module):
         return self._run(self.model, pictures, **{name: getattr(self, name) for name in self._held})
 
 
-class HeldInputs(nn.Module):
-    """Runs a model on pictures and on other inputs that are the same for each of them.
+class Adapted(nn.Module):
+    """Runs a model on pictures and on other inputs that are the same for each of them, and returns one of its outputs.
 
     Args:
         model: the model.
         others: its other arguments by name. A tensor whose first axis has one element is repeated for each picture of
             a batch, also inside lists and dictionaries; everything else is passed on as it is.
         picture: the name of the argument for the picture; None passes it first.
+        output: the key, the attribute, or the index, from 0, of the output; None returns what the model returns.
     """
 
-    def __init__(self, model: nn.Module, others: Mapping[str, Any], picture: str | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, others: Mapping[str, Any], picture: str | None = None, output: str | int | None = None
+    ) -> None:
         super().__init__()
         self.model = model
-        self.others = dict(others)
-        self.picture = picture
+        self.others, self.picture, self.output = dict(others), picture, output
 
     def forward(self, pictures: Tensor) -> Any:
-        """Return the model's output for a batch of pictures."""
+        """Return the output for a batch of pictures.
+
+        Raises:
+            ModelError: the model has no such output.
+        """
 
         def beside(value: Tensor) -> Tensor:
             value = value.to(pictures.device)
             return value.expand(len(pictures), *value.shape[1:]) if value.shape[:1] == (1,) else value
 
-        others = tree_map_only(Tensor, beside, self.others)
-        return (
-            self.model(pictures, **others) if self.picture is None else self.model(**{self.picture: pictures}, **others)
-        )
-
-
-class OneOutput(nn.Module):
-    """Returns one of several outputs of a model.
-
-    Args:
-        model: the model, which returns a dictionary, a tuple, a list, or an object with attributes.
-        name: the key, the attribute, or the index, from 0.
-    """
-
-    def __init__(self, model: nn.Module, name: str | int) -> None:
-        super().__init__()
-        self.model = model
-        self.name = name
-
-    def forward(self, pictures: Tensor) -> Any:
-        """Return this output for a batch of pictures.
-
-        Raises:
-            ModelError: the model has no such output.
-        """
-        output: Any = self.model(pictures)
+        others: dict[str, Any] = tree_map_only(Tensor, beside, self.others)
+        by_name = {} if self.picture is None else {self.picture: pictures}
+        output: Any = self.model(**by_name, **others) if by_name else self.model(pictures, **others)
+        if self.output is None:
+            return output
         named = dict(output) if isinstance(output, Mapping) else {}
         if isinstance(output, (tuple, list)):
             named = {str(place): value for place, value in enumerate(output)}
@@ -289,10 +274,12 @@ class OneOutput(nn.Module):
         elif not named:
             named = dict(getattr(output, "__dict__", {}))
         keys = {str(key): key for key in named}
-        if str(self.name) not in keys:
+        if str(self.output) not in keys:
             has = f"; it has {', '.join(map(repr, keys))}" if keys else ""
-            raise ModelError(f"the model has no output {str(self.name)!r}: it returned a {type(output).__name__}{has}")
-        return named[keys[str(self.name)]]
+            raise ModelError(
+                f"the model has no output {str(self.output)!r}: it returned a {type(output).__name__}{has}"
+            )
+        return named[keys[str(self.output)]]
 
 
 def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: str | int | None = None) -> nn.Module:
@@ -320,8 +307,9 @@ def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: s
             if name not in parameters:
                 near = did_you_mean(name, parameters)
                 raise InputError(f"the model's forward has no argument {name!r}; it has {', '.join(parameters)}{near}")
-        model = HeldInputs(model, others or {}, picture)
-    return model if output is None else OneOutput(model, output)
+    elif output is None:
+        return model
+    return Adapted(model, others or {}, picture, output)
 
 
 def taking_clips(model: nn.Module, argument: str) -> Adapter:
@@ -382,7 +370,7 @@ _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch
 
 def black_box_in(model: nn.Module) -> BlackBox | None:
     """Return the black box that a model is, or whose output it selects from; None if there is none."""
-    while isinstance(model, OneOutput):
+    while isinstance(model, Adapted):
         model = model.model
     return model if isinstance(model, BlackBox) else None
 
@@ -444,8 +432,8 @@ def about_failure(module: nn.Module, inputs: Tensor, error: Exception) -> InputE
         return ImageError(
             f"the picture has {inputs.shape[1]} channels, but the model's first convolution takes {first.in_channels}"
         )
-    holder = module.model if isinstance(module, OneOutput) else module
-    inner = holder.model if isinstance(holder, HeldInputs) else holder
+    inner = module.model if isinstance(module, Adapted) else module
+    has_inputs = isinstance(module, Adapted) and bool(module.others or module.picture)
     own = getattr(inner.forward, "__qualname__", "forward")
     advices = {
         "use_reentrant": "the model uses reentrant activation checkpointing, which hides the gradients of its layers; "
@@ -462,8 +450,10 @@ def about_failure(module: nn.Module, inputs: Tensor, error: Exception) -> InputE
         r"unpack \(expected 5, got 4\)": f"the model takes clips, of five axes, not pictures (N, C, H, W); {CLIPS}",
     }
     found = next((sentence for pattern, sentence in advices.items() if re.search(pattern, str(error))), None)
-    parameters = list(inspect.signature(holder.forward).parameters)
-    if found is None and "pixel_values" in parameters[1:]:  # as in Hugging Face's models of pictures and text
+    parameters = list(inspect.signature(inner.forward).parameters)
+    if (
+        found is None and not has_inputs and "pixel_values" in parameters[1:]
+    ):  # as in Hugging Face's models of pictures and text
         found = (
             f"camkit passes the picture first, but the model's forward takes {parameters[0]!r} first; "
             + advice("pass picture='pixel_values' and inputs={...} to camkit.explain or Explainer, or ", "")

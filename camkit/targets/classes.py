@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -157,7 +158,11 @@ class TopTarget(OfClasses):
         images = detections_of(output, batch)
         if images is not None:
             return ranked_box(images, self.rank, threshold=-torch.inf if self.threshold is None else self.threshold)
-        if depth_of(output) is not None and not isinstance(main_tensor(output), Tensor):
+        if (
+            not isinstance(output, Tensor)
+            and depth_of(output) is not None
+            and not isinstance(main_tensor(output), Tensor)
+        ):
             return RegionTarget()(output, batch)
         maps = maps_of(output, batch)
         logits = logits_of(output, batch) if maps is None else maps
@@ -211,10 +216,9 @@ class EachTarget(OfClasses):
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> EachTarget:
         """Return the target with all labels looked up."""
-        indices: dict[Any, tuple[int, ...]] = {}
-        for entry in dict.fromkeys(self.classes):
-            indices[entry] = tuple(class_of(name, labels) for name in (entry if isinstance(entry, tuple) else (entry,)))
-        return replace(super().bind(labels, activation), classes=tuple(indices[entry] for entry in self.classes))
+        look_up = functools.lru_cache(None, typed=True)(functools.partial(class_of, labels=labels))
+        entries = (entry if isinstance(entry, tuple) else (entry,) for entry in self.classes)
+        return replace(super().bind(labels, activation), classes=tuple(tuple(map(look_up, each)) for each in entries))
 
     def of_pictures(self, numbers: Sequence[int]) -> EachTarget:
         """Return the target for the pictures with these numbers, which start at 1."""

@@ -279,7 +279,7 @@ def box(
         raise TargetError("choose a box by its number, its label, or a box near it: pass one of the three")
     chosen = None if number is None else whole_number(number, "the number of a box", 0, TargetError)
     corners = None if near is None else points("near", near, box=True)
-    return BoxTarget(chosen, label, corners and (*corners[0], *corners[1]), _checked(part))
+    return BoxTarget(chosen, label, None if corners is None else (*corners[0], *corners[1]), _checked(part))
 
 
 def best_box(label: int | str, *, part: Part | None = None) -> BoxTarget:
@@ -319,10 +319,6 @@ def _checked(part: Part | None) -> Part | None:
     return part
 
 
-_MASKED = 0.5
-"""Cells that the mask covers at least this much count, as a share of the cell it covers most: a small mask may cover no
-cell fully."""
-
 _PREDICTED = 0.5
 """A network with one class predicts it where the probability is above this, that is, where the logit is positive."""
 
@@ -361,7 +357,8 @@ def class_on_map(
         covered = interpolate(masks, size=maps.shape[2:], mode="area")[:, 0]
         if not bool(covered.any()):
             raise TargetError("the mask covers no part of the picture")
-        inside = (covered >= _MASKED * covered.amax((1, 2), keepdim=True)).expand(len(maps), -1, -1)
+        # A share of the cell that the mask covers most, since a small mask may cover no cell fully.
+        inside = (covered >= 0.5 * covered.amax((1, 2), keepdim=True)).expand(len(maps), -1, -1)
     return Scores(
         values=_means(maps[images, indices], inside),
         indices=tuple(indices.tolist()),
