@@ -190,6 +190,5 @@ def check_folder(folder: Path) -> None:
     Raises:
         OutputError: the folder cannot be created or written to.
     """
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
     with as_error(OutputError, lambda error: f"cannot write into the folder {folder}: {why_unwritable(folder, error)}"):
-        tempfile.TemporaryFile(dir=existing).close()
+        tempfile.TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())).close()

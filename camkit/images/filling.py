@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional
 
 OPENCV_CHANNELS = 4
 """The most channels of a picture that OpenCV resizes in one call."""
@@ -74,7 +73,7 @@ def dilated(region: Bool[Tensor, "*size"], pixels: int) -> Bool[Tensor, "*size"]
     near = region.float()
     for axis in range(region.dim()):
         lines = near.movedim(axis, -1)
-        widest = functional.max_pool1d(lines.reshape(1, -1, lines.shape[-1]), 2 * pixels + 1, 1, pixels)
+        widest = torch.nn.functional.max_pool1d(lines.reshape(1, -1, lines.shape[-1]), 2 * pixels + 1, 1, pixels)
         near = widest.reshape(lines.shape).movedim(-1, axis)
     return near > 0
 

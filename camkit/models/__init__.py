@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -195,8 +195,7 @@ def _load(request: Request) -> LoadedModel:
         if package not in _EXTRAS:
             raise
         raise ModelError(f"{name} needs the package {package}: pip install 'camkit[{_EXTRAS[package]}]'") from error
-    loaded: LoadedModel = loader.load(request)
-    return loaded
+    return cast("LoadedModel", loader.load(request))
 
 
 def _source(name: str) -> str | None:

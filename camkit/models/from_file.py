@@ -21,7 +21,6 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 
 from camkit.errors import InputError, ModelError, advice, as_error, brief
 from camkit.models.loaded import LoadedModel, Request, are_shares, as_labels, is_file
@@ -64,7 +63,7 @@ def _program(request: Request, path: Path) -> LoadedModel:
     return described(as_module(program, str(path)), request, shape, kind, _extra_texts(path))
 
 
-def as_module(program: ExportedProgram, name: str) -> nn.Module:
+def as_module(program: torch.export.ExportedProgram, name: str) -> nn.Module:
     """Return a module with the names, the weights and the layers of the model that was exported.
 
     Raises:
@@ -76,7 +75,7 @@ def as_module(program: ExportedProgram, name: str) -> nn.Module:
     return module
 
 
-def _picture_shape(program: ExportedProgram, name: str) -> tuple[int | None, ...]:
+def _picture_shape(program: torch.export.ExportedProgram, name: str) -> tuple[int | None, ...]:
     """Return the shape (N, C, H, W) of the program's one input; None for a length that may vary."""
     inputs = set(program.graph_signature.user_inputs)
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs]

@@ -19,7 +19,6 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.ops import box_convert
-from transformers.video_utils import VideoMetadata
 
 from camkit.errors import ModelError, advice, as_error, brief
 from camkit.models.loaded import ONLY_PICTURES, LoadedModel, Request, read_weights
@@ -91,7 +90,7 @@ class PrepareClip(ClipPreprocess):
         at_rate = getattr(self.processor, "fps", None)
         if at_rate is None:
             refuse_short(count, self.frames)
-        metadata = VideoMetadata(total_num_frames=count, fps=rate)
+        metadata = transformers.video_utils.VideoMetadata(total_num_frames=count, fps=rate)
         wanted = {"num_frames": self.frames} if at_rate is None else {"fps": at_rate}
         return [int(number) for number in self.processor.sample_frames(metadata, **wanted)]
 

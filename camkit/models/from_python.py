@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.machinery
 import importlib.util
 import operator
 import os
 import sys
 from dataclasses import replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
-from torch.export import ExportedProgram
 
 from camkit.errors import ModelError, as_error, did_you_mean, refusing_exit
 from camkit.models.from_file import as_module
@@ -45,7 +44,7 @@ def _as_loaded(result: Any, request: Request) -> LoadedModel:
         return replace(result, preprocess=request.prepared(result.preprocess))
     is_pair = isinstance(result, tuple) and len(result) == 2 and callable(result[1])
     module, preprocess = result if is_pair else (result, None)
-    if isinstance(module, ExportedProgram):
+    if isinstance(module, torch.export.ExportedProgram):
         module = as_module(module, name)
     if not isinstance(module, nn.Module):
         raise ModelError(
@@ -92,7 +91,7 @@ def _module(source: str) -> ModuleType:
 def _import(name: str) -> ModuleType:
     folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
     # If the package is installed, the folder may be a stranger's. Its files must not replace what the package imports.
-    added = [folder] if PathFinder.find_spec(name.partition(".")[0], [folder]) else []
+    added = [folder] if importlib.machinery.PathFinder.find_spec(name.partition(".")[0], [folder]) else []
     sys.path[:0] = added
     try:
         return importlib.import_module(name)

@@ -49,8 +49,7 @@ class PresetOfClips(ClipPreprocess):
 
     def of_frames(self, frames: Sequence[Pixels]) -> Float[Tensor, "c t h w"]:
         """Return the model's input for these frames."""
-        prepared: Tensor = self.preset(torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2))
-        return prepared
+        return cast("Tensor", self.preset(torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)))
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -190,8 +190,7 @@ class _Unpickler(pickle._Unpickler):
 def logits(model: Any, images: Float[Tensor, "n c h w"]) -> Tensor:
     """Return the logits (N, K) of a classifier, which by itself returns probabilities and logits."""
     output = model(images)
-    found: Tensor = output[1] if isinstance(output, (tuple, list)) else output
-    return found
+    return cast("Tensor", output[1] if isinstance(output, (tuple, list)) else output)
 
 
 def boxes(model: Any, images: Float[Tensor, "n c h w"], *, classes: int, task: str) -> list[dict[str, Tensor]]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import InputError, ModelError, advice, as_error, brief, refuse_pipe
@@ -62,7 +62,7 @@ class LoadedModel:
         return f"<LoadedModel {self.name!r}: {type(self.module).__name__}{classes}>"
 
 
-Loadable: TypeAlias = nn.Module | str | LoadedModel | ExportedProgram
+Loadable: TypeAlias = nn.Module | str | LoadedModel | torch.export.ExportedProgram
 """What ``model=`` takes: a module, a name as ``camkit.load_model`` takes it, what that returned, or a program."""
 
 
@@ -168,8 +168,7 @@ class Request:
         parts: dict[str, Any] = {**known, **self.changes}
         missing = [name for name in ("size", "mean", "std") if name not in parts]
         if not missing:
-            completed: Preprocess = preset(parts["size"], parts["mean"], parts["std"])
-            return completed
+            return cast("Preprocess", preset(parts["size"], parts["mean"], parts["std"]))
         if self.changes:
             raise ModelError(
                 f"{self.name} does not say how its pictures are prepared; name {' and '.join(missing)} too (if it was "
@@ -327,7 +326,7 @@ def _content(path: Path) -> Any:
         if isinstance(error, FileNotFoundError):
             return f"there is no weights file {path}"
         # PyTorch's words advise to run the code.
-        reason = brief(error) if isinstance(error, OSError) else "it is TorchScript, or holds objects, or is damaged"
+        reason = brief(error) if isinstance(error, OSError) else "it holds Python objects or is damaged"
         return (
             f"{path} cannot be read as weights ({reason}); save a state dict with torch.save(model.state_dict(), ...)"
         )
@@ -336,6 +335,13 @@ def _content(path: Path) -> Any:
     with as_error(ModelError, said), path.open("rb") as file:
         if file.read(9)[8:] == b"{":
             return load_file(path)
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                    raise ModelError(  # a small file may unpack to more than the memory holds
+                        f"{path} is a compressed archive, as TorchScript is; save the weights with "
+                        "torch.save(model.state_dict(), ...)"
+                    )
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
 

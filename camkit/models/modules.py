@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map, tree_map_only
 
 from camkit.errors import (
@@ -418,7 +417,7 @@ def refuse_lazy(module: nn.Module) -> None:
     Raises:
         ModelError: some of its layers are lazy.
     """
-    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+    if any(map(nn.parameter.is_lazy, (*module.parameters(), *module.buffers()))):
         raise ModelError("the model has lazy layers without weights; run it once before you explain it")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.resources import files
+from typing import cast
 
 import safetensors.torch
 import torch
@@ -67,8 +68,7 @@ class SceneNet(nn.Module):
 
     def forward(self, images: Float[Tensor, "_ 3 h w"]) -> Float[Tensor, "_ 4"]:
         """Return the logits of a batch of preprocessed pictures."""
-        logits: Tensor = self.head(self.pool(self.features(images)).flatten(1))
-        return logits
+        return cast("Tensor", self.head(self.pool(self.features(images)).flatten(1)))
 
 
 def load_scene_net(name: str) -> SceneNet:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from camkit.errors import TargetError, advice, whole_number
 from camkit.targets.places import (
@@ -410,7 +409,7 @@ class SimilarTarget(Target):
             raise TargetError(
                 f"the reference has {len(reference)} numbers, but the model's embedding has {embeddings.shape[1]}"
             )
-        values = cosine_similarity(_scaled(embeddings), _scaled(reference.to(embeddings)[None]), dim=1)
+        values = torch.cosine_similarity(_scaled(embeddings), _scaled(reference.to(embeddings)[None]), dim=1)
         return Scores(values=values, description="similarity to the reference", quantity="cosine similarity")
 
     def embedded(self, output: Any) -> SimilarTarget:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import interpolate
 from torch.utils._pytree import tree_leaves
 from torchvision.ops import box_iou
 
@@ -132,8 +131,7 @@ def box_scores(
 def _overlaps(detections: Detections, corners: Sequence[float]) -> Float[Tensor, " k"]:
     """Return the overlap of each box with a given one (intersection over union)."""
     boxes = detections["boxes"].float()
-    overlaps: Tensor = box_iou(boxes, torch.tensor([corners], device=boxes.device))[:, 0]
-    return overlaps
+    return cast("Tensor", box_iou(boxes, torch.tensor([corners], device=boxes.device))[:, 0])
 
 
 def _explained(detections: Detections, part: Part | None) -> Tensor:
@@ -275,7 +273,7 @@ def box(
     Raises:
         TargetError: not exactly one of the three is given, or one is invalid.
     """
-    if [number, label, near].count(None) != 2:
+    if sum(value is not None for value in (number, label, near)) != 1:
         raise TargetError("choose a box by its number, its label, or a box near it: pass one of the three")
     chosen = None if number is None else whole_number(number, "the number of a box", 0, TargetError)
     corners = None if near is None else points("near", near, box=True)
@@ -354,7 +352,7 @@ def class_on_map(
         quantity = tuple(f"mean {reading.kind} {where}" for where in parts)
     else:
         masks = mask.view(-1, 1, *mask.shape[-2:]).to(maps)
-        covered = interpolate(masks, size=maps.shape[2:], mode="area")[:, 0]
+        covered = torch.nn.functional.interpolate(masks, size=maps.shape[2:], mode="area")[:, 0]
         if not bool(covered.any()):
             raise TargetError("the mask covers no part of the picture")
         # A share of the cell that the mask covers most, since a small mask may cover no cell fully.
