@@ -396,9 +396,9 @@ class References:
     """
 
     def __init__(self, references: ReferencesLike | None, preprocess: Preprocess | None, rank: int) -> None:
-        self._chosen = None if references is None else chosen_references(references, rank)
+        none: tuple[list[ImageLike], str] = ([], "")
+        self._pictures, self._words = none if references is None else chosen_references(references, rank)
         self._preprocess, self._rank = preprocess, rank
-        self._prepared: list[Tensor] | None = None
         self._made: dict[object, ReferencePictures] = {}
 
     def __call__(self, image: Float[Tensor, "1 c *size"]) -> ReferencePictures:
@@ -408,7 +408,7 @@ class References:
             ImageError: a reference picture cannot be read, or does not fit the input.
         """
         image = image.detach().float().cpu()
-        low_high = () if self._chosen is not None else self._plain
+        low_high = () if self._pictures else self._plain
         if low_high is None or (low_high and len(low_high[0]) != image.shape[1]):
             low_high = image[0].flatten(1).amin(1), image[0].flatten(1).amax(1)
         key = tuple(image.shape), *(tuple(values.tolist()) for values in low_high)
@@ -416,17 +416,17 @@ class References:
         return keep_last(self._made, key, made, 4)
 
     def _given(self, image: Tensor) -> ReferencePictures:
-        assert self._chosen is not None
-        pictures, words = self._chosen
-        if self._prepared is None:
-            with same_randomness():
-                self._prepared = [self._read(picture, number) for number, picture in enumerate(pictures, start=1)]
         size = tuple(image.shape[2:])
         sized = [each if tuple(each.shape[1:]) == size else upsample(each, size) for each in self._prepared]
         for each in sized:
             if each.shape != image.shape[1:]:
                 raise ImageError(f"a reference picture has {len(each)} channels, but the picture has {image.shape[1]}")
-        return ReferencePictures(torch.stack(sized), words)
+        return ReferencePictures(torch.stack(sized), self._words)
+
+    @functools.cached_property
+    def _prepared(self) -> list[Tensor]:
+        with same_randomness():
+            return [self._read(picture, number) for number, picture in enumerate(self._pictures, start=1)]
 
     def _read(self, picture: ImageLike, number: int) -> Tensor:
         name = str(picture) if isinstance(picture, (str, Path)) else f"reference picture {number}"

@@ -27,9 +27,6 @@ from camkit.models.from_file import file_to_read
 from camkit.models.loaded import LoadedModel, Request, preset
 from camkit.models.modules import Adapter
 
-_GREY = 114
-"""The grey of the margins, as in ultralytics' letterbox."""
-
 _OVERLAP, _MOST_BOXES = 0.7, 300
 """Boxes of one class that overlap by more are one object, and the most boxes of a picture: the package's own values."""
 
@@ -95,7 +92,7 @@ def load(request: Request) -> LoadedModel:
         note = "the boxes are those of the branch with overlapping boxes; the other branch passes no gradients back"
     if task == "obb":
         note = "the boxes are the upright ones around the turned boxes"
-    prepare = Letterbox(request.size or _usual_size(model, 640))
+    prepare = functools.partial(letterboxed, size=request.size or _usual_size(model, 640))
     module = Adapter(model, functools.partial(boxes, classes=len(labels), task=task))
     return LoadedModel(module, request.name, prepare, labels, note, detects=True)
 
@@ -246,30 +243,28 @@ def mask_logits(
     return (weights * means).sum(1)
 
 
-class Letterbox:
-    """Fits a picture into a size, and adds grey margins up to the next multiple of the stride.
+def letterboxed(picture: Image.Image, size: tuple[int, int]) -> Float[Tensor, "c h w"]:
+    """Fit a picture into a size, and add grey margins up to the next multiple of the stride.
 
     Args:
+        picture: the picture.
         size: the most rows and columns.
+
+    Returns:
+        The model's input, from 0 to 1.
     """
-
-    def __init__(self, size: tuple[int, int]) -> None:
-        self.size = size
-
-    def __call__(self, picture: Image.Image) -> Float[Tensor, "c h w"]:
-        """Return the model's input, from 0 to 1."""
-        pixels = np.asarray(picture.convert("RGB"))
-        height, width = pixels.shape[:2]
-        scale = min(self.size[0] / height, self.size[1] / width)
-        inner = round(height * scale), round(width * scale)
-        if inner != (height, width):
-            pixels = cv2.resize(pixels, inner[::-1], interpolation=cv2.INTER_LINEAR)
-        # The coarsest stride of the networks is 32.
-        down, across = ((most - side) % 32 for most, side in zip(self.size, inner, strict=True))
-        # An odd margin has its extra row or column at the bottom or right.
-        sides = down // 2, down - down // 2, across // 2, across - across // 2
-        padded = cv2.copyMakeBorder(pixels, *sides, cv2.BORDER_CONSTANT, value=(_GREY, _GREY, _GREY))
-        return torch.from_numpy(padded).permute(2, 0, 1).float() / 255
+    pixels = np.asarray(picture.convert("RGB"))
+    height, width = pixels.shape[:2]
+    scale = min(size[0] / height, size[1] / width)
+    inner = round(height * scale), round(width * scale)
+    if inner != (height, width):
+        pixels = cv2.resize(pixels, inner[::-1], interpolation=cv2.INTER_LINEAR)
+    # The coarsest stride of the networks is 32.
+    down, across = ((most - side) % 32 for most, side in zip(size, inner, strict=True))
+    # An odd margin has its extra row or column at the bottom or right; its grey is that of ultralytics' letterbox.
+    sides = down // 2, down - down // 2, across // 2, across - across // 2
+    padded = cv2.copyMakeBorder(pixels, *sides, cv2.BORDER_CONSTANT, value=(114, 114, 114))
+    return torch.from_numpy(padded).permute(2, 0, 1).float() / 255
 
 
 def upright(turned: Float[Tensor, "*n 5"]) -> Float[Tensor, "*n 4"]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ class ClassTarget(OfClasses):
     part: str = INSIDE_MASK
     name: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ClassTarget:
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
         """Return the target with this activation, and with the index and the label of its class."""
         bound = super().bind(labels, activation)
         if isinstance(self.index, tuple):
@@ -147,7 +147,7 @@ class TopTarget(OfClasses):
     background: bool = field(default=False, compare=False)
     threshold: float | None = None
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> TopTarget:
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
         """Return the target for a model with these labels and this activation."""
         background = bool(labels) and "background" in str(labels and labels[0]).casefold()
         return replace(super().bind(labels, activation), background=background)
@@ -213,7 +213,7 @@ class EachTarget(OfClasses):
 
     classes: tuple[Any, ...]
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> EachTarget:
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
         """Return the target with all labels looked up."""
         look_up = functools.lru_cache(None, typed=True)(functools.partial(class_of, labels=labels))
         entries = (entry if isinstance(entry, tuple) else (entry,) for entry in self.classes)

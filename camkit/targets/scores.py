@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -235,10 +235,6 @@ class Target(ABC):
         return self
 
 
-Bound = TypeVar("Bound", bound="OfClasses")
-Placed = TypeVar("Placed", bound="OnPicture")
-
-
 @dataclass(frozen=True, eq=False)
 class OfClasses(Target):
     """A target on the scores of classes.
@@ -249,7 +245,7 @@ class OfClasses(Target):
 
     activation: Activation | None = field(default=None, compare=False, repr=False, kw_only=True)
 
-    def bind(self: Bound, labels: tuple[str, ...] | None, activation: Activation | None) -> Bound:  # noqa: ARG002
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:  # noqa: ARG002
         """Return the target for a model with this activation, if it has none of its own."""
         return replace(self, activation=self.activation or activation)
 
@@ -302,7 +298,7 @@ class OnPicture(Target):
         """The numbers of the points, as they are typed."""
         return ",".join(f"{number:g}" for point in self.points for number in point)
 
-    def on_inputs(self: Placed, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> Placed:
+    def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> Self:
         """Return the target for a batch of inputs of this size; ``to_inputs`` has a function for each picture.
 
         A target that has its places on the inputs already is returned as it is. If it has one, it is for changed
