@@ -41,7 +41,7 @@ from camkit.models import black_box_in, device_of, dtype_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.options.settings import Settings
 from camkit.targets import EachTarget, logits_of
-from camkit.targets.boxes import Detections
+from camkit.targets.places import Detections
 from camkit.targets.scores import ScoreReading, detections_of, probabilities, rows_that_sum_to
 from camkit.types import Activation, Failure, Preprocess
 

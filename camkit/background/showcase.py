@@ -27,7 +27,7 @@ from camkit.drawing import overlay
 from camkit.explaining.explanation import Explanation
 from camkit.images.regions import Shades
 from camkit.targets import Scores, Target
-from camkit.targets.boxes import ranked_box
+from camkit.targets.places import ranked_box
 from camkit.targets.scores import detections_of
 from camkit.types import Failure, Pixels
 
@@ -258,9 +258,8 @@ class _BestBox(Target):
         """Return the score of the box for each image."""
         images = detections_of(output, batch)
         assert images is not None, "the check has found boxes in the model's output"
-        return ranked_box(
-            images, 1, lambda found: torch.isin(found["labels"], found["labels"].new_tensor(self.outputs))
-        )
+        labels = [found["labels"] for found in images]
+        return ranked_box(images, eligible=[torch.isin(each, each.new_tensor(self.outputs)) for each in labels])
 
 
 _T = TypeVar("_T")

@@ -39,7 +39,6 @@ from camkit.errors import (
     InputError,
     LayerError,
     MethodError,
-    ModelError,
     TargetError,
     advice,
     refuse_unknown_options,
@@ -58,7 +57,8 @@ from camkit.images.prepare import (
     MOST_BYTES,
     Batch,
     Prepared,
-    Reader,
+    References,
+    batches_of,
     bytes_of_batch,
     in_rounds,
     leaves_room,
@@ -67,7 +67,6 @@ from camkit.images.prepare import (
     source_of,
     stacked,
 )
-from camkit.images.references import References
 from camkit.images.regions import CropBoxes
 from camkit.layers.memory import SHARED, ModelMemory
 from camkit.layers.names import Layers
@@ -77,7 +76,6 @@ from camkit.methods.on_one_picture import PictureScores
 from camkit.methods.registry import MethodLike
 from camkit.methods.runs import CHANGES, SignedMaps, changed, check_mirrors, signed_maps
 from camkit.models import (
-    about_channels,
     about_failure,
     as_model,
     black_box_in,
@@ -92,7 +90,7 @@ from camkit.models import (
     usual_batch_size,
 )
 from camkit.models.loaded import Loadable, LoadedModel, as_labels
-from camkit.models.modules import HeldInputs, adapted
+from camkit.models.modules import Adapted, adapted
 from camkit.options import Config, ExplainerOptions, Fusion, Model, Options, Precision, Targets
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.classes import of_changed_picture
@@ -304,7 +302,7 @@ class Explainer:
         self._loaded, self._memory, self._boxes = loaded, memory, boxes or CropBoxes()
         self._rank = spatial_rank(loaded.module)
         outer = (loaded.module, getattr(loaded.module, "model", None))
-        self._has_inputs = any(isinstance(part, HeldInputs) and part.others for part in outer)
+        self._has_inputs = any(isinstance(part, Adapted) and part.others for part in outer)
         precision, note = usable_precision(choices.options["precision"], device_of(loaded.module))
         if note:
             warnings.warn(note, stacklevel=3)
@@ -531,7 +529,7 @@ class Explainer:
             activation, precision = self._loaded.activation, self._choices.options["precision"]
             return PictureScores(self.model, picture, fixed, activation, precision, at_once, current)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            sentence = None if is_out_of_memory(error) else _in_a_sentence(self.model, picture[None], error)
+            sentence = None if is_out_of_memory(error) else about_failure(self.model, picture[None], error)
             if sentence is None:
                 raise
             raise sentence from error
@@ -674,8 +672,8 @@ class Explainer:
     def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[Batch]:
         """Read the pictures, and join them into batches of one size."""
         pictures = 0
-        reader = Reader(self._loaded.preprocess, self._rank, self._boxes)
-        for batch in reader.batches(images, request.batch_size, draft=request.draft):
+        preprocess, boxes = self._loaded.preprocess, self._boxes
+        for batch in batches_of(images, preprocess, self._rank, boxes, request.batch_size, draft=request.draft):
             pictures += len(batch) if isinstance(batch, list) else 1
             yield batch
             del batch
@@ -759,7 +757,7 @@ class Explainer:
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             if is_out_of_memory(error) or isinstance(error, CamkitError):
                 raise
-            sentence = _in_a_sentence(self.model, inputs, error)
+            sentence = about_failure(self.model, inputs, error)
             if sentence is None:
                 raise
             raise (_UnfitError(str(sentence)) if isinstance(sentence, ImageError) else sentence) from error
@@ -906,14 +904,6 @@ def _finite(inputs: Tensor) -> list[bool]:
     if cmath.isfinite(inputs.detach().sum().item()):
         return [True] * len(inputs)
     return torch.isfinite(inputs.detach()).flatten(1).all(1).tolist()
-
-
-def _in_a_sentence(module: nn.Module, inputs: Tensor, error: Exception) -> InputError | None:
-    """Return the error of a failed pass as a sentence about the picture or the model, if the reason is known."""
-    channels, failure = about_channels(module, inputs), about_failure(module, error)
-    if channels is not None:
-        return ImageError(channels)
-    return None if failure is None else ModelError(failure)
 
 
 def _explanation(row: Explanation | Failure) -> Explanation:

@@ -25,9 +25,8 @@ from camkit.engine import heatmap as heat
 from camkit.engine.passes import Capture
 from camkit.errors import InputError, MethodError, TargetError, advice
 from camkit.images.files import write_picture
-from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
+from camkit.images.prepare import Prepared, References, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
-from camkit.images.references import References
 from camkit.layers.decision import UNSURE
 from camkit.layers.names import Layers
 from camkit.methods import AUTO, SHARPENED, WEIGHTED, Method, find_method, known_method

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
 import re
 import secrets
-import stat
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from camkit.drawing.encode import JPEG_SUFFIXES, MARK, encode
-from camkit.errors import InputError, OutputError
+from camkit.errors import InputError, OutputError, as_error
 from camkit.types import Pixels
 
 PICTURE_SUFFIXES = (
@@ -25,12 +25,6 @@ PICTURE_SUFFIXES = (
 
 _DRAWN_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".mp4")
 """Types of files that camkit draws into."""
-
-_LOOKS_LIKE_SUFFIX = re.compile(r"\.[A-Za-z]{3,4}")
-"""Names of folders rarely end so, and names of files nearly always do."""
-
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}\w")
-"""How the address of a page or a bucket begins; ``Path`` makes one slash of two. A drive has a single letter."""
 
 
 def refuse_address(name: str) -> None:
@@ -46,7 +40,7 @@ def refuse_address(name: str) -> None:
 
 def about_address(name: str) -> str | None:
     """Return a sentence about the address of a page; None for any other name."""
-    if not _ADDRESS.match(name):
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}\w", name):  # Path makes one slash of two; a drive has one letter
         return None
     address = re.sub(":/+", "://", name, count=1)
     return f"{address} is a URL, but camkit reads only files; download the picture and pass the file"
@@ -63,7 +57,8 @@ def refuse_other_file(out: Path) -> None:
     Raises:
         InputError: the path ends in a dot and three or four letters, is no folder that exists, and is no picture.
     """
-    if _LOOKS_LIKE_SUFFIX.fullmatch(out.suffix) and not names_file(out) and not out.is_dir():
+    # Names of folders rarely end in a dot and three or four letters, and names of files nearly always do.
+    if re.fullmatch(r"\.[A-Za-z]{3,4}", out.suffix) and not names_file(out) and not out.is_dir():
         raise InputError(
             f"{out}: camkit cannot write {out.suffix}; use {', '.join(_DRAWN_SUFFIXES[:3])} or another type of "
             "picture, or name a folder without a dot"
@@ -80,21 +75,16 @@ def is_drawing(file: Path) -> bool:
     suffix = file.suffix.lower()
     if suffix not in (".png", ".mp4", *JPEG_SUFFIXES) or not is_regular(file):
         return False
-    try:
-        with file.open("rb") as data:
-            if suffix == ".mp4":
-                data.seek(-len(MARK), os.SEEK_END)
-            return MARK in data.read(128)  # it follows the header of at most 33 bytes
-    except OSError:  # reading it as a picture reports the error
-        return False
+    with contextlib.suppress(OSError), file.open("rb") as data:  # reading it as a picture reports the error
+        if suffix == ".mp4":
+            data.seek(-len(MARK), os.SEEK_END)
+        return MARK in data.read(128)  # it follows the header of at most 33 bytes
+    return False
 
 
 def is_regular(file: Path) -> bool:
     """Return whether a path is an ordinary file: reading a pipe or a device might never end."""
-    try:
-        return stat.S_ISREG(file.stat().st_mode)
-    except (OSError, ValueError):  # it does not exist, is a loop of links, or is no valid name
-        return False
+    return os.path.isfile(file)  # noqa: PTH113 - pathlib's raises for names that no file can have
 
 
 def files_in(folder: Path, suffixes: Sequence[str], *, deep: bool = True) -> list[Path]:
@@ -107,8 +97,7 @@ def files_in(folder: Path, suffixes: Sequence[str], *, deep: bool = True) -> lis
     """
     files: list[Path] = []
     for parent, folders, names in os.walk(folder, onerror=_refuse_unreadable):
-        if not deep:
-            folders.clear()
+        folders[:] = folders if deep else []
         files += [Path(parent, name) for name in names if Path(name).suffix.lower() in suffixes]
     return sorted(filter(is_regular, files))
 
@@ -125,15 +114,11 @@ def refuse_input(out: Path, inputs: Iterable[Path | None]) -> None:
         OutputError: ``out`` is one of the inputs.
     """
     for given in inputs:
-        if given is not None and _is_same(out, given):
-            raise OutputError(f"{out} is also an input ({given}), so camkit does not replace it; write to another file")
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(path, other)  # noqa: PTH121 - pathlib's fails in the same way
-    except (OSError, ValueError):  # one of them does not exist
-        return False
+        with contextlib.suppress(OSError):  # one of them does not exist
+            if given is not None and os.path.samefile(out, given):  # noqa: PTH121 - pathlib's fails in the same way
+                raise OutputError(
+                    f"{out} is also an input ({given}), so camkit does not replace it; write to another file"
+                )
 
 
 def write_picture(path: str | Path, drawn: Pixels) -> Path:
@@ -155,16 +140,15 @@ def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:
     Raises:
         OutputError: the folder cannot be created or written to.
     """
+    unfinished = path.with_name(f".camkit-{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".camkit-{secrets.token_hex(8)}")
         try:
             with unfinished.open("xb") as file:
                 file.writelines([data] if isinstance(data, bytes) else data)
             unfinished.replace(path)
-        except BaseException:
+        finally:
             unfinished.unlink(missing_ok=True)
-            raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
 
@@ -180,12 +164,12 @@ def csv_line(cells: Iterable[Any]) -> bytes:
     return text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
 
-def why_unwritable(path: Path, error: OSError) -> str:
+def why_unwritable(path: Path, error: Exception) -> str:
     """Return why a file or folder cannot be written, as words: the system does not say which part of its path it is."""
     for parent in path.parents:
-        if os.path.isfile(parent):  # noqa: PTH113 - pathlib's is_file refuses what os.path answers
+        if is_regular(parent):
             return f"{parent} is a file, not a folder"
-    return error.strerror or str(error)
+    return getattr(error, "strerror", None) or str(error)
 
 
 def set_aside(folder: Path, names: Iterable[str]) -> None:
@@ -194,12 +178,10 @@ def set_aside(folder: Path, names: Iterable[str]) -> None:
     Raises:
         OutputError: a file cannot be renamed.
     """
-    try:
+    with as_error(OutputError, lambda error: f"cannot write into {folder}: {why_unwritable(folder, error)}"):
         for name in names:
             if (folder / name).exists():
                 (folder / name).replace(folder / f"before-{name}")
-    except OSError as error:
-        raise OutputError(f"cannot write into {folder}: {error.strerror or error}") from error
 
 
 def check_folder(folder: Path) -> None:
@@ -208,8 +190,5 @@ def check_folder(folder: Path) -> None:
     Raises:
         OutputError: the folder cannot be created or written to.
     """
-    try:
-        with tempfile.TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())):
-            pass
-    except OSError as error:
-        raise OutputError(f"cannot write into the folder {folder}: {why_unwritable(folder, error)}") from error
+    with as_error(OutputError, lambda error: f"cannot write into the folder {folder}: {why_unwritable(folder, error)}"):
+        tempfile.TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())).close()

@@ -14,13 +14,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional
 
 OPENCV_CHANNELS = 4
 """The most channels of a picture that OpenCV resizes in one call."""
-
-_TINY_WEIGHT = 1e-12
-"""Keeps the division by a weight of zero finite; the result of that division is never used."""
 
 
 def fill_smoothly(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
@@ -42,7 +38,8 @@ def _push_pull(weighted: Float[np.ndarray, "h w c"], weight: Float[np.ndarray, "
     """Fill the pixels whose weight is zero. ``weighted`` is pixel times weight, so that means use known pixels only."""
     height, width = weight.shape
     weights = _for_channels(weight, weighted.shape[2])
-    means: Float[np.ndarray, "h w c"] = weighted / np.maximum(weights, _TINY_WEIGHT)
+    # The least weight keeps the division finite; where a weight is zero, its result is never used.
+    means: Float[np.ndarray, "h w c"] = weighted / np.maximum(weights, 1e-12)
     if (weight > 0).all():
         return means
     size = ((width + 1) // 2, (height + 1) // 2)
@@ -76,7 +73,7 @@ def dilated(region: Bool[Tensor, "*size"], pixels: int) -> Bool[Tensor, "*size"]
     near = region.float()
     for axis in range(region.dim()):
         lines = near.movedim(axis, -1)
-        widest = functional.max_pool1d(lines.reshape(1, -1, lines.shape[-1]), 2 * pixels + 1, 1, pixels)
+        widest = torch.nn.functional.max_pool1d(lines.reshape(1, -1, lines.shape[-1]), 2 * pixels + 1, 1, pixels)
         near = widest.reshape(lines.shape).movedim(-1, axis)
     return near > 0
 
@@ -88,15 +85,6 @@ _TOLERANCE = 1e-4
 
 _LEAST = 8
 """A correction of at most this many times the rounding of the largest value counts as none."""
-
-_MOST_STEPS = 500
-"""The most steps. Pictures take 5 to 10; volumes, which have no coarser grids, take up to a few hundred."""
-
-_FEW_CELLS = 3
-"""A grid with at most this many cells along each axis gets no coarser one."""
-
-_SWEEPS = 4
-"""How often the coarsest grid is smoothed."""
 
 
 def fill_linearly(
@@ -135,7 +123,8 @@ def _solved(values: Values, missing: Bool[np.ndarray, "*size"], most: float) -> 
     residual = -grid.applied(values)
     correction = grid.correction(residual)
     step, product = correction, np.vdot(residual, correction)
-    for _ in range(_MOST_STEPS):
+    # Pictures take 5 to 10 steps; volumes, which have no coarser grids, take up to a few hundred.
+    for _ in range(500):
         if not max(correction.max(), -correction.min()) > most:
             break
         applied = grid.applied(step)
@@ -163,7 +152,8 @@ class _Grid:
         self._all = _with_neighbours(ones)
         self._inverse = self._missing / (self._all - 2**missing.ndim)
         self._scale = 2 if 1 in missing.shape else 1  # sums of pairs have half the weight of sums of four
-        coarser = _halved(missing) if missing.ndim == 2 and max(missing.shape) > _FEW_CELLS else None
+        # A grid with at most three cells along each axis gets no coarser one.
+        coarser = _halved(missing) if missing.ndim == 2 and max(missing.shape) > 3 else None
         self._coarser = _Grid(coarser, channels, dtype) if coarser is not None and coarser.any() else None
 
     def applied(self, values: Values) -> Values:
@@ -183,7 +173,8 @@ class _Grid:
             rest = self._scale * _summed_up(residual - self.applied(found))
             coarse = self._coarser.correction(self._coarser._missing * rest)
             found += self._missing * _doubled(coarse)[tuple(map(slice, self._missing.shape))]
-        for _ in range(1 if self._coarser is not None else _SWEEPS):
+        # The coarsest grid is smoothed four times.
+        for _ in range(1 if self._coarser is not None else 4):
             found += self._inverse * (residual - self.applied(found))
         return found
 

@@ -7,7 +7,6 @@ import glob
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,6 @@ from camkit.errors import InputError
 from camkit.images.files import has_picture_suffix, is_drawing, refuse_address
 from camkit.images.masks import is_mask
 
-_WILDCARDS = "*?["
 _SORTED_AT_ONCE = 1 << 16
 """A folder with more names than this is listed in blocks of as many, each in order of name: a block takes some ten
 megabytes, and the first picture comes at once."""
@@ -26,27 +24,6 @@ class FoundPicture(NamedTuple):
 
     path: Path
     place: Path
-
-
-@dataclass(frozen=True)
-class _Start:
-    """A file or a folder that was named, or that matches a pattern.
-
-    Attributes:
-        path: the file or the folder.
-        root: what the places of files below it are relative to.
-        above: what precedes these places.
-        is_folder: whether it is searched.
-    """
-
-    path: Path
-    root: Path
-    above: Path
-    is_folder: bool
-
-    def found(self, file: Path) -> FoundPicture:
-        is_below = file != self.root and file.is_relative_to(self.root)
-        return FoundPicture(file, self.above / file.relative_to(self.root) if is_below else Path(file.name))
 
 
 class Pictures:
@@ -68,14 +45,10 @@ class Pictures:
     def __init__(self, patterns: Iterable[str | Path], skip: Path | None = None, *, recursive: bool = True) -> None:
         self._skip = None if skip is None else os.path.realpath(skip)
         self._recursive = recursive
-        patterns = list(patterns)
-        matched = [self._matches_of(pattern) for pattern in patterns]
-        above = _told_apart([root for root, _ in matched]) if len(patterns) > 1 else {}
-        self._patterns = [
-            (Path(pattern), [_Start(match, root, above.get(root, Path()), os.path.isdir(match)) for match in matches])
-            for pattern, (root, matches) in zip(patterns, matched, strict=True)
-        ]
-        self._starts = [start for _, starts in self._patterns for start in starts]
+        # For each pattern, what the places of its files are relative to, and what matches it.
+        self._found = [(Path(pattern), *self._matches_of(pattern)) for pattern in patterns]
+        roots = [root for _, root, _ in self._found]
+        self._above = _told_apart(roots) if len(roots) > 1 else {}
 
     def _matches_of(self, pattern: str | Path) -> tuple[Path, list[Path]]:
         """Return what the places of a pattern's files are relative to, and what matches it."""
@@ -83,7 +56,7 @@ class Pictures:
             raise InputError("the name of a picture is empty")
         refuse_address(str(pattern))
         path = Path(pattern)
-        if os.path.lexists(path) or not any(sign in str(pattern) for sign in _WILDCARDS):
+        if os.path.lexists(path) or not glob.has_magic(str(pattern)):
             return path, [path]
         others = [match for match in _matches(str(pattern)) if _is_photo(match, match.parent)]
         fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))  # the folder before it
@@ -92,24 +65,31 @@ class Pictures:
     def _skips(self, path: Path) -> bool:
         return self._skip is not None and Path(os.path.realpath(path)).is_relative_to(self._skip)
 
+    def _placed(self, file: Path, root: Path) -> FoundPicture:
+        if file == root or not file.is_relative_to(root):
+            return FoundPicture(file, Path(file.name))
+        return FoundPicture(file, self._above.get(root, Path()) / file.relative_to(root))
+
     def __iter__(self) -> Iterator[FoundPicture]:
         """List the pictures."""
         listed: set[str] = set()
-        for pattern, starts in self._patterns:
+        are_several = sum(len(matches) for *_, matches in self._found) > 1
+        for pattern, root, matches in self._found:
             is_empty = True
-            for start in starts:
-                for file in self._below(start.path, start.root) if start.is_folder else [start.path]:
+            for match in matches:
+                for file in self._below(match, root) if os.path.isdir(match) else [match]:
                     is_empty, name = False, os.path.abspath(file)  # noqa: PTH100
                     if name not in listed:
-                        yield start.found(file)
-                    if len(self._starts) > 1:
+                        yield self._placed(file, root)
+                    if are_several:
                         listed.add(name)
             if is_empty:
                 yield FoundPicture(pattern, Path(pattern.name))
 
     def named(self) -> list[FoundPicture]:
         """Return the files that were named or match a pattern, without those in folders."""
-        return [start.found(start.path) for start in self._starts if not start.is_folder]
+        files = ((match, root) for _, root, matches in self._found for match in matches if not os.path.isdir(match))
+        return list(itertools.starmap(self._placed, files))
 
     def first(self, count: int) -> list[Path]:
         """Return the first pictures, at most ``count``."""
@@ -117,24 +97,25 @@ class Pictures:
 
     def count(self) -> int:
         """Return about how many pictures there are: drawings, masks and files reached in two ways count too."""
-        searches = (
-            self._below(start.path, start.root, quick=True) if start.is_folder else [start.path]
-            for start in self._starts
-        )
-        return sum(1 for files in searches for _ in files)
+        searches = (self._below(folder, folder, quick=True) for folder in self._folders)
+        return len(self.named()) + sum(1 for files in searches for _ in files)
 
     def __contains__(self, file: Path) -> bool:
         """Tell whether an existing file is one of the pictures, or may be one because it is below a searched folder."""
         path = Path(os.path.realpath(file))
-        folders = (Path(os.path.realpath(start.path)) for start in self._starts if start.is_folder)
         is_photo = has_picture_suffix(path.name) and not self._skips(path)
+        folders = (Path(os.path.realpath(folder)) for folder in self._folders)
         return str(path) in self._real_names or any(
             is_photo and path.is_relative_to(folder) and _is_photo(path, folder) for folder in folders
         )
 
     @functools.cached_property
+    def _folders(self) -> list[Path]:
+        return [match for *_, matches in self._found for match in matches if os.path.isdir(match)]
+
+    @functools.cached_property
     def _real_names(self) -> set[str]:
-        return {os.path.realpath(start.path) for start in self._starts if not start.is_folder}
+        return {os.path.realpath(found.path) for found in self.named()}
 
     def _below(self, folder: str | Path, root: Path, *, quick: bool = False) -> Iterator[Path]:
         """List a folder's pictures, those of subfolders in the place of their folder.
@@ -142,29 +123,23 @@ class Pictures:
         Args:
             folder: the folder.
             root: the folder to which the places of its files are relative.
-            quick: neither sort the names nor look into files, and leave out what cannot be read.
+            quick: do not look into files, and leave out what cannot be read.
         """
         try:
             with os.scandir(folder) as entries:
                 shown = (entry for entry in entries if entry.name[0] != ".")
-                if quick:
-                    yield from self._of_block(shown, root, quick=True)
-                    return
-                while block := sorted(itertools.islice(shown, _SORTED_AT_ONCE), key=lambda entry: entry.name):
-                    yield from self._of_block(block, root, quick=False)
+                blocks = iter(lambda: sorted(itertools.islice(shown, _SORTED_AT_ONCE), key=lambda each: each.name), [])
+                for entry in itertools.chain.from_iterable(blocks):
+                    if entry.is_dir(follow_symlinks=False):  # links may lead in circles
+                        if self._recursive and (self._skip is None or os.path.realpath(entry.path) != self._skip):
+                            yield from self._below(entry.path, root, quick=quick)
+                        continue
+                    is_file = has_picture_suffix(entry.name) and not os.path.isdir(entry.path)
+                    if is_file and (quick or _is_photo(Path(entry.path), root)):
+                        yield Path(entry.path)
         except OSError:
             if not quick:
                 yield Path(folder)
-
-    def _of_block(self, entries: Iterable[os.DirEntry[str]], root: Path, *, quick: bool) -> Iterator[Path]:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):  # links may lead in circles
-                if self._recursive and (self._skip is None or os.path.realpath(entry.path) != self._skip):
-                    yield from self._below(entry.path, root, quick=quick)
-            elif has_picture_suffix(entry.name) and not os.path.isdir(entry.path):
-                path = Path(entry.path)
-                if quick or _is_photo(path, root):
-                    yield path
 
 
 def _is_photo(file: Path, root: Path) -> bool:

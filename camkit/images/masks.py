@@ -39,12 +39,6 @@ MOST_COLOURS = 1024
 """A mask has at most this many colours: one for each class or object. Photographs have tens of thousands."""
 
 
-_SAMPLE = 200
-"""At most this many masks are examined: enough to contain every class, and read within seconds."""
-
-_MOST_PIXELS = 1 << 28
-"""No further mask is examined when they have more pixels than this together, which take about a minute."""
-
 _WHITE, _NEAR_WHITE = 1 / 4, 15 / 16
 """In a mask with a soft edge, at least the first share of what is not black is nearly white: above the second share of
 the largest value. In indices of classes, 255 as a class measured 0.18."""
@@ -52,15 +46,8 @@ the largest value. In indices of classes, 255 as a class measured 0.18."""
 _ALIKE = 1 / 2
 """In a mask, at least this share of the pixels has the value of the pixel to the left; in photographs, few have."""
 
-_ENCLOSED = 0.9
-"""A border encloses the objects: at least this share of the pixels next to them is part of it, not of the
-background."""
-
 _BORDERS = {255, 65535, VIVID | 0xE0E0C0}
 """Values of the border around objects: the highest of 8 and of 16 bits, white, and Pascal VOC's (224, 224, 192)."""
-
-_PETS = {1, 2, 3}
-"""The values of a trimap of Oxford-IIIT Pets: object, background and border."""
 
 _LISTED = 4
 """A sentence lists at most this many values."""
@@ -110,7 +97,8 @@ def understand_masks(files: Sequence[Path]) -> MaskReading:
     refused = None
     pixels, beside, exposed = (Counter[int]() for _ in range(3))
     alike, cross = 0, cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
-    for file in random.Random(0).sample(files, min(len(files), _SAMPLE)):
+    # 200 masks are enough to contain every class, and are read within seconds.
+    for file in random.Random(0).sample(files, min(len(files), 200)):
         try:
             values = read_mask(file)
         except ImageError as error:  # if other masks can be read, this one is an error of its own picture
@@ -122,11 +110,13 @@ def understand_masks(files: Sequence[Path]) -> MaskReading:
             around = cv2.dilate(((values != 0) & (values != border)).astype(np.uint8), cross) > 0
             beside[border] += int(np.count_nonzero(around & (values == border)))
             exposed[border] += int(np.count_nonzero(around & (values == 0)))
-        if pixels.total() > _MOST_PIXELS:
+        # So many pixels take about a minute.
+        if pixels.total() > 1 << 28:
             break
     if not pixels and refused is not None:
         raise InputError(str(refused)) from refused
-    borders = {value for value in beside if 0 < beside[value] >= _ENCLOSED * (beside[value] + exposed[value])}
+    # A border encloses the objects: 90 % of the pixels next to them are part of it, not of the background.
+    borders = {value for value in beside if 0 < beside[value] >= 0.9 * (beside[value] + exposed[value])}
     reading = _convention(pixels, borders, alike / pixels.total())
     objects = np.zeros(1, bool) if reading is None else reading.is_object(np.array(sorted(pixels)))
     if reading is None or not objects.any() or (len(files) > 1 and objects.all()):
@@ -147,7 +137,7 @@ def _convention(pixels: Counter[int], borders: set[int], alike: float) -> MaskRe
         alike: the share of the pixels that have the value of the pixel to the left.
     """
     objects, low, high = pixels.keys() - {0}, min(pixels), max(pixels)
-    if pixels.keys() == _PETS:
+    if pixels.keys() == {1, 2, 3}:
         words = "trimaps as in Oxford-IIIT Pets: 1 is the object, 2 the background, 3 the border"
         return MaskReading(words, frozenset({0, 2, 3}))
     if len(objects) <= 1:

@@ -1,14 +1,16 @@
 """Turns a file, a PIL picture, an array or a tensor into a model's input, and a model's input back into a picture.
 
-A ``Reader`` does so for many pictures: it reads files ahead in other threads, and makes batches of one size.
+``batches_of`` does so for many pictures: it reads files ahead in other threads, and joins those of one size.
+``References`` are the pictures with which a picture is compared: the caller's, or smooth noise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -21,12 +23,16 @@ from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.drawing.encode import bytes_of
+from camkit.engine.guard import interruptible, same_randomness, undisturbed
+from camkit.engine.heatmap import upsample
+from camkit.engine.passes import ReferencePictures, keep_last
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, ImageError, advice
+from camkit.images.listing import Pictures
 from camkit.images.read import from_array, open_draft, read_clip, upright
 from camkit.images.regions import CropBoxes
 from camkit.models.modules import CLIPS, ClipPreprocess
-from camkit.types import Box, ClipFrame, Failure, ImageLike, Preprocess
+from camkit.types import Box, ClipFrame, Failure, ImageLike, Preprocess, ReferencesLike
 
 
 def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]:
@@ -90,7 +96,13 @@ def prepare(
                 "--size, --mean and --std, or let the factory return the module and its preprocessing",
             )
         )
-    _check_not_thin(picture, preprocess, source)
+    shorter, longer = sorted(picture.size)
+    side = _resized_side(preprocess) or 0
+    if side * (side * longer // shorter) > (Image.MAX_IMAGE_PIXELS or math.inf):  # what Pillow considers safe
+        raise ImageError(
+            f"{source} has {picture.width} x {picture.height} pixels and is too thin for this model: its preprocessing "
+            f"resizes the shorter side to {side} pixels, so that the longer would have {side * longer // shorter}"
+        )
     tensor = preprocess(picture)
     if (
         not isinstance(tensor, Tensor)
@@ -106,21 +118,6 @@ def prepare(
 DRAFT_MARGIN = 2
 """A draft has at least this many times the pixels per side that the preprocessing keeps, so that its own resizing still
 averages over several pixels. docs/folders.md has what drafts change in the maps."""
-
-
-def _check_not_thin(picture: Image.Image, preprocess: Preprocess, source: str) -> None:
-    """Refuse a picture that the preprocessing would enlarge beyond the size that Pillow considers safe."""
-    shorter, longer = sorted(picture.size)
-    side = _resized_side(preprocess) or 0
-    if side * (side * longer // shorter) > (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise ImageError(
-            f"{source} has {picture.width} x {picture.height} pixels and is too thin for this model: its preprocessing "
-            f"resizes the shorter side to {side} pixels, so that the longer would have {side * longer // shorter}"
-        )
-
-
-_KEEPING_SIZE = ("PILToTensor", "ToDtype", "ToImage", "ToPILImage", "ToTensor", "Grayscale", "RGB")
-"""Steps of a preprocessing whose result is the same picture at any size."""
 
 
 def _resized_side(preprocess: Preprocess) -> int | None:
@@ -143,7 +140,8 @@ def _resized_side(preprocess: Preprocess) -> int | None:
             return sides[0] if len(sides) == 1 else None
         if kind == "ResizeKeepRatio" and not getattr(step, "longest", 0):
             return max(sides)
-        if kind not in _KEEPING_SIZE:
+        # The result of these steps is the same picture at any size.
+        if kind not in ("PILToTensor", "ToDtype", "ToImage", "ToPILImage", "ToTensor", "Grayscale", "RGB"):
             return None
     return None
 
@@ -166,8 +164,7 @@ def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
             f"a tensor must be a normalised image (C, {axes}) or a batch (N, C, {axes}) of floating-point numbers, "
             f"not {tensor.dtype} of shape {tuple(tensor.shape)}" + f"; {CLIPS}" * (rank == 2 and tensor.dim() == 5)
         )
-    box = Box(0, 0, tensor.shape[2], tensor.shape[1]) if rank == 2 else None
-    return Prepared(tensor, None, box, source)
+    return Prepared(tensor, None, Box(0, 0, tensor.shape[2], tensor.shape[1]) if rank == 2 else None, source)
 
 
 def stacked(tensors: list[Float[Tensor, "c *size"]]) -> Float[Tensor, "n c *size"]:
@@ -242,9 +239,6 @@ class Prepared:
         return (x / self.reduction - box.left) * across, (y / self.reduction - box.top) * down
 
 
-_READERS = min(4, os.cpu_count() or 1)
-"""The number of threads that read picture files: with four, decoding keeps up with most models."""
-
 MOST_BYTES = 72 * 2**20
 """At most this many bytes of pictures are read ahead, and at most as many are in passes, so that memory does not grow
 with the size of the pictures. They suffice for 90 pictures of 227 x 227. One picture at a time may be larger, such as a
@@ -256,70 +250,72 @@ Batch: TypeAlias = "list[Prepared] | Failure"
 """Pictures of one size, or a picture that cannot be read."""
 
 
-@dataclass(frozen=True)
-class Reader:
-    """How the pictures of a call become the model's input.
+def batches_of(
+    images: Iterable[ImageLike],
+    preprocess: Preprocess | None,
+    rank: int,
+    boxes: CropBoxes,
+    batch_size: int,
+    *,
+    draft: bool = False,
+) -> Iterator[Batch]:
+    """Join the pictures of a call into batches of one size, in their order; a failure comes in its place.
 
-    Attributes:
-        preprocess: as ``prepare`` takes it.
-        rank: the number of axes after the channels.
+    If the caller's iterable fails, what came before is returned first.
+
+    Args:
+        images: what ``prepare`` takes, and batches (N, C, H, W).
+        preprocess, rank, draft: as for ``prepare``.
         boxes: finds the part of a picture that the model sees.
+        batch_size: the most pictures in a batch; large ones fill it earlier.
     """
-
-    preprocess: Preprocess | None
-    rank: int
-    boxes: CropBoxes
-
-    def batches(self, images: Iterable[ImageLike], batch_size: int, *, draft: bool = False) -> Iterator[Batch]:
-        """Join the pictures into batches of one size, in their order; a failure comes in its place.
-
-        If the caller's iterable fails, what came before is returned first.
-
-        Args:
-            images: what ``prepare`` takes, and batches (N, C, H, W).
-            batch_size: the most pictures in a batch; large ones fill it earlier.
-            draft: as for ``prepare``.
-        """
-        batch: list[Prepared] = []
-        held = 0
-        try:
-            for item in self._ahead(images, batch_size, draft=draft):
-                size = _bytes(item)
-                is_full = len(batch) == batch_size or held + size > _MOST_BYTES_PER_BATCH
-                if batch and (not isinstance(item, Prepared) or is_full or item.tensor.shape != batch[0].tensor.shape):
-                    yield batch
-                    batch, held = [], 0
-                if isinstance(item, Prepared):
-                    batch.append(located(item, self.preprocess, self.boxes))
-                    held += size
-                    continue
-                yield item
-                del item  # while the batch is explained, only its list and its rows hold the pictures
-        except Exception:
-            if batch:
+    batch: list[Prepared] = []
+    held = 0
+    read = functools.partial(_read, preprocess=preprocess, rank=rank, draft=draft)
+    try:
+        for item in _ahead(unbatched(images, rank), read, batch_size):
+            size = _bytes(item)
+            is_full = len(batch) == batch_size or held + size > _MOST_BYTES_PER_BATCH
+            if batch and (not isinstance(item, Prepared) or is_full or item.tensor.shape != batch[0].tensor.shape):
                 yield batch
-            raise
+                batch, held = [], 0
+            if isinstance(item, Prepared):
+                batch.append(located(item, preprocess, boxes))
+                held += size
+                continue
+            yield item
+            del item  # while the batch is explained, only its list and its rows hold the pictures
+    except Exception:
         if batch:
             yield batch
+        raise
+    if batch:
+        yield batch
 
-    def _ahead(self, images: Iterable[ImageLike], ahead: int, *, draft: bool) -> Iterator[Prepared | Failure]:
-        """Prepare pictures in their order; files are read ahead in other threads."""
 
-        def tasks() -> Iterator[Task[Prepared | Failure]]:
-            for number, image in enumerate(unbatched(images, self.rank), start=1):
-                if isinstance(image, (str, Path)):
-                    yield Task(functools.partial(self._read_or_failed, image, number, draft=draft), in_thread=True)
-                else:  # the caller may close it, or write into it, as soon as the next one is taken
-                    yield Task(functools.partial(_same, self._read_or_failed(image, number)), in_thread=False)
+def _read(
+    image: ImageLike, number: int, preprocess: Preprocess | None, rank: int, *, draft: bool
+) -> Prepared | Failure:
+    try:
+        return replace(prepare(image, preprocess, source_of(image, number), rank, draft=draft), number=number)
+    except CamkitError as error:
+        return Failure(source_of(image, number), error)
 
-        return in_order(tasks(), workers=_READERS, ahead=ahead, most=MOST_BYTES, size_of=_bytes)
 
-    def _read_or_failed(self, image: ImageLike, number: int, *, draft: bool = False) -> Prepared | Failure:
-        try:
-            prepared = prepare(image, self.preprocess, source_of(image, number), self.rank, draft=draft)
-            return replace(prepared, number=number)
-        except CamkitError as error:
-            return Failure(source_of(image, number), error)
+def _ahead(
+    images: Iterable[ImageLike], read: Callable[[ImageLike, int], Prepared | Failure], ahead: int
+) -> Iterator[Prepared | Failure]:
+    """Read pictures in their order; files are read ahead in other threads."""
+
+    def tasks() -> Iterator[Task[Prepared | Failure]]:
+        for number, image in enumerate(images, start=1):
+            if isinstance(image, (str, Path)):
+                yield Task(functools.partial(read, image, number), in_thread=True)
+            else:  # the caller may close it, or write into it, as soon as the next one is taken
+                yield Task(functools.partial(_same, read(image, number)), in_thread=False)
+
+    readers = min(4, os.cpu_count() or 1)  # with four threads, decoding keeps up with most models
+    return in_order(tasks(), workers=readers, ahead=ahead, most=MOST_BYTES, size_of=_bytes)
 
 
 def in_rounds(batches: Iterable[Batch], workers: int) -> Iterator[tuple[Batch, bool]]:
@@ -359,3 +355,115 @@ def _bytes(item: Prepared | Failure) -> int:
 
 def _same(item: Prepared | Failure) -> Prepared | Failure:
     return item
+
+
+MOST_REFERENCES = 16
+"""The most reference pictures: each costs as much as a training step of the head."""
+
+
+def chosen_references(references: ReferencesLike, rank: int = 2) -> tuple[list[ImageLike], str]:
+    """Return the reference pictures, some at equal distances of too many, and what they are as a phrase.
+
+    Raises:
+        ImageError: there are none.
+    """
+    if isinstance(references, (str, Path)):
+        found: list[ImageLike] = [file.path for file in Pictures([references])]
+        origin = f" of {references}"
+    else:
+        several = [references] if isinstance(references, Tensor) else references
+        found, origin = list(unbatched(several, rank)), ", passed as references"
+    if not found:
+        raise ImageError(
+            f"there are no reference pictures: {references!r} is empty; pass 8 to {MOST_REFERENCES} pictures"
+        )
+    count = min(len(found), MOST_REFERENCES)
+    of_all = "" if count == len(found) else f" of {len(found):,}"
+    words = f"{count}{of_all} {'picture' if len(found) == 1 else 'pictures'}{origin}"
+    return [found[number * len(found) // count] for number in range(count)], words
+
+
+class References:
+    """The reference pictures of one model, ready for inputs of any size.
+
+    Args:
+        references: the caller's; None for smooth noise in the range of the inputs.
+        preprocess: turns a PIL picture into the model's input.
+        rank: the number of axes after the channels.
+
+    Raises:
+        ImageError, InputError: as ``chosen_references``.
+    """
+
+    def __init__(self, references: ReferencesLike | None, preprocess: Preprocess | None, rank: int) -> None:
+        none: tuple[list[ImageLike], str] = ([], "")
+        self._pictures, self._words = none if references is None else chosen_references(references, rank)
+        self._preprocess, self._rank = preprocess, rank
+        self._made: dict[object, ReferencePictures] = {}
+
+    def __call__(self, image: Float[Tensor, "1 c *size"]) -> ReferencePictures:
+        """Return the reference pictures for a model's input, at its size.
+
+        Raises:
+            ImageError: a reference picture cannot be read, or does not fit the input.
+        """
+        image = image.detach().float().cpu()
+        low_high = () if self._pictures else self._plain
+        if low_high is None or (low_high and len(low_high[0]) != image.shape[1]):
+            low_high = image[0].flatten(1).amin(1), image[0].flatten(1).amax(1)
+        key = tuple(image.shape), *(tuple(values.tolist()) for values in low_high)
+        made = self._made.get(key) or (self._noise(image, *low_high) if low_high else self._given(image))
+        return keep_last(self._made, key, made, 4)
+
+    def _given(self, image: Tensor) -> ReferencePictures:
+        size = tuple(image.shape[2:])
+        sized = [each if tuple(each.shape[1:]) == size else upsample(each, size) for each in self._prepared]
+        for each in sized:
+            if each.shape != image.shape[1:]:
+                raise ImageError(f"a reference picture has {len(each)} channels, but the picture has {image.shape[1]}")
+        return ReferencePictures(torch.stack(sized), self._words)
+
+    @functools.cached_property
+    def _prepared(self) -> list[Tensor]:
+        with same_randomness():
+            return [self._read(picture, number) for number, picture in enumerate(self._pictures, start=1)]
+
+    def _read(self, picture: ImageLike, number: int) -> Tensor:
+        name = str(picture) if isinstance(picture, (str, Path)) else f"reference picture {number}"
+        tensor = prepare(picture, self._preprocess, name, self._rank).tensor.detach().float().cpu()
+        if not bool(tensor.isfinite().all()):
+            raise ImageError(f"{name} holds NaN or infinite values where the model would see it")
+        return tensor
+
+    def _noise(self, image: Tensor, low: Float[Tensor, " c"], high: Float[Tensor, " c"]) -> ReferencePictures:
+        """Return noise that fills the range of each channel."""
+        size = tuple(image.shape[2:])
+        shares = smooth_noise(MOST_REFERENCES * image.shape[1], size).reshape(MOST_REFERENCES, *image.shape[1:])
+        low, high = (values.reshape(-1, *[1] * len(size)) for values in (low, high))
+        return ReferencePictures(
+            low + (high - low) * shares, f"{MOST_REFERENCES} pictures of smooth noise, made by camkit"
+        )
+
+    @functools.cached_property
+    def _plain(self) -> tuple[Tensor, Tensor] | None:
+        """The values (c,) of a black and of a white picture; None if the preprocessing does not keep them apart."""
+        if self._preprocess is None:
+            return None
+        with contextlib.suppress(Exception), undisturbed(), same_randomness(), interruptible():  # it is the caller's
+            plain = [Image.new("RGB", (256, 256), level) for level in ("black", "white")]
+            inputs = [prepare(each, self._preprocess, "a plain picture").tensor for each in plain]
+            low, high = (values.detach().float().cpu().flatten(1).mean(1) for values in inputs)
+            return (low, high) if bool(((high - low).abs() > 0).all()) else None
+        return None
+
+
+def smooth_noise(count: int, size: tuple[int, ...]) -> Float[Tensor, "count *size"]:
+    """Return smooth noise from 0 to 1, the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    total = torch.zeros(count, *size)
+    for cells in (2, 4, 8, 16, 32):  # each grid has half the contrast of the one before, as in photos
+        grid = torch.rand(count, *[min(cells, side) for side in size], generator=generator)
+        total += upsample(grid, size) * (2 / cells)
+    flat = total.flatten(1)
+    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
+    return ((flat - low) / torch.where(high > low, high - low, 1)).reshape(total.shape)

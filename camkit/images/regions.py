@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,8 +40,7 @@ def check_crop(
     view = (boxes or CropBoxes()).view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
     if view is not None and not view.shows(picture, tensor):
         raise InputError(
-            "regions cannot be followed through this preprocessing: its crop depends on the picture's content; crop "
-            "the pictures and their regions first"
+            f"{_CANNOT_FOLLOW}: its crop depends on the picture's content; crop the pictures and their regions first"
         )
 
 
@@ -91,16 +91,13 @@ class View:
         # Resizing without a filter picks single pixels: the more they differ in a cell, the more their mean varies.
         spread = np.mean((squares - np.square(means)) / np.square(contrast)) * self.black.size / levels.size
         allowed = max(_LEAST_ERROR, _LARGEST_ERROR * predicted.std())
-        return bool(error <= allowed**2 + _SPREADS**2 * max(spread, 0))
+        # The mean of single pixels may differ by two standard errors in addition.
+        return bool(error <= allowed**2 + 4 * max(spread, 0))
 
 
 _CELLS = 16
 """Cells along each side of the grid on which a picture and the model's input are compared: few enough for noise and
 rounding to average out, and enough to see a shift by a hundredth of the picture."""
-_CELL_SIDE = 8
-"""The shortest side of a cell, in pixels of the model's input, because resizing mixes neighbouring pixels."""
-_SAMPLES = 32
-"""This many pixels along each side of a cell are enough for its mean."""
 _FEWEST_CELLS = 3
 """At least this many cells along each side must lie on the picture for a comparison."""
 _EDGE = 0.5
@@ -108,13 +105,12 @@ _EDGE = 0.5
 _LEAST_ERROR, _LARGEST_ERROR = 0.006, 0.1
 """How far the brightness of cells may differ (root mean square): 1.5 of 255 levels or a tenth of the picture's own
 variation, whichever is larger."""
-_SPREADS = 2
-"""The mean of single pixels may differ by this many standard errors in addition."""
 
 
 def _cells(shown: float, length: int, side: int) -> int:
     """Return the number of cells along a side of the input if it shows ``shown`` of the picture's ``length`` pixels."""
-    return max(_FEWEST_CELLS, min(_CELLS, side // _CELL_SIDE, round(_CELLS * shown / length)))
+    # A cell has at least 8 pixels of the input along each side, because resizing mixes neighbouring pixels.
+    return max(_FEWEST_CELLS, min(_CELLS, side // 8, round(_CELLS * shown / length)))
 
 
 def _coarse(levels: Float[np.ndarray, "h w"], shape: tuple[int, int]) -> Float[np.ndarray, "rows columns"]:
@@ -126,19 +122,14 @@ def _coarse(levels: Float[np.ndarray, "h w"], shape: tuple[int, int]) -> Float[n
 def _coarse_colours(picture: Image.Image, box: Box, size: tuple[int, int]) -> Float[np.ndarray, "rows columns 3"]:
     """Return the mean colours 0..1 in a grid of ``size`` (columns, rows) over a box of a picture."""
     sides = box.right - box.left, box.bottom - box.top
-    steps = [max(1, int(side / (count * _SAMPLES))) for side, count in zip(sides, size, strict=True)]
+    # 32 pixels along each side of a cell are enough for its mean.
+    steps = [max(1, int(side / (count * 32))) for side, count in zip(sides, size, strict=True)]
     few = picture
     if steps != [1, 1]:
         few = Image.fromarray(np.ascontiguousarray(pixels_of(picture)[:: steps[1], :: steps[0]]))
     part = box.left / steps[0], box.top / steps[1], box.right / steps[0], box.bottom / steps[1]
     part = part[0], part[1], min(part[2], few.width), min(part[3], few.height)
     return np.asarray(few.resize(size, Image.Resampling.BOX, box=part)) / 255
-
-
-def _view(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
-    if isinstance(preprocess, ImageClassification):
-        return View(_preset_box(preprocess, size))
-    return _measured_view(preprocess, size, output)
 
 
 class CropBoxes:
@@ -171,10 +162,12 @@ class CropBoxes:
         try:
             views = self._views.setdefault(owner, {})
         except TypeError:  # it cannot be hashed or weakly referenced, so its boxes are not kept
-            return _view(preprocess, size, output)
-        if key not in views:
-            return keep_last(views, key, _view(preprocess, size, output), _MOST_SIZES)
-        return views[key]
+            views = {}
+        if key in views:
+            return views[key]
+        is_preset = isinstance(preprocess, ImageClassification)
+        view = View(_preset_box(preprocess, size)) if is_preset else _measured_view(preprocess, size, output)
+        return keep_last(views, key, view, _MOST_SIZES)
 
 
 _MOST_SIZES = 4096
@@ -194,90 +187,50 @@ def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
     return Box(left, top, left + crops[0] * size[0] / resized[0], top + crops[1] * size[1] / resized[1])
 
 
-_SMALLEST_SIDE = 8
-"""Pixels that each side of a picture needs: on fewer, a ramp has too few levels to measure a position."""
-
 _POSITION_TOLERANCE = 0.006
 """How far positions may deviate from a straight line, as a share of the picture: 1.5 steps of an 8-bit ramp."""
-
-_FULL_CONTRAST = 0.99
-"""Share of the largest contrast from which a cell counts as picture; padding and blended edges have less."""
-
-_SMALLEST_VIEW = 0.02
-"""Share of the output that must show the picture for its position to be measured."""
-
-_FEW_POSITIONS = 8
-"""Up to this many positions along an axis, the line is fitted through the outermost ones too."""
 
 
 def _measured_view(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
     """Measure the box with pictures whose brightness encodes the position; None if the result makes no sense."""
-    if min(size) < _SMALLEST_SIDE:
+    # On fewer pixels, a ramp has too few levels to measure a position.
+    if min(size) < 8:
         return None
-    brightness = functools.partial(_brightness, preprocess, output=output)
-    with undisturbed(), same_randomness(), interruptible():
-        before = generators()
-        black, white = (brightness(Image.new("RGB", size, colour)) for colour in ("black", "white"))
-        if black is None or white is None:
-            return None
+    with undisturbed(), same_randomness(), interruptible(), contextlib.suppress(InputError):
+        shades = measure_shades(preprocess, size)  # refuses a random one, which cropped the user's picture elsewhere
+        brightness = functools.partial(_brightness, preprocess, output[::-1])
+        black, white = (_mean_of_channels(tensor) for tensor in (shades.black, shades.white))
         contrast = white - black
-        inside = np.abs(contrast) > _FULL_CONTRAST * np.abs(contrast).max(initial=0)
-        if inside.mean() < _SMALLEST_VIEW:
+        # Cells with less contrast than 99 % of the largest are padding and blended edges.
+        inside = np.abs(contrast) > 0.99 * np.abs(contrast).max()
+        # Too small a share of the output shows the picture for its position to be measured.
+        if inside.mean() < 0.02:
             return None
         contrast[~inside] = np.nan
         across, down = (_span(brightness, size, black, contrast, axis) for axis in (1, 0))
         if across is None or down is None:
             return None
-        if generators() != before and not is_deterministic(
-            brightness, size
-        ):  # another thread may have drawn the numbers
-            return None  # a random preprocessing may have cropped the user's picture elsewhere
-        weights = _weights(brightness, size, black, contrast)
-    width, height = size
-    box = Box(across[0] * width, down[0] * height, across[1] * width, down[1] * height)
-    shape = _cells(box.bottom - box.top, height, output[1]), _cells(box.right - box.left, width, output[0])
-    return View(box, _coarse(black, shape), _coarse(white, shape), weights)
+        width, height = size
+        box = Box(across[0] * width, down[0] * height, across[1] * width, down[1] * height)
+        shape = _cells(box.bottom - box.top, height, output[1]), _cells(box.right - box.left, width, output[0])
+        # How much red and blue add to the mean of the channels, from black 0 to white 1; green adds the rest.
+        coloured = [brightness(Image.new("RGB", size, colour)) for colour in ("red", "blue")]
+        red, blue = (float(np.mean((levels - black)[inside] / contrast[inside])) for levels in coloured)
+        return View(box, _coarse(black, shape), _coarse(white, shape), (red, 1 - (red + blue), blue))
+    return None
 
 
-_REPEATS = 8
-"""Repetitions that tell a random preprocessing from a fixed one: a flip with probability 1/2 shows in all but 0.4 %."""
+def _brightness(preprocess: Preprocess, size: tuple[int, int], picture: Image.Image) -> Float[np.ndarray, "h w"]:
+    """Return the mean of the channels of a preprocessed picture, which must have this size."""
+    return _mean_of_channels(_apply(preprocess, picture, size))
 
 
-def is_deterministic(prepared: Callable[[Image.Image], Any], size: tuple[int, int]) -> bool:
-    """Return whether repeated calls with an asymmetric picture give the same array."""
-    across, down = np.meshgrid(*(np.linspace(0, end, side) for end, side in zip((155, 100), size, strict=True)))
-    picture = Image.fromarray((across + down).astype(np.uint8)).convert("RGB")
-    first = prepared(picture)
-    return all(np.array_equal(first, prepared(picture)) for _ in range(_REPEATS))
-
-
-_Brightness: TypeAlias = Callable[[Image.Image], "np.ndarray | None"]
-"""Returns the mean (h, w) of the channels of a preprocessed picture; None if the preprocessing fails."""
-
-
-def _weights(
-    brightness: _Brightness, size: tuple[int, int], black: Float[np.ndarray, "h w"], contrast: Float[np.ndarray, "h w"]
-) -> tuple[float, float, float]:
-    """Return how much red, green and blue add to the mean of the channels, from black 0 to white 1."""
-    inside, alone = np.isfinite(contrast), []
-    for colour in ("red", "blue"):
-        coloured = brightness(Image.new("RGB", size, colour))
-        alone.append(1 / 3 if coloured is None else float(np.mean((coloured - black)[inside] / contrast[inside])))
-    return alone[0], 1 - sum(alone), alone[1]
-
-
-def _brightness(preprocess: Preprocess, picture: Image.Image, output: tuple[int, int]) -> np.ndarray | None:
-    try:
-        tensor = preprocess(picture)
-    except Exception:  # the user's function may refuse an artificial picture
-        return None
-    tensor = tensor[0] if tensor.dim() == 4 else tensor
-    levels: np.ndarray = tensor.detach().double().mean(0).cpu().numpy()
-    return levels if levels.shape == (output[1], output[0]) else None
+def _mean_of_channels(tensor: Float[Tensor, "c h w"]) -> Float[np.ndarray, "h w"]:
+    return tensor.double().mean(0).numpy()
 
 
 def _span(
-    brightness: _Brightness,
+    brightness: Callable[[Image.Image], np.ndarray],
     size: tuple[int, int],
     black: Float[np.ndarray, "h w"],
     contrast: Float[np.ndarray, "h w"],
@@ -298,10 +251,8 @@ def _span(
     ramp = (np.arange(length) + 0.5) / length
     lines = [np.rint(line * 255).astype(np.uint8) for line in (ramp, 0.25 + ramp / 2)]
     striped = [np.broadcast_to(line if axis == 1 else line[:, None], size[::-1]) for line in lines]
-    full, half = (brightness(Image.fromarray(grey).convert("RGB")) for grey in striped)
-    if full is None or half is None:
-        return None
-    position, check = ((seen - black) / contrast for seen in (full, half))
+    seen = [brightness(Image.fromarray(grey).convert("RGB")) for grey in striped]
+    position, check = ((levels - black) / contrast for levels in seen)
     # A preprocessing that stretches contrasts makes both ramps equal. Then the levels do not show positions.
     if np.nanmax(np.abs(0.25 + position / 2 - check)) > 2 * _POSITION_TOLERANCE:
         return None
@@ -312,20 +263,14 @@ def _span(
         return None
     spread = np.nanmax(np.abs(across[:, used] - mean))
     index = np.flatnonzero(used) + 0.5
-    middle = slice(1, -1)  # at the edges of the picture, resizing filters are cut off
-    fitted = middle if used.sum() > _FEW_POSITIONS else slice(None)
+    middle = slice(1, -1)  # at the edges of the picture, resizing filters are cut off; few positions are all needed
+    fitted = middle if used.sum() > 8 else slice(None)
     slope, offset = np.polyfit(index[fitted], mean[fitted], 1)
     residual = np.abs(slope * index + offset - mean)[middle].max()
     if max(spread, residual) > _POSITION_TOLERANCE or slope <= 0:
         return None
     return float(offset), float(offset + slope * len(used))
 
-
-_LEAST_CONTRAST = 1e-12
-"""Keeps divisions by the contrast finite where the model sees padding: there black and white look the same."""
-
-_KEPT = 64
-"""So many different shades are kept."""
 
 _TOLERANCE = 0.5
 """How far a region may overshoot 0 and 1. Bicubic and Lanczos resizing overshoot by less."""
@@ -340,10 +285,6 @@ class Shades:
 
     black: Float[Tensor, "c h w"]
     white: Float[Tensor, "c h w"]
-
-    def equals(self, other: Shades) -> bool:
-        """Whether black and white look the same."""
-        return torch.equal(self.black, other.black) and torch.equal(self.white, other.white)
 
     @functools.cached_property
     def contrast(self) -> Float[Tensor, "c h w"]:
@@ -368,7 +309,8 @@ class Shades:
     @functools.cached_property
     def _weights(self) -> Float[Tensor, "c h w"]:
         """The weight of each channel in the brightness, so that a channel with more contrast counts more."""
-        return self.contrast / self.contrast.square().sum(0).clamp_min(_LEAST_CONTRAST)
+        # The division stays finite where the model sees padding: there black and white look the same.
+        return self.contrast / self.contrast.square().sum(0).clamp_min(1e-12)
 
     def brightness(self, tensor: Float[Tensor, "c h w"]) -> Float[Tensor, "h w"]:
         """Return the brightness of a black and white picture, without limits; near 0 where the model sees padding."""
@@ -391,12 +333,17 @@ class ShadesBySize:
         shades = self._of_size.get(size)
         if shades is None:
             measured = measure_shades(self._preprocess, size)
-            different = {id(each): each for each in list(self._of_size.values())}.values()
-            shades = next((each for each in different if each.equals(measured)), measured)
-            if len(different) == _KEPT:
+            different = dict.fromkeys(list(self._of_size.values()))
+            alike = (each for each in different if torch.equal(each.black, measured.black))
+            shades = next((each for each in alike if torch.equal(each.white, measured.white)), measured)
+            if len(different) == 64:  # so many large tensors are kept
                 self._of_size = {}
             self._of_size[size] = shades
         return shades
+
+
+_REPEATS = 8
+"""Repetitions that tell a random preprocessing from a fixed one: a flip with probability 1/2 shows in all but 0.4 %."""
 
 
 def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
@@ -406,25 +353,33 @@ def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
         InputError: regions cannot be followed, because both become the same or the preprocessing is random.
     """
     before = generators()
-    black, white = (_apply(preprocess, Image.new("RGB", size, colour)) for colour in ("black", "white"))
-    finite = bool(torch.isfinite(black).all() and torch.isfinite(white).all())
-    if black.shape != white.shape or not finite or not bool((black != white).any()):
-        raise InputError(
-            "regions cannot be followed through this preprocessing: black and white pictures become the same"
-        )
-    if generators() != before and not is_deterministic(functools.partial(_apply, preprocess), size):
-        raise InputError(
-            "regions cannot be followed through this preprocessing: its result is random; pass the preprocessing "
-            "for evaluation, without augmentation"
-        )
+    black = _apply(preprocess, Image.new("RGB", size, "black"))
+    white = _apply(preprocess, Image.new("RGB", size, "white"), black.shape[1:])
+    if not bool(torch.isfinite(white - black).all()) or torch.equal(black, white):
+        raise InputError(f"{_CANNOT_FOLLOW}: black and white pictures become the same")
+    if generators() != before:  # an asymmetric picture then shows whether it draws them by chance
+        across, down = np.meshgrid(*(np.linspace(0, end, side) for end, side in zip((155, 100), size, strict=True)))
+        picture = Image.fromarray((across + down).astype(np.uint8)).convert("RGB")
+        first, *others = (_apply(preprocess, picture) for _ in range(1 + _REPEATS))
+        if not all(torch.equal(first, other) for other in others):
+            raise InputError(
+                f"{_CANNOT_FOLLOW}: its result is random; pass the preprocessing for evaluation, without augmentation"
+            )
     return Shades(black, white)
 
 
-def _apply(preprocess: Preprocess, picture: Image.Image) -> Float[Tensor, "c h w"]:
-    said = "regions cannot be followed through this preprocessing: it fails on a picture that shows a region"
+_CANNOT_FOLLOW = "regions cannot be followed through this preprocessing"
+
+
+def _apply(preprocess: Preprocess, picture: Image.Image, size: Sequence[int] | None = None) -> Float[Tensor, "c h w"]:
+    """Return the model's input for an artificial picture, if it has this size (h, w)."""
+    said = f"{_CANNOT_FOLLOW}: it fails on a picture that shows a region"
     with as_error(InputError, lambda error: f"{said} ({type(error).__name__})"):
         tensor: Tensor = preprocess(picture)
-    return (tensor[0] if tensor.dim() == 4 else tensor).detach().float().cpu()
+    tensor = (tensor[0] if tensor.dim() == 4 else tensor).detach().float().cpu()
+    if size is not None and tuple(tensor.shape[1:]) != tuple(size):
+        raise InputError(f"{_CANNOT_FOLLOW}: the size of its output varies")
+    return tensor
 
 
 def preprocess_region(
@@ -440,16 +395,11 @@ def preprocess_region(
     """
     if shades is None:
         shades = measure_shades(preprocess, (region.shape[1], region.shape[0]))
-    tensor = _apply(preprocess, Image.fromarray(np.where(region, 255, 0).astype(np.uint8)).convert("RGB"))
-    if tensor.shape != shades.black.shape:
-        raise InputError("regions cannot be followed through this preprocessing: the size of its output varies")
-    share = shades.brightness(tensor)
+    drawn = Image.fromarray(np.where(region, 255, 0).astype(np.uint8)).convert("RGB")
+    share = shades.brightness(_apply(preprocess, drawn, shades.black.shape[1:]))
     lowest, highest = torch.aminmax(share)  # NaN if any value is
     if not (lowest >= -_TOLERANCE and highest <= 1 + _TOLERANCE):
-        raise InputError(
-            "regions cannot be followed through this preprocessing: it does more than resize, crop, pad and change "
-            "colours"
-        )
+        raise InputError(f"{_CANNOT_FOLLOW}: it does more than resize, crop, pad and change colours")
     return share.clamp(0, 1) * shades.view
 
 

@@ -120,7 +120,7 @@ def rise(
     map is the same in every run.
 
     For a box of a detector, P_i is how well the boxes of the masked picture match it (Petsiuk et al. 2021, D-RISE,
-    arXiv:2006.03204), which published 5,000 masks of 16 cells; see ``camkit.targets.boxes.SameBoxTarget``.
+    arXiv:2006.03204), which published 5,000 masks of 16 cells; see ``camkit.targets.places.SameBoxTarget``.
     """
     size = image.shape[2:]
     sides = [-(-side // cells) for side in size]

@@ -25,7 +25,7 @@ from camkit.images.filling import fill_linearly, fill_smoothly
 from camkit.layers.names import find_layers
 from camkit.tables import Rows, Tabular, markdown_table
 from camkit.targets import Target
-from camkit.targets.maps import names_cells
+from camkit.targets.places import names_cells
 from camkit.targets.scores import describe
 from camkit.types import WHOLE_MODEL, ImageLike
 

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,9 +17,8 @@ from camkit.errors import InputError, ModelError, advice, did_you_mean
 from camkit.models import from_torchvision
 from camkit.models.from_file import KINDS, as_module
 from camkit.models.from_ultralytics import holds_ultralytics
-from camkit.models.loaded import Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels
+from camkit.models.loaded import ONLY_PICTURES, Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels
 from camkit.models.modules import (
-    about_channels,
     about_failure,
     adapted,
     black_box,
@@ -32,15 +31,12 @@ from camkit.models.modules import (
     unwrapped,
     usual_batch_size,
 )
-from camkit.models.scene_net import LABELS as SCENE_LABELS
-from camkit.models.scene_net import load_scene_net
-from camkit.models.scene_net import preprocess as scene_preprocess
+from camkit.models.scene_net import DEMO_MODELS
 from camkit.types import Activation, Preprocess
 
 __all__ = [
     "DEMO_MODELS",
     "Labels",
-    "about_channels",
     "about_failure",
     "as_model",
     "black_box",
@@ -59,8 +55,6 @@ __all__ = [
     "usual_batch_size",
 ]
 
-DEMO_MODELS = ("demo-biased", "demo-fair")
-
 _EXTRAS = {
     "timm": "timm",
     "transformers": "transformers",
@@ -68,7 +62,9 @@ _EXTRAS = {
 }
 """The extra of camkit that installs each optional package."""
 
-_RUN_NO_CODE = ("from_timm", "from_huggingface", "from_ultralytics", "from_file", "from_onnx")
+_RUN_NO_CODE = (
+    *("scene_net", "from_torchvision", "from_timm", "from_huggingface", "from_ultralytics", "from_file", "from_onnx"),
+)
 """The modules of this package that run no Python code of the user's without ``trust_remote_code``."""
 
 
@@ -176,13 +172,9 @@ def _each(values: float | Sequence[float]) -> tuple[float, ...]:
 
 def _load(request: Request) -> LoadedModel:
     name = request.name
-    source = None if name in model_names() else _source(name)
+    source = _source(name)
     if source != "from_huggingface":
-        request.refuse_text()
-    if name in DEMO_MODELS:
-        return _demo_model(request)
-    if name in from_torchvision.names():
-        return from_torchvision.load(request)
+        request.refuse("text", ONLY_PICTURES)
     if source is None and is_file(Path(name)):
         raise ModelError(
             f"camkit cannot load {name} as a model: exported files end in {', '.join(KINDS)}; for a state dict, "
@@ -203,12 +195,13 @@ def _load(request: Request) -> LoadedModel:
         if package not in _EXTRAS:
             raise
         raise ModelError(f"{name} needs the package {package}: pip install 'camkit[{_EXTRAS[package]}]'") from error
-    loaded: LoadedModel = loader.load(request)
-    return loaded
+    return cast("LoadedModel", loader.load(request))
 
 
 def _source(name: str) -> str | None:
     """Return the module of this package that loads a model of this name."""
+    if name in model_names():
+        return "scene_net" if name in DEMO_MODELS else "from_torchvision"
     if name.startswith("timm:"):
         return "from_timm"
     if name.startswith("hf:") or is_file(Path(name) / "config.json"):
@@ -221,15 +214,7 @@ def _source(name: str) -> str | None:
 
 def runs_code(name: str) -> bool:
     """Return whether loading the model of this name runs Python code of the user's."""
-    source = _source(name)
-    return source is not None and source not in _RUN_NO_CODE
-
-
-def _demo_model(request: Request) -> LoadedModel:
-    if request.changes:
-        raise ModelError(f"{request.name} has a fixed preprocessing; leave out size, mean and std")
-    module = load_scene_net(request.name)
-    return LoadedModel(module, request.name, scene_preprocess, SCENE_LABELS, request.fill(module))
+    return _source(name) not in (None, *_RUN_NO_CODE)
 
 
 def changed_at(name: str | Path | None) -> tuple[int, ...]:
@@ -290,12 +275,10 @@ def check_preprocess(preprocess: Any) -> None:
         InputError: it is not.
     """
     function = preprocess.func if isinstance(preprocess, functools.partial) else preprocess
-    if isinstance(function, type):
-        raise InputError(
-            f"preprocess is the class {function.__name__}; call it to get a preprocessing, as in weights.transforms()"
-        )
-    if preprocess is not None and not callable(preprocess):
-        raise InputError(f"preprocess must be a function from a PIL picture to a tensor, not {preprocess!r}")
+    is_class = isinstance(function, type)
+    if is_class or (preprocess is not None and not callable(preprocess)):
+        way_out = "; call the class to get one, as in weights.transforms()" * is_class
+        raise InputError(f"preprocess must be a function from a PIL picture to a tensor, not {preprocess!r}{way_out}")
 
 
 def _check_device(module: nn.Module, device: str | torch.device | None) -> None:

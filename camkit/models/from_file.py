@@ -21,9 +21,8 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 
-from camkit.errors import InputError, ModelError, advice, as_error, brief, refuse_pipe
+from camkit.errors import InputError, ModelError, advice, as_error, brief
 from camkit.models.loaded import LoadedModel, Request, are_shares, as_labels, is_file
 from camkit.models.modules import FileBox, dtype_of
 
@@ -64,7 +63,7 @@ def _program(request: Request, path: Path) -> LoadedModel:
     return described(as_module(program, str(path)), request, shape, kind, _extra_texts(path))
 
 
-def as_module(program: ExportedProgram, name: str) -> nn.Module:
+def as_module(program: torch.export.ExportedProgram, name: str) -> nn.Module:
     """Return a module with the names, the weights and the layers of the model that was exported.
 
     Raises:
@@ -76,7 +75,7 @@ def as_module(program: ExportedProgram, name: str) -> nn.Module:
     return module
 
 
-def _picture_shape(program: ExportedProgram, name: str) -> tuple[int | None, ...]:
+def _picture_shape(program: torch.export.ExportedProgram, name: str) -> tuple[int | None, ...]:
     """Return the shape (N, C, H, W) of the program's one input; None for a length that may vary."""
     inputs = set(program.graph_signature.user_inputs)
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs]
@@ -125,14 +124,12 @@ def file_to_read(request: Request) -> Path:
     """Return the file that is named.
 
     Raises:
-        ModelError: it does not exist, is a pipe, or weights were named too.
+        ModelError: it does not exist, or weights were named too.
     """
     path = Path(request.name)
-    if request.weights is not None:
-        raise ModelError(f"{path} holds its own weights; leave out weights")
+    request.refuse("weights", "holds its own weights")
     if not is_file(path):
         raise ModelError(f"there is no file {path}")
-    refuse_pipe(path, ModelError)
     return path
 
 
@@ -200,8 +197,8 @@ def described(
         if request.size not in (None, (height, width)):
             raise ModelError(f"{request.name} takes pictures of height {height} and width {width} only; leave out size")
     is_coloured = shape[1] in (None, COLOURS)
-    if request.changes and not is_coloured:
-        raise ModelError(f"{request.name} takes {shape[1]} channels; size, mean and std are for pictures in colour")
+    if not is_coloured:
+        request.refuse("size, mean and std", f"takes {shape[1]} channels, and not pictures in colour")
     preprocess = request.prepared(**known) if is_coloured else None
     with Path(request.name).open("rb") as stream:
         checksum = hashlib.file_digest(stream, "sha256")

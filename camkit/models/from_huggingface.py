@@ -19,10 +19,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.ops import box_convert
-from transformers.video_utils import VideoMetadata
 
 from camkit.errors import ModelError, advice, as_error, brief
-from camkit.models.loaded import LoadedModel, Request, read_weights
+from camkit.models.loaded import ONLY_PICTURES, LoadedModel, Request, read_weights
 from camkit.models.modules import Adapter, ClipPreprocess, refuse_short, taking_clips
 from camkit.types import Activation, Pixels
 
@@ -91,7 +90,7 @@ class PrepareClip(ClipPreprocess):
         at_rate = getattr(self.processor, "fps", None)
         if at_rate is None:
             refuse_short(count, self.frames)
-        metadata = VideoMetadata(total_num_frames=count, fps=rate)
+        metadata = transformers.video_utils.VideoMetadata(total_num_frames=count, fps=rate)
         wanted = {"num_frames": self.frames} if at_rate is None else {"fps": at_rate}
         return [int(number) for number in self.processor.sample_frames(metadata, **wanted)]
 
@@ -105,21 +104,18 @@ class PrepareClip(ClipPreprocess):
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep the hub's retries and progress bars, and the remarks and questions of transformers, off the terminal."""
-    log = logging.getLogger("huggingface_hub")
-    level, bars = log.level, are_progress_bars_disabled()
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    log.setLevel(logging.ERROR)
-    disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        with mock.patch.object(transformers.dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0):
-            yield
-    finally:
-        log.setLevel(level)
-        if not bars:
-            enable_progress_bars()
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
+    log, library = logging.getLogger("huggingface_hub"), transformers.utils.logging
+    with contextlib.ExitStack() as stack:
+        stack.callback(log.setLevel, log.level)
+        if not are_progress_bars_disabled():
+            stack.callback(enable_progress_bars)
+        if library.is_progress_bar_enabled():
+            stack.callback(library.enable_progress_bar)
+        log.setLevel(logging.ERROR)
+        disable_progress_bars()
+        library.disable_progress_bar()
+        stack.enter_context(mock.patch.object(transformers.dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0))
+        yield
 
 
 def load(request: Request) -> LoadedModel:
@@ -148,16 +144,16 @@ def _loaded(request: Request, name: str) -> LoadedModel:
         way_out = f"; if you trust that code, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
         refuse_kernels(config, request.name, way_out)
     architectures = [str(architecture) for architecture in config.architectures or ()]
-    if type(config) in transformers.MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING:
-        return _of_clips(request, name, config)
-    for mapping, adapted in _KINDS:
-        build = mapping.get(type(config), None)
-        is_usable = mapping is not _PROMPTABLE or hasattr(build, "get_image_embeddings")
+    for kind, adapted in _KINDS:
+        build = kind.get(type(config), None)
+        is_usable = kind is not _PROMPTABLE or hasattr(build, "get_image_embeddings")
         if build is not None and build.__name__ in architectures and is_usable:
-            return _adapted(request, name, config, mapping, adapted)
-    compares = hasattr(config, "text_config") and hasattr(config, "vision_config")
+            return _adapted(request, name, config, kind, adapted)
+    library = transformers.MODEL_MAPPING.get(type(config), None)  # None for code that comes with a model
+    compares = library is None or hasattr(library, "get_text_features")
+    compares = compares and hasattr(config, "text_config") and hasattr(config, "vision_config")
     if compares and not any(name.endswith("ForImageClassification") for name in architectures):
-        return _with_texts(request, name, config)
+        return _adapted(request, name, config, None, comparing)
     own_code = getattr(config, "auto_map", None) or {}
     classified = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     if type(config) not in classified and "AutoModelForImageClassification" not in own_code:
@@ -168,7 +164,7 @@ def _loaded(request: Request, name: str) -> LoadedModel:
                 "write a factory whose module returns class scores, maps or boxes (--model file.py:factory)",
             )
         )
-    request.refuse_text()
+    request.refuse("text", ONLY_PICTURES)
     return _complete(request, name, *_classifier(request, name, config))
 
 
@@ -230,59 +226,46 @@ _PROMPTABLE = transformers.MODEL_FOR_MASK_GENERATION_MAPPING
 def _adapted(
     request: Request, name: str, config: Any, kind: Any, adapted: Callable[[Any, Any, tuple[str, ...]], nn.Module]
 ) -> LoadedModel:
-    """Load a network of one of these kinds."""
-    request.refuse_weights()
-    if adapted is not with_texts:
-        request.refuse_text()
+    """Load a network of one of these kinds; of none if it compares pictures with texts."""
+    request.refuse("weights", "loads its weights from its own folder")
+    takes_texts = adapted in (with_texts, comparing)
+    if not takes_texts:
+        request.refuse("text", ONLY_PICTURES)
     elif not request.text:
         raise ModelError(
-            f"{request.name} needs a text that says what to find: " + advice("text=['a cat']", "--text 'a cat'")
-        )
-    tokenizer = None
-    if adapted is with_texts or config.model_type == "oneformer":
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
-    module = adapted(_built(request, kind[type(config)], name, config), tokenizer, request.text)
-    is_named = kind is not _PROMPTABLE and kind is not transformers.MODEL_FOR_DEPTH_ESTIMATION_MAPPING
-    labels = request.text or (_labels(config) if is_named else None)
-    detects = kind is transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING or adapted is with_texts
-    return LoadedModel(module, request.name, _prepared(request, name), labels, detects=detects)
-
-
-def _of_clips(request: Request, name: str, config: Any) -> LoadedModel:
-    """Load a classifier of clips."""
-    request.refuse_text()
-    request.refuse_weights()
-    if request.changes:
-        raise ModelError(f"{request.name} takes clips, which its own processor prepares; leave out size, mean and std")
-    model = _built(request, transformers.AutoModelForVideoClassification, name, config)
-    processor = transformers.AutoVideoProcessor.from_pretrained(name, trust_remote_code=request.trust_remote_code)
-    frames = getattr(processor, "num_frames", None) or getattr(config, "num_frames", None) or config.frames_per_clip
-    return LoadedModel(
-        taking_clips(model, model.main_input_name), request.name, PrepareClip(processor, int(frames)), _labels(config)
-    )
-
-
-def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
-    if not request.text:
-        raise ModelError(
-            f"{request.name} compares pictures with texts; give at least one: "
+            f"{request.name} compares pictures with texts, so it needs a text that says what to find: "
             + advice("text=['a photo of a dog']", "--text 'a photo of a dog'")
         )
-    request.refuse_weights()
-    model: Any = _built(request, transformers.AutoModel, name, config)
-    if not hasattr(model, "get_text_features") or not hasattr(model, "logit_scale"):
-        raise ModelError(
-            f"{request.name} ({config.model_type}) does not compare pictures with texts as CLIP and SigLIP do"
-        )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
-    is_siglip = "siglip" in str(config.model_type)
-    padding = "max_length" if is_siglip else True
-    tokens = tokenizer(list(request.text), padding=padding, truncation=True, return_tensors="pt")
+    tokenizer = None
+    if takes_texts or config.model_type == "oneformer":
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
+    build = transformers.AutoModel if kind is None else kind[type(config)]
+    module = adapted(_built(request, build, name, config), tokenizer, request.text)
+    is_named = kind is not _PROMPTABLE and kind is not transformers.MODEL_FOR_DEPTH_ESTIMATION_MAPPING
+    labels = request.text or (_labels(config) if is_named else None)
+    activation: Activation | None = None
+    if kind is None:
+        activation = "sigmoid" if "siglip" in config.model_type else "softmax" if len(request.text) > 1 else "none"
+    takes_clips = kind is transformers.MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING
+    prepare = _prepared_clips(request, name, config) if takes_clips else _prepared(request, name)
+    detects = kind is transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING or adapted is with_texts
+    return LoadedModel(module, request.name, prepare, labels, activation=activation, detects=detects)
+
+
+def comparing(model: Any, tokenizer: Any, texts: tuple[str, ...]) -> Adapter:
+    """Return a model that compares pictures with texts, such as CLIP and SigLIP, for these texts as classes."""
+    padding = "max_length" if "siglip" in model.config.model_type else True
+    tokens = tokenizer(list(texts), padding=padding, truncation=True, return_tensors="pt")
     with torch.no_grad():
-        texts = nn.functional.normalize(_embedding(model.eval().get_text_features(**tokens)).float(), dim=-1)
-    activation: Activation = "sigmoid" if is_siglip else "softmax" if len(request.text) > 1 else "none"
-    module = Adapter(model, text_logits, texts=texts)
-    return LoadedModel(module, request.name, _prepared(request, name), request.text, activation=activation)
+        embedded = nn.functional.normalize(_embedding(model.eval().get_text_features(**tokens)).float(), dim=-1)
+    return Adapter(model, text_logits, texts=embedded)
+
+
+def _prepared_clips(request: Request, name: str, config: Any) -> PrepareClip:
+    request.refuse("size, mean and std", "takes clips, which its own processor prepares")
+    processor = transformers.AutoVideoProcessor.from_pretrained(name, trust_remote_code=request.trust_remote_code)
+    frames = getattr(processor, "num_frames", None) or getattr(config, "num_frames", None) or config.frames_per_clip
+    return PrepareClip(processor, int(frames))
 
 
 def takes_patches(model: nn.Module) -> bool:
@@ -346,15 +329,15 @@ def _prepared(request: Request, name: str) -> Prepare:
             raise
         processor = transformers.ViTImageProcessor()
     if request.size is not None:
-        usual = processor.size
         processor.size = dict(zip(("height", "width"), request.size, strict=True))
         processor.do_center_crop = False
         actual: tuple[int, ...] = ()
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             actual = tuple(Prepare(processor)(Image.new("RGB", (160, 100))).shape[1:])
         if actual != request.size:
-            ways = f"accepts only the size {usual}" if usual else "keeps the shape of each picture"
-            raise ModelError(f"the image processor of {request.name} {ways}; leave out size")
+            raise ModelError(
+                f"the image processor of {request.name} does not prepare pictures of another size; leave out size"
+            )
     if request.mean is not None:
         processor.image_mean, processor.do_normalize = list(request.mean), True
     if request.std is not None:
@@ -488,7 +471,11 @@ _KINDS: tuple[tuple[Any, Callable[[Any, Any, tuple[str, ...]], nn.Module]], ...]
     (transformers.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, lambda model, *_: model),
     (transformers.MODEL_FOR_DEPTH_ESTIMATION_MAPPING, lambda model, *_: model),
     (_PROMPTABLE, lambda model, *_: Adapter(model, promptable)),
+    (
+        transformers.MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING,
+        lambda model, *_: taking_clips(model, model.main_input_name),
+    ),
 )
 """Networks that return boxes (of the classes that they were trained for, or that texts name), maps (of queries with
-their classes, of each class, of depths), or masks for prompts; and what makes of the model, its tokenizer and the texts
-a module that camkit reads."""
+their classes, of each class, of depths), masks for prompts, or the classes of clips; and what makes of the model, its
+tokenizer and the texts a module that camkit reads."""

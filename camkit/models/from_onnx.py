@@ -6,9 +6,10 @@ Some graphs are converted wrongly without an error, so each module is compared w
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,9 @@ from camkit.models.modules import Adapter, FileBox, dtype_of
 TOLERANCE = 1e-4
 """How far a converted module's outputs may be from onnxruntime's: the norm of the difference, as a share of theirs."""
 
-_ROUGH = 1e-2
-"""The same for files of half precision, whose numbers have three digits."""
-
 _BRIGHT = 5e-2
 """The same for pictures with values of 0 to 255, which networks that take normalised pictures blow up: onnxruntime's
 outputs of a RegNet with random weights are then 0.02 off those of double precision."""
-
-_LEAST = 1e-5
-"""Probabilities that differ by this are the same; if all are tiny, rounding is a larger share of the largest."""
-
-_TYPES = ("tensor(float)", "tensor(float16)")
 
 _QUANTISED = (
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
@@ -62,7 +55,7 @@ def load(request: Request) -> LoadedModel:
     with as_error(ModelError, lambda error: f"{path} cannot be run by onnxruntime ({brief(error)})"):
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     inputs = session.get_inputs()
-    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in ("tensor(float)", "tensor(float16)"):
         shapes = ", ".join(f"{each.name} {each.shape} of {each.type}" for each in inputs)
         raise ModelError(
             f"{path} takes the inputs {shapes}; camkit explains files whose only input is a picture in floating point"
@@ -74,7 +67,7 @@ def load(request: Request) -> LoadedModel:
     size = request.size or (_SIDE, _SIDE)
     filled = [given or usual for given, usual in zip(shape, (2, COLOURS, *size), strict=True)]
     noise = torch.randn(filled, generator=torch.Generator().manual_seed(0))
-    runs = Session(session, channels_last=is_last)
+    runs = functools.partial(_run, session, is_last)
     # Networks take pictures that are normalised, or have values of 0 to 1 or 0 to 255.
     pictures = {noise: TOLERANCE, noise.abs() / noise.abs().max(): TOLERANCE, noise.abs().clamp(max=2.5) * 100: _BRIGHT}
     opset = next((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), "?")
@@ -82,7 +75,7 @@ def load(request: Request) -> LoadedModel:
     module: nn.Module
     try:
         with as_error(_NotConvertedError, lambda error: f"it cannot be converted to PyTorch: {brief(error)}"):
-            module = _converted(graph, runs, pictures, shape[0])
+            module = _converted(graph, runs, pictures, shape[0], is_last=is_last)
         how = f"run as a PyTorch module, with gradients by torch {torch.__version__} (outputs as {runtime}'s)"
     except _NotConvertedError as reason:
         lacking = f"camkit runs this file without layers and gradients ({reason})"
@@ -108,24 +101,13 @@ def _ends_in_sigmoid(graph: Any) -> bool:
     return node is not None and node.op_type == "Sigmoid"
 
 
-class Session:
-    """An onnxruntime session as a function of pictures.
-
-    Args:
-        session: the session.
-        channels_last: whether the file takes pictures (N, H, W, C), as files from TensorFlow do.
-    """
-
-    def __init__(self, session: onnxruntime.InferenceSession, *, channels_last: bool = False) -> None:
-        self._session, self.channels_last = session, channels_last
-        (self._input,) = session.get_inputs()
-
-    def __call__(self, pictures: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return what the file returns."""
-        pictures = pictures.movedim(1, -1) if self.channels_last else pictures
-        numbers = pictures.numpy().astype(np.float16 if self._input.type == "tensor(float16)" else np.float32)
-        outputs = tuple(map(torch.from_numpy, self._session.run(None, {self._input.name: numbers})))
-        return outputs[0] if len(outputs) == 1 else outputs
+def _run(session: onnxruntime.InferenceSession, is_last: bool, pictures: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """Return what the file returns for pictures (N, C, H, W), which files from TensorFlow take as (N, H, W, C)."""
+    (taken,) = session.get_inputs()
+    pictures = pictures.movedim(1, -1) if is_last else pictures
+    numbers = pictures.numpy().astype(np.float16 if taken.type == "tensor(float16)" else np.float32)
+    outputs = tuple(map(torch.from_numpy, session.run(None, {taken.name: numbers})))
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 class _Concat(nn.Module):
@@ -221,7 +203,12 @@ def _tensors(graph: onnx.ModelProto) -> list[onnx.TensorProto]:
 
 
 def _converted(
-    graph: onnx.ModelProto, session: Session, pictures: Mapping[Tensor, float], batch: int | None
+    graph: onnx.ModelProto,
+    runs: Callable[[Tensor], Any],
+    pictures: Mapping[Tensor, float],
+    batch: int | None,
+    *,
+    is_last: bool,
 ) -> nn.Module:
     """Return the graph as a module that gives onnxruntime's outputs for each of the pictures, within its tolerance.
 
@@ -242,19 +229,20 @@ def _converted(
                 node.attribute.remove(attribute)
         is_half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in _tensors(simple))
         module: nn.Module = _Converted(simple).eval()
-        module = Adapter(module, _channels_last) if session.channels_last else module
+        module = Adapter(module, _channels_last) if is_last else module
         for picture, tolerance in pictures.items():
-            _compare(module, session, picture, max(tolerance, _ROUGH * is_half))
+            # Numbers of half precision have three digits.
+            _compare(module, runs, picture, max(tolerance, 1e-2 * is_half))
     return module
 
 
-def _compare(module: nn.Module, session: Session, picture: Tensor, tolerance: float) -> None:
+def _compare(module: nn.Module, runs: Callable[[Tensor], Any], picture: Tensor, tolerance: float) -> None:
     """Compare a module's outputs for a picture with onnxruntime's.
 
     Raises:
         _NotConvertedError: they differ.
     """
-    expected = tree_leaves(session(picture))  # first: it refuses sizes that PyTorch would work on for hours
+    expected = tree_leaves(runs(picture))  # first: it refuses sizes that PyTorch would work on for hours
     with torch.no_grad():
         found = tree_leaves(module(picture.to(dtype_of(module))))
     if [output.shape for output in found] != [right.shape for right in expected]:
@@ -265,6 +253,7 @@ def _compare(module: nn.Module, session: Session, picture: Tensor, tolerance: fl
         are_shares = bool(((exact >= 0) & (exact <= 1)).all())
         # Norms, not maxima: rounding changes a few of the 500,000 probabilities of PP-OCR's recognition by 0.01.
         error, size = float(differs.norm()), float(exact.norm())
-        if not (error <= tolerance * size or (are_shares and bool((differs.abs() <= _LEAST).all()))):
+        # Probabilities that differ by 1e-5 are the same; if all are tiny, rounding is a larger share of the largest.
+        if not (error <= tolerance * size or (are_shares and bool((differs.abs() <= 1e-5).all()))):
             share = 100 * error / size if size else 100
             raise _NotConvertedError(f"converted to PyTorch, its outputs differ by {share:.2g} %")

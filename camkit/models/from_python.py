@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
+import importlib.machinery
 import importlib.util
 import operator
 import os
 import sys
 from dataclasses import replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
-from torch.export import ExportedProgram
 
 from camkit.errors import ModelError, as_error, did_you_mean, refusing_exit
 from camkit.models.from_file import as_module
@@ -24,11 +24,9 @@ from camkit.models.loaded import LoadedModel, Request, is_file
 @refusing_exit()
 def load(request: Request) -> LoadedModel:
     """Call the factory, which returns a module, a module and its preprocessing, or a ``LoadedModel``."""
-    if request.name.endswith(".py"):
-        raise ModelError(f"{request.name} names no function; name the one that returns the model: {request.name}:build")
     source, _, attribute = request.name.rpartition(":")
     if not source.strip("./") or not attribute:
-        raise ModelError(f"unknown model {request.name!r}; name your own network as file.py:factory")
+        raise ModelError(f"{request.name!r} names no function that returns a model; name it as file.py:factory")
     module = _module(source)
     with as_error(ModelError, lambda error: f"{request.name}: {error}{did_you_mean(attribute, dir(module))}"):
         factory = operator.attrgetter(attribute)(module)
@@ -46,7 +44,7 @@ def _as_loaded(result: Any, request: Request) -> LoadedModel:
         return replace(result, preprocess=request.prepared(result.preprocess))
     is_pair = isinstance(result, tuple) and len(result) == 2 and callable(result[1])
     module, preprocess = result if is_pair else (result, None)
-    if isinstance(module, ExportedProgram):
+    if isinstance(module, torch.export.ExportedProgram):
         module = as_module(module, name)
     if not isinstance(module, nn.Module):
         raise ModelError(
@@ -60,19 +58,16 @@ def _as_loaded(result: Any, request: Request) -> LoadedModel:
 def _described(module: nn.Module, request: Request) -> LoadedModel | None:
     """Return a module with the preprocessing and labels of the library it comes from; None if that knows none."""
     libraries = {kind.__module__.partition(".")[0] for kind in type(module).__mro__}
-    if "timm" in libraries and hasattr(module, "pretrained_cfg"):
-        from camkit.models.from_timm import described  # noqa: PLC0415 - timm is optional, and here it is installed
-
-        return replace(described(module, request), note="pictures are prepared as timm's configuration says")
-    if "transformers" not in libraries or not getattr(module, "name_or_path", ""):
-        return None
-    from camkit.models.from_huggingface import described as described_in_folder  # noqa: PLC0415 - as for timm
-
-    try:
-        note = f"pictures are prepared as {module.name_or_path} says"
-        return replace(described_in_folder(module, request), note=note)
-    except (OSError, ValueError):  # it was saved without its preprocessing, or with code in its place
-        return None
+    for library, source, named in (
+        ("timm", "from_timm", "timm's configuration" * hasattr(module, "pretrained_cfg")),
+        ("transformers", "from_huggingface", getattr(module, "name_or_path", "")),
+    ):
+        if library in libraries and named:
+            loader = importlib.import_module(f"camkit.models.{source}")  # the library is installed
+            with contextlib.suppress(OSError, ValueError):  # it was saved without its preprocessing, or with code
+                described: LoadedModel = loader.described(module, request)
+                return replace(described, note=f"pictures are prepared as {named} says")
+    return None
 
 
 def _module(source: str) -> ModuleType:
@@ -96,7 +91,7 @@ def _module(source: str) -> ModuleType:
 def _import(name: str) -> ModuleType:
     folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
     # If the package is installed, the folder may be a stranger's. Its files must not replace what the package imports.
-    added = [folder] if PathFinder.find_spec(name.partition(".")[0], [folder]) else []
+    added = [folder] if importlib.machinery.PathFinder.find_spec(name.partition(".")[0], [folder]) else []
     sys.path[:0] = added
     try:
         return importlib.import_module(name)

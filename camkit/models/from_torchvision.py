@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification, VideoClassification
 
 from camkit.errors import ModelError, advice, as_error, brief, did_you_mean
-from camkit.models.loaded import LoadedModel, Request, changed_preset, is_file, read_weights
+from camkit.models.loaded import LoadedModel, Request, is_file, preset, read_weights
 from camkit.models.modules import ClipPreprocess, refuse_short
 from camkit.types import Pixels, Preprocess
 
@@ -50,8 +49,7 @@ class PresetOfClips(ClipPreprocess):
 
     def of_frames(self, frames: Sequence[Pixels]) -> Float[Tensor, "c t h w"]:
         """Return the model's input for these frames."""
-        prepared: Tensor = self.preset(torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2))
-        return prepared
+        return cast("Tensor", self.preset(torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)))
 
 
 @functools.cache
@@ -62,18 +60,15 @@ def names() -> tuple[str, ...]:
 
 def load(request: Request) -> LoadedModel:
     """Build a network with published weights, with weights from a file, or with none."""
-    detects = request.name in torchvision.models.list_models(module=torchvision.models.detection)
-    return replace(_loaded(request), detects=detects)
-
-
-def _loaded(request: Request) -> LoadedModel:
     name, weights = request.name, request.weights
     published = torchvision.models.get_model_weights(name)
+    detects = name in torchvision.models.list_models(module=torchvision.models.detection)
     recipe = published.DEFAULT if weights is None else published.__members__.get(str(weights))
     if recipe is not None:
         plain = weights is None and not request.pretrained
         module = _build(name, None, {}) if plain else _downloaded(name, recipe)
-        return LoadedModel(module, name, _prepared(recipe, request), tuple(recipe.meta["categories"]))
+        categories = tuple(recipe.meta["categories"])
+        return LoadedModel(module, name, _prepared(recipe, request), categories, detects=detects)
     path = Path(str(weights))
     if not is_file(path):
         raise ModelError(
@@ -85,28 +80,26 @@ def _loaded(request: Request) -> LoadedModel:
     recipe = next((entry for entry in published if Path(entry.url).name == path.name), next(iter(published)))
     labels = tuple(recipe.meta["categories"])
     module, classes = stored.build(lambda classes: _build(name, classes, stored.state), name)
-    notes = [stored.note] if stored.note else []
-    if not request.changes:
-        notes.append(
-            f"pictures are prepared as for torchvision's {recipe}; the same in Python: "
-            f"preprocess=torchvision.models.get_weight('{recipe}').transforms()"
-        )
+    prepared = (
+        f"pictures are prepared as for torchvision's {recipe}; the same in Python: "
+        f"preprocess=torchvision.models.get_weight('{recipe}').transforms()"
+    )
+    note = "; ".join(filter(None, (stored.note, "" if request.changes else prepared))) or None
     known = labels if classes in (None, len(labels)) else None
-    return LoadedModel(module, name, _prepared(recipe, request), known, "; ".join(notes) or None)
+    return LoadedModel(module, name, _prepared(recipe, request), known, note, detects=detects)
 
 
 def _prepared(recipe: Any, request: Request) -> Preprocess:
-    preset = recipe.transforms()
-    if isinstance(preset, VideoClassification) and not request.changes:
-        family = next((name for name in _CLIPS if request.name.startswith(name)), "")
-        return PresetOfClips(preset, *_CLIPS.get(family, (16, 15.0)))
+    usual = recipe.transforms()
     if not request.changes:
-        return cast("Preprocess", preset)
-    if not isinstance(preset, ImageClassification):
-        raise ModelError(
-            f"{request.name} resizes and normalises its pictures itself; size, mean and std are for classifiers"
-        )
-    return cast("Preprocess", changed_preset(preset, request))
+        if not isinstance(usual, VideoClassification):
+            return cast("Preprocess", usual)
+        family = next((name for name in _CLIPS if request.name.startswith(name)), "")
+        return PresetOfClips(usual, *_CLIPS.get(family, (16, 15.0)))
+    if not isinstance(usual, ImageClassification):
+        request.refuse("size, mean and std", "is not a classifier, and resizes and normalises its pictures itself")
+    size = request.size or (usual.crop_size[0], usual.crop_size[0])
+    return cast("Preprocess", preset(size, request.mean or usual.mean, request.std or usual.std, usual))
 
 
 def _build(name: str, classes: int | None, state: Mapping[str, Tensor]) -> nn.Module:

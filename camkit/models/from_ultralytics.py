@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -26,15 +26,6 @@ from camkit.errors import ModelError, advice, as_error, brief
 from camkit.models.from_file import file_to_read
 from camkit.models.loaded import LoadedModel, Request, preset
 from camkit.models.modules import Adapter
-
-_LARGEST_PICKLE = 64 << 20
-"""The most bytes of a pickle that is searched for the package's name; without its tensors, it takes less than 1 MiB."""
-
-_STRIDE = 32
-"""Sides of prepared pictures are multiples of this, the coarsest stride of the networks."""
-
-_GREY = 114
-"""The grey of the margins, as in ultralytics' letterbox."""
 
 _OVERLAP, _MOST_BOXES = 0.7, 300
 """Boxes of one class that overlap by more are one object, and the most boxes of a picture: the package's own values."""
@@ -72,7 +63,8 @@ def holds_ultralytics(path: Path) -> bool:
         return False
     with zipfile.ZipFile(path) as archive:
         parts = [part for part in archive.infolist() if part.filename.endswith("/data.pkl")]
-        return any(b"ultralytics" in archive.read(part) for part in parts if part.file_size <= _LARGEST_PICKLE)
+        # Without its tensors, such a pickle takes less than 1 MiB; larger ones are not searched.
+        return any(b"ultralytics" in archive.read(part) for part in parts if part.file_size <= 64 << 20)
 
 
 def load(request: Request) -> LoadedModel:
@@ -100,7 +92,7 @@ def load(request: Request) -> LoadedModel:
         note = "the boxes are those of the branch with overlapping boxes; the other branch passes no gradients back"
     if task == "obb":
         note = "the boxes are the upright ones around the turned boxes"
-    prepare = Letterbox(request.size or _usual_size(model, 640))
+    prepare = functools.partial(letterboxed, size=request.size or _usual_size(model, 640))
     module = Adapter(model, functools.partial(boxes, classes=len(labels), task=task))
     return LoadedModel(module, request.name, prepare, labels, note, detects=True)
 
@@ -195,8 +187,7 @@ class _Unpickler(pickle._Unpickler):
 def logits(model: Any, images: Float[Tensor, "n c h w"]) -> Tensor:
     """Return the logits (N, K) of a classifier, which by itself returns probabilities and logits."""
     output = model(images)
-    found: Tensor = output[1] if isinstance(output, (tuple, list)) else output
-    return found
+    return cast("Tensor", output[1] if isinstance(output, (tuple, list)) else output)
 
 
 def boxes(model: Any, images: Float[Tensor, "n c h w"], *, classes: int, task: str) -> list[dict[str, Tensor]]:
@@ -252,33 +243,28 @@ def mask_logits(
     return (weights * means).sum(1)
 
 
-class Letterbox:
-    """Fits a picture into a size, and adds grey margins up to the next multiple of the stride.
+def letterboxed(picture: Image.Image, size: tuple[int, int]) -> Float[Tensor, "c h w"]:
+    """Fit a picture into a size, and add grey margins up to the next multiple of the stride.
 
     Args:
+        picture: the picture.
         size: the most rows and columns.
+
+    Returns:
+        The model's input, from 0 to 1.
     """
-
-    def __init__(self, size: tuple[int, int]) -> None:
-        self.size = size
-
-    def __call__(self, picture: Image.Image) -> Float[Tensor, "c h w"]:
-        """Return the model's input, from 0 to 1."""
-        pixels = np.asarray(picture.convert("RGB"))
-        height, width = pixels.shape[:2]
-        scale = min(self.size[0] / height, self.size[1] / width)
-        inner = round(height * scale), round(width * scale)
-        if inner != (height, width):
-            pixels = cv2.resize(pixels, inner[::-1], interpolation=cv2.INTER_LINEAR)
-        down, across = ((most - side) % _STRIDE for most, side in zip(self.size, inner, strict=True))
-        # An odd margin has its extra row or column at the bottom or right.
-        sides = down // 2, down - down // 2, across // 2, across - across // 2
-        padded = cv2.copyMakeBorder(pixels, *sides, cv2.BORDER_CONSTANT, value=(_GREY, _GREY, _GREY))
-        return torch.from_numpy(padded).permute(2, 0, 1).float() / 255
-
-
-_MOST_COMPARED = 1000
-"""The most boxes that are compared with each other, those with the highest scores: each pair takes memory."""
+    pixels = np.asarray(picture.convert("RGB"))
+    height, width = pixels.shape[:2]
+    scale = min(size[0] / height, size[1] / width)
+    inner = round(height * scale), round(width * scale)
+    if inner != (height, width):
+        pixels = cv2.resize(pixels, inner[::-1], interpolation=cv2.INTER_LINEAR)
+    # The coarsest stride of the networks is 32.
+    down, across = ((most - side) % 32 for most, side in zip(size, inner, strict=True))
+    # An odd margin has its extra row or column at the bottom or right; its grey is that of ultralytics' letterbox.
+    sides = down // 2, down - down // 2, across // 2, across - across // 2
+    padded = cv2.copyMakeBorder(pixels, *sides, cv2.BORDER_CONSTANT, value=(114, 114, 114))
+    return torch.from_numpy(padded).permute(2, 0, 1).float() / 255
 
 
 def upright(turned: Float[Tensor, "*n 5"]) -> Float[Tensor, "*n 4"]:
@@ -293,7 +279,8 @@ def without_duplicates(
     turned: Float[Tensor, "n 5"], scores: Float[Tensor, " n"], labels: Int[Tensor, " n"], most_overlap: float
 ) -> Int[Tensor, " k"]:
     """Return the boxes, best first, that overlap with no better box of their class by more than ``most_overlap``."""
-    order = scores.argsort(descending=True, stable=True)[:_MOST_COMPARED]
+    # Those with the highest scores: each pair that is compared takes memory.
+    order = scores.argsort(descending=True, stable=True)[:1000]
     boxes, of_class = turned[order], labels[order]
     rivals: Bool[Tensor, "n n"] = (overlaps(boxes) > most_overlap) & (of_class[:, None] == of_class)
     return order[~rivals.triu(1).any(0)]

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import InputError, ModelError, advice, as_error, brief, refuse_pipe
@@ -63,7 +62,7 @@ class LoadedModel:
         return f"<LoadedModel {self.name!r}: {type(self.module).__name__}{classes}>"
 
 
-Loadable: TypeAlias = nn.Module | str | LoadedModel | ExportedProgram
+Loadable: TypeAlias = nn.Module | str | LoadedModel | torch.export.ExportedProgram
 """What ``model=`` takes: a module, a name as ``camkit.load_model`` takes it, what that returned, or a program."""
 
 
@@ -169,8 +168,7 @@ class Request:
         parts: dict[str, Any] = {**known, **self.changes}
         missing = [name for name in ("size", "mean", "std") if name not in parts]
         if not missing:
-            completed: Preprocess = preset(parts["size"], parts["mean"], parts["std"])
-            return completed
+            return cast("Preprocess", preset(parts["size"], parts["mean"], parts["std"]))
         if self.changes:
             raise ModelError(
                 f"{self.name} does not say how its pictures are prepared; name {' and '.join(missing)} too (if it was "
@@ -194,26 +192,17 @@ class Request:
         weights.fill(module, self.name)
         return weights.note
 
-    def refuse_weights(self) -> None:
-        """Refuse weights for a model that comes with its own.
+    def refuse(self, option: Literal["size, mean and std", "weights", "text"], why: str) -> None:
+        """Refuse an option that a model does not have.
 
         Raises:
-            ModelError: the request names weights.
+            ModelError: the request has it.
         """
-        if self.weights is not None:
-            raise ModelError(f"{self.name} loads its weights from its own folder; leave out weights")
+        if {"size, mean and std": self.changes, "weights": self.weights, "text": self.text}[option]:
+            raise ModelError(f"{self.name} {why}; leave out {option}")
 
-    def refuse_text(self) -> None:
-        """Refuse text for a model that takes pictures only.
 
-        Raises:
-            ModelError: the request has text.
-        """
-        if self.text:
-            raise ModelError(
-                f"{self.name} takes pictures only; text is for models that compare pictures with texts, such as "
-                "hf:openai/clip-vit-base-patch32"
-            )
+ONLY_PICTURES = "takes pictures only, and no texts to compare them with, as hf:openai/clip-vit-base-patch32 does"
 
 
 def are_shares(values: Any, least: float) -> bool:
@@ -244,18 +233,9 @@ def preset(
     return changed
 
 
-def changed_preset(usual: ImageClassification, request: Request) -> ImageClassification:
-    """Return a torchvision preset with the parts that the request replaces."""
-    side = usual.crop_size[0]
-    return preset(request.size or (side, side), request.mean or usual.mean, request.std or usual.std, usual)
-
-
 _EMA_KEYS = ("model_ema", "state_dict_ema", "ema_state_dict", "model_ema_state_dict", "ema")
 _KEYS = ("state_dict", "model_state_dict", "model", *_EMA_KEYS)
 """Keys under which checkpoints usually hold the state dict, and its moving average over the training (EMA)."""
-
-_MOST_NESTED = 3
-"""Dictionaries under such keys, one inside the other, in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -324,7 +304,7 @@ def read_weights(path: str | Path) -> Weights:
     """
     path, note = Path(path), None
     state = _shards(path) if path.name.endswith(".index.json") else _content(path)
-    for _ in range(_MOST_NESTED):
+    for _ in range(3):  # dictionaries under such keys may hold one another
         held = [key for key in _KEYS if isinstance(state, dict) and isinstance(state.get(key), dict) and state[key]]
         if not held:
             break

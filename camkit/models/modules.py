@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map, tree_map_only
 
 from camkit.errors import (
@@ -41,6 +40,10 @@ from camkit.types import Pixels, Preprocess
 Scores: TypeAlias = Callable[[Tensor], Any]
 """Takes pictures (N, C, H, W), float32 and on the CPU, and returns one row of scores (N, classes) for each of them, as
 a tensor or as anything that NumPy makes an array of; or a list with a dictionary of each picture's boxes."""
+
+
+_ROUNDING = 1e-3
+"""How far rounding may take a probability out of 0..1."""
 
 
 class BlackBox(nn.Module):
@@ -98,7 +101,13 @@ class BlackBox(nn.Module):
         else:
             joined = tree_map(lambda *values: torch.cat(values)[:count], *parts)
         scores = tree_map_only(Tensor, lambda value: value.to(images.device), joined)
-        return _with_sigmoid(scores) if self._sigmoid and isinstance(scores, Tensor) else scores
+        if not self._sigmoid or not isinstance(scores, Tensor):
+            return scores
+        if bool(((scores < -_ROUNDING) | (scores > 1 + _ROUNDING)).any()):
+            raise RunError("the function returned scores below 0 or above 1, which are not the results of a sigmoid")
+        # The graph of a sigmoid shows what they are.
+        logits = scores.double().logit(torch.finfo(torch.float64).eps)
+        return logits.requires_grad_(torch.is_grad_enabled()).sigmoid().to(scores.dtype)
 
     def _run(self, pictures: Tensor) -> Any:
         scores = self.function(pictures)
@@ -128,24 +137,9 @@ class FileBox(BlackBox):
             lines = (str(error).strip() or type(error).__name__).splitlines()
             cause = lines[-1] if "TorchScript" in lines[0] else " ".join(lines)  # TorchScript begins with its trace
             raise RunError(f"the file failed on pictures of shape {tuple(pictures.shape)} ({brief(cause)})") from error
-        detached = tree_map_only(Tensor, Tensor.detach, outputs)
-        return tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, detached)
-
-
-_ROUNDING = 1e-3
-"""How far rounding may take a probability out of 0..1."""
-
-
-def _with_sigmoid(scores: Tensor) -> Tensor:
-    """Return the results of a sigmoid with its graph, which shows what they are.
-
-    Raises:
-        RunError: they cannot be the results of a sigmoid.
-    """
-    if bool(((scores < -_ROUNDING) | (scores > 1 + _ROUNDING)).any()):
-        raise RunError("the function returned scores below 0 or above 1, which are not the results of a sigmoid")
-    logits = scores.double().logit(torch.finfo(torch.float64).eps)
-    return logits.requires_grad_(torch.is_grad_enabled()).sigmoid().to(scores.dtype)
+        return tree_map_only(
+            Tensor, lambda each: (each.float() if each.is_floating_point() else each).detach(), outputs
+        )
 
 
 def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]]:
@@ -208,9 +202,8 @@ def black_box(
         raise ModelError(f"a black box is a function from pictures to scores, not {function!r}")
     if batch is not None:
         batch = whole_number(batch, "batch", 1, ModelError)
-    module = BlackBox(function, batch, sigmoid=sigmoid).eval()
     named = name or str(getattr(function, "__name__", type(function).__name__))
-    return LoadedModel(module, named, preprocess, as_labels(labels))
+    return LoadedModel(BlackBox(function, batch, sigmoid=sigmoid).eval(), named, preprocess, as_labels(labels))
 
 
 class Adapter(nn.Module):
@@ -239,55 +232,40 @@ class Adapter(nn.Module):
         return self._run(self.model, pictures, **{name: getattr(self, name) for name in self._held})
 
 
-class HeldInputs(nn.Module):
-    """Runs a model on pictures and on other inputs that are the same for each of them.
+class Adapted(nn.Module):
+    """Runs a model on pictures and on other inputs that are the same for each of them, and returns one of its outputs.
 
     Args:
         model: the model.
         others: its other arguments by name. A tensor whose first axis has one element is repeated for each picture of
             a batch, also inside lists and dictionaries; everything else is passed on as it is.
         picture: the name of the argument for the picture; None passes it first.
+        output: the key, the attribute, or the index, from 0, of the output; None returns what the model returns.
     """
 
-    def __init__(self, model: nn.Module, others: Mapping[str, Any], picture: str | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, others: Mapping[str, Any], picture: str | None = None, output: str | int | None = None
+    ) -> None:
         super().__init__()
         self.model = model
-        self.others = dict(others)
-        self.picture = picture
+        self.others, self.picture, self.output = dict(others), picture, output
 
     def forward(self, pictures: Tensor) -> Any:
-        """Return the model's output for a batch of pictures."""
+        """Return the output for a batch of pictures.
+
+        Raises:
+            ModelError: the model has no such output.
+        """
 
         def beside(value: Tensor) -> Tensor:
             value = value.to(pictures.device)
             return value.expand(len(pictures), *value.shape[1:]) if value.shape[:1] == (1,) else value
 
-        others = tree_map_only(Tensor, beside, self.others)
-        return (
-            self.model(pictures, **others) if self.picture is None else self.model(**{self.picture: pictures}, **others)
-        )
-
-
-class OneOutput(nn.Module):
-    """Returns one of several outputs of a model.
-
-    Args:
-        model: the model, which returns a dictionary, a tuple, a list, or an object with attributes.
-        name: the key, the attribute, or the index, from 0.
-    """
-
-    def __init__(self, model: nn.Module, name: str | int) -> None:
-        super().__init__()
-        self.model = model
-        self.name = name
-
-    def forward(self, pictures: Tensor) -> Any:
-        """Return this output for a batch of pictures.
-
-        Raises:
-            ModelError: the model has no such output.
-        """
-        output: Any = self.model(pictures)
+        others: dict[str, Any] = tree_map_only(Tensor, beside, self.others)
+        by_name = {} if self.picture is None else {self.picture: pictures}
+        output: Any = self.model(**by_name, **others) if by_name else self.model(pictures, **others)
+        if self.output is None:
+            return output
         named = dict(output) if isinstance(output, Mapping) else {}
         if isinstance(output, (tuple, list)):
             named = {str(place): value for place, value in enumerate(output)}
@@ -295,10 +273,12 @@ class OneOutput(nn.Module):
         elif not named:
             named = dict(getattr(output, "__dict__", {}))
         keys = {str(key): key for key in named}
-        if str(self.name) not in keys:
+        if str(self.output) not in keys:
             has = f"; it has {', '.join(map(repr, keys))}" if keys else ""
-            raise ModelError(f"the model has no output {str(self.name)!r}: it returned a {type(output).__name__}{has}")
-        return named[keys[str(self.name)]]
+            raise ModelError(
+                f"the model has no output {str(self.output)!r}: it returned a {type(output).__name__}{has}"
+            )
+        return named[keys[str(self.output)]]
 
 
 def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: str | int | None = None) -> nn.Module:
@@ -326,8 +306,9 @@ def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: s
             if name not in parameters:
                 near = did_you_mean(name, parameters)
                 raise InputError(f"the model's forward has no argument {name!r}; it has {', '.join(parameters)}{near}")
-        model = HeldInputs(model, others or {}, picture)
-    return model if output is None else OneOutput(model, output)
+    elif output is None:
+        return model
+    return Adapted(model, others or {}, picture, output)
 
 
 def taking_clips(model: nn.Module, argument: str) -> Adapter:
@@ -388,7 +369,7 @@ _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch
 
 def black_box_in(model: nn.Module) -> BlackBox | None:
     """Return the black box that a model is, or whose output it selects from; None if there is none."""
-    while isinstance(model, OneOutput):
+    while isinstance(model, Adapted):
         model = model.model
     return model if isinstance(model, BlackBox) else None
 
@@ -436,17 +417,22 @@ def refuse_lazy(module: nn.Module) -> None:
     Raises:
         ModelError: some of its layers are lazy.
     """
-    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+    if any(map(nn.parameter.is_lazy, (*module.parameters(), *module.buffers()))):
         raise ModelError("the model has lazy layers without weights; run it once before you explain it")
 
 
 CLIPS = "camkit explains clips only if the model's first convolution is a Conv3d"
 
 
-def about_failure(module: nn.Module, error: Exception) -> str | None:
-    """Return a sentence about a failed pass if the reason is known but unclear in PyTorch's own error; else None."""
-    holder = module.model if isinstance(module, OneOutput) else module
-    inner = holder.model if isinstance(holder, HeldInputs) else holder
+def about_failure(module: nn.Module, inputs: Tensor, error: Exception) -> InputError | None:
+    """Return the error of a failed pass as a sentence, if the reason is known but unclear in PyTorch's own error."""
+    first = _first_convolution(module)
+    if isinstance(error, RuntimeError) and first is not None and first.in_channels != inputs.shape[1]:
+        return ImageError(
+            f"the picture has {inputs.shape[1]} channels, but the model's first convolution takes {first.in_channels}"
+        )
+    inner = module.model if isinstance(module, Adapted) else module
+    has_inputs = isinstance(module, Adapted) and bool(module.others or module.picture)
     own = getattr(inner.forward, "__qualname__", "forward")
     advices = {
         "use_reentrant": "the model uses reentrant activation checkpointing, which hides the gradients of its layers; "
@@ -463,27 +449,28 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
         r"unpack \(expected 5, got 4\)": f"the model takes clips, of five axes, not pictures (N, C, H, W); {CLIPS}",
     }
     found = next((sentence for pattern, sentence in advices.items() if re.search(pattern, str(error))), None)
-    parameters = list(inspect.signature(holder.forward).parameters)
-    if found is None and "pixel_values" in parameters[1:]:  # as in Hugging Face's models of pictures and text
+    parameters = list(inspect.signature(inner.forward).parameters)
+    if (
+        found is None and not has_inputs and "pixel_values" in parameters[1:]
+    ):  # as in Hugging Face's models of pictures and text
         found = (
             f"camkit passes the picture first, but the model's forward takes {parameters[0]!r} first; "
             + advice("pass picture='pixel_values' and inputs={...} to camkit.explain or Explainer, or ", "")
             + "wrap the model in a module whose forward(self, picture) returns self.model(pixel_values=picture, ...)"
         )
-    return None if found is None else f"{found} ({brief(error)})"
+    return None if found is None else ModelError(f"{found} ({brief(error)})")
 
 
 @contextlib.contextmanager
 def explained_failures(module: nn.Module, inputs: Tensor) -> Iterator[None]:
-    """Raise ModelError in the block if an error has a sentence of ``about_channels`` or ``about_failure``."""
+    """Raise what ``about_failure`` says about an error in the block, if it knows the reason."""
     try:
         yield
     except Exception as error:
-        sentence = about_channels(module, inputs) if isinstance(error, RuntimeError) else None
-        sentence = sentence or about_failure(module, error)
-        if sentence is None:
+        explained = about_failure(module, inputs, error)
+        if explained is None:
             raise
-        raise ModelError(sentence) from error
+        raise explained from error
 
 
 def _first_convolution(module: nn.Module) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | None:
@@ -501,14 +488,6 @@ def spatial_rank(module: nn.Module) -> int:
         return named
     first = _first_convolution(module)
     return 2 if first is None else len(first.kernel_size)  # lazy layers have no weights yet
-
-
-def about_channels(module: nn.Module, inputs: Tensor) -> str | None:
-    """Return a sentence about a wrong number of channels; None if the input has the right number."""
-    first = _first_convolution(module)
-    if first is None or first.in_channels == inputs.shape[1]:
-        return None
-    return f"the picture has {inputs.shape[1]} channels, but the model's first convolution takes {first.in_channels}"
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.resources import files
+from typing import cast
 
+import safetensors.torch
 import torch
 from jaxtyping import Float
 from PIL import Image
-from safetensors.torch import load
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
+from camkit.models.loaded import LoadedModel, Request
+
+DEMO_MODELS = ("demo-biased", "demo-fair")
 INPUT_SIZE = 128
 MEAN = (0.45, 0.47, 0.47)
 STD = (0.25, 0.25, 0.25)
@@ -64,15 +68,21 @@ class SceneNet(nn.Module):
 
     def forward(self, images: Float[Tensor, "_ 3 h w"]) -> Float[Tensor, "_ 4"]:
         """Return the logits of a batch of preprocessed pictures."""
-        logits: Tensor = self.head(self.pool(self.features(images)).flatten(1))
-        return logits
+        return cast("Tensor", self.head(self.pool(self.features(images)).flatten(1)))
 
 
 def load_scene_net(name: str) -> SceneNet:
     """Return ``"demo-biased"`` or ``"demo-fair"`` in eval mode, with the weights that ship with camkit."""
-    stored = load(files("camkit.models").joinpath("files", f"{name}.safetensors").read_bytes())
+    stored = safetensors.torch.load(files("camkit.models").joinpath("files", f"{name}.safetensors").read_bytes())
     network = SceneNet()
     # Weights are stored as float16; counters stay as they are.
     weights = {key: value.float() if value.is_floating_point() else value for key, value in stored.items()}
     network.load_state_dict(weights)
     return network.eval()
+
+
+def load(request: Request) -> LoadedModel:
+    """Load one of the demo's networks."""
+    request.refuse("size, mean and std", "has a fixed preprocessing")
+    module = load_scene_net(request.name)
+    return LoadedModel(module, request.name, preprocess, LABELS, request.fill(module))

@@ -32,13 +32,13 @@ from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import names_file, write_picture
 from camkit.images.listing import FoundPicture, Pictures
-from camkit.images.read import Frame, is_video, opened_video, quiet_decoders
+from camkit.images.read import is_video, opened_video, quiet_decoders
 from camkit.models import device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import ClipPreprocess
 from camkit.scale.job import Job, Scales, Written
 from camkit.scale.table import Bundle, Table, row_of, row_of_failure
-from camkit.types import Failure, Pixels, Status
+from camkit.types import ClipFrame, Failure, Pixels, Status
 
 Explained: TypeAlias = Callable[[Iterable[Image.Image | Path]], Iterator[Explanation | Failure]]
 """Explains pictures as a stream, one row for each, with a Failure for a picture without the target."""
@@ -145,14 +145,14 @@ def _frame(row: Explanation, drawing: dict[str, Any]) -> Pixels:
     return row.captioned(side=side_within(drawing["max_side"]), fixed=True, **figure)
 
 
-def _noted(video: Path, frames: Iterable[Frame], waiting: deque[Pixels]) -> Iterator[Image.Image]:
+def _noted(video: Path, frames: Iterable[tuple[ClipFrame, Pixels]], waiting: deque[Pixels]) -> Iterator[Image.Image]:
     """Yield frames as pictures, and note the pixels of those whose rows have not come back.
 
     The file name of a picture becomes the source of its explanation.
     """
-    for frame in frames:
-        waiting.append(frame.pixels)
-        picture = Image.fromarray(frame.pixels)
+    for frame, pixels in frames:
+        waiting.append(pixels)
+        picture = Image.fromarray(pixels)
         picture.filename = f"{video.name}, frame {frame.number} at {frame.time:.2f} s"  # type: ignore[attr-defined]
         yield picture
 

@@ -17,8 +17,8 @@ from camkit.errors import InputError, OutputError, advice
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import check_folder, is_drawing, names_file, refuse_input, refuse_other_file
 from camkit.images.listing import FoundPicture, Pictures
+from camkit.images.prepare import chosen_references
 from camkit.images.read import is_video
-from camkit.images.references import chosen
 from camkit.kit.picture_names import drawing_names, picture_name
 from camkit.kit.store import Fingerprint, Row, digest, fingerprint
 from camkit.methods import AUTO, find_method
@@ -242,7 +242,7 @@ class Job:
         settings |= {"method": method, "layers": settings.pop("layer"), "targets": self.target}
         settings["fuse"] = self.how.fuse or find_method(method).fuse
         if references is not None:
-            files = [Path(str(file)) for file in chosen(references)[0]]
+            files = [Path(str(file)) for file in chosen_references(references)[0]]
             settings["references"] = digest(file.read_bytes() for file in files if file.is_file())
         others = {"format": self.how.format, "one scale": self.how.scale == "shared"}
         return fingerprint(model, **settings, drawings=None if self.out is None else {**self.drawing(), **others})

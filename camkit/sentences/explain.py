@@ -22,8 +22,7 @@ from camkit.errors import ImageError, InputError, MethodError, ModelError, as_ce
 from camkit.explaining.explanation import Explanation, LayerMaps, status_of
 from camkit.images.files import check_folder, csv_line, write_file
 from camkit.images.listing import FoundPicture, Pictures
-from camkit.images.prepare import source_of
-from camkit.images.references import MOST
+from camkit.images.prepare import MOST_REFERENCES, source_of
 from camkit.kit.picture_names import drawing_names
 from camkit.methods import METHODS
 from camkit.sentences.cut import Cut, DecoderCut, attending_by_sdpa
@@ -577,10 +576,10 @@ def _one_by_one(
     reader: SentenceReader, paths: list[Path], references: ReferencesLike | None
 ) -> Iterator[Words | Failure]:
     # Some of the others, at equal distances
-    spread = paths[:: max(len(paths) // (MOST + 1), 1)] if references is None and len(paths) > 1 else []
-    pool = list(itertools.islice(_readable(spread), MOST + 1))
+    spread = paths[:: max(len(paths) // (MOST_REFERENCES + 1), 1)] if references is None and len(paths) > 1 else []
+    pool = list(itertools.islice(_readable(spread), MOST_REFERENCES + 1))
     for path in paths:
-        others: ReferencesLike | None = [other for other in pool if other != path][:MOST] or references
+        others: ReferencesLike | None = [other for other in pool if other != path][:MOST_REFERENCES] or references
         try:
             yield reader.explain(path, others)
         except InputError as error:  # other pictures may be readable, or have the word

@@ -15,8 +15,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from camkit.drawing.encode import size_within
 from camkit.errors import ImageError, InputError, ModelError, as_error, brief
-from camkit.images.prepare import prepare
-from camkit.images.references import chosen, smooth_noise
+from camkit.images.prepare import chosen_references, prepare, smooth_noise
 from camkit.models import pick_device
 from camkit.types import ImageLike, ReferencesLike
 
@@ -276,7 +275,7 @@ def reference_pictures(references: ReferencesLike | None, picture: Image.Image) 
     size = picture.size
     if references is None:
         return made_pictures(size), f"{_EACH} pictures of smooth noise and {_EACH} plain grey ones, made by camkit"
-    pictures, words = chosen(references)
+    pictures, words = chosen_references(references)
     read_in = [read(each, f"reference picture {number}") for number, each in enumerate(pictures, start=1)]
     others = [each for each in read_in if each.size != size or each.tobytes() != picture.tobytes()]
     if not others:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from camkit.errors import TargetError
-from camkit.targets.boxes import BoxAtTarget, BoxTarget, best_box, box, box_at
 from camkit.targets.classes import (
     AboveTarget,
     BoxesTarget,
@@ -30,6 +29,7 @@ from camkit.targets.classes import (
     EachTarget,
     FinerTarget,
     FunctionTarget,
+    SegmentTarget,
     SimilarTarget,
     TargetFunction,
     TopTarget,
@@ -39,10 +39,22 @@ from camkit.targets.classes import (
     direction,
     each,
     finer,
+    segment,
     similar_to,
     top,
 )
-from camkit.targets.maps import MaskTarget, RegionTarget, SegmentTarget, mask_at, mask_in, region, segment
+from camkit.targets.places import (
+    BoxAtTarget,
+    BoxTarget,
+    MaskTarget,
+    RegionTarget,
+    best_box,
+    box,
+    box_at,
+    mask_at,
+    mask_in,
+    region,
+)
 from camkit.targets.scores import Scores, Target, describe, logits_of
 from camkit.types import Activation
 

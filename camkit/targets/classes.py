@@ -1,25 +1,34 @@
-"""Targets on class scores (N, K): one class, the best, all above a threshold, a contrast; and on embeddings (N, D)."""
+"""Targets on classes: one, the best, all above a threshold, a contrast; and on embeddings (N, D)."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from camkit.errors import TargetError, advice, whole_number
-from camkit.targets.boxes import SameBoxTarget, boxes_in, boxes_of_class, ranked_box
-from camkit.targets.maps import RegionTarget, SegmentTarget, class_by_area, class_on_map
+from camkit.targets.places import (
+    EVERYWHERE,
+    INSIDE_MASK,
+    RegionTarget,
+    SameBoxTarget,
+    boxes_in,
+    boxes_of_class,
+    by_area,
+    class_on_map,
+    ranked_box,
+)
 from camkit.targets.scores import (
     PLURAL,
     Expands,
-    OfClass,
     OfClasses,
     OfTarget,
     OnPicture,
@@ -31,12 +40,14 @@ from camkit.targets.scores import (
     class_of,
     copied,
     depth_of,
+    describe,
     detections_of,
     direction_of,
     embedding_of,
     final_activation,
     label_of,
     logits_of,
+    main_tensor,
     maps_of,
     number_from_0,
     probabilities,
@@ -64,29 +75,38 @@ def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Acti
 
 
 @dataclass(frozen=True)
-class ClassTarget(OfClass):
+class ClassTarget(OfClasses):
     """The logit of one class.
 
     For a segmentation network, the class where it is predicted; for a detector, the best box of the class.
 
     Attributes:
-        cells: for a segmentation network, the cells of each picture over which the score is the mean; None means where
-            the class is predicted.
+        index: the class's index, or one index for each picture of a pass. Until ``bind``, it may also be a label.
+        mask: for a segmentation network, the part of the input (H, W), or of each picture's map (N, h, w), over which
+            the score is the mean; None means where the class is predicted.
+        part: what the mask covers, in words.
+        name: the label of the class, for errors; filled in when the target is bound to a model.
     """
 
-    cells: Bool[Tensor, "n h w"] | None = field(default=None, compare=False, repr=False)
+    index: int | str | tuple[int, ...]
+    mask: Bool[Tensor, "*n height width"] | None = field(default=None, compare=False, repr=False)
+    part: str = INSIDE_MASK
+    name: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ClassTarget:
-        """Return the target for a model with this activation; several classes are indices already."""
-        several = isinstance(self.index, tuple)
-        return OfClasses.bind(self, labels, activation) if several else super().bind(labels, activation)
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
+        """Return the target with this activation, and with the index and the label of its class."""
+        bound = super().bind(labels, activation)
+        if isinstance(self.index, tuple):
+            return bound
+        index = class_of(self.index, labels)
+        return replace(bound, index=index, name=label_of(index, labels))
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class for each image, with its probability."""
+        indices = self.index if isinstance(self.index, tuple) else (int(self.index),)
         images = detections_of(output, batch)
         if images is not None and not isinstance(self.index, tuple):
-            return boxes_of_class(images, self.number, self.name)
-        indices = self.index if isinstance(self.index, tuple) else (self.number,)
+            return boxes_of_class(images, indices[0], self.name)
         maps = maps_of(output, batch)
         scores = logits_of(output, batch) if maps is None else maps
         for index in {*indices}:
@@ -94,8 +114,20 @@ class ClassTarget(OfClass):
         chosen = torch.tensor(indices, device=scores.device).expand(batch)
         if maps is None:
             return class_scores(scores, chosen, self.activation)
-        cells = None if self.cells is None else self.cells.to(maps.device)
-        return class_on_map(maps, chosen, cells, activation=self.activation)
+        return class_on_map(maps, chosen, self.mask, self.part, self.activation)
+
+
+class SegmentTarget(ClassTarget):
+    """One class of a segmentation network: where it is predicted, everywhere, or inside a mask over the input."""
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the mean logit of the class for each image."""
+        if maps_of(output, batch) is None:
+            raise TargetError(
+                f"the model returned {describe(output)}, which holds no maps (N, classes, h, w) of class scores; "
+                "pass a segmentation network, those of Hugging Face by name (hf:NAME)"
+            )
+        return super().__call__(output, batch)
 
 
 @dataclass(frozen=True)
@@ -107,39 +139,37 @@ class TopTarget(OfClasses):
 
     Attributes:
         rank: which of them, from 1.
-        of: how many the caller asked for, for the error.
         background: whether class 0 is the background; filled in when the target is bound to a model.
         threshold: the class or box is absent if its probability or score is not above this.
     """
 
     rank: int = 1
-    of: int | None = field(default=None, compare=False)
     background: bool = field(default=False, compare=False)
     threshold: float | None = None
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> TopTarget:
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
         """Return the target for a model with these labels and this activation."""
         background = bool(labels) and "background" in str(labels and labels[0]).casefold()
-        return replace(self, activation=self.activation or activation, background=background)
+        return replace(super().bind(labels, activation), background=background)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class at this rank for each image."""
         images = detections_of(output, batch)
         if images is not None:
-            return ranked_box(images, self.rank, threshold=self.threshold)
-        maps = maps_of(output, batch)
-        if maps is not None:
-            return class_by_area(maps, self.rank, skip_first=self.background, activation=self.activation)
-        try:
-            logits = logits_of(output, batch)
-        except TargetError:
-            if depth_of(output) is None:
-                raise
+            return ranked_box(images, self.rank, threshold=-torch.inf if self.threshold is None else self.threshold)
+        if (
+            not isinstance(output, Tensor)
+            and depth_of(output) is not None
+            and not isinstance(main_tensor(output), Tensor)
+        ):
             return RegionTarget()(output, batch)
+        maps = maps_of(output, batch)
+        logits = logits_of(output, batch) if maps is None else maps
         if self.rank > logits.shape[1]:
-            raise TargetError(
-                f"there are no {self.of or self.rank} best classes: the model has only {logits.shape[1]} classes"
-            )
+            raise TargetError(f"there are no {self.rank} best classes: the model has only {logits.shape[1]} classes")
+        if maps is not None:
+            largest = by_area(maps, self.rank, skip_first=self.background, activation=self.activation)
+            return class_on_map(maps, largest, None, activation=self.activation)
         scores = class_scores(logits, logits.detach().topk(self.rank, dim=1).indices[:, -1], self.activation)
         if self.threshold is None:
             return scores
@@ -183,12 +213,11 @@ class EachTarget(OfClasses):
 
     classes: tuple[Any, ...]
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> EachTarget:
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
         """Return the target with all labels looked up."""
-        indices: dict[Any, tuple[int, ...]] = {}
-        for entry in dict.fromkeys(self.classes):
-            indices[entry] = tuple(class_of(name, labels) for name in (entry if isinstance(entry, tuple) else (entry,)))
-        return replace(super().bind(labels, activation), classes=tuple(indices[entry] for entry in self.classes))
+        look_up = functools.lru_cache(None, typed=True)(functools.partial(class_of, labels=labels))
+        entries = (entry if isinstance(entry, tuple) else (entry,) for entry in self.classes)
+        return replace(super().bind(labels, activation), classes=tuple(tuple(map(look_up, each)) for each in entries))
 
     def of_pictures(self, numbers: Sequence[int]) -> EachTarget:
         """Return the target for the pictures with these numbers, which start at 1."""
@@ -380,7 +409,7 @@ class SimilarTarget(Target):
             raise TargetError(
                 f"the reference has {len(reference)} numbers, but the model's embedding has {embeddings.shape[1]}"
             )
-        values = cosine_similarity(_scaled(embeddings), _scaled(reference.to(embeddings)[None]), dim=1)
+        values = torch.cosine_similarity(_scaled(embeddings), _scaled(reference.to(embeddings)[None]), dim=1)
         return Scores(values=values, description="similarity to the reference", quantity="cosine similarity")
 
     def embedded(self, output: Any) -> SimilarTarget:
@@ -395,7 +424,7 @@ def top(count: int) -> list[TopTarget]:
         TargetError: ``count`` is not a whole number of at least 1.
     """
     count = whole_number(count, "the number of best classes", 1, TargetError)
-    return [TopTarget(rank, of=count) for rank in range(1, count + 1)]
+    return [TopTarget(rank) for rank in range(1, count + 1)]
 
 
 def above(threshold: float = 0.5) -> AboveTarget:
@@ -422,6 +451,30 @@ def boxes(threshold: float = 0.5) -> BoxesTarget:
     return BoxesTarget(number_from_0(threshold, "the threshold is the score above which a box counts, from 0 to 1", 1))
 
 
+def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) -> SegmentTarget:
+    """Return a target for a class of a segmentation network.
+
+    Args:
+        target: the index or the label of the class.
+        mask: truth values (H, W) over the model's input; only the masked part of the output is explained.
+        everywhere: explain the whole output. Without ``mask`` and ``everywhere``, the part where the class is predicted
+            is explained.
+
+    Raises:
+        TargetError: the mask is not an array (H, W), or ``everywhere`` is given too.
+    """
+    if everywhere:
+        if mask is not None:
+            raise TargetError("pass a mask or everywhere=True, not both")
+        return SegmentTarget(target, torch.ones(1, 1, dtype=torch.bool), EVERYWHERE)
+    if mask is None:
+        return SegmentTarget(target)
+    array = mask.detach().cpu().numpy() if isinstance(mask, Tensor) else np.asarray(mask)
+    if array.ndim != 2 or array.dtype.kind not in "biuf":
+        raise TargetError(f"the mask must be an array (H, W) of truth values, not {describe(mask)}")
+    return SegmentTarget(target, torch.from_numpy(np.nan_to_num(array).astype(bool)))
+
+
 def each(classes: Iterable[int | str | Sequence[int | str]]) -> EachTarget:
     """Return a target with a class of its own for each picture of a call, for example the picture's label.
 
@@ -433,13 +486,12 @@ def each(classes: Iterable[int | str | Sequence[int | str]]) -> EachTarget:
         TargetError: there are no classes, or none for one of the pictures. The number of pictures is checked when
             they are explained.
     """
-    if isinstance(classes, str) or not isinstance(classes, Iterable):
+    listed = [] if isinstance(classes, str) or not isinstance(classes, Iterable) else list(classes)
+    by_picture = tuple(tuple(entry) if isinstance(entry, (list, tuple)) else entry for entry in listed)
+    if not by_picture or () in by_picture:
         raise TargetError(
-            f"each() takes a list with a class for each picture, as in each(['cat', 'dog']), not {classes!r}"
+            f"each() takes a list with at least one class for each picture, as in each(['cat', 'dog']), not {classes!r}"
         )
-    by_picture = tuple(tuple(entry) if isinstance(entry, (list, tuple)) else entry for entry in classes)
-    if not by_picture or any(entry == () for entry in by_picture):
-        raise TargetError("each() needs at least one class for each picture")
     return EachTarget(by_picture)
 
 
@@ -499,12 +551,12 @@ def fixed_target(target: Target, scored: Scores) -> Target:
         (corners,) = scored.boxes
         assert corners is not None
         return SameBoxTarget(corners, None if scored.indices is None else scored.indices[0])
-    if scored.indices is None or (isinstance(target, SegmentTarget) and (target.everywhere or target.mask is not None)):
+    if scored.indices is None or (isinstance(target, SegmentTarget) and target.mask is not None):
         return target
     if scored.rivals is not None:
         finer = target if isinstance(target, FinerTarget) else FinerTarget(target)
         return replace(finer, of=fixed_target(finer.of, replace(scored, rivals=None)), rivals=scored.rivals)
-    return ClassTarget(scored.indices, cells=scored.cells, activation=getattr(target, "activation", None))
+    return ClassTarget(scored.indices, scored.cells, activation=getattr(target, "activation", None))
 
 
 def of_changed_picture(target: Target, scored: Scores, *, mirrored: bool) -> Target:
@@ -535,10 +587,8 @@ def _mirrored(target: Target) -> Target:
         return replace(target, of=_mirrored(target.of))
     if isinstance(target, RegionTarget):
         return replace(target, mirrored=True)
-    if isinstance(target, SegmentTarget) and target.mask is not None:
+    if isinstance(target, ClassTarget) and target.mask is not None:
         return replace(target, mask=target.mask.flip(-1))
-    if isinstance(target, ClassTarget) and target.cells is not None:
-        return replace(target, cells=target.cells.flip(-1))
     return target
 
 
@@ -576,22 +626,24 @@ def against_rivals(target: Target, scored: Scores) -> Target:
         target: a target that scores one class or something else, as ``fixed_target`` returns it.
         scored: its scores of a picture, with their graph.
     """
-    if not isinstance(target, ClassTarget) or not isinstance(target.index, tuple) or target.cells is not None:
+    if not isinstance(target, ClassTarget) or not isinstance(target.index, tuple) or target.mask is not None:
         return AsReturned(target)
     return LogOddsTarget(target.index[0], scored.final, activation=target.activation)
 
 
 @dataclass(frozen=True)
-class LogOddsTarget(OfClass):
+class LogOddsTarget(OfClasses):
     """The logit of one class minus the logarithm of the summed exponentials of all others: log p / (1 - p).
 
     If the classes do not exclude each other (sigmoid), or if there is one, these are the logit itself.
 
     Attributes:
+        number: the index of the class.
         final: the softmax or sigmoid in which the model ends, by the name of its node in the autograd graph.
     """
 
-    final: str = ""
+    number: int
+    final: str
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the log-odds for each image.

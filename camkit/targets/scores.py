@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -45,34 +45,25 @@ def direction_of(sign: Any) -> int:
     return 1 if sign == "+" else -1
 
 
-def points(what: str, *numbers: Any) -> tuple[tuple[float, float], ...]:
-    """Return numbers as points (x, y); ``what`` begins the error.
+Points: TypeAlias = tuple[tuple[float, float], ...]
+"""A point (x, y), or two opposite corners of a box: left and top, right and bottom."""
+
+
+def points(name: str, numbers: Any, *, box: bool = False) -> Points:
+    """Return numbers as a point, or as the corners of a box; ``name`` is what takes them, for the error.
 
     Raises:
-        TargetError: a number is not finite.
+        TargetError: they are not two finite numbers, or not four that make a box with an area.
     """
     try:
         sides = [float(number) for number in numbers]
     except (TypeError, ValueError):
-        sides = [math.nan]
-    if not all(map(math.isfinite, sides)):
-        raise TargetError(f"{what}, finite numbers, not {numbers!r}")
+        sides = []
+    is_box = len(sides) == 4 and sides[0] < sides[2] and sides[1] < sides[3]
+    if not all(map(math.isfinite, sides)) or not (is_box if box else len(sides) == 2):
+        wanted = "left, top, right and bottom with left < right and top < bottom" if box else "x and y"
+        raise TargetError(f"{name} takes {wanted}, finite numbers, not {numbers!r}")
     return tuple(zip(sides[::2], sides[1::2], strict=True))
-
-
-def box_corners(what: str, sides: Any) -> tuple[float, float, float, float]:
-    """Return the sides of a box as numbers; ``what`` is its name in the error.
-
-    Raises:
-        TargetError: they are not left, top, right, bottom of a box with an area.
-    """
-    sides = tuple(sides) if isinstance(sides, Iterable) else (sides,)
-    wanted = f"{what} takes left, top, right and bottom"
-    if len(sides) == 4:
-        (left, top), (right, bottom) = points(wanted, *sides)
-        if left < right and top < bottom:
-            return left, top, right, bottom
-    raise TargetError(f"{wanted} with left < right and top < bottom, not {sides}")
 
 
 def class_of(value: Any, labels: tuple[str, ...] | None) -> int:
@@ -244,10 +235,6 @@ class Target(ABC):
         return self
 
 
-Bound = TypeVar("Bound", bound="OfClasses")
-BoundToClass = TypeVar("BoundToClass", bound="OfClass")
-
-
 @dataclass(frozen=True, eq=False)
 class OfClasses(Target):
     """A target on the scores of classes.
@@ -258,33 +245,9 @@ class OfClasses(Target):
 
     activation: Activation | None = field(default=None, compare=False, repr=False, kw_only=True)
 
-    def bind(self: Bound, labels: tuple[str, ...] | None, activation: Activation | None) -> Bound:  # noqa: ARG002
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:  # noqa: ARG002
         """Return the target for a model with this activation, if it has none of its own."""
         return replace(self, activation=self.activation or activation)
-
-
-@dataclass(frozen=True, eq=False)
-class OfClass(OfClasses):
-    """A target that scores one class.
-
-    Attributes:
-        index: the class's index, or one index for each picture of a pass. Until ``bind``, it may also be a label.
-        name: the label of the class, for errors; filled in when the target is bound to a model.
-    """
-
-    index: int | str | tuple[int, ...]
-    name: str | None = field(default=None, compare=False, repr=False, kw_only=True)
-
-    def bind(self: BoundToClass, labels: tuple[str, ...] | None, activation: Activation | None) -> BoundToClass:
-        """Return the target with this activation, and with the index and the label of its class."""
-        index = class_of(cast("int | str", self.index), labels)  # refuses several classes
-        return replace(super().bind(labels, activation), index=index, name=label_of(index, labels))
-
-    @property
-    def number(self) -> int:
-        """The index of the class; only for a target with the same class for all pictures."""
-        assert not isinstance(self.index, tuple)
-        return int(self.index)
 
 
 @dataclass(frozen=True)
@@ -316,16 +279,33 @@ ToInput: TypeAlias = Callable[[float, float], tuple[float, float]]
 """``to_input(x, y)`` returns where a point of a picture lies on the model's input, in pixels."""
 
 
+@dataclass(frozen=True)
 class OnPicture(Target):
-    """A target that names a place on the picture."""
+    """A target that names a place on the picture.
 
-    @abstractmethod
-    def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> Target:
+    Attributes:
+        points: a point, or two corners of a box, in pixels of the picture.
+        on_input: these in pixels of the input of each image; filled in for each batch.
+        size: the size of the inputs.
+    """
+
+    points: Points = ()
+    on_input: tuple[Points, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    size: tuple[int, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+
+    @property
+    def words(self) -> str:
+        """The numbers of the points, as they are typed."""
+        return ",".join(f"{number:g}" for point in self.points for number in point)
+
+    def on_inputs(self, to_inputs: Sequence[ToInput], size: tuple[int, ...]) -> Self:
         """Return the target for a batch of inputs of this size; ``to_inputs`` has a function for each picture.
 
         A target that has its places on the inputs already is returned as it is. If it has one, it is for changed
         versions of one picture.
         """
+        placed = tuple(tuple(to_input(*point) for point in self.points) for to_input in to_inputs)
+        return self if self.on_input else replace(self, on_input=placed, size=size)
 
 
 _BY_YOURSELF = (
@@ -372,25 +352,22 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
             return scores[:, None]
         if scores.shape[:1] == (batch,) and scores.dim() >= 2 and scores.numel() == batch * scores.shape[1] > 0:
             return scores.flatten(1)
-    if takes_prompts(output):
-        raise TargetError(
-            "the model segments the object at a point or in a box; pass "
-            + advice("target=targets.mask_at(x, y) or targets.mask_in(...)", "--point x,y or --box-prompt l,t,r,b")
-        )
     named = [
         str(key)
         for key, value in (output.items() if isinstance(output, dict) else ())
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() in (2, 4) and len(value) == batch
     ]
-    if named:
-        raise TargetError(
-            f"the model returned {describe(output)}; choose the class scores by name, such as "
-            + advice(f"output={named[0]!r}", f"--output {named[0]}")
+    way_out = advice(*_BY_YOURSELF)
+    if takes_prompts(output):
+        way_out = "it segments the object at a point or in a box, so pass " + advice(
+            "target=targets.mask_at(x, y) or targets.mask_in(...)", "--point x,y or --box-prompt l,t,r,b"
         )
-    by_name = "pass its name (hf:NAME) or folder, so that camkit can read its boxes, masks and maps, or "
+    elif named:
+        way_out = f"choose them by name, such as {advice(f'output={named[0]!r}', f'--output {named[0]}')}"
+    elif type(output).__module__.startswith("transformers."):
+        way_out = f"pass its name (hf:NAME) or folder, so that camkit can read its boxes, masks and maps, or {way_out}"
     raise TargetError(
-        f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); "
-        f"{by_name * type(output).__module__.startswith('transformers.')}{advice(*_BY_YOURSELF)}"
+        f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); {way_out}"
     )
 
 
@@ -451,8 +428,13 @@ def _are_maps(maps: Any) -> bool:
 
 def depth_of(output: Any) -> Tensor | None:
     """Return the depth of each pixel (N, h, w) in the output of a network of Hugging Face; None if there is none."""
-    found = output.get("predicted_depth") if isinstance(output, dict) else getattr(output, "predicted_depth", None)
-    return found if isinstance(found, Tensor) else None
+    return _named(output, "predicted_depth")
+
+
+def _named(output: Any, *names: str) -> Tensor | None:
+    """Return the first tensor under one of these names in a dictionary or an object."""
+    values = (output.get(name) if isinstance(output, dict) else getattr(output, name, None) for name in names)
+    return next((value for value in values if isinstance(value, Tensor)), None)
 
 
 def detections_of(output: Any, batch: int) -> list[dict[str, Tensor]] | None:
@@ -476,11 +458,10 @@ def embedding_of(output: Any, batch: int) -> Float[Tensor, "n d"]:
     Raises:
         TargetError: there is no embedding.
     """
-    for name in ("image_embeds", "pooler_output"):
-        value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-        if isinstance(value, Tensor):
-            return value.reshape(batch, -1) if value.dim() > 2 else value
-    return logits_of(output, batch)
+    value = _named(output, "image_embeds", "pooler_output")
+    if value is None:
+        return logits_of(output, batch)
+    return value.reshape(batch, -1) if value.dim() > 2 else value
 
 
 _SCORE_KEYS = ("logits", "out", "last_hidden_state")
@@ -489,18 +470,12 @@ _SCORE_KEYS = ("logits", "out", "last_hidden_state")
 
 def main_tensor(output: Any) -> Any:
     """Follow dictionaries, objects with ``logits``, and tuples and lists to the tensor that holds the scores."""
-    inner = output
-    while not isinstance(inner, Tensor):
-        key = next((key for key in _SCORE_KEYS if key in inner), None) if isinstance(inner, dict) else None
-        if key is not None:
-            inner = inner[key]
-        elif isinstance(getattr(inner, "logits", None), Tensor):
-            inner = inner.logits
-        elif isinstance(inner, (tuple, list)) and inner:
-            inner = inner[0]
-        else:
-            break
-    return inner
+    held = [output[key] for key in _SCORE_KEYS if key in output] if isinstance(output, dict) else []
+    if not held and isinstance(getattr(output, "logits", None), Tensor):
+        held = [output.logits]
+    elif not held and isinstance(output, (tuple, list)):
+        held = list(output)
+    return main_tensor(held[0]) if held else output
 
 
 def rivals(output: Any) -> list[Tensor]:

@@ -22,7 +22,7 @@ import camkit
 from camkit.cli import main
 from camkit.engine.passes import to_grid
 from camkit.errors import CamkitError, ImageError, LayerError, MethodError
-from camkit.images.references import MOST, smooth_noise
+from camkit.images.prepare import MOST_REFERENCES, smooth_noise
 from camkit.methods import METHODS
 from camkit.methods.on_one_picture import _shares
 from camkit.targets import above, direction, finer, top
@@ -265,7 +265,7 @@ def test_of_many_references_some_at_equal_distances_are_used(tmp_path: Path) -> 
     picture = camkit.scenes.scene_paths()["plane-sky"]
     found = explained("demo-fair", picture, None, None, references=folder)
     assert found.references.pictures == f"16 of 20 pictures of {folder}"
-    chosen = [folder / f"{number * 20 // MOST:02}.png" for number in range(MOST)]
+    chosen = [folder / f"{number * 20 // MOST_REFERENCES:02}.png" for number in range(MOST_REFERENCES)]
     same = explained("demo-fair", picture, None, None, references=chosen)
     np.testing.assert_array_equal(found.raw, same.raw)
 

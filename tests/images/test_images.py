@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -644,18 +643,6 @@ def test_an_endless_stream_is_read_only_a_bounded_number_ahead(net, kind):
     for given, _ in enumerate(itertools.islice(stream, 40), start=1):
         assert read * (2 if kind == "batches" else 1) <= given + 3 * batch_size + 2
     stream.close()
-
-
-def test_leaving_a_stream_early_ends_its_readers(net, tmp_path):
-    Image.fromarray(PATTERN).save(tmp_path / "p.png")
-    files = itertools.repeat(tmp_path / "p.png")
-    stream = camkit.explain_many(net, files, "features", preprocess=PRESET, batch_size=2)
-    next(stream)
-    assert any(thread.name.startswith("camkit") for thread in threading.enumerate())
-
-    stream.close()
-
-    assert not any(thread.name.startswith("camkit") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,14 +150,6 @@ def test_a_program_that_takes_two_inputs_or_three_pictures_is_refused() -> None:
         camkit.explain(program, torch.randn(3, 8, 8))
     with refused("takes exactly 3 pictures; export it for one, or with dynamic_shapes"):
         camkit.explain(exported(small(), batch=3), picture())
-
-
-def changed(file: Path, out: Path, change: Callable[[str, bytes], bytes]) -> Path:
-    """Write a copy of an archive whose parts were changed."""
-    with zipfile.ZipFile(file) as before, zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as after:
-        for name in before.namelist():
-            after.writestr(name, change(name, before.read(name)))
-    return out
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".ts", ".pt"])
@@ -481,20 +472,9 @@ def named_twice(folder: Path) -> Path:
     return of_weights_in_files(folder, tensor)
 
 
-def of_unknown_operators(folder: Path) -> Path:
-    node = helper.make_node("Secret", ["images"], ["scores"], domain="nobody.knows")
-    return graph_file(folder / "m.onnx", [node])
-
-
-def a_tokenizer(folder: Path) -> Path:
-    texts = helper.make_node("Tokenizer", ["images"], ["scores"], domain="com.microsoft")
-    return graph_file(folder / "m.onnx", [texts])
-
-
-def a_cast_to_texts(folder: Path) -> Path:
-    texts = helper.make_node("Cast", ["images"], ["texts"], to=TensorProto.STRING)
-    numbers = helper.make_node("Cast", ["texts"], ["numbers"], to=TensorProto.FLOAT)
-    return graph_file(folder / "m.onnx", [texts, numbers, helper.make_node("Flatten", ["numbers"], ["scores"])])
+def of_one_node(kind: str, **options: Any) -> Callable[[Path], Path]:
+    node = helper.make_node(kind, ["images"], ["scores"], **options)
+    return lambda folder: graph_file(folder / "m.onnx", [node])
 
 
 def written(name: str, data: bytes) -> Callable[[Path], Path]:
@@ -547,7 +527,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "weights in two places": (named_twice, "names weights in other folders"),
     "a constant in a device": (a_constant_outside, "names weights in other folders"),
     "weights in a link": (a_link_to_zeros, "names weights in other folders"),
-    "unknown operators": (of_unknown_operators, r"uses nobody\.knows\.Secret, which camkit does not run"),
+    "unknown operators": (
+        of_one_node("Secret", domain="nobody.knows"),
+        r"uses nobody\.knows\.Secret, which camkit does not run",
+    ),
     "not an ONNX file": (written("m.onnx", b"words" * 100), "cannot be read as an ONNX file|cannot be run"),
     "an empty ONNX file": (written("m.onnx", b""), "cannot be read as an ONNX file|cannot be run"),
     "not a program": (written("m.pt2", b"words" * 100), r"cannot be read as a program of torch\.export"),
@@ -557,8 +540,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a function with texts": (of_texts("a function"), "holds functions, which camkit does not run"),
     "texts as constants": (of_texts("an initializer"), "holds texts among its numbers"),
     "texts in a subgraph": (of_texts("a subgraph"), "holds texts among its numbers"),
-    "a tokenizer": (a_tokenizer, r"uses com\.microsoft\.Tokenizer, which camkit does not run"),
-    "a cast to texts": (a_cast_to_texts, "holds texts among its numbers"),
+    "a tokenizer": (
+        of_one_node("Tokenizer", domain="com.microsoft"),
+        r"uses com\.microsoft\.Tokenizer, which camkit does not run",
+    ),
+    "a cast to texts": (of_one_node("Cast", to=TensorProto.STRING), "holds texts among its numbers"),
     "another domain": (of_texts("another domain"), r"uses own\.Resize, which camkit does not run"),
     "no file": (lambda folder: folder / "gone.onnx", "there is no file"),
 }

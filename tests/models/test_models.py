@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -26,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 import camkit
 from camkit import cli, models
-from camkit.errors import InputError, RunError, advising_shell
+from camkit.errors import InputError, MethodError, ModelError, RunError, advising_shell
 from camkit.models import LoadedModel, as_model, load_model, model_names
 
 SMALL = "squeezenet1_1"
@@ -344,20 +346,12 @@ class Attack:
         return self.call
 
 
-@pytest.mark.parametrize("how", ["torch.save", "bare pickle", "inside a checkpoint", "in the cache"])
-def test_a_file_that_holds_code_is_refused_and_not_run(squeezenet, cache, tmp_path, how):
-    path, trace = tmp_path / "w.pth", tmp_path / "ran"
-    held = Attack(Path.touch, (trace,))
-    if how == "in the cache":
-        path = cache / Path(published(SMALL).DEFAULT.url).name
-        torch.save({**squeezenet, "more": held}, path)
-    elif how == "bare pickle":
-        path.write_bytes(pickle.dumps(held))
-    else:
-        torch.save(held if how == "torch.save" else {"state_dict": squeezenet, "extra": held}, path)
+def test_a_file_in_the_cache_that_holds_code_is_refused_and_not_run(squeezenet, cache, tmp_path):
+    trace = tmp_path / "ran"
+    torch.save({**squeezenet, "more": Attack(Path.touch, (trace,))}, cache / Path(published(SMALL).DEFAULT.url).name)
 
-    with refused(None if how in ("bare pickle", "in the cache") else r"torch.save\(model.state_dict\(\)"):
-        load_model(SMALL, None if how == "in the cache" else path, "cpu")
+    with refused():
+        load_model(SMALL, None, "cpu")
 
     assert not trace.exists()
 
@@ -405,13 +399,14 @@ def test_no_code_in_a_pickle_is_ever_run(tmp_path):
         }[place]
         path = tmp_path / f"w.{draw.choice(['pth', 'bin', 'safetensors'])}"
         protocol = draw.randrange(2, 6)
-        if draw.random() < 0.3:
+        is_bare = draw.random() < 0.3
+        if is_bare:
             path.write_bytes(pickle.dumps(held if place == "alone" else [held], protocol=protocol))
         else:
             is_zip = draw.random() < 0.6
             torch.save(content, path, pickle_protocol=protocol, _use_new_zipfile_serialization=is_zip)
 
-        with refused():
+        with refused(None if is_bare else r"torch.save\(model.state_dict\(\)"):
             load_model(name, path, "cpu")
         assert not trace.exists(), seed
 
@@ -516,18 +511,6 @@ def test_a_wrong_number_of_labels_is_named_with_the_right_one(picture, count):
         camkit.explain(Tiny(3), picture, "features", labels=["x"] * count, target=2)
 
 
-WRAPPERS = (nn.DataParallel, torch.compile, lambda net: nn.DataParallel(torch.compile(net)))
-
-
-@pytest.mark.parametrize("wrap", WRAPPERS, ids=["parallel", "compiled", "both"])
-def test_a_wrapped_model_is_unwrapped_and_its_layer_may_be_named_as_the_bare_models(picture, wrap):
-    net = Tiny()
-
-    assert as_model(wrap(net)).module is net
-    explanation = camkit.explain(wrap(net), picture, net.features)
-    assert (explanation.layer, explanation.score) == ("features", camkit.explain(net, picture).score)
-
-
 @pytest.mark.parametrize("lazy", [lambda: nn.LazyConv2d(4, 1), nn.LazyBatchNorm2d])
 def test_a_lazy_module_is_to_be_run_first(picture, lazy):
     net = nn.Sequential(nn.Conv2d(3, 4, 3), lazy(), nn.Flatten(), nn.LazyLinear(3)).eval()
@@ -596,3 +579,97 @@ def test_a_model_file_that_ends_the_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text("import sys\n\ndef build():\n    sys.exit(0)\n")
     with pytest.raises(RunError, match=r"called sys\.exit\(0\)"):
         load_model(f"{tmp_path / 'ends.py'}:build")
+
+
+# --- models that other libraries changed: quantised, with adapters, or spread over devices
+
+
+IMAGE = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+class Network(nn.Module):
+    """A small network with a linear layer behind its maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, 1), nn.ReLU())
+        self.head = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return the logits."""
+        return self.head(self.features(pictures).mean((2, 3)))
+
+
+@pytest.fixture
+def network() -> Network:
+    torch.manual_seed(0)
+    return Network().eval()
+
+
+def correlation(one: camkit.Explanation, other: camkit.Explanation) -> float:
+    return float(np.corrcoef(one.raw.ravel(), other.raw.ravel())[0, 1])
+
+
+def test_weights_that_torchao_quantised_are_explained(network: Network) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    before = camkit.explain(network, IMAGE, target=1, method="gradcam")
+    quantised = copy.deepcopy(network)
+    torchao.quantize_(quantised, torchao.Int8WeightOnlyConfig())
+
+    after = camkit.explain(quantised, IMAGE, target=1, method="gradcam")
+
+    assert after.layer == before.layer
+    assert correlation(before, after) > 0.99
+
+
+def test_an_adapter_of_peft_is_explained_as_the_merged_model(network: Network) -> None:
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(
+        network, peft.LoraConfig(target_modules=["0", "2"], r=2, init_lora_weights=False)
+    ).eval()
+
+    with_adapter = camkit.explain(adapted, IMAGE, target=1, method="gradcam")
+
+    merged = camkit.explain(copy.deepcopy(adapted).merge_and_unload(), IMAGE, target=1, method="gradcam")
+    assert np.allclose(with_adapter.raw, merged.raw, atol=1e-5)
+    assert with_adapter.layer.endswith(merged.layer)
+
+
+def test_linear_layers_of_bitsandbytes_are_explained(network: Network) -> None:
+    bnb = pytest.importorskip("bitsandbytes")
+    quantised = copy.deepcopy(network)
+    for name in ("0", "2"):
+        linear = quantised.head.get_submodule(name)
+        layer = bnb.nn.Linear8bitLt(linear.in_features, linear.out_features, has_fp16_weights=False)
+        layer.load_state_dict(linear.state_dict())
+        quantised.head[int(name)] = layer.to("cpu")
+    before = camkit.explain(network, IMAGE, target=1, method="gradcam")
+
+    after = camkit.explain(quantised, IMAGE, target=1, method="gradcam")
+
+    assert after.layer == before.layer
+    assert correlation(before, after) > 0.98
+
+
+def test_a_model_that_accelerate_offloads_is_a_black_box(network: Network) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    offloaded = accelerate.cpu_offload(copy.deepcopy(network), execution_device=torch.device("cpu"))
+
+    with pytest.raises((ModelError, MethodError), match="black_box"):
+        camkit.explain(offloaded, IMAGE, target=1)
+
+    explained = camkit.explain(camkit.black_box(offloaded), IMAGE, target=1, method="occlusion")
+    assert explained.status == "ok"
+
+
+def test_a_model_on_one_device_by_a_map_is_explained(network: Network) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    before = camkit.explain(network, IMAGE, target=1, method="gradcam")
+    spread = accelerate.dispatch_model(
+        copy.deepcopy(network), device_map={"features": "cpu", "head": "cpu"}, force_hooks=True
+    )
+
+    after = camkit.explain(spread, IMAGE, target=1, method="gradcam")
+
+    assert after.layer == before.layer
+    assert np.allclose(after.raw, before.raw, atol=1e-6)

@@ -25,7 +25,7 @@ import camkit
 from camkit import cli
 from camkit.cli.explain import TargetOptions
 from camkit.errors import InputError, ModelError
-from camkit.models import load_model, read_labels
+from camkit.models import as_model, load_model, read_labels
 from camkit.sentences.inputs import processor_beside
 
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
@@ -255,7 +255,7 @@ def test_a_classifier_of_flattened_patches_gets_pictures_in_their_own_shape(pict
     assert found.raw.shape == tuple(inputs["spatial_shapes"][0].tolist())
     assert list(found.box) == pytest.approx([0, 0, *image.size], abs=3)
 
-    with refused("keeps the shape of each picture"):
+    with refused("does not prepare pictures of another size"):
         load_model(str(tmp_path), size=64)
 
 
@@ -312,26 +312,19 @@ def with_code(classifier, tmp_path, monkeypatch) -> Callable[[str], tuple[Path, 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("part", ["model", "processor"])
-def test_code_in_a_models_folder_runs_only_if_the_caller_trusts_it(with_code, part):
+def test_code_in_a_models_folder_runs_only_if_the_caller_trusts_it(with_code, part, tmp_path, capfd):
     folder, trace = with_code(part)
+    command = [str(PLANE), "--model", str(folder), "--out", str(tmp_path / "out")]
 
     with refused("pass trust_remote_code=True"):
         load_model(str(folder), device="cpu")
-    assert not trace.exists()
-    loaded = load_model(str(folder), device="cpu", trust_remote_code=True)
-    assert trace.exists()
-    assert camkit.explain(loaded, PLANE).label in ("cat", "dog", "cow")
-
-
-@pytest.mark.extended
-def test_the_command_line_runs_a_folders_code_only_with_its_option(with_code, tmp_path, capfd):
-    folder, trace = with_code("model")
-    command = [str(PLANE), "--model", str(folder), "--out", str(tmp_path / "out")]
-
     assert cli.main(command) == 2
     assert "pass --trust-remote-code" in capfd.readouterr().err
     assert not trace.exists()
     assert cli.main([*command, "--trust-remote-code"]) == 0
+    loaded = load_model(str(folder), device="cpu", trust_remote_code=True)
+    assert trace.exists()
+    assert camkit.explain(loaded, PLANE).label in ("cat", "dog", "cow")
 
 
 @pytest.mark.extended
@@ -702,7 +695,7 @@ def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
     options = TargetOptions(target=["1"], mask=tmp_path / "mask.png")
     (target,) = options.targets([tmp_path / "picture.png"], shown)
 
-    rows, columns = np.nonzero(target.mask)
+    rows, columns = np.nonzero(target.mask.numpy())
     left, top = (146 - 64) / 2, (73 - 64) / 2  # of the half-sized picture
     assert target.mask.shape == (64, 64)
     assert (rows.min(), rows.max() + 1) == pytest.approx((40 / 2 - top, 90 / 2 - top), abs=1)
@@ -784,8 +777,12 @@ def in_place(net: nn.Module, part: str = "") -> nn.Module:
 
 @pytest.mark.parametrize(
     "wrap",
-    [nn.DataParallel, lambda net: torch.compile(net, backend="eager"), in_place, lambda net: in_place(net, "0")],
-    ids=["DataParallel", "compiled", "compiled in place", "a compiled part"],
+    [
+        *(nn.DataParallel, lambda net: torch.compile(net, backend="eager")),
+        lambda net: nn.DataParallel(torch.compile(net, backend="eager")),
+        *(in_place, lambda net: in_place(net, "0")),
+    ],
+    ids=["DataParallel", "compiled", "both", "compiled in place", "a compiled part"],
 )
 def test_wrapped_and_compiled_modules_give_the_same_map_and_layer(wrap):
     net, image = network(), torch.randn(3, 12, 12)
@@ -793,6 +790,8 @@ def test_wrapped_and_compiled_modules_give_the_same_map_and_layer(wrap):
     wrapped = wrap(net)
     wrapped(image[None])
 
+    assert as_model(wrapped).module is net
+    assert camkit.explain(wrapped, image, net[0]).layer == "0"
     for _ in range(2):
         found = camkit.explain(wrapped, image, target=1)
         assert (found.layer, found.method) == (expected.layer, expected.method)

@@ -263,8 +263,11 @@ def test_each_picture_may_have_a_class_of_its_own(net, images, batch_size):
     [
         ([1, 2], "each() has classes for 2 pictures, but there are 3 or more"),
         ([1, 2, 3, 4], "each() has classes for 4 pictures, but there are 3; pass one class for each picture"),
-        ("bird", "each() takes a list with a class for each picture, as in each(['cat', 'dog']), not 'bird'"),
-        ([], "each() needs at least one class for each picture"),
+        (
+            "bird",
+            "each() takes a list with at least one class for each picture, as in each(['cat', 'dog']), not 'bird'",
+        ),
+        ([], "each() takes a list with at least one class for each picture, as in each(['cat', 'dog']), not []"),
         ([1, 2, 7], "target 7 is out of range: the model has classes 0 to 4"),
     ],
 )
