@@ -187,7 +187,7 @@ def plan_check(
     outputs, detects = count_outputs(loaded, dataset.items)
     counts = Counter(item.label for item in dataset.items)
     matched = match_classes(dataset.classes, loaded.labels, outputs, table, counts)
-    return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date(), detects=detects)
+    return make_plan(loaded, dataset, *matched, settings, dt.datetime.now(dt.UTC).date(), detects=detects)
 
 
 def _feasible(settings: Settings, device: torch.device) -> Check:
@@ -252,7 +252,7 @@ def finish_check(
         result = replace(result, hashes=hashes, inconclusive=settings.inconclusive, run=ran)
         if earlier is not None:
             check_heat(earlier, result.layer, result.grids)
-            contents = {item.name: plan.files.of(item.path) for item in plan.data.items}
+            contents = {item.name: plan.files[item.path] for item in plan.data.items}
             change = compare(earlier, result.images, contents, plan.settings.check.seed, plan.settings.limits.worse)
             result = replace(
                 result, change=change, fail_on_worse=settings.fail_on_worse, warnings=(*result.warnings, *change.worse)
@@ -363,7 +363,7 @@ def _warnings(
     """Return what the reader should know about the data and the config."""
     answered = [(item.label, heat[item.name].answer.output) for item in plan.data.items if item.name in heat]
     question = question_order(
-        [label for label, _ in answered], [answer for _, answer in answered], plan.matched.indices, plan.model.labels
+        [label for label, _ in answered], [answer for _, answer in answered], plan.outputs, plan.model.labels
     )
     outputs = [answer.output for of_picture in answers.values() for answer in of_picture.values()]
     boxes = [{annotation.kind for annotation in item.objects} == {"box"} for item in plan.data.items]

@@ -760,7 +760,7 @@ def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, An
     rows = []
     for name, item in ((name, item) for name, item in items.items() if name in heat):
         shown, of_map = heat[name].answer, heat[name].in_region
-        outputs, of_edits = plan.matched.indices[item.label], answers.get(name, {})
+        outputs, of_edits = plan.outputs[item.label], answers.get(name, {})
         right = {edit: answer.output in outputs for edit, answer in of_edits.items()}
         named = {edit: plan.name_of(answer.output) for edit, answer in of_edits.items()}
         lent = {edit: items[edit.lender] for edit in of_edits if edit.arm in ("same", "other")}

@@ -213,7 +213,7 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]
     if not plan.draws_heat:
         yield from _rows_without_heat(plan, items)
         return
-    classes = tuple(plan.matched.indices[item.label] for item in items)
+    classes = tuple(plan.outputs[item.label] for item in items)
     boxes = CropBoxes()  # the parts of the pictures that the model sees
     own_class = EachTarget(classes, activation=plan.model.activation)
     target = _RecordingTarget(own_class, {}, tuple(range(1, len(items) + 1)))

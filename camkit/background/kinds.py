@@ -169,7 +169,7 @@ def _pasted_answers(
     """Join the answers with all fills to each object on each background that has a kind."""
     items = {item.name: item for item in plan.sample}
     for name, of_picture in answers.items():
-        item, outputs = items[name], plan.matched.indices[items[name].label]
+        item, outputs = items[name], plan.outputs[items[name].label]
         by_background: dict[str, list[int]] = defaultdict(list)
         for edit, answer in of_picture.items():
             if edit.arm in ("same", "other") and edit.lender in backgrounds:

@@ -240,7 +240,7 @@ def _with_items(plan: Plan, items: Sequence[Item]) -> Plan:
     """Return the plan for some of the pictures, without reports."""
     data = replace(plan.data, items=tuple(items))
     settings = plan.settings.model_copy(update={"run": Run()})
-    return make_plan(plan.model, data, plan.matched, settings, plan.today)
+    return make_plan(plan.model, data, plan.outputs, plan.matched, settings, plan.today)
 
 
 def _gap_of(result: CheckResult) -> float | None:
@@ -355,7 +355,7 @@ def find_last_linear(plan: Plan) -> str:
 
 def trained_rows(plan: Plan) -> list[int]:
     """Return the outputs that the data has classes for. Their weights are trained; the others stay."""
-    return sorted({output for indices in plan.matched.indices.values() for output in indices})
+    return sorted({output for indices in plan.outputs.values() for output in indices})
 
 
 @dataclass(frozen=True, eq=False)
@@ -417,7 +417,7 @@ def inputs_of(plan: Plan, name: str, pasted: Iterable[Composite]) -> Examples:
     fixed = [row for row in range(len(weight)) if row not in rows]
     others = features @ weight[fixed].T + bias[fixed]
     nothing = torch.full((len(features),), float("-inf"), dtype=torch.float64)
-    indices = plan.matched.indices
+    indices = plan.outputs
     own = torch.tensor([[row in indices[label] for row in rows] for label, _ in pairs])
     seed = plan.settings.check.seed
     # Parts of the groups; each is predicted by a layer that was trained on the others

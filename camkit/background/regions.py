@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -191,9 +191,9 @@ class RegionIndex:
 
     def coverage(self, root: Path) -> str:
         """Say how many pictures the source annotates, and how many of these are in the data."""
-        path, annotated = self.source.source, len(self.source.objects)
+        path, annotated, found = self.source.source, len(self.source.objects), len(self.objects)
         shown = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-        return f"{self.source.format} in {shown}: {annotated} annotated pictures, {len(self.objects)} of them found here"
+        return f"{self.source.format} in {shown}: {annotated} annotated pictures, {found} of them found here"
 
 
 def unmatched(classes: Collection[str], pictures: Sequence[str], indexes: Sequence[RegionIndex]) -> str:

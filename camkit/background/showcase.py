@@ -193,7 +193,7 @@ class Showcase:
             return None
         shown = {edit: make() for edit, make in edits.items() if self._title(edit, row)}
         answers = self._plan.answer(torch.stack(list(shown.values())), [item] * len(shown))
-        own = self._plan.matched.indices[item.label]
+        own = self._plan.outputs[item.label]
         edited = [
             Panel(
                 self._title(edit, row),
@@ -231,7 +231,7 @@ class Showcase:
     def explained(self, item: Item) -> Explanation | Failure | None:
         """Explain a picture's class, or a detector's best box of this class; None if the model cannot be explained."""
         plan = self._plan
-        options: dict[str, Any] = {"target": _BestBox(plan.matched.indices[item.label])} if plan.detects else {}
+        options: dict[str, Any] = {"target": _BestBox(plan.outputs[item.label])} if plan.detects else {}
         with contextlib.suppress(*[Exception] * plan.detects):  # it may have no layers, or code without gradients
             return next(plan.explain([item], **options)) if plan.explains else None
         return None

@@ -233,7 +233,7 @@ def provenance(result: CheckResult) -> list[tuple[str, str]]:
     """Return what a reader needs to repeat the check: the date, the command, the weights and the versions."""
     run, hashes, model = result.run, result.hashes, result.plan.model
     file = Path(model.weights or "")
-    weights = f"{file.name} (SHA-256 {result.plan.files.of(file)})" if file.is_file() else model.weights
+    weights = f"{file.name} (SHA-256 {result.plan.files[file]})" if file.is_file() else model.weights
     return [
         ("date", "unknown" if run is None else f"{run.started:%Y-%m-%d %H:%M} UTC, {run.seconds:.0f} s"),
         ("command", (run.command if run else "") or "camkit.check(...), called from Python"),
@@ -251,7 +251,7 @@ _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLU
 
 def data_summary(plan: Plan) -> Text:
     """Return what was found: pictures, regions, classes, what is left out, and how far the pictures are enough."""
-    lines = [*plan.data.facts, f"classes matched {plan.matched.how}", *plan.data.left_out_in_words]
+    lines = [*plan.data.facts, f"classes matched {plan.matched}", *plan.data.left_out_in_words]
     classes = sorted(Counter(item.label for item in plan.sample).items(), key=lambda of_class: of_class[1])
     lines.append(said("sample", len(plan.sample), plan.settings.limits.least_pictures, classes))
     return Text("\n".join(map(printable, lines)))
@@ -353,7 +353,7 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
             if name != OVERALL and judgement.shown != "PASS"
         ][:_MOST_LISTED],
         thumbnails=showcase.thumbnails(),
-        facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *plan.data.left_out_in_words],
+        facts=[*plan.data.facts, f"classes were matched {plan.matched}", *plan.data.left_out_in_words],
         warnings=result.warnings,
         removed=plan.removed,
         classes=result.classes,
@@ -470,7 +470,7 @@ _OF_BACKGROUND: tuple[EffectName, ...] = ("gap", "sufficiency", "attraction")
 def render_json(result: CheckResult) -> str:
     """Return the report."""
     plan, kinds = result.plan, result.kinds
-    hashes = {item.name: plan.files.of(item.path) for item in plan.data.items}
+    hashes = {item.name: plan.files[item.path] for item in plan.data.items}
     report = {
         "schema": SCHEMA,
         "camkit": VERSION,
@@ -489,7 +489,7 @@ def render_json(result: CheckResult) -> str:
         "settings": plan.reported_settings,
         "data": {
             "facts": list(plan.data.facts),
-            "classes_matched": plan.matched.how,
+            "classes_matched": plan.matched,
             "left_out": {kind: list(names) for kind, names in plan.data.left_out.items()},
             "failures": result.failures,
             "untested": dict(result.untested),
