@@ -8,11 +8,11 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from camkit.background.regions import (
     MOST_LISTED,
@@ -43,6 +43,22 @@ _COLUMNS = {
     "group": ("group",),
     "place": ("place",),
 }
+
+
+_T = TypeVar("_T")
+_K = TypeVar("_K")
+
+
+def grouped(entries: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
+    """Return entries by their key, in their order.
+
+    >>> grouped([3, 5, 8], lambda number: number % 2)
+    {1: [3, 5], 0: [8]}
+    """
+    groups: dict[_K, list[_T]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry), []).append(entry)
+    return groups
 
 
 @dataclass(frozen=True, eq=False)

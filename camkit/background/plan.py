@@ -9,7 +9,6 @@ import contextlib
 import datetime as dt
 import functools
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from camkit.background.data import SEVERAL_CLASSES, Dataset, Item
+from camkit.background.data import SEVERAL_CLASSES, Dataset, Item, grouped
 from camkit.background.edits import COMPRESSION, CUES
 from camkit.background.regions import boxes_on_input, in_pixels
 from camkit.engine.guard import interruptible
@@ -239,8 +238,9 @@ class Plan:
         del check["batch_size"]
         return {"check": check, "limits": dict(vars(self.settings.limits))}
 
-    def fingerprint(self) -> dict[str, str]:
-        """Return hashes of the weights, of the settings that influence results, and of the pictures with regions."""
+    @functools.cached_property
+    def hashes(self) -> dict[str, str]:
+        """Hashes of the weights, of the settings that influence results, and of the pictures with regions."""
         pictures = (
             f"{item.name}\0{item.label}\0{item.group}\0{item.place}\0{_describe_regions(item, self.files)}\0"
             f"{self.files[item.path]}"
@@ -274,17 +274,14 @@ def _describe_regions(item: Item, files: FileHashes) -> str:
 def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:
     """Leave out pictures with the same content as an earlier one; list copies in another class separately."""
     originals: dict[str, Item] = {}
-    kept: list[Item] = []
-    copies: dict[str, tuple[str, ...]] = {}
+    left_out = dict(data.left_out)
     for item in data.items:
         content = files[item.path]
         original = originals.setdefault(item.name if content == _UNREADABLE else content, item)
-        if original is item:
-            kept.append(item)
-        else:
+        if original is not item:
             of = "copies of another picture" if original.label == item.label else "copies of a picture of another class"
-            copies[of] = (*copies.get(of, ()), item.name)
-    return replace(data, items=tuple(kept), left_out={**data.left_out, **copies})
+            left_out[of] = (*left_out.get(of, ()), item.name)
+    return replace(data, items=tuple(originals.values()), left_out=left_out)
 
 
 def _boxes_in(output: Any, batch: int) -> list[Detections]:
@@ -335,16 +332,10 @@ def stratified(items: Sequence[Item], per_class: int, most: int, seed: int) -> l
     Each class keeps at least one picture, even if the total then exceeds ``most``. A picture's rank depends only on its
     name and the seed, so adding pictures does not reshuffle the others.
     """
-    by_class: dict[str, list[Item]] = defaultdict(list)
-    for item in items:
-        by_class[item.label].append(item)
-    if not by_class:
-        return []
-    share = max(1, min(per_class, most // len(by_class)))
-    sample: list[Item] = []
-    for members in by_class.values():
-        sample += sorted(members, key=lambda item: (seed_of(f"{seed} {item.name}"), item.name))[:share]
-    return sorted(sample, key=lambda item: (item.label, item.name))
+    by_class = grouped(items, lambda item: item.label).values()
+    share = max(1, min(per_class, most // max(1, len(by_class))))
+    ranked = (sorted(of_class, key=lambda item: (seed_of(f"{seed} {item.name}"), item.name)) for of_class in by_class)
+    return sorted((item for of_class in ranked for item in of_class[:share]), key=lambda item: (item.label, item.name))
 
 
 SPARE_PICTURES = 10

@@ -74,6 +74,11 @@ class Judgement:
         return "not decided" if self.verdict == "PASS" and is_open else self.verdict
 
     @property
+    def why(self) -> str:
+        """The reasons, as one text."""
+        return "; ".join(reason.text for reason in self.reasons)
+
+    @property
     def any_above_limit(self) -> bool:
         """Whether the estimate of any effect lies above its limit."""
         return any(effect.value > effect.limit for effect in self.effects.values())

@@ -157,25 +157,24 @@ class Showcase:
     def thumbnails(self) -> list[Panel]:
         """Draw a few pictures of every class in turn with their regions, as the model sees them."""
         data, seed = self._plan.data, self._plan.settings.check.seed
-        sample = _classes_in_turn(stratified(data.items, THUMBNAILS, THUMBNAILS * len(data.classes), seed))
-        loaded = ((item, picture) for item in sample if (picture := self._experiment.load(item)) is not None)
-        return [
-            Panel(f"{item.label}: {item.name}", _with_outline(picture))
-            for item, picture in itertools.islice(loaded, THUMBNAILS)
-        ]
+        sample = stratified(data.items, THUMBNAILS, THUMBNAILS * len(data.classes), seed)
+        return self._outlined([(item, None) for item in sample])
 
     def flips(self) -> list[Panel]:
-        """Draw pictures that the baseline's model recognised and this one does not, of every class in turn."""
+        """Draw pictures that the baseline's model recognised and this one does not."""
         flips = () if self._result.change is None else self._result.change.flips
-        turns = _classes_in_turn([(self._items[flip.name], flip) for flip in flips], lambda pair: pair[0].label)
-        loaded = ((item, flip, self._experiment.load(item)) for item, flip in turns)
-        drawn = (
-            Panel(f"{item.label}: {item.name}", _with_outline(picture), answer=f"{flip.before} before, {flip.now} now")
-            for item, flip, picture in loaded
+        return self._outlined([(self._items[flip.name], f"{flip.before} before, {flip.now} now") for flip in flips])
+
+    def _outlined(self, shown: Sequence[tuple[Item, str | None]]) -> list[Panel]:
+        """Draw the first pictures that can be read, of every class in turn, each with its region and an answer."""
+        turns = _classes_in_turn(shown, lambda pair: pair[0].label)
+        loaded = ((item, answer, self._experiment.load(item)) for item, answer in turns)
+        panels = (
+            Panel(f"{item.label}: {item.name}", _with_outline(picture), answer=answer)
+            for item, answer, picture in loaded
             if picture is not None
         )
-        # Pictures shown that the baseline's model recognised and this one does not
-        return list(itertools.islice(drawn, 12))
+        return list(itertools.islice(panels, THUMBNAILS))
 
     def _offence(self, row: ImageRow) -> tuple[float, bool, float]:
         """Return how much a picture speaks against the model: its gap, then whether the third panel is typical.

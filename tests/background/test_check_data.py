@@ -498,7 +498,7 @@ IMAGENET = ["tench, Tinca tinca", "goldfish", "tabby, tabby cat", "crane", "traf
 
 def test_classes_are_matched_by_label_or_synonym_whatever_their_case_and_separators() -> None:
     names = ["Goldfish", "TRAFFIC_LIGHT", "tabby-cat", "Tinca tinca", "crane"]
-    matched, how = match_classes(names, IMAGENET, 5, None)
+    matched, _ = match_classes(names, IMAGENET, 5, None)
     assert dict(matched) == dict(zip(names, [(1,), (4,), (2,), (0,), (3,)], strict=True))
     assert dict(match_classes(["tabby, tabby cat"], IMAGENET, 5, None)[0]) == {"tabby, tabby cat": (2,)}
 
@@ -516,7 +516,7 @@ def test_classes_by_number_by_order_and_by_class_map() -> None:
     ids = ["n01440764", "n01443537"]
     assert dict(match_classes(ids, ["tench", "goldfish"], 2, None)[0]) == {ids[0]: (0,), ids[1]: (1,)}
     table = {"fish": ["goldfish", 0, "Tench"], "cat": ["tabby"], "unused": [3]}
-    matched, how = match_classes(["cat", "fish"], IMAGENET, 5, table)
+    matched, _ = match_classes(["cat", "fish"], IMAGENET, 5, table)
     assert dict(matched) == {"cat": (2,), "fish": (1, 0)}
 
 

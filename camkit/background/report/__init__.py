@@ -16,7 +16,7 @@ import json
 import math
 import platform
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
@@ -29,6 +29,7 @@ from markupsafe import Markup
 from rich.table import Table
 from rich.text import Text
 
+from camkit.background.data import grouped
 from camkit.background.effects import (
     CUE_NAMES,
     IMAGES,
@@ -54,9 +55,6 @@ from camkit.kit.wording import NONE, VERSION, counted, first_of, number, share
 PAGE = "report.html"
 """The file name of the report that people open."""
 
-PICTURE = "evidence.png"
-"""The file name of the picture for a pull request's comment."""
-
 MOST_REASONS = 10
 """Reasons at the top of a report; the page lists the others below."""
 
@@ -75,23 +73,6 @@ LABS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 )  # fmt: skip
 """The verdicts on networks whose truth is known, by what they lose; docs/results.md explains them."""
 
-MOST_STEPS = 3
-"""Next steps that a report gives."""
-
-EXCLUSIONS = (
-    "Excluded above: every effect that counts for this row is at most this large, at 95% for each effect. More "
-    "pictures: about how many more pictures the experiment needs to exclude all these effects above their limits, if "
-    "the true effects are as estimated; the first number does so in about half of the checks, and the second in four "
-    "of five; 0 if they are excluded already, and a dash if no number of pictures would do."
-)
-
-REFERENCES = (
-    "Background gap: ResNet-50 has 0.07 on ImageNet-9, and 0.002 after training on mixed backgrounds (Xiao et al. "
-    "2020, arXiv:2006.09994).",
-    "Skill: 0 means that the heat lies on the object no more than the heat of other pictures does; 1 means as much as "
-    "the grid of the heatmap allows.",
-)
-
 
 def sentence(result: CheckResult) -> str:
     """Return the verdict as a sentence for somebody who has never heard of the check, without the word itself."""
@@ -107,11 +88,9 @@ def sentence(result: CheckResult) -> str:
 
 def _what(result: CheckResult, level: Level) -> str:
     """Return what the model relies on, by the effects at a level."""
-    effects = _effects_at(result, level)
-    cues = [effect.name for effect in effects if effect.name in CUE_NAMES]
-    if cues and len(cues) == len(effects):
-        return f"the {' and the '.join(cues)} of the whole picture"
-    return "the background"
+    names = [effect.name for effect in _effects_at(result, level)]
+    only_cues = names and set(names) <= set(CUE_NAMES)
+    return f"the {' and the '.join(names)} of the whole picture" if only_cues else "the background"
 
 
 def _effects_at(result: CheckResult, level: Level) -> list[Effect]:
@@ -128,7 +107,7 @@ def why_undecided(result: CheckResult) -> str:
     untested = {name: own.reasons[-1].text for name, own in counting.items() if own.untested}
     if not untested:
         return f"{result.reasons[0]}; do not ship on this evidence"
-    alike = {why: [name for name, text in untested.items() if text == why] for why in untested.values()}
+    alike = grouped(untested, lambda name: untested[name])
     return said("why_undecided", alike, len(untested), len(counting), result.excluded_for_rest)
 
 
@@ -156,7 +135,7 @@ def next_steps(result: CheckResult) -> list[str]:
         steps = ["use all pictures: leave out --quick and --per-class", *others]
     elif others != steps and left > 0:
         steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
-    return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
+    return steps[:3] or [f"read the reasons in {PAGE}"]
 
 
 def _named(result: CheckResult) -> str:
@@ -189,9 +168,7 @@ def _to_gather(result: CheckResult) -> list[str]:
 
 def untested(result: CheckResult) -> list[str]:
     """Return for each cause how many pictures it kept from being tested, the most frequent first, with an example."""
-    named: dict[str, list[str]] = defaultdict(list)
-    for name, why in result.untested.items():
-        named[why].append(name)
+    named = grouped(result.untested, lambda name: result.untested[name])
     causes = sorted(named.items(), key=lambda cause: -len(cause[1]))
     return [f"{counted(len(names), 'picture')} could not be tested, such as {names[0]}: {why}" for why, names in causes]
 
@@ -251,9 +228,9 @@ _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLU
 
 def data_summary(plan: Plan) -> Text:
     """Return what was found: pictures, regions, classes, what is left out, and how far the pictures are enough."""
-    lines = [*plan.data.facts, f"classes matched {plan.matched}", *plan.data.left_out_in_words]
     classes = sorted(Counter(item.label for item in plan.sample).items(), key=lambda of_class: of_class[1])
-    lines.append(said("sample", len(plan.sample), plan.settings.limits.least_pictures, classes))
+    sample = said("sample", len(plan.sample), plan.settings.limits.least_pictures, classes)
+    lines = [*plan.data.facts, f"classes matched {plan.matched}", *plan.data.left_out_in_words, sample]
     return Text("\n".join(map(printable, lines)))
 
 
@@ -266,15 +243,17 @@ def cost_notice(plan: Plan) -> Text:
 
 def verdict(result: CheckResult) -> Text:
     """Return the verdict, the reasons, and the path of the report."""
-    lines = [(why_undecided(result), "")]
-    lines += [(f"next: {step}", "bold") for step in next_steps(result)]
-    lines += [(reason, "") for reason in result.reasons[:MOST_REASONS]]
-    lines += [(f"and {len(result.reasons) - MOST_REASONS} more", "")] if len(result.reasons) > MOST_REASONS else []
-    lines += [(f"note: {warning}", "yellow") for warning in result.warnings]
-    for first in list(result.failures)[:1]:
-        lines.append((f"{len(result.failures)} pictures could not be used, such as {first}", "yellow"))
-    lines += [(line, "yellow") for line in untested(result)[:3]]  # the most frequent causes
-    lines.append((change_since_baseline(result), ""))
+    more, unusable = len(result.reasons) - MOST_REASONS, [*result.failures]
+    lines = [
+        (why_undecided(result), ""),
+        *((f"next: {step}", "bold") for step in next_steps(result)),
+        *((reason, "") for reason in result.reasons[:MOST_REASONS]),
+        (f"and {more} more" if more > 0 else "", ""),
+        *((f"note: {warning}", "yellow") for warning in result.warnings),
+        (f"{len(unusable)} pictures could not be used, such as {unusable[0]}" if unusable else "", "yellow"),
+        *((line, "yellow") for line in untested(result)[:3]),  # the most frequent causes
+        (change_since_baseline(result), ""),
+    ]
     text = Text.assemble((result.verdict, _STYLES[result.verdict]), f": {printable(sentence(result))}\n")
     for line, style in lines:
         text.append(f"  {printable(line)}\n" if line else "", style)
@@ -284,10 +263,9 @@ def verdict(result: CheckResult) -> Text:
 def table(result: CheckResult) -> Table:
     """Return a table with one row per class, and one for all classes."""
     columns = Table(box=None, pad_edge=False)
-    for heading in ("class", "verdict"):
-        columns.add_column(heading, no_wrap=True)
-    for heading in ("n", "acc.", "gap", "attr.", result.plan.removed, "skill", "excluded above", "more pictures"):
-        columns.add_column(heading, no_wrap=" " not in heading, justify="right")
+    numeric = ("n", "acc.", "gap", "attr.", result.plan.removed, "skill", "excluded above", "more pictures")
+    for heading in ("class", "verdict", *numeric):
+        columns.add_column(heading, no_wrap=" " not in heading, justify="right" if heading in numeric else "left")
     for name, measures in [*result.classes.items(), (OVERALL, result.overall)]:
         title, verdict, *numbers, more = figures(measures, result.judged[name]).values()
         columns.add_row(
@@ -368,7 +346,7 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
         shares=SHARES,
         kinds=result.kinds,
         strips=showcase.strips,
-        references=REFERENCES,
+        references=said("references").split("\n"),
         caveat=said("caveat", result.verdict),
         details=[
             *provenance(result),
@@ -392,9 +370,6 @@ def _chart(result: CheckResult) -> dict[str, Any]:
     return {"rows": rows, "place": lambda value: round(100 * (value - left) / (right - left), 2)}
 
 
-_SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
-
-
 def render_markdown(result: CheckResult, showcase: Showcase | None = None) -> str:
     """Return the summary: the verdict, the reasons, the picture and its answers in words, and a row per class.
 
@@ -405,27 +380,23 @@ def render_markdown(result: CheckResult, showcase: Showcase | None = None) -> st
     return _filled(
         "summary.md",
         result=result,
-        sign=_SIGNS[result.verdict],
         triptychs=(showcase or Showcase(result)).triptychs,
         words=sys.modules[__name__],
         number=number,
     )
 
 
-_IN_TITLE = {ord(sign): f"%{ord(sign):02X}" for sign in "%:,"}
-"""What ends a title in a workflow command, and how it is written in one."""
-
-
 def workflow_commands(result: CheckResult) -> list[str]:
     """Return GitHub's workflow commands: an error for each FAIL, a warning for each other verdict but PASS."""
     texts = [("error", "worse than the baseline", text) for text in result.regressed]
-    for name, judgement in result.judged.items():
-        if judgement.verdict != "PASS":
-            level = "error" if judgement.verdict == "FAIL" and not judgement.waived else "warning"
-            why = "; ".join(reason.text for reason in judgement.reasons)
-            texts.append((level, f"{judgement.verdict} {name}".rstrip(), why))
+    texts += [
+        ("error" if own.verdict == "FAIL" and not own.waived else "warning", f"{own.verdict} {name}".rstrip(), own.why)
+        for name, own in result.judged.items()
+        if own.verdict != "PASS"
+    ]
+    in_title = {ord(sign): f"%{ord(sign):02X}" for sign in "%:,"}  # what ends a title in a workflow command
     return [
-        f"::{level} title=camkit%3A {printable(title).translate(_IN_TITLE)}::{printable(why).replace('%', '%25')}"
+        f"::{level} title=camkit%3A {printable(title).translate(in_title)}::{printable(why).replace('%', '%25')}"
         for level, title, why in texts
     ]
 
@@ -434,9 +405,6 @@ _ACROSS, _SIDE, _SIZE = 3, 260, 14
 """Three pictures are about as wide as a comment on GitHub, so that nothing is reduced there."""
 
 _COLOURS: Mapping[str, Colour] = MappingProxyType({"FAIL": (179, 38, 30), "PASS": (27, 107, 58), "": GREY})
-
-_NOTHING = Tile(np.full((1, 1, 3), 255, np.uint8))
-"""Fills a row whose picture has fewer edits."""
 
 
 def render_picture(result: CheckResult, showcase: Showcase | None = None) -> bytes:
@@ -459,7 +427,7 @@ def render_picture(result: CheckResult, showcase: Showcase | None = None) -> byt
             answer, verdict = panel.comment
             line = f"{strip.row.label}: {panel.title.partition(' (')[0]}"
             tiles.append(Tile(panel.pixels, line, answer, _COLOURS[verdict]))
-        tiles += [_NOTHING] * (_ACROSS - len(strip.triptych))
+        tiles += [Tile(np.full((1, 1, 3), 255, np.uint8))] * (_ACROSS - len(strip.triptych))  # if there are fewer edits
     return encode(contact_sheet(tiles, _ACROSS, "\n".join(title), side=_SIDE, size=_SIZE))
 
 
@@ -498,7 +466,7 @@ def render_json(result: CheckResult) -> str:
         "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
         "kinds": kinds and {"source": "place", **asdict(kinds), "sentences": list(kinds.sentences)},
-        "change": None if result.change is None else result.change.to_dict(),
+        "change": result.change and asdict(result.change),
         "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
         "caveat": said("caveat", result.verdict),
     }
@@ -555,7 +523,7 @@ def render_junit(result: CheckResult) -> str:
 
 
 _DRAWN: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
-    {PAGE: render_html, PICTURE: render_picture, "summary.md": render_markdown}
+    {PAGE: render_html, "evidence.png": render_picture, "summary.md": render_markdown}
 )
 """The reports with pictures: they also take the ``Showcase``, which asks the model once for all of them."""
 
