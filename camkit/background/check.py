@@ -185,8 +185,8 @@ def plan_check(
     if unknown is not None:
         raise InputError(f"the config names class {unknown!r}, but the data has no pictures of it")
     outputs, detects = count_outputs(loaded, dataset.items)
-    counts = Counter(item.label for item in dataset.items)
-    matched = match_classes(dataset.classes, loaded.labels, outputs, table, counts)
+    pictures = Counter(item.label for item in dataset.items)
+    matched = match_classes(dataset.classes, loaded.labels, outputs, table, pictures)
     return make_plan(loaded, dataset, *matched, settings, dt.datetime.now(dt.UTC).date(), detects=detects)
 
 

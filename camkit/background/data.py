@@ -294,9 +294,7 @@ def _label_pictures(
                 for item in items
             ]
         return items, "a folder per class", left_out
-    if table is not None:
-        return _label_by_table(table, group)
-    return _label_by_largest(data, sources, only, skip)
+    return _label_by_largest(data, sources, only, skip) if table is None else _label_by_table(table, group)
 
 
 def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
@@ -406,8 +404,8 @@ def _label_by_largest(
             bare.append(name)
     if bare and not items and sources:
         raise InputError(f"no picture gets a class from its regions: {unmatched(only or (), bare, indexes)}")
-    rule = "each picture has the class of its largest annotated object"
-    return items, rule, {"pictures without an annotated class": tuple(bare)}
+    left_out = {"pictures without an annotated class": tuple(bare)}
+    return items, "each picture has the class of its largest annotated object", left_out
 
 
 def _with_objects(item: Item, indexes: Sequence[RegionIndex], classes: Collection[str], also: frozenset[str]) -> Item:
@@ -517,8 +515,8 @@ def _look_up(
     for entry in entries:
         own = (entry,) if isinstance(entry, int) else by_name.get(normalize_name(entry), ())
         if not own or not 0 <= min(own) <= max(own) < outputs:
-            is_label = isinstance(entry, str)
-            known = f"labels{did_you_mean(entry, labels or ())}" if is_label else f"{outputs} outputs"
+            near = did_you_mean(str(entry), labels or ())
+            known = f"labels{near}" if isinstance(entry, str) else f"{outputs} outputs"
             raise InputError(f"class map: {entry!r} for {name!r} is not one of the model's {known}")
         indices.extend(own)
     return tuple(dict.fromkeys(indices))

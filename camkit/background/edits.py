@@ -237,10 +237,10 @@ def ring_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds, 
 
 
 def _lent(fill: str, *arms: tuple[Arm, Backgrounds]) -> Iterator[tuple[Edit, PreparedPicture]]:
-    """Yield an edit for each background, with the picture that lends it."""
-    for arm, backgrounds in arms:
-        for lender, background in backgrounds.items():
-            yield Edit(arm, fill, lender), background
+    """Return an edit for each background, with the picture that lends it."""
+    return (
+        (Edit(arm, fill, lender), background) for arm, backgrounds in arms for lender, background in backgrounds.items()
+    )
 
 
 def _behind(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
@@ -320,8 +320,7 @@ def _next_background(
     """
     pair = (item.label, of_class[0].label + kind)
     if pair not in rotations:
-        random = own_generator("\0".join(pair), seed)
-        first, *others = random.permutation(len(of_class)).tolist()
+        first, *others = own_generator("\0".join(pair), seed).permutation(len(of_class)).tolist()
         rotations[pair] = itertools.cycle([of_class[number] for number in (*others, first)])
     tried = itertools.islice(rotations[pair], len(of_class))
     return next((background for background in tried if background.group != item.group), None)

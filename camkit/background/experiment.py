@@ -256,9 +256,8 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]
     for number, item, explanation in zip(numbers, items, plan.explain(items, target=target), strict=True):
         try:
             if isinstance(explanation, Failure):
-                row: HeatRow | Unusable = _unusable(item, explanation.error)
-            else:
-                row = _compared(plan, boxes, item, explanation, target.answers[number])
+                raise explanation.error
+            row: HeatRow | Unusable = _compared(plan, boxes, item, explanation, target.answers[number])
         except CamkitError as error:
             row = _unusable(item, error)
         yield row
@@ -411,8 +410,7 @@ class Experiment:
         first = self._load(plan.sample[0]) if plan.sample else None
         size = _CACHE_BYTES if first is None else first.tensor.nbytes
         # Tensors kept of each picture: itself, and one as a background for each fill
-        kept = max(_MIN_CACHED, _CACHE_BYTES // (3 * size))
-        self.load = functools.lru_cache(maxsize=kept)(self._load)
+        self.load = functools.lru_cache(maxsize=max(_MIN_CACHED, _CACHE_BYTES // (3 * size)))(self._load)
         self.filled = functools.cache(self._filled)
 
     def _load(self, item: Item) -> PreparedPicture | None:
@@ -452,17 +450,17 @@ class Experiment:
         if picture is None or self._obstacle(item):
             return {}
         same, other = (self._with_most_room(picture, entries, wanted) for entries in self.partners[item])
-        exchanges = cue_edits(picture, same, other, plan.cues)
-        if not plan.with_regions:
-            return ring_edits(picture, same, other, plan.settings.check.ring) | exchanges
-        return region_edits(picture, same, other) | exchanges
+        ring = plan.settings.check.ring
+        edits = region_edits(picture, same, other) if plan.with_regions else ring_edits(picture, same, other, ring)
+        return edits | cue_edits(picture, same, other, plan.cues)
 
     def why_untested(self, item: Item, edits: Collection[Edit]) -> str:
         """Return why a picture with these edits was not shown on backgrounds of both kinds; "" if it was."""
         if {"same", "other"} <= {edit.arm for edit in edits}:
             return ""
-        nothing = "no picture of another group lends it a background of its own class and one of another class"
-        return self._obstacle(item) or nothing
+        return self._obstacle(item) or (
+            "no picture of another group lends it a background of its own class and one of another class"
+        )
 
     def _obstacle(self, item: Item) -> str:
         """Return why a picture has no edits; "" if it has some."""
@@ -502,9 +500,8 @@ class Experiment:
         picture = self.load(item)
         if picture is None or shape not in (None, picture.tensor.shape):
             return None
-        if not self.plan.with_regions:
-            return torch.zeros(_ROOM_CELLS, _ROOM_CELLS)
-        return None if picture.silhouettes is None or not picture.has_background else coarse(picture.silhouettes)
+        hole = torch.zeros_like(picture.shades.view) if picture.silhouettes is None else picture.silhouettes
+        return coarse(hole) if picture.has_background or not self.plan.with_regions else None
 
     def rows(self, items: Sequence[Item]) -> Iterator[EditsRow]:
         """Show the edits of some pictures of the sample to the model, and yield a row of answers for each picture.
@@ -543,8 +540,7 @@ class Experiment:
                 if len(answers[item]) == expected[item]:
                     own = answers.pop(item)
                     yield EditsRow(item.name, list(own.items()), self.why_untested(item, own))
-        bare = [item for item, count in expected.items() if not count]
-        yield from (EditsRow(item.name, [], self.why_untested(item, [])) for item in bare)
+        yield from (EditsRow(item.name, [], self.why_untested(item, [])) for item in expected if not expected[item])
 
 
 _About = TypeVar("_About")

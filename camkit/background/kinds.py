@@ -107,8 +107,8 @@ class Kinds:
     @property
     def warnings(self) -> dict[str, list[Reason]]:
         """Each class's worst pair that is significantly bad."""
-        worst_last = reversed(self.bad)
-        return {pair.label: [Reason("less accurate on one place", self.in_words(pair))] for pair in worst_last}
+        reasons = ((pair.label, Reason("less accurate on one place", self.in_words(pair))) for pair in self.bad[::-1])
+        return {label: [reason] for label, reason in reasons}
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack, cast
 
 import cv2
 import numpy as np
@@ -196,16 +196,15 @@ def mended(plan: Plan, progress: MendProgress, before: CheckResult | None = None
     progress("training", 0, 1)
     strength = choose_strength(examples)
     module, rows = copy.deepcopy(plan.model.module), trained_rows(plan)
-    layer = module.get_submodule(name)
-    assert isinstance(layer, torch.nn.Linear)
+    layer = cast("nn.Linear", module.get_submodule(name))
     weight, bias = fit(examples, strength)
     with torch.no_grad():
         layer.weight[rows] = weight.to(layer.weight)
         if layer.bias is not None:
             layer.bias[rows] = bias.to(layer.bias)
     progress("training", 1, 1)
-    of_mended = replace(to_prove, model=replace(plan.model, module=module))
-    after = finish_check(of_mended, progress=_named("after", progress))
+    to_prove = replace(to_prove, model=replace(plan.model, module=module))
+    after = finish_check(to_prove, progress=_named("after", progress))
     return MendResult(module, name, before, after, tuple(item.name for item in to_mend.data.items), strength)
 
 
@@ -275,9 +274,9 @@ def composites(plan: Plan, progress: MendProgress) -> Composites:
         progress("pasting", number, len(plan.sample))
         picture = experiment.load(item)
         if picture is not None:
-            edits = experiment.edits(item, wanted)
-            pasted = {edit: make() for edit, make in edits.items() if edit.arm in ("same", "other")}
-            yield item, picture.shades, {Edit("same", ORIGINAL, item.name): picture.tensor, **pasted}
+            made = {Edit("same", ORIGINAL, item.name): picture.tensor}
+            edits = experiment.edits(item, wanted).items()
+            yield item, picture.shades, made | {edit: make() for edit, make in edits if edit.arm in ("same", "other")}
 
 
 def export_composites(plan: Plan, folder: Path, progress: MendProgress) -> int:
@@ -370,8 +369,7 @@ class Examples:
 def inputs_of(plan: Plan, name: str, pictures: Composites) -> Examples:
     """Run the model once on each input, and return the inputs of its last linear layer, which has this name."""
     module, device = plan.model.module, device_of(plan.model.module)
-    layer, found = module.get_submodule(name), list[Tensor]()
-    assert isinstance(layer, nn.Linear)
+    layer, found = cast("nn.Linear", module.get_submodule(name)), list[Tensor]()
     shown: list[tuple[Item, Edit]] = []
     inputs = (((item, edit), tensor) for item, _, made in pictures for edit, tensor in made.items())
 
@@ -392,9 +390,8 @@ def inputs_of(plan: Plan, name: str, pictures: Composites) -> Examples:
     fixed = [row for row in range(len(weight)) if row not in rows]
     others = functional.pad(features @ weight[fixed].T + bias[fixed], (0, 1), value=-math.inf)
     own = torch.tensor([[row in plan.outputs[label] for row in rows] for label, _ in pairs])
-    seed = plan.settings.check.seed
     # Parts of the groups; each is predicted by a layer that was trained on the others
-    folds = [seed_of(f"{seed} {item.group}") % 4 for item, _ in shown]
+    folds = [seed_of(f"{plan.settings.check.seed} {item.group}") % 4 for item, _ in shown]
     return Examples(
         features,
         own,

@@ -377,8 +377,8 @@ def make_plan(
     if settings.run.quick:
         bare = [item for item in data.items if with_regions and not item.objects]  # reported as untested
         kept = (*drawn, *stratified(bare, check.per_class, most, check.seed))
-        fact = f"the quick check takes {len(kept)} of these {len(data.items)} pictures"
-        data = replace(data, items=kept, facts=(*data.facts, fact))
+        facts = (*data.facts, f"the quick check takes {len(kept)} of these {len(data.items)} pictures")
+        data = replace(data, items=kept, facts=facts)
     return Plan(model, data, outputs, matched, settings, tuple(drawn), today, detects, files)
 
 

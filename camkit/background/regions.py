@@ -372,7 +372,7 @@ def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h 
     # pycocotools raises many types for outlines it cannot read.
     with as_error(ImageError, lambda error: f"an outline cannot be read: {type(error).__name__}: {brief(error)}"):
         if isinstance(outline, list):
-            return np.asarray(rle.decode(rle.merge(rle.frPyObjects(outline, height, width)))) == 1
+            return np.asarray(rle.decode(rle.merge(rle.frPyObjects(outline, height, width))) == 1)
         runs, stated = outline["counts"], tuple(map(int, outline["size"]))
         runs = runs if isinstance(runs, list) else _read_runs(runs)
         region = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(stated[::-1]).T
@@ -545,10 +545,11 @@ def read_coco(file: Path) -> Annotations:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
         pictures = {row["id"]: str(row["file_name"]) for row in content["images"]}
         categories = {row["id"]: str(row["name"]) for row in content.get("categories", [])}
-        sizes: dict[str, tuple[int, int]] = {}
-        for row in content["images"]:
-            if (row.get("width") or 0) > 0 and (row.get("height") or 0) > 0:
-                sizes[str(row["file_name"])] = int(row["width"]), int(row["height"])
+        sizes = {
+            str(row["file_name"]): (int(row["width"]), int(row["height"]))
+            for row in content["images"]
+            if (row.get("width") or 0) > 0 and (row.get("height") or 0) > 0
+        }
         annotations = Annotations("COCO", file)
         for row in content["annotations"]:
             _add_coco(annotations, row, pictures, categories, sizes)

@@ -394,8 +394,8 @@ def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
         change, draws = _mean_change((shares[:, 0] - shares[:, 1]).tolist(), of, [seed, 4, number])
         p = p_above(-draws, limit, change.groups)
         changes.append(PairChange(label, background, float(shares[:, 0].mean()), change, p))
-    adjusted = holm([change.p for change in changes])
-    changes = [replace(change, p=p) for change, p in zip(changes, adjusted, strict=True)]
+    adjusted = zip(changes, holm([change.p for change in changes]), strict=True)
+    changes = [replace(change, p=p) for change, p in adjusted]
     return min(changes, key=lambda change: (change.p, change.change.value), default=None)
 
 

@@ -162,8 +162,8 @@ def judge(
     judged: dict[str, Judgement] = {}
     for name, class_measures in measures.items():
         if name in exempt:
-            reason = Reason("exempt", f"exempt: this class may be recognised by anything ({exempt[name]})")
-            judged[name] = Judgement(reasons=(reason,))
+            why = f"exempt: this class may be recognised by anything ({exempt[name]})"
+            judged[name] = Judgement(reasons=(Reason("exempt", why),))
             continue
         effects = [effect for effect in tested if effect.label == name]
         obstacles = _obstacles(class_measures, effects, limits, chance, with_regions=with_regions)
@@ -201,16 +201,14 @@ def _tested_effects(effects: Sequence[Effect], limits: Limits, *, may_fail: bool
                 present=p_zero <= 2.0 * limits.alpha,
                 least_groups=least if floor > limits.alpha else MIN_GROUPS,
             )
-    gaps = [effect for effect in tested if _family(effect) == "gap"]
-    settled = any(gap.level == "excluded" or gap.lacks_groups for gap in gaps)
+    settled = any(each.level == "excluded" or each.lacks_groups for each in tested if _family(each) == "gap")
     return [replace(effect, counts=not settled) if effect.name == "sufficiency" else effect for effect in tested]
 
 
 def _family(effect: Effect) -> str:
     """Return which part of the significance level an effect shares; none for the sufficiency, which never fails."""
-    if effect.scope == "all classes":
-        return "gap" if effect.name == "gap" else "cues"
-    return "classes" if effect.scope == "one class" else ""
+    of_all = "gap" if effect.name == "gap" else "cues"
+    return {"all classes": of_all, "one class": "classes", "sufficiency": ""}[effect.scope]
 
 
 def _corrected(p_values: Sequence[float], family: str) -> list[float]:

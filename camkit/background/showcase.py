@@ -167,8 +167,8 @@ class Showcase:
 
     def _outlined(self, shown: Sequence[tuple[Item, str | None]]) -> list[Panel]:
         """Draw the first pictures that can be read, of every class in turn, each with its region and an answer."""
-        turns = _classes_in_turn(shown, lambda pair: pair[0].label)
-        loaded = ((item, answer, self._experiment.load(item)) for item, answer in turns)
+        in_turn = _classes_in_turn(shown, lambda pair: pair[0].label)
+        loaded = ((item, answer, self._experiment.load(item)) for item, answer in in_turn)
         panels = (
             Panel(f"{item.label}: {item.name}", _with_outline(picture), answer=answer)
             for item, answer, picture in loaded
@@ -181,8 +181,7 @@ class Showcase:
 
         If these are equal, a larger object says more, because it is easier to see in a small picture.
         """
-        gap = min(row.same[fill] - row.other[fill] for fill in row.same)
-        return gap, self._is_typical(row), row.area or 0.0
+        return min(row.same[fill] - row.other[fill] for fill in row.same), self._is_typical(row), row.area or 0.0
 
     def _strip(self, row: ImageRow) -> Strip | None:
         """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
@@ -268,11 +267,12 @@ _T = TypeVar("_T")
 def _classes_in_turn(entries: Sequence[_T], label_of: Callable[[_T], str] = attrgetter("label")) -> list[_T]:
     """Return the first entry of each class, then the second of each, and so on, each time in the given order."""
     counts = Counter[str]()
-    turns = []
-    for entry in entries:
+
+    def turn(entry: _T) -> int:
         counts[label_of(entry)] += 1
-        turns.append(counts[label_of(entry)])
-    return [entry for _, entry in sorted(zip(turns, entries, strict=True), key=lambda pair: pair[0])]
+        return counts[label_of(entry)]
+
+    return sorted(entries, key=turn)
 
 
 def in_levels(shades: Shades, tensor: Float[Tensor, "c h w"]) -> Pixels:

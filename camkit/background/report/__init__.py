@@ -82,8 +82,8 @@ def sentence(result: CheckResult) -> str:
     untested = [name for name in result.judged if name in counted_ones and counted_ones[name].untested]
     of_all = [effect for effect in result.judged[OVERALL].effects.values() if effect.level == level]
     largest = max(of_all or _effects_at(result, level), key=lambda effect: effect.value, default=None)
-    evidence = of_all[0] if of_all else largest  # the gap of all classes, or the largest finding of a class
-    return said("sentence", result, _what(result, level), evidence, above, untested)
+    # The evidence is the gap of all classes, or the largest finding of a class
+    return said("sentence", result, _what(result, level), of_all[0] if of_all else largest, above, untested)
 
 
 def _what(result: CheckResult, level: Level) -> str:
@@ -113,8 +113,7 @@ def why_undecided(result: CheckResult) -> str:
 
 def reliability(verdict: str) -> str:
     """Say how many networks whose truth is known got a verdict, and how many of these lose little."""
-    networks = sum(sum(counts.values()) for counts in LABS.values())
-    return said("reliability", verdict, [*LABS.values()], networks)
+    return said("reliability", verdict, [*LABS.values()], sum(sum(counts.values()) for counts in LABS.values()))
 
 
 def next_steps(result: CheckResult) -> list[str]:
