@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import os
 import re
@@ -35,7 +34,6 @@ from camkit.images.masks import MASK_SUFFIXES, has_few_values, names_masks
 from camkit.kit.statistics import wilson
 from camkit.kit.wording import first_of, listed
 from camkit.options.settings import normalize_name
-from camkit.types import Box
 
 _COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "image", "image_path", "picture"),
@@ -300,15 +298,14 @@ def _label_pictures(
 def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
     """Refuse masks with unusual names among photographs: they would count as pictures of a class."""
     masks, photographs = [], 0
-    for files in by_class.values():
-        for _, of_folder in itertools.groupby(files, key=lambda file: file.parent):
-            pictures = list(of_folder)
-            possible = [file for file in pictures if file.suffix.lower() in MASK_SUFFIXES]
-            # In each folder, at most this many of the pictures that may be masks are examined
-            examined = possible[:4]
-            few = list(filter(has_few_values, examined))
-            masks += few if 2 * len(few) >= len(examined) else []
-            photographs += len(pictures) - len(possible) + len(examined) - len(few)
+    by_folder = grouped((file for files in by_class.values() for file in files), lambda file: file.parent)
+    for pictures in by_folder.values():
+        possible = [file for file in pictures if file.suffix.lower() in MASK_SUFFIXES]
+        # In each folder, at most this many of the pictures that may be masks are examined
+        examined = possible[:4]
+        few = list(filter(has_few_values, examined))
+        masks += few if 2 * len(few) >= len(examined) else []
+        photographs += len(pictures) - len(possible) + len(examined) - len(few)
     if masks and photographs:
         raise InputError(
             f"{masks[0]} has only a few colours, like a mask, but is in the folder of a class; name masks like their "
@@ -392,14 +389,11 @@ def _label_by_largest(
     indexes = [RegionIndex(source, files) for source in sources]
     items, bare = [], []
     for name, file in files.items():
-        areas: dict[str, float] = defaultdict(float)
-        for annotation in (annotation for index in indexes for annotation in index.objects.get(name, ())):
-            category = annotation.category
-            if category and not annotation.crowd and (only is None or category in only):
-                box = annotation.box or Box(0, 0, 0, 0)
-                areas[category] = max(areas[category], (box.right - box.left) * (box.bottom - box.top))
-        if areas:
-            items.append(Item(name, file, max(sorted(areas), key=lambda category: areas[category]), name))
+        objects = [annotation for index in indexes for annotation in index.objects.get(name, ())]
+        named = [one for one in objects if one.category and not one.crowd and (only is None or one.category in only)]
+        named.sort(key=lambda one: (-one.area, one.category))
+        if named:
+            items.append(Item(name, file, named[0].category, name))
         else:
             bare.append(name)
     if bare and not items and sources:

@@ -160,11 +160,6 @@ class PreparedPicture:
         tensor = self.shades.black + imposed.permute(2, 0, 1) * self.shades.contrast
         return torch.where(self.shades.view, tensor, self.tensor)
 
-    def without(self, fill: str) -> Float[Tensor, "c h w"]:
-        """Return the picture with its objects' boxes filled. If there is no texture to copy, the fill is smooth."""
-        assert self.hole is not None
-        return self._with_fill(fill, self.hole)
-
     def pasted_on(self, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
         """Return the object on the background of another picture, at the same place."""
         assert self.region is not None
@@ -177,9 +172,10 @@ class PreparedPicture:
         The boxes cover far more: filling them would destroy much of the background.
         """
         assert self.silhouettes is not None
-        return {fill: self._with_fill(fill, self.silhouettes) for fill in FILLS}
+        return {fill: self.with_fill(fill, self.silhouettes) for fill in FILLS}
 
-    def _with_fill(self, fill: str, hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
+    def with_fill(self, fill: str, hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
+        """Return the picture with a hole filled. If there is no texture to copy, the fill is smooth."""
         unknown = hole | ~self.shades.view
         filled = FILLS[fill](self.tensor, unknown)
         if filled is None:
@@ -203,12 +199,12 @@ Backgrounds: TypeAlias = Mapping[str, PreparedPicture]
 def region_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds) -> Edits:
     """List the edits of a picture whose object's region is known."""
     listed: Edits = {}
-    can_lose_boxes = picture.has_room_beside(picture.hole)
+    boxes = picture.hole if picture.has_room_beside(picture.hole) else None
     for fill in FILLS:
         for edit, background in _lent(fill, ("same", same), ("other", other)):
             listed[edit] = functools.partial(picture.pasted_on, background, fill)
-        if can_lose_boxes:
-            listed[Edit("removed", fill)] = functools.partial(picture.without, fill)
+        if boxes is not None:
+            listed[Edit("removed", fill)] = functools.partial(picture.with_fill, fill, boxes)
     return listed
 
 

@@ -647,7 +647,7 @@ class ImageRow:
         status: whether the map has evidence.
         energy, shuffled, ceiling: E, S and C of the map.
         room: the headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
-        hit, rank, area: as ``heat.measure`` returns them.
+        hit, rank, area: as ``experiment.measure`` returns them.
         grid: rows and columns of the map.
         same, other: by fill, the share of right answers on backgrounds of its own class, and of other classes.
         pasted: by fill, the answers to the object on each background that it was shown on.

@@ -67,6 +67,11 @@ class ObjectAnnotation:
     size: tuple[int, int] | None = None
 
     @property
+    def area(self) -> float:
+        """The area of the box; 0 if there is none."""
+        return 0.0 if self.box is None else (self.box.right - self.box.left) * (self.box.bottom - self.box.top)
+
+    @property
     def kind(self) -> Literal["mask", "box"]:
         """Return "mask" if the outline is known, "box" if only the box is."""
         return "box" if self.outline is None else "mask"

@@ -128,7 +128,7 @@ class CheckResult(Tabular):
         """
         rest = {name for name, own in self.judged.items() if own.effects and not (own.waived or own.untested)}
         rows, settings = [row for row in self.images if row.label in rest], self.plan.settings
-        effects = measure_all(rows, settings.limits, settings.check.seed)[OVERALL].counting if rows else []
+        effects = measure_all(rows, settings.limits, settings.check.seed)[OVERALL].counting
         return all_excluded_above(each for each in effects if each.name != "sufficiency" and each.mean is not None)
 
     @property

@@ -469,7 +469,12 @@ def render_json(result: CheckResult) -> str:
         "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
         "caveat": said("caveat", result.verdict),
     }
-    rounded = _rounded(report)
+    # JSON has no NaN and no infinity, so they become null; adding 0.0 turns -0.0 into 0.0
+    rounded = json.loads(
+        json.dumps(report),
+        parse_float=lambda text: round(float(text), 6) + 0.0,
+        parse_constant=lambda _: None,
+    )
     return json.dumps({**rounded, "checksum": checksum(rounded)}, indent=1, allow_nan=False) + "\n"
 
 
@@ -496,17 +501,6 @@ def plain(measures: Measures) -> dict[str, Any]:
     figures["mean"] = {name: means[name] for name in _OF_BACKGROUND if name in means}
     figures["cues"] = {name: means[name] for name in sorted(CUE_NAMES) if name in means}
     return figures
-
-
-def _rounded(value: Any) -> Any:
-    """Round every number in a nested value. JSON has no NaN and no infinity, so they become null."""
-    if isinstance(value, float):
-        return round(value, 6) + 0.0 if math.isfinite(value) else None  # adding 0.0 turns -0.0 into 0.0
-    if isinstance(value, dict):
-        return {str(name): _rounded(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(entry) for entry in value]
-    return value
 
 
 def render_junit(result: CheckResult) -> str:
