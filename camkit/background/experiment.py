@@ -22,7 +22,6 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 from torch import Tensor
-from torch.nn import functional
 
 from camkit.background.data import Item
 from camkit.background.edits import (
@@ -565,4 +564,4 @@ def batches_of_one_shape(
 
 def coarse(region: Shaped[Tensor, "h w"]) -> Float[Tensor, "r c"]:
     """Return the share of each cell of a coarse grid that a region covers."""
-    return functional.adaptive_avg_pool2d(region[None].float(), _ROOM_CELLS)[0]
+    return torch.nn.functional.adaptive_avg_pool2d(region[None].float(), _ROOM_CELLS)[0]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import io
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,6 @@ import safetensors.torch
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
 from camkit.background.check import PlanOptions, finish_check, plan_check
 from camkit.background.data import Item, grouped
@@ -362,8 +360,8 @@ class Examples:
     def right(self, tensors: tuple[Tensor, Tensor]) -> Bool[Tensor, " n"]:
         """Return which examples a layer with these trained rows classifies rightly."""
         logits = self.features @ tensors[0].T + tensors[1]
-        best = logits.masked_fill(~self.own, -math.inf).amax(1)
-        return best > torch.cat([logits.masked_fill(self.own, -math.inf), self.others], 1).amax(1)
+        best = logits.masked_fill(~self.own, -torch.inf).amax(1)
+        return best > torch.cat([logits.masked_fill(self.own, -torch.inf), self.others], 1).amax(1)
 
 
 def inputs_of(plan: Plan, name: str, pictures: Composites) -> Examples:
@@ -388,7 +386,7 @@ def inputs_of(plan: Plan, name: str, pictures: Composites) -> Examples:
     weight = layer.weight.detach().double().cpu()
     bias = torch.zeros(len(weight)).double() if layer.bias is None else layer.bias.detach().double().cpu()
     fixed = [row for row in range(len(weight)) if row not in rows]
-    others = functional.pad(features @ weight[fixed].T + bias[fixed], (0, 1), value=-math.inf)
+    others = nn.functional.pad(features @ weight[fixed].T + bias[fixed], (0, 1), value=-torch.inf)
     own = torch.tensor([[row in plan.outputs[label] for row in rows] for label, _ in pairs])
     # Parts of the groups; each is predicted by a layer that was trained on the others
     folds = [seed_of(f"{plan.settings.check.seed} {item.group}") % 4 for item, _ in shown]
@@ -444,7 +442,7 @@ def fit(
     def loss() -> Tensor:
         optimiser.zero_grad()
         logits = before + scaled @ change.T + shift
-        of_class = logits.masked_fill(~own, -math.inf).logsumexp(1)
+        of_class = logits.masked_fill(~own, -torch.inf).logsumexp(1)
         everything = torch.logaddexp(logits.logsumexp(1), rest)
         pull = strength * (change.square().sum() + shift.square().sum()) / len(change)
         value: Tensor = ((everything - of_class) * weights).sum() + pull

@@ -83,15 +83,6 @@ class Judgement:
         """Whether the estimate of any effect lies above its limit."""
         return any(effect.value > effect.limit for effect in self.effects.values())
 
-    @property
-    def largest_effect(self) -> float:
-        """The largest of the effects; -1, less than any difference of shares, if none was measured."""
-        return max((effect.value for effect in self.effects.values() if effect.mean is not None), default=-1.0)
-
-    def p(self, effect: EffectName) -> float | None:
-        """Return the p-value of an effect after the correction for the number of tests; None if it was not tested."""
-        return self.effects[effect].p if effect in self.effects else None
-
     def has(self, level: Level) -> bool:
         """Return whether any effect is at a level."""
         return level in (*self.required, *self.others)
@@ -278,21 +269,17 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     )
     verdict = model.verdict
     if verdict == "PASS":
-        reasons = [*overall.reasons, *_excluded_for_classes(counted)]
-        return replace(model, reasons=tuple(reasons))
+        return replace(model, reasons=(*overall.reasons, *_excluded_for_classes(counted)))
     of_all = [reason._replace(text=f"all classes together: {reason.text}") for reason in overall.reasons]
-    named = {name for name, own in counted.items() if own.verdict == verdict}
-    if verdict == "WARN":
-        named |= {name for name, own in counted.items() if own.untested}
+    named = {name for name, own in counted.items() if own.verdict == verdict or (verdict == "WARN" and own.untested)}
     deciding = {name: own for name, own in counted.items() if name in named - {OVERALL}}
     pairs = [(name, reason) for name, own in worst_first(deciding).items() for reason in own.reasons]
     of_classes = _listed(pairs, classes=len(judged) - 1)
-    if OVERALL in named:  # first, because reports show only the first reasons at the top
-        reasons = [*of_all, *of_classes]
-    else:  # a finding for all classes together is reported in any case
-        reasons = [*of_classes, *(of_all if overall.verdict != "PASS" else [])]
-    reasons.sort(key=lambda reason: not reason.fails)
-    return replace(model, reasons=tuple(reasons))
+    # What decides comes first, because reports show only the first reasons at the top. A finding for all classes
+    # together is reported in any case.
+    beside = of_all if overall.verdict != "PASS" else []
+    reasons = [*of_all, *of_classes] if OVERALL in named else [*of_classes, *beside]
+    return replace(model, reasons=tuple(sorted(reasons, key=lambda reason: not reason.fails)))
 
 
 def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
@@ -313,8 +300,12 @@ def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
 
 
 def worst_first(judged: Mapping[str, Judgement]) -> dict[str, Judgement]:
-    """Return the classes in the order of their largest effects."""
-    return dict(sorted(judged.items(), key=lambda of_class: -of_class[1].largest_effect))
+    """Return the classes in the order of their largest effects; those whose effects were not measured come last."""
+    largest = {
+        name: max((effect.value for effect in own.effects.values() if effect.mean is not None), default=-1.0)
+        for name, own in judged.items()
+    }
+    return {name: judged[name] for name in sorted(judged, key=lambda name: -largest[name])}
 
 
 def _listed(reasons: Sequence[tuple[str, Reason]], classes: int) -> list[Reason]:

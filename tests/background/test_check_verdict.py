@@ -108,7 +108,7 @@ def test_a_mark_on_one_class_of_many_fails_that_class():
     found = judged(marked(NAMES, 0.9))
 
     assert found["wolf"].verdict == "FAIL"
-    assert found["wolf"].p("attraction") < 0.001
+    assert found["wolf"].effects["attraction"].p < 0.001
     assert found[OVERALL].verdict == "FAIL"
     others = {name: found[name] for name in NAMES if name != "wolf"}
     assert {judgement.verdict for judgement in others.values()} <= {
@@ -116,7 +116,7 @@ def test_a_mark_on_one_class_of_many_fails_that_class():
         "WARN",
     }  # some of their objects are on wolves
     assert {judgement.effects["attraction"].level for judgement in others.values()} <= {"excluded", "open"}
-    assert found[OVERALL].p("gap") > 0.05  # too few answers change over all classes
+    assert found[OVERALL].effects["gap"].p > 0.05  # too few answers change over all classes
 
 
 def test_a_gap_from_a_single_background_fails_nothing():
@@ -132,7 +132,7 @@ def test_a_gap_from_a_single_background_fails_nothing():
 
     found = judged(rows)
 
-    assert found["cat"].p("gap") > 0.05  # though every picture of the class has a gap of one half
+    assert found["cat"].effects["gap"].p > 0.05  # though every picture of the class has a gap of one half
     assert all(row.same["tile"] - row.other["tile"] == 0.5 for row in rows)
 
 

@@ -482,7 +482,7 @@ def _measures(measures: Measures, judgement: Judgement) -> dict[str, Any]:
     return {
         "verdict": judgement.shown,
         "reasons": [reason.text for reason in judgement.reasons],
-        **{f"{name}_p": judgement.p(name) for name in _OF_BACKGROUND},
+        **{f"{name}_p": judgement.effects[name].p if name in judgement.effects else None for name in _OF_BACKGROUND},
         "levels": {name: effect.level for name, effect in judgement.effects.items()},
         "excluded_above": {name: effect.excluded_above for name, effect in judgement.effects.items()},
         "more_pictures": {name: effect.more_pictures for name, effect in judgement.effects.items()},
