@@ -332,7 +332,7 @@ def _usable(heat: Mapping[str, HeatRow | Unusable]) -> tuple[dict[str, HeatRow],
         for name, row in heat.items()
         if name not in usable
     }
-    if answered and len(answered) == len(failures):
+    if not usable and len(answered) == len(failures) > 0:
         raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(answered))}")
     if not usable:
         raise InputError(f"no picture could be used: {next(iter(failures.values()), 'there are none')}")
