@@ -15,7 +15,7 @@ from PIL import Image
 from refusals import refused
 
 from camkit.background.data import Dataset, Item, match_classes, question_order, read_class_map, read_data
-from camkit.background.plan import FileHashes, stratified, without_duplicates
+from camkit.background.plan import stratified
 from camkit.errors import InputError
 
 SIZE = (40, 30)
@@ -162,16 +162,6 @@ def test_what_holds_no_labelled_pictures_is_refused(
         (tmp_path / "t.csv").write_bytes(table)
     with refused(message, InputError):
         read_data(tmp_path / where, group=group)
-
-
-def test_copies_are_left_out_and_copies_in_another_class_are_listed_separately(tmp_path: Path) -> None:
-    pictures(tmp_path, "cat/a.png", "dog/b.png")
-    for copy in ("cat/c.png", "dog/d.png"):
-        (tmp_path / copy).write_bytes((tmp_path / "cat/a.png").read_bytes())
-    dataset = without_duplicates(read_data(tmp_path), FileHashes())
-    assert labels(dataset) == {"cat/a.png": "cat", "dog/b.png": "dog"}
-    assert dataset.left_out["copies of another picture"] == ("cat/c.png",)
-    assert dataset.left_out["copies of a picture of another class"] == ("dog/d.png",)
 
 
 # Labels from regions
