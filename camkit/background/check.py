@@ -17,7 +17,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
-import torch
 from markupsafe import Markup
 
 from camkit.background import kinds
@@ -164,7 +163,7 @@ def plan_check(
             "the preprocessing of this model is not known; pass "
             + advice("preprocess=...", "--size, --mean and --std, or let the factory return it with the module")
         )
-    settings = settings.model_copy(update={"check": _feasible(settings, device_of(loaded.module))})
+    settings = settings.model_copy(update={"check": _feasible(settings, loaded)})
     if settings.data.path is None or data == "":
         raise InputError(
             "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
@@ -190,14 +189,14 @@ def plan_check(
     return make_plan(loaded, dataset, *matched, settings, dt.datetime.now(dt.UTC).date(), detects=detects)
 
 
-def _feasible(settings: Settings, device: torch.device) -> Check:
+def _feasible(settings: Settings, model: LoadedModel) -> Check:
     """Return how the check is run on a device.
 
     A quick check takes a smaller sample, but no smaller than the limits need. A precision that is slow on the device is
     replaced, with a warning.
     """
     check = settings.check
-    precision, note = usable_precision(check.precision, device)
+    precision, note = usable_precision(check.precision, device_of(model.module))
     if note:
         warnings.warn(note, stacklevel=3)
     check = replace(check, precision=precision)

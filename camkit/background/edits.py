@@ -16,7 +16,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 import cv2
@@ -491,14 +490,12 @@ class Cue(NamedTuple):
 
 COMPRESSION = "compression"
 
-CUES: Mapping[str, Cue] = MappingProxyType(
-    {
-        "sharpness": Cue(measure_sharpness, impose_sharpness),
-        "noise": Cue(measure_noise, impose_noise),
-        "colour": Cue(measure_colour, impose_colour),
-        COMPRESSION: Cue(None, impose_compression),
-    }
-)
+CUES: Mapping[str, Cue] = {
+    "sharpness": Cue(measure_sharpness, impose_sharpness),
+    "noise": Cue(measure_noise, impose_noise),
+    "colour": Cue(measure_colour, impose_colour),
+    COMPRESSION: Cue(None, impose_compression),
+}
 """The statistics that are exchanged, by name."""
 
 

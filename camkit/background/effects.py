@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
@@ -232,41 +230,39 @@ _EXCLUDED = Rule[Level, Effect](
 )
 _OPEN = Rule[Level, Effect]("open", "otherwise", lambda _: True)
 
-LEVELS: Mapping[Scope, tuple[Rule[Level, Effect], ...]] = MappingProxyType(
-    {
-        "all classes": (
-            _FAIL,
-            _EXCLUDED,
-            Rule(
-                "warn",
-                "its interval lies above 0, or its estimate is above the limit",
-                lambda effect: (
-                    (effect.low > 0 or effect.value > effect.limit) and effect.enough and not effect.lacks_groups
-                ),
+LEVELS: Mapping[Scope, tuple[Rule[Level, Effect], ...]] = {
+    "all classes": (
+        _FAIL,
+        _EXCLUDED,
+        Rule(
+            "warn",
+            "its interval lies above 0, or its estimate is above the limit",
+            lambda effect: (
+                (effect.low > 0 or effect.value > effect.limit) and effect.enough and not effect.lacks_groups
             ),
-            _OPEN,
         ),
-        "one class": (
-            _FAIL,
-            _EXCLUDED,
-            Rule(
-                "warn",
-                "it is significantly above 0, and its estimate with each fill is above the limit",
-                lambda effect: effect.present and effect.above_with_every_fill and not effect.lacks_groups,
-            ),
-            _OPEN,
+        _OPEN,
+    ),
+    "one class": (
+        _FAIL,
+        _EXCLUDED,
+        Rule(
+            "warn",
+            "it is significantly above 0, and its estimate with each fill is above the limit",
+            lambda effect: effect.present and effect.above_with_every_fill and not effect.lacks_groups,
         ),
-        "sufficiency": (
-            _EXCLUDED,
-            Rule(
-                "warn",
-                "its interval lies above the limit, and the gap of all classes is not excluded and has enough groups",
-                lambda effect: effect.counts and effect.enough and effect.low > effect.limit,
-            ),
-            _OPEN,
+        _OPEN,
+    ),
+    "sufficiency": (
+        _EXCLUDED,
+        Rule(
+            "warn",
+            "its interval lies above the limit, and the gap of all classes is not excluded and has enough groups",
+            lambda effect: effect.counts and effect.enough and effect.low > effect.limit,
         ),
-    }
-)
+        _OPEN,
+    ),
+}
 """The levels of an effect by its scope; the first row that applies decides."""
 
 
@@ -683,7 +679,7 @@ class ImageRow:
     def by_background(self) -> dict[str, list[bool]]:
         """Whether the answers on the backgrounds of each class are right, with all fills."""
         right: dict[str, list[bool]] = defaultdict(list)
-        for pasted in itertools.chain.from_iterable(self.pasted.values()):
+        for pasted in (answer for of_fill in self.pasted.values() for answer in of_fill):
             right[pasted.background].append(pasted.named == self.label)
         return right
 

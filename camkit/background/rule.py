@@ -24,7 +24,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -111,7 +110,7 @@ VERDICTS: tuple[Rule[Verdict, Judgement], ...] = (
 )
 
 
-SHARES: Mapping[str, float] = MappingProxyType({"gap": 0.6, "cues": 0.1, "classes": 0.3})
+SHARES: Mapping[str, float] = {"gap": 0.6, "cues": 0.1, "classes": 0.3}
 """The parts of the significance level: for the gap of all classes, for the cues, and for the effects of the classes.
 Most models that read the background do so for many classes, and then the gap of all classes finds it first."""
 
@@ -125,7 +124,7 @@ def judge(
     may_fail: bool = True,
     with_regions: bool = True,
     of_detector: bool = False,
-    warnings: Mapping[str, Sequence[Reason]] = MappingProxyType({}),
+    warnings: Mapping[str, Sequence[Reason]] | None = None,
 ) -> dict[str, Judgement]:
     """Judge each class and, under OVERALL, the model.
 
@@ -162,7 +161,7 @@ def judge(
         judged[name] = _judge_alone(
             effects,
             obstacles,
-            [*of_heat, *warnings.get(name, ())],
+            [*of_heat, *(warnings or {}).get(name, ())],
             required=name == OVERALL or limits.strict,
             waived=waived.get(name),
         )

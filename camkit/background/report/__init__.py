@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import itertools
 import json
 import math
 import platform
@@ -21,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -61,16 +59,14 @@ MOST_REASONS = 10
 _MAX_CLASSES = 5
 """Classes that the headline lists."""
 
-LABS: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
+LABS: Mapping[str, Mapping[str, int]] = {
         "lose more than 15 points without their shortcut": {"FAIL": 107, "WARN": 0, "INCONCLUSIVE": 0, "PASS": 0},
         "lose 3 to 15 points": {"FAIL": 12, "WARN": 37, "INCONCLUSIVE": 5, "PASS": 1},
         "lose less than 3 points": {"FAIL": 1, "WARN": 19, "INCONCLUSIVE": 15, "PASS": 77},
         "lose less than 3 points without their mark, but 8 to 15 on natural backgrounds of other classes": {
             "FAIL": 2, "WARN": 10, "INCONCLUSIVE": 0, "PASS": 6,
         },
-    }
-)  # fmt: skip
+    }  # fmt: skip
 """The verdicts on networks whose truth is known, by what they lose; docs/results.md explains them."""
 
 
@@ -363,7 +359,7 @@ def _chart(result: CheckResult) -> dict[str, Any]:
     """Return the effects of all classes and of each class, and what places a value on the axis, in percent of it."""
     names = [OVERALL, *worst_first({name: result.judged[name] for name in result.classes})][: _MOST_LISTED + 1]
     rows = {name: [effect for effect in result.judged[name].effects.values() if effect.mean] for name in names}
-    effects = itertools.chain.from_iterable(rows.values())
+    effects = [effect for of_row in rows.values() for effect in of_row]
     ends = [end for effect in effects for end in (effect.value, effect.low, effect.high) if math.isfinite(end)]
     left, right = min([*ends, -0.2]), max([*ends, 0.4])  # so wide at least that small effects look small
     return {"rows": rows, "place": lambda value: round(100 * (value - left) / (right - left), 2)}
@@ -403,7 +399,7 @@ def workflow_commands(result: CheckResult) -> list[str]:
 _ACROSS, _SIDE, _SIZE = 3, 260, 14
 """Three pictures are about as wide as a comment on GitHub, so that nothing is reduced there."""
 
-_COLOURS: Mapping[str, Colour] = MappingProxyType({"FAIL": (179, 38, 30), "PASS": (27, 107, 58), "": GREY})
+_COLOURS: Mapping[str, Colour] = {"FAIL": (179, 38, 30), "PASS": (27, 107, 58), "": GREY}
 
 
 def render_picture(result: CheckResult, showcase: Showcase | None = None) -> bytes:
@@ -515,14 +511,14 @@ def render_junit(result: CheckResult) -> str:
     return _filled("junit.xml", result=result, each=each, change=change_since_baseline(result))
 
 
-_DRAWN: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
-    {PAGE: render_html, "evidence.png": render_picture, "summary.md": render_markdown}
-)
+_DRAWN: Mapping[str, Callable[..., str | bytes]] = {
+    PAGE: render_html,
+    "evidence.png": render_picture,
+    "summary.md": render_markdown,
+}
 """The reports with pictures: they also take the ``Showcase``, which asks the model once for all of them."""
 
-REPORTS: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
-    {**_DRAWN, BASELINE_FILE: render_json, "junit.xml": render_junit}
-)
+REPORTS: Mapping[str, Callable[..., str | bytes]] = {**_DRAWN, BASELINE_FILE: render_json, "junit.xml": render_junit}
 """The function that renders each report, by file name."""
 
 
