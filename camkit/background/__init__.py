@@ -3,12 +3,12 @@
 How a labelled folder becomes a verdict, step by step:
 
 - ``check``: runs the steps below in order; ``kit.store`` saves each finished row.
-- ``data``, ``regions``, ``classes``: the labelled pictures, their annotated objects, and the outputs of the model that
-  belong to each class. ``plan`` joins them with the model and the settings, and draws the sample.
-- ``heat``: where the heat of each picture lies, and whether it can be trusted.
-- ``edits``, ``experiment``: what is changed in the pictures of the sample, and what the model answers.
+- ``data``, ``regions``: the labelled pictures, their annotated objects, and the outputs of the model that belong to
+  each class. ``plan`` joins them with the model and the settings, and draws the sample.
+- ``edits``: what is changed in the pictures of the sample. ``experiment``: what the model answers to every picture, and
+  to its edits, and where the heat lies.
 - ``effects``: the measures of each picture, and what follows from them for each class and for all classes together.
 - ``rule``: the verdict, and why.
-- ``kinds``: the accuracy of each class on each place that the data names. ``baseline`` compares with an earlier check.
-- ``result``, ``report``, ``showcase``: what leaves.
+- ``kinds``: the accuracy of each class on each place that the data names.
+- ``result``, ``report``, ``showcase``: what leaves, also a comparison with an earlier check.
 """

@@ -17,16 +17,23 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
-import torch
 from markupsafe import Markup
 
 from camkit.background import kinds
 from camkit.background.data import Dataset, Item, match_classes, question_order, read_class_map, read_data
 from camkit.background.effects import OVERALL, ImageRow, Measures, image_rows, measure_all, named_without_object
-from camkit.background.experiment import EDITS, Answers, Experiment
-from camkit.background.heat import HEAT, HeatRow, Unusable, heat_rows, remark_on_heat
+from camkit.background.experiment import (
+    EDITS,
+    HEAT,
+    Answers,
+    Experiment,
+    HeatRow,
+    Unusable,
+    heat_rows,
+    remark_on_heat,
+)
 from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
-from camkit.background.report import MOST_STEPS, PAGE, REPORTS
+from camkit.background.report import PAGE, REPORTS
 from camkit.background.result import (
     BASELINE_FILE,
     CheckResult,
@@ -54,14 +61,6 @@ from camkit.types import Preprocess
 Stage: TypeAlias = Literal["heat", "experiment", "measures"]
 CheckProgress: TypeAlias = Callable[[Stage, int, int], None]
 """Called with the stage, the number of finished steps and the number of all steps."""
-
-_SILENT: CheckProgress = lambda *_: None  # noqa: E731 - as an option's default
-
-JOURNAL = "unfinished.jsonl"
-"""The file that holds the finished rows while a check runs, so that an interrupted check can be resumed."""
-
-QUICK = {"per_class": 40, "pastes": 1}
-"""The most pictures per class and backgrounds per picture of a quick check."""
 
 
 class PlanOptions(TypedDict, total=False):
@@ -135,7 +134,7 @@ def check(
             raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
     run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
     options["config"] = as_settings(options.get("config")).with_options(named=_argument, run={**run, "resume": resume})
-    return finish_check(plan_check(model, data, **options), progress=progress or _SILENT)
+    return finish_check(plan_check(model, data, **options), progress=progress)
 
 
 def _argument(setting: str) -> str:
@@ -164,7 +163,7 @@ def plan_check(
             "the preprocessing of this model is not known; pass "
             + advice("preprocess=...", "--size, --mean and --std, or let the factory return it with the module")
         )
-    settings = settings.model_copy(update={"check": _feasible(settings, device_of(loaded.module))})
+    settings = settings.model_copy(update={"check": _feasible(settings, loaded)})
     if settings.data.path is None or data == "":
         raise InputError(
             "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
@@ -185,32 +184,33 @@ def plan_check(
     if unknown is not None:
         raise InputError(f"the config names class {unknown!r}, but the data has no pictures of it")
     outputs, detects = count_outputs(loaded, dataset.items)
-    counts = Counter(item.label for item in dataset.items)
-    matched = match_classes(dataset.classes, loaded.labels, outputs, table, counts)
-    return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date(), detects=detects)
+    pictures = Counter(item.label for item in dataset.items)
+    matched = match_classes(dataset.classes, loaded.labels, outputs, table, pictures)
+    return make_plan(loaded, dataset, *matched, settings, dt.datetime.now(dt.UTC).date(), detects=detects)
 
 
-def _feasible(settings: Settings, device: torch.device) -> Check:
+def _feasible(settings: Settings, model: LoadedModel) -> Check:
     """Return how the check is run on a device.
 
     A quick check takes a smaller sample, but no smaller than the limits need. A precision that is slow on the device is
     replaced, with a warning.
     """
     check = settings.check
-    precision, note = usable_precision(check.precision, device)
+    precision, note = usable_precision(check.precision, device_of(model.module))
     if note:
         warnings.warn(note, stacklevel=3)
     check = replace(check, precision=precision)
     if not settings.run.quick:
         return check
-    most = max(QUICK["per_class"], settings.limits.least_pictures + SPARE_PICTURES)
-    return replace(check, per_class=min(check.per_class, most), pastes=min(check.pastes, QUICK["pastes"]))
+    # The most pictures per class of a quick check; each of them gets one background of either kind
+    most = max(40, settings.limits.least_pictures + SPARE_PICTURES)
+    return replace(check, per_class=min(check.per_class, most), pastes=1)
 
 
 def finish_check(
     plan: Plan,
     *,
-    progress: CheckProgress = _SILENT,
+    progress: CheckProgress | None = None,
     command: str = "",
     rows_of: Mapping[str, RowsOf[Any]] | None = None,
 ) -> CheckResult:
@@ -224,19 +224,18 @@ def finish_check(
     if settings.fail_on_worse and baseline is None:
         raise InputError(f"{advice('fail_on_worse', '--fail-on-worse')} needs a baseline to compare with")
     started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
-    hashes, experiment = plan.fingerprint(), Experiment(plan)
-    earlier = None
+    experiment, earlier = Experiment(plan), None
     if baseline is not None:
         renamed = baseline.with_name(f"before-{baseline.name}")  # by this check, before it was interrupted
         own = out is not None and baseline.resolve() == (out / BASELINE_FILE).resolve()
         earlier = read_baseline(renamed if settings.resume and own and not baseline.exists() else baseline)
-        check_comparable(earlier, hashes, plan.reported_settings, baseline)
+        check_comparable(earlier, plan.hashes, plan.reported_settings, baseline)
         first = next(heat_rows(plan, plan.data.items[:1]))
         if isinstance(first, HeatRow):
             grids = [] if first.in_region is None else ["x".join(map(str, first.in_region.grid))]
             check_heat(earlier, first.layer, grids)
-    journal = None if out is None else out / JOURNAL
-    made_with = {"version of camkit": wording.VERSION, **hashes}
+    journal = None if out is None else out / "unfinished.jsonl"  # the finished rows, to resume from
+    made_with = {"version of camkit": wording.VERSION, **plan.hashes}
     instead = advice(
         "start again without resume=True, or choose another out folder",
         "start again without --resume, or choose another --out",
@@ -247,20 +246,17 @@ def finish_check(
         if out is not None:
             set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
         computed = rows_of or {HEAT.name: functools.partial(heat_rows, plan), EDITS.name: experiment.rows}
-        result = _run(experiment, rows, progress, computed)
-        ran = CheckRun(started, time.perf_counter() - clock, command)
-        result = replace(result, hashes=hashes, inconclusive=settings.inconclusive, run=ran)
+        result = _run(experiment, rows, progress or (lambda *_: None), computed)
+        result = replace(result, run=CheckRun(started, time.perf_counter() - clock, command))
         if earlier is not None:
             check_heat(earlier, result.layer, result.grids)
-            contents = {item.name: plan.files.of(item.path) for item in plan.data.items}
+            contents = {item.name: plan.files[item.path] for item in plan.data.items}
             change = compare(earlier, result.images, contents, plan.settings.check.seed, plan.settings.limits.worse)
-            result = replace(
-                result, change=change, fail_on_worse=settings.fail_on_worse, warnings=(*result.warnings, *change.worse)
-            )
-        if out is not None and journal is not None:
+            result = replace(result, change=change, warnings=(*result.warnings, *change.worse))
+        if out is not None:
             result = replace(result, report=out / PAGE)
             result.save(out)
-            journal.unlink(missing_ok=True)
+            rows.delete()
     return result
 
 
@@ -276,7 +272,7 @@ def _run(
     """
     plan = experiment.plan
     all_heat = journal.complete(HEAT, plan.data.items, rows_of[HEAT.name], functools.partial(progress, "heat"))
-    heat = _usable(all_heat)
+    heat, failures = _usable(all_heat)
     sample = [item for item in plan.sample if item.name in heat]
     edited = journal.complete(EDITS, sample, rows_of[EDITS.name], functools.partial(progress, "experiment"))
     progress("measures", 0, 1)
@@ -304,7 +300,7 @@ def _run(
         overall=measures[OVERALL],
         judged=judged,
         images=tuple(rows),
-        failures={name: row.error for name, row in all_heat.items() if isinstance(row, Unusable)},
+        failures=failures,
         untested={
             **dict.fromkeys(bare, "it has no region of its class"),
             **{name: row.why for name, row in edited.items() if row.why},
@@ -322,20 +318,24 @@ def _run(
     )
 
 
-def _usable(heat: Mapping[str, HeatRow | Unusable]) -> dict[str, HeatRow]:
-    """Return the rows of the pictures that the model answered.
+def _usable(heat: Mapping[str, HeatRow | Unusable]) -> tuple[dict[str, HeatRow], dict[str, str]]:
+    """Return the rows of the pictures that the model answered, and why the others cannot be used.
 
     Raises:
         InputError, RunError: there is no such row.
     """
-    usable = {name: row for name, row in heat.items() if isinstance(row, HeatRow)}
-    if usable:
-        return usable
-    unusable = [row for row in heat.values() if isinstance(row, Unusable)]
-    if unusable and all(row.broken for row in unusable):
-        raise RunError(f"the model answers NaN or infinity to every picture, such as {unusable[0].name}")
-    why = unusable[0].error if unusable else "there are none"
-    raise InputError(f"no picture could be used: {why}")
+    answered = {name: row for name, row in heat.items() if isinstance(row, HeatRow)}
+    usable = {name: row for name, row in answered.items() if row.answer.output != NO_ANSWER}
+    failures = {
+        name: row.error if isinstance(row, Unusable) else f"{name}: the model's output holds NaN or infinity"
+        for name, row in heat.items()
+        if name not in usable
+    }
+    if not usable and len(answered) == len(failures) > 0:
+        raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(answered))}")
+    if not usable:
+        raise InputError(f"no picture could be used: {next(iter(failures.values()), 'there are none')}")
+    return usable, failures
 
 
 def _still_named(plan: Plan, rows: Sequence[ImageRow], measures: Mapping[str, Measures]) -> list[str]:
@@ -351,7 +351,7 @@ def _still_named(plan: Plan, rows: Sequence[ImageRow], measures: Mapping[str, Me
     ]
     example = next(row.name for row in rows if row.label == above[0] and above[0] in row.named.values())
     return [
-        f"with the object removed, the model still names {wording.first_of(named, MOST_STEPS)}: look at these "
+        f"with the object removed, the model still names {wording.first_of(named, 3)}: look at these "
         f"pictures, such as {example}; they may show another object without an outline, or a background typical of the "
         "class"
     ]
@@ -363,7 +363,7 @@ def _warnings(
     """Return what the reader should know about the data and the config."""
     answered = [(item.label, heat[item.name].answer.output) for item in plan.data.items if item.name in heat]
     question = question_order(
-        [label for label, _ in answered], [answer for _, answer in answered], plan.matched.indices, plan.model.labels
+        [label for label, _ in answered], [answer for _, answer in answered], plan.outputs, plan.model.labels
     )
     outputs = [answer.output for of_picture in answers.values() for answer in of_picture.values()]
     boxes = [{annotation.kind for annotation in item.objects} == {"box"} for item in plan.data.items]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from camkit.background.regions import (
     MOST_LISTED,
@@ -33,9 +32,8 @@ from camkit.images.files import files_in, has_picture_suffix, is_regular
 from camkit.images.listing import find_pictures
 from camkit.images.masks import MASK_SUFFIXES, has_few_values, names_masks
 from camkit.kit.statistics import wilson
-from camkit.kit.wording import first_of
+from camkit.kit.wording import first_of, listed
 from camkit.options.settings import normalize_name
-from camkit.types import Box
 
 _COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "image", "image_path", "picture"),
@@ -44,7 +42,21 @@ _COLUMNS = {
     "place": ("place",),
 }
 
-_KINDS = {"mask": "outlines", "box": "boxes only"}
+
+_T = TypeVar("_T")
+_K = TypeVar("_K")
+
+
+def grouped(entries: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
+    """Return entries by their key, in their order.
+
+    >>> grouped([3, 5, 8], lambda number: number % 2)
+    {1: [3, 5], 0: [8]}
+    """
+    groups: dict[_K, list[_T]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry), []).append(entry)
+    return groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,34 +134,43 @@ def read_data(
     Raises:
         InputError: there are no labelled pictures, or there are regions and none of them belongs to a picture.
     """
+    without = [name for name, entries in (class_map or {}).items() if entries is None]
+    only = None if class_map is None else class_map.keys() - without
     try:
-        return _read_data(data, regions, group, skip, class_map, also or {})
+        dataset, sources = _labelled(data, regions, group, skip, only, without)
     except OSError as error:  # any folder or file may be unreadable
         raise InputError(f"{error.filename or data} cannot be read: {error.strerror or error}") from error
+    if sources:
+        dataset = _annotated(dataset, sources, also or {})
+    else:
+        dataset = replace(dataset, facts=(*dataset.facts, f"no regions (camkit reads {READ})"))
+    return replace(dataset, left_out={reason: names for reason, names in dataset.left_out.items() if names})
 
 
-def _read_data(
+def _labelled(
     data: Path,
     regions: Path | None,
     group: str | None,
     skip: Path | None,
-    class_map: ClassMap | None,
-    also: Mapping[str, frozenset[str]],
-) -> Dataset:
-    if not data.exists():
-        raise InputError(f"{data} does not exist")
+    only: Collection[str] | None,
+    without: Collection[str],
+) -> tuple[Dataset, list[Annotations]]:
+    """Read the pictures with their labels, and the sources of their objects; the arguments are those of ``read_data``.
+
+    Args:
+        only: the classes that may label a picture; None allows all.
+        without: the classes that are left out.
+    """
     refuse_pipe(data)
-    if data.is_file() and has_picture_suffix(data.name):
+    if not data.exists() or (data.is_file() and has_picture_suffix(data.name)):
         raise InputError(
-            f"{data} is a single picture, but the check needs many; pass a folder with a folder per class, or a CSV "
-            "with the columns path and label"
+            f"{data} {'is a single picture, but the check needs many' if data.exists() else 'does not exist'}; pass a "
+            "folder with a folder per class, or a CSV with the columns path and label"
         )
     table = data if data.suffix.lower() in (".yaml", ".yml") else None
     if table is not None:
         data = pictures_of(table)
     root = data if data.is_dir() else data.parent
-    without = [name for name, entries in (class_map or {}).items() if entries is None]
-    only = None if class_map is None else class_map.keys() - without
     # A folder may hold pictures of a class although its name is usual for folders of regions: "mask" may be a class of
     # people who wear masks. It does if the class map names it or its pictures are photographs.
     usual = [folder for folder in root.iterdir() if names_masks(folder.name) and folder.is_dir()]
@@ -167,13 +188,10 @@ def _read_data(
         left_out[f"pictures of {name!r}, which the class map leaves out (null)"] = of_class
     classes = tuple(sorted({item.label for item in items}))
     fact = f"{len(items)} pictures of {len(classes)} class{'' if len(classes) == 1 else 'es'} ({rule})"
-    dataset = Dataset(root, items, classes, (fact,), _without_empty(left_out))
-    if not sources:
-        return replace(dataset, facts=(fact, f"no regions (camkit reads {READ})"))
-    return _annotate(dataset, sources, also)
+    return Dataset(root, items, classes, (fact,), left_out), sources
 
 
-def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, frozenset[str]]) -> Dataset:
+def _annotated(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, frozenset[str]]) -> Dataset:
     """Add the objects to each picture, and say what the sources contain."""
     indexes = [RegionIndex(source, [item.name for item in data.items]) for source in sources]
     categories = {category for index in indexes for category in index.categories} - {""}
@@ -194,12 +212,10 @@ def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, 
             key = f"{source.format}: {problem}"
             left_out[key] = (*left_out.get(key, ()), *pictures)
     unclear = {picture for index in indexes for picture in index.ambiguous}
-    left_out |= _without_empty(
-        {
-            "pictures whose region has an ambiguous name": tuple(name for name in bare if name in unclear),
-            "pictures without a region of their class": tuple(name for name in bare if name not in unclear),
-        }
-    )
+    left_out |= {
+        "pictures whose region has an ambiguous name": tuple(name for name in bare if name in unclear),
+        "pictures without a region of their class": tuple(name for name in bare if name not in unclear),
+    }
     facts = [index.coverage(data.root) for index in indexes]
     facts += [fact for source in sources for fact in source.facts]
     facts += [
@@ -209,7 +225,8 @@ def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, 
         if index.categories and not index.categories & names
     ]
     kinds = Counter(max(annotation.kind for annotation in item.objects) for item in items if item.objects)
-    counts = ", ".join(f"{count} pictures with {_KINDS[kind]}" for kind, count in sorted(kinds.items(), reverse=True))
+    shown = {"mask": "outlines", "box": "boxes only"}
+    counts = ", ".join(f"{count} pictures with {shown[kind]}" for kind, count in sorted(kinds.items(), reverse=True))
     return replace(data, items=items, facts=(*data.facts, *facts, counts), left_out=left_out)
 
 
@@ -275,32 +292,25 @@ def _label_pictures(
                 for item in items
             ]
         return items, "a folder per class", left_out
-    if table is not None:
-        return _label_by_table(table, group)
-    return _label_by_largest(data, sources, only, skip)
+    return _label_by_largest(data, sources, only, skip) if table is None else _label_by_table(table, group)
 
 
 def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
     """Refuse masks with unusual names among photographs: they would count as pictures of a class."""
     masks, photographs = [], 0
-    for files in by_class.values():
-        for _, of_folder in itertools.groupby(files, key=lambda file: file.parent):
-            pictures = list(of_folder)
-            possible = [file for file in pictures if file.suffix.lower() in MASK_SUFFIXES]
-            # In each folder, at most this many of the pictures that may be masks are examined
-            examined = possible[:4]
-            few = list(filter(has_few_values, examined))
-            masks += few if 2 * len(few) >= len(examined) else []
-            photographs += len(pictures) - len(possible) + len(examined) - len(few)
+    by_folder = grouped((file for files in by_class.values() for file in files), lambda file: file.parent)
+    for pictures in by_folder.values():
+        possible = [file for file in pictures if file.suffix.lower() in MASK_SUFFIXES]
+        # In each folder, at most this many of the pictures that may be masks are examined
+        examined = possible[:4]
+        few = list(filter(has_few_values, examined))
+        masks += few if 2 * len(few) >= len(examined) else []
+        photographs += len(pictures) - len(possible) + len(examined) - len(few)
     if masks and photographs:
         raise InputError(
             f"{masks[0]} has only a few colours, like a mask, but is in the folder of a class; name masks like their "
             "pictures, either in a folder named masks or as NAME_mask.png, or list the pictures and classes in a CSV"
         )
-
-
-def _without_empty(left_out: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    return {reason: names for reason, names in left_out.items() if names}
 
 
 def _pictures_in(folder: Path, skip: Path | None = None) -> list[Path]:
@@ -335,12 +345,11 @@ def _rows_of_table(file: Path, group: str | None) -> list[dict[str, str]]:
         header = list(table.fieldnames or ())
         rows = list(table)
     columns = _columns_of(header, group)
-    if not {"path", "label"} <= columns.keys():
+    if not {"path", "label", *(["group"] if group else [])} <= columns.keys():
         shown = first_of([name[:40] for name in header], 8) or "none"
-        raise InputError(f"{file} must have the columns path and label; it has {shown}")
-    if group and "group" not in columns:
-        raise InputError(f"{file} has no column {group!r} for the groups; it has {', '.join(header)}")
-
+        raise InputError(
+            f"{file} must have the columns {listed(['path', 'label', *filter(None, [group])])}; it has {shown}"
+        )
     missing = dict.fromkeys(_COLUMNS, "")
     return [missing | {name: (row.get(column) or "").strip() for name, column in columns.items()} for row in rows]
 
@@ -380,20 +389,17 @@ def _label_by_largest(
     indexes = [RegionIndex(source, files) for source in sources]
     items, bare = [], []
     for name, file in files.items():
-        areas: dict[str, float] = defaultdict(float)
-        for annotation in (annotation for index in indexes for annotation in index.objects.get(name, ())):
-            category = annotation.category
-            if category and not annotation.crowd and (only is None or category in only):
-                box = annotation.box or Box(0, 0, 0, 0)
-                areas[category] = max(areas[category], (box.right - box.left) * (box.bottom - box.top))
-        if areas:
-            items.append(Item(name, file, max(sorted(areas), key=lambda category: areas[category]), name))
+        objects = [annotation for index in indexes for annotation in index.objects.get(name, ())]
+        named = [one for one in objects if one.category and not one.crowd and (only is None or one.category in only)]
+        named.sort(key=lambda one: (-one.area, one.category))
+        if named:
+            items.append(Item(name, file, named[0].category, name))
         else:
             bare.append(name)
     if bare and not items and sources:
         raise InputError(f"no picture gets a class from its regions: {unmatched(only or (), bare, indexes)}")
-    rule = "each picture has the class of its largest annotated object"
-    return items, rule, {"pictures without an annotated class": tuple(bare)}
+    left_out = {"pictures without an annotated class": tuple(bare)}
+    return items, "each picture has the class of its largest annotated object", left_out
 
 
 def _with_objects(item: Item, indexes: Sequence[RegionIndex], classes: Collection[str], also: frozenset[str]) -> Item:
@@ -416,21 +422,13 @@ ClassMap = Mapping[str, Sequence[int | str] | None]
 """Maps each class to indices or labels of the model; None leaves the pictures of a class out."""
 
 
-@dataclass(frozen=True)
-class ClassMatch:
-    """The model's output indices for each class of the data, and a description of how they were found."""
-
-    indices: Mapping[str, tuple[int, ...]]
-    how: str
-
-
 def match_classes(
     classes: Sequence[str],
     labels: Sequence[str] | None,
     outputs: int,
     class_map: ClassMap | None,
     counts: Mapping[str, int] | None = None,
-) -> ClassMatch:
+) -> tuple[Mapping[str, tuple[int, ...]], str]:
     """Find the model's outputs for each class of the data.
 
     Args:
@@ -441,33 +439,29 @@ def match_classes(
         counts: how many pictures each class has, for messages.
 
     Returns:
-        The outputs by class map if there is one. Else by label, if each class is a label or a synonym in one ("tabby,
-        tabby cat"). Else by number. Else by order, as torchvision's ImageFolder numbers its classes, if there are as
-        many classes as outputs.
+        The outputs of each class, and how they were found: by class map if there is one. Else by label, if each class
+        is a label or a synonym in one ("tabby, tabby cat"). Else by number. Else by order, as torchvision's ImageFolder
+        numbers its classes, if there are as many classes as outputs.
 
     Raises:
         InputError: none of these rules applies, or the class map is wrong.
     """
-    if class_map is not None:
-        indices = {name: _look_up(name, class_map, labels, outputs, counts or {}) for name in classes}
-        return ClassMatch(_validated(indices), "by the class map")
     by_name = _outputs_by_name(labels or ())
     indices = {name: by_name.get(normalize_name(name), ()) for name in classes}
     unknown = [name for name in classes if not indices[name]]
-    if not unknown:
-        ambiguous = [
-            f"{name!r} has the outputs {' and '.join(map(str, several))}"
-            for name, several in indices.items()
-            if len(several) > 1
-        ]
-        return ClassMatch(_validated(indices), "; ".join(["by label", *ambiguous]))
-    if all(name.isdecimal() and int(name) < outputs for name in classes):
-        return ClassMatch(_validated({name: (int(name),) for name in classes}), "by number")
     wordnet = all(re.fullmatch(r"n\d{8}", name) for name in classes)
-    if len(classes) == outputs and (labels is None or wordnet):
+    if class_map is not None:
+        indices = {name: _look_up(name, class_map, labels, outputs, counts or {}) for name in classes}
+        how = "by the class map"
+    elif not unknown:
+        several = {name: " and ".join(map(str, own)) for name, own in indices.items() if len(own) > 1}
+        how = "; ".join(["by label", *(f"{name!r} has the outputs {numbers}" for name, numbers in several.items())])
+    elif all(name.isdecimal() and int(name) < outputs for name in classes):
+        indices, how = {name: (int(name),) for name in classes}, "by number"
+    elif len(classes) == outputs and (labels is None or wordnet):
         indices = {name: (number,) for number, name in enumerate(sorted(classes))}
-        return ClassMatch(indices, "by order, as ImageFolder does")
-    if labels is None:
+        how = "by order, as ImageFolder does"
+    elif labels is None:
         raise InputError(
             f"the model has {outputs} unnamed outputs and the data has {len(classes)} classes; pass the model's labels "
             + advice(
@@ -475,24 +469,18 @@ def match_classes(
                 "(--labels FILE) or a class map (--class-map FILE)",
             )
         )
-    named = first_of(list(map(repr, unknown)), MOST_LISTED)
-    raise InputError(
-        f"the model has no label {named}; rename the classes or pass a class map "
-        f"({advice('class_map={...}', '--class-map FILE')}){did_you_mean(unknown[0], labels)}"
-    )
-
-
-def _validated(indices: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the indices if no two classes share an output."""
+    else:
+        raise InputError(
+            f"the model has no label {first_of(list(map(repr, unknown)), MOST_LISTED)}; rename the classes or pass a "
+            f"class map ({advice('class_map={...}', '--class-map FILE')}){did_you_mean(unknown[0], labels)}"
+        )
     owners: dict[int, str] = {}
-    for name, own in indices.items():
-        for index in own:
-            if index in owners:
-                raise InputError(
-                    f"output {index} of the model belongs to both {owners[index]!r} and {name!r}; merge these classes"
-                )
-            owners[index] = name
-    return indices
+    for name, index in ((name, index) for name, own in indices.items() for index in own):
+        if owners.setdefault(index, name) != name:
+            raise InputError(
+                f"output {index} of the model belongs to both {owners[index]!r} and {name!r}; merge these classes"
+            )
+    return indices, how
 
 
 def _outputs_by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -520,11 +508,10 @@ def _look_up(
     indices: list[int] = []
     for entry in entries:
         own = (entry,) if isinstance(entry, int) else by_name.get(normalize_name(entry), ())
-        if isinstance(entry, str) and not own:
-            hint = did_you_mean(entry, labels or ())
-            raise InputError(f"class map: {entry!r} for {name!r} is not one of the model's labels{hint}")
-        if max(own) >= outputs or min(own) < 0:
-            raise InputError(f"class map: {entry!r} for {name!r} is not one of the model's {outputs} outputs")
+        if not own or not 0 <= min(own) <= max(own) < outputs:
+            near = did_you_mean(str(entry), labels or ())
+            known = f"labels{near}" if isinstance(entry, str) else f"{outputs} outputs"
+            raise InputError(f"class map: {entry!r} for {name!r} is not one of the model's {known}")
         indices.extend(own)
     return tuple(dict.fromkeys(indices))
 
@@ -572,11 +559,9 @@ def read_class_map(source: Mapping[str, Any] | Path) -> dict[str, list[int | str
         with as_error(InputError, lambda error: f"the class map {source} cannot be read: {error}"):
             table = {**json.loads(source.read_text(encoding="utf-8-sig"))}
     class_map: dict[str, list[int | str] | None] = {}
-    for name, value in table.items():
+    for name, value in ((name, value) for name, value in table.items() if not str(name).startswith("_")):
         entries = list(value) if isinstance(value, (list, tuple)) else [value]
         known = entries and all(isinstance(each, (Integral, str)) and not isinstance(each, bool) for each in entries)
-        if str(name).startswith("_"):
-            continue
         if not known and value is not None:
             raise InputError(
                 f"{named}: {name!r} must have indices or labels of the model, or null to leave it out, not {value!r}"

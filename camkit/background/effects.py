@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from jaxtyping import Float
 from pydantic import TypeAdapter
 
+from camkit.background.data import grouped
 from camkit.background.edits import Arm, Edit
-from camkit.background.experiment import Answers
-from camkit.background.heat import NO_HEAT, HeatRow, compare_maps
+from camkit.background.experiment import NO_HEAT, Answers, HeatRow, compare_maps
 from camkit.background.plan import Plan
 from camkit.kit.statistics import (
     MIN_GROUPS,
@@ -232,41 +230,39 @@ _EXCLUDED = Rule[Level, Effect](
 )
 _OPEN = Rule[Level, Effect]("open", "otherwise", lambda _: True)
 
-LEVELS: Mapping[Scope, tuple[Rule[Level, Effect], ...]] = MappingProxyType(
-    {
-        "all classes": (
-            _FAIL,
-            _EXCLUDED,
-            Rule(
-                "warn",
-                "its interval lies above 0, or its estimate is above the limit",
-                lambda effect: (
-                    (effect.low > 0 or effect.value > effect.limit) and effect.enough and not effect.lacks_groups
-                ),
+LEVELS: Mapping[Scope, tuple[Rule[Level, Effect], ...]] = {
+    "all classes": (
+        _FAIL,
+        _EXCLUDED,
+        Rule(
+            "warn",
+            "its interval lies above 0, or its estimate is above the limit",
+            lambda effect: (
+                (effect.low > 0 or effect.value > effect.limit) and effect.enough and not effect.lacks_groups
             ),
-            _OPEN,
         ),
-        "one class": (
-            _FAIL,
-            _EXCLUDED,
-            Rule(
-                "warn",
-                "it is significantly above 0, and its estimate with each fill is above the limit",
-                lambda effect: effect.present and effect.above_with_every_fill and not effect.lacks_groups,
-            ),
-            _OPEN,
+        _OPEN,
+    ),
+    "one class": (
+        _FAIL,
+        _EXCLUDED,
+        Rule(
+            "warn",
+            "it is significantly above 0, and its estimate with each fill is above the limit",
+            lambda effect: effect.present and effect.above_with_every_fill and not effect.lacks_groups,
         ),
-        "sufficiency": (
-            _EXCLUDED,
-            Rule(
-                "warn",
-                "its interval lies above the limit, and the gap of all classes is not excluded and has enough groups",
-                lambda effect: effect.counts and effect.enough and effect.low > effect.limit,
-            ),
-            _OPEN,
+        _OPEN,
+    ),
+    "sufficiency": (
+        _EXCLUDED,
+        Rule(
+            "warn",
+            "its interval lies above the limit, and the gap of all classes is not excluded and has enough groups",
+            lambda effect: effect.counts and effect.enough and effect.low > effect.limit,
         ),
-    }
-)
+        _OPEN,
+    ),
+}
 """The levels of an effect by its scope; the first row that applies decides."""
 
 
@@ -323,12 +319,6 @@ class Measures:
         return self.effects["attraction"]
 
     @property
-    def cues(self) -> dict[EffectName, MeasuredEffect]:
-        """The effects of the statistics of the whole picture that were measured."""
-        measured = {name: self.effects[name].mean for name in sorted(CUE_NAMES) if name in self.effects}
-        return {name: effect for name, effect in measured.items() if effect is not None}
-
-    @property
     def counting(self) -> list[Effect]:
         """The effects that count for the verdict.
 
@@ -370,61 +360,39 @@ def measure_all(
         classes: classes that must have measures even if none of their pictures could be used.
         resamples: resamples of each bootstrap.
     """
-    by_class: dict[str, list[ImageRow]] = defaultdict(list, {name: [] for name in classes})
-    for row in rows:
-        by_class[row.label].append(row)
+    by_class = {**{name: [] for name in classes}, **grouped(rows, lambda row: row.label)}
     counted = [row for row in rows if row.label not in excluded]
-    fills = sorted({fill for row in rows for fill in row.removed})
-    false_shares = {fill: _false_shares(rows, fill) for fill in fills}
+    chances: dict[str, dict[str, Sequence[float]]] = defaultdict(dict)
+    for fill in sorted({fill for row in rows for fill in row.removed}):
+        # The chance level of one class is how often pictures of other classes get its name with their object removed: a
+        # model that always names the same class if it sees nothing is not above it. Its sampling error is neglected,
+        # because it rests on many more pictures than the class has.
+        tested = [row for row in rows if fill in row.removed]
+        labels, named = Counter(row.label for row in tested), Counter(row.named[fill] for row in tested)
+        right = Counter(row.label for row in tested if row.named[fill] == row.label)
+        for name, count in labels.items():
+            if count < len(tested):
+                share = (named[name] - right[name]) / (len(tested) - count)
+                chances[name][fill] = [share] * len(by_class[name])
+        # If the answers were shuffled among the pictures, an answer would be right as often as the class that it names
+        # occurs among them. The sampling error of this chance level is neglected too.
+        labels = Counter(row.label for row in counted if fill in row.removed)
+        chances[OVERALL][fill] = [labels[row.named.get(fill, "")] / max(1, labels.total()) for row in counted]
     attractions = _attractions(counted, limits.attraction, seed, resamples)
-    measures = {}
-    for name, class_rows in sorted(by_class.items()):
-        chances = {fill: [shares[name]] * len(class_rows) for fill, shares in false_shares.items() if name in shares}
-        attraction = attractions.get(name, {})
-        measures[name] = _measure(name, class_rows, limits, seed, chances, resamples, attraction)
-    # If the answers were shuffled among the pictures, an answer would be right as often as the class that it names
-    # occurs among them. The sampling error of this chance level is neglected too.
-    chances = {}
-    for fill in fills:
-        tested = Counter(row.label for row in counted if fill in row.removed)
-        chances[fill] = [tested[row.named.get(fill, "")] / max(1, tested.total()) for row in counted]
-    measures[OVERALL] = _measure(OVERALL, counted, limits, seed, chances, resamples)
-    return measures
+    return {
+        name: _measure(name, own, limits, seed, chances[name], resamples, attractions[name])
+        for name, own in [*sorted(by_class.items()), (OVERALL, counted)]
+    }
 
 
 ALL_FILLS = "all fills"
 """Stands in place of a fill's name for the mean of the fills, if there are several."""
 
 
-def _effect(name: EffectName, measured: Mapping[str, MeasuredEffect], label: str, limits: Limits) -> Effect:
-    """Return an effect from its measurements with each fill and, if there are several fills, with all of them."""
-    by_fill = {fill: of_fill for fill, of_fill in measured.items() if fill != ALL_FILLS}
-    mean = measured.get(ALL_FILLS) or next(iter(by_fill.values()), None)
-    return Effect(name, by_fill, limit_of(name, limits), mean, label)
-
-
 def _with_all(fills: Sequence[str]) -> dict[str, Sequence[str]]:
     """Return the sets of fills to measure with, by name: each alone and, if there are several, all of them."""
     sets: dict[str, Sequence[str]] = {fill: [fill] for fill in fills}
     return {**sets, ALL_FILLS: fills} if len(fills) > 1 else sets
-
-
-Chances = Mapping[str, Sequence[float]]
-"""By fill, how often the answer to each picture without its object would be right by chance."""
-
-
-def _false_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
-    """Return, by class, how often pictures of other classes get its name with their object removed.
-
-    This is the chance level of one class: a model that always names the same class if it sees nothing is not above it.
-    Its sampling error is neglected, because it rests on many more pictures than the class has. A class without others
-    is left out.
-    """
-    tested = [row for row in rows if fill in row.removed]
-    labels, named = Counter(row.label for row in tested), Counter(row.named[fill] for row in tested)
-    right = Counter(row.label for row in tested if row.named[fill] == row.label)
-    others = {name: len(tested) - count for name, count in labels.items()}
-    return {name: (named[name] - right[name]) / count for name, count in others.items() if count}
 
 
 def _attractions(
@@ -438,20 +406,19 @@ def _attractions(
     for key, fills in _with_all(sorted({fill for row in rows for fill in row.pasted})).items():
         pairs_on: dict[str, list[tuple[ImageRow, Pasted]]] = defaultdict(list)  # objects of other classes
         involving, named_elsewhere = Counter[str](), Counter[str]()  # pairs whose object or background is of the class
-        total = 0
-        shown = ((row, pasted) for row in rows for fill in fills for pasted in row.pasted.get(fill, ()))
+        shown = [(row, pasted) for row in rows for fill in fills for pasted in row.pasted.get(fill, ())]
         for row, pasted in shown:
-            if pasted.background != row.label:
+            classes = {pasted.background, row.label}
+            if len(classes) > 1:
                 pairs_on[pasted.background].append((row, pasted))
-            total += 1
-            involving.update({pasted.background, row.label})
-            named_elsewhere.update({pasted.named} - {pasted.background, row.label})
+            involving.update(classes)
+            named_elsewhere.update({pasted.named} - classes)
         for name, pairs in pairs_on.items():
-            elsewhere = total - involving[name]
+            elsewhere = len(shown) - involving[name]
             if elsewhere:
-                rate_elsewhere = named_elsewhere[name] / elsewhere
                 lenders = effective_groups([row.group for row in rows if row.label == name]) or len(pairs)
-                attractions[name][key] = _attraction(name, pairs, rate_elsewhere, lenders, limit, seed, resamples)
+                rate = named_elsewhere[name] / elsewhere
+                attractions[name][key] = _attraction(name, pairs, rate, lenders, limit, seed, resamples)
     return attractions
 
 
@@ -473,24 +440,12 @@ def _attraction(
     sums = bootstrap_sums(terms, group_numbers(objects), [seed, seed_of(name)], resamples)
     residuals = terms[:, 0] - terms[:, 0].mean()
     variance = added_variance(residuals, group_numbers(objects), group_numbers(backgrounds))
-    shown = _Backgrounds(variance, min(len(set(backgrounds)), lenders))
-    return replace(_measured_effect(sums, terms, objects, limit, shown), pictures=len({row.name for row, _ in pairs}))
+    measured = _measured_effect(sums, terms, objects, limit, variance, min(len(set(backgrounds)), lenders))
+    return replace(measured, pictures=len({row.name for row, _ in pairs}))
 
 
-class _Backgrounds(NamedTuple):
-    """What showing objects on the backgrounds of other pictures does to an effect.
-
-    Attributes:
-        variance: the variance that the sum gains because a background is shown behind several objects.
-        groups: the number of groups of backgrounds, for the kind that has fewer.
-    """
-
-    variance: float = 0.0
-    groups: int = sys.maxsize
-
-
-def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Backgrounds:
-    """Return what the backgrounds do to a gap, the mean of some fills; nothing if they are not known.
+def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> tuple[float, int]:
+    """Return what the backgrounds do to a gap, the mean of some fills, as ``_measured_effect`` takes it.
 
     An object is shown on both kinds of backgrounds, so its answers form a pair: what they have in common, such as an
     object that is hard to recognise, cancels in the difference. The same holds for a background that serves objects of
@@ -499,15 +454,14 @@ def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Back
     answers: dict[tuple[str, bool], list[tuple[float, float, str, str]]] = defaultdict(list)
     for row in rows:
         shown = [row.pasted[fill] for fill in fills if fill in row.pasted]
-        own = [sum(pasted.background == row.label for pasted in of_fill) for of_fill in shown]
-        both = [(of_fill, count) for of_fill, count in zip(shown, own, strict=True) if 0 < count < len(of_fill)]
-        for of_fill, count in both:
+        for of_fill in shown:
+            own = sum(pasted.background == row.label for pasted in of_fill)
             for pasted in of_fill:
                 same = pasted.background == row.label
-                weight = (1 / count if same else -1 / (len(of_fill) - count)) / len(both)
+                weight = (1 / own if same else -1 / (len(of_fill) - own)) / len(shown)
                 answers[row.label, same].append((float(pasted.named == row.label), weight, row.group, pasted.group))
-    if not answers:
-        return _Backgrounds()
+    if not answers:  # the backgrounds are not known
+        return 0.0, sys.maxsize
     groups: dict[bool, set[str]] = {same: set() for _, same in answers}
     terms: list[tuple[float, str, str]] = []
     for (_, same), kind in answers.items():
@@ -516,7 +470,7 @@ def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> _Back
         groups[same] |= {lent for *_, lent in kind}
     residuals, objects, backgrounds = zip(*terms, strict=True)
     variance = added_variance(np.array(residuals), group_numbers(objects), group_numbers(backgrounds))
-    return _Backgrounds(variance, min(map(len, groups.values())))
+    return variance, min(map(len, groups.values()))
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
@@ -530,14 +484,20 @@ def _measure(
     rows: Sequence[ImageRow],
     limits: Limits,
     seed: int,
-    chances: Chances,
+    chances: Mapping[str, Sequence[float]],
     resamples: int,
-    attraction: Mapping[str, MeasuredEffect] = MappingProxyType({}),
+    attraction: Mapping[str, MeasuredEffect],
 ) -> Measures:
-    """Return the measures of a class, whose attraction was measured before, or of all classes together."""
-    skill, by_name = _effects(name, rows, limits, seed, chances, resamples)
-    measured = {**by_name, "attraction": attraction}
-    effects = {effect: _effect(effect, by_fill, name, limits) for effect, by_fill in measured.items()}
+    """Return the measures of a class, whose attraction was measured before, or of all classes together.
+
+    By fill, ``chances`` says how often the answer to each picture without its object would be right by chance.
+    """
+    skill, measured = _effects(name, rows, limits, seed, chances, resamples)
+    effects: dict[EffectName, Effect] = {}
+    for effect, with_all in {**measured, "attraction": attraction}.items():
+        by_fill = {fill: of_fill for fill, of_fill in with_all.items() if fill != ALL_FILLS}
+        mean = with_all.get(ALL_FILLS) or next(iter(by_fill.values()), None)
+        effects[effect] = Effect(effect, by_fill, limit_of(effect, limits), mean, name)
     if not rows:
         return Measures(name, 0, 0, Estimate(math.nan, math.nan, math.nan, 0), 0.0, effects=effects)
     right = sum(row.right for row in rows)
@@ -562,7 +522,12 @@ def _measure(
 
 
 def _effects(
-    name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Chances, resamples: int
+    name: str,
+    rows: Sequence[ImageRow],
+    limits: Limits,
+    seed: int,
+    chances: Mapping[str, Sequence[float]],
+    resamples: int,
 ) -> tuple[Estimate | None, dict[EffectName, dict[str, MeasuredEffect]]]:
     """Measure the skill, and the gap, the sufficiency and the exchanged statistics by fill, on the same resamples.
 
@@ -585,14 +550,14 @@ def _effects(
             draws = gained / np.where(possible > 0, possible, np.nan)
             skill = interval(draws, float(own / most) if most > 0 else math.nan, len(set(groups)))
         else:
-            shown = _backgrounds_of_gap(rows, sets[fill]) if effect == "gap" else _Backgrounds()
-            measured = _measured_effect(sums, columns, groups, limit_of(effect, limits), shown)
+            shown = _backgrounds_of_gap(rows, sets[fill]) if effect == "gap" else (0.0, sys.maxsize)
+            measured = _measured_effect(sums, columns, groups, limit_of(effect, limits), *shown)
             effects.setdefault(effect, {})[fill] = measured
     return skill, effects
 
 
 def _terms(
-    rows: Sequence[ImageRow], sets: Mapping[str, Sequence[str]], chances: Chances
+    rows: Sequence[ImageRow], sets: Mapping[str, Sequence[str]], chances: Mapping[str, Sequence[float]]
 ) -> dict[tuple[EffectName | Literal["skill"], str], Float[np.ndarray, "n 3"]]:
     """Return each picture's terms, by effect and fill. ``sets`` has the fills of the gap."""
     return {
@@ -630,7 +595,8 @@ def _measured_effect(
     terms: Float[np.ndarray, "n 3"],
     groups: Sequence[str],
     limit: float,
-    shown: _Backgrounds,
+    variance: float,
+    background_groups: int,
 ) -> MeasuredEffect:
     """Test a difference of two shares.
 
@@ -642,16 +608,17 @@ def _measured_effect(
         terms: the same three for each picture.
         groups: the group of each picture that counts.
         limit: what the difference is tested against.
-        shown: what the backgrounds of other pictures do, on which the objects were shown.
+        variance: the variance that the sum gains because a background is shown behind several objects.
+        background_groups: the number of groups of backgrounds, for the kind that has fewer.
     """
     first, second, count = sums.T
     total = terms.sum(0)
     draws = (first - second) / np.where(count > 0, count, np.nan)
     shares = (float(total[0] / total[2]), float(total[1] / total[2]))
-    value, group_count = shares[0] - shares[1], min(effective_groups(groups), shown.groups)
+    value, group_count = shares[0] - shares[1], min(effective_groups(groups), background_groups)
     # Normal numbers stand for the backgrounds. Every effect may use the same ones.
     numbers = np.random.default_rng(1).standard_normal(len(draws))
-    draws = draws + shown.variance**0.5 / float(total[2]) * numbers
+    draws = draws + variance**0.5 / float(total[2]) * numbers
     pictures = int(np.count_nonzero(terms[:, 2]))
     p, p_zero = (p_above(draws, threshold, group_count) for threshold in (limit, 0.0))
     return MeasuredEffect(widened(interval(draws, value, group_count)), p, p_zero, shares, pictures)
@@ -676,7 +643,7 @@ class ImageRow:
         status: whether the map has evidence.
         energy, shuffled, ceiling: E, S and C of the map.
         room: the headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
-        hit, rank, area: as ``heat.measure`` returns them.
+        hit, rank, area: as ``experiment.measure`` returns them.
         grid: rows and columns of the map.
         same, other: by fill, the share of right answers on backgrounds of its own class, and of other classes.
         pasted: by fill, the answers to the object on each background that it was shown on.
@@ -712,7 +679,7 @@ class ImageRow:
     def by_background(self) -> dict[str, list[bool]]:
         """Whether the answers on the backgrounds of each class are right, with all fills."""
         right: dict[str, list[bool]] = defaultdict(list)
-        for pasted in itertools.chain.from_iterable(self.pasted.values()):
+        for pasted in (answer for of_fill in self.pasted.values() for answer in of_fill):
             right[pasted.background].append(pasted.named == self.label)
         return right
 
@@ -760,7 +727,7 @@ def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, An
     rows = []
     for name, item in ((name, item) for name, item in items.items() if name in heat):
         shown, of_map = heat[name].answer, heat[name].in_region
-        outputs, of_edits = plan.matched.indices[item.label], answers.get(name, {})
+        outputs, of_edits = plan.outputs[item.label], answers.get(name, {})
         right = {edit: answer.output in outputs for edit, answer in of_edits.items()}
         named = {edit: plan.name_of(answer.output) for edit, answer in of_edits.items()}
         lent = {edit: items[edit.lender] for edit in of_edits if edit.arm in ("same", "other")}

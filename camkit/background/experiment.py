@@ -1,21 +1,27 @@
-"""The experiment: which picture lends its background to which, and what the model answers to the edits."""
+"""What the model is asked: about every picture as it is, with its heat, and about the edits of the sample.
+
+Each picture gets a row of either kind, which the journal keeps.
+
+Evidence 1 is where the heat lies, compared with a blind map and with a perfect map on the same regions. Notation for
+each image: h >= 0 is the class map at the size of the input, M is the object's region; both are (H, W).
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
-from pydantic import TypeAdapter
+from jaxtyping import Bool, Float, Shaped
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 from torch import Tensor
-from torch.nn import functional
 
 from camkit.background.data import Item
 from camkit.background.edits import (
@@ -25,20 +31,26 @@ from camkit.background.edits import (
     Edits,
     PreparedPicture,
     cue_edits,
+    draw_partners,
     region_edits,
     ring_edits,
 )
-from camkit.background.plan import Answer, Plan
+from camkit.background.plan import NO_ANSWER, Answer, Plan, answers_of
 from camkit.background.regions import in_pixels, object_region, widened_boxes
+from camkit.engine.heatmap import enlarge
 from camkit.engine.passes import passes_at_once
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError
-from camkit.images.filling import dilated
+from camkit.errors import CamkitError, advice
+from camkit.explaining.explanation import Explanation
+from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.images.prepare import prepare
 from camkit.images.read import LOSSLESS, jpeg_quality, open_picture
-from camkit.images.regions import preprocess_region
-from camkit.kit.statistics import MIN_GROUPS, seed_of
-from camkit.kit.store import PictureRow, RowKind
+from camkit.images.regions import CropBoxes, check_crop, preprocess_region
+from camkit.kit.store import PictureRow, RowKind, packed, unpacked
+from camkit.models import black_box_in
+from camkit.targets import EachTarget, logits_of
+from camkit.targets.scores import ScoreReading, Scores
+from camkit.types import EVEN, Failure, Placement
 
 Answers: TypeAlias = dict[Edit, Answer]
 
@@ -58,94 +70,312 @@ EDITS = RowKind("edits", TypeAdapter(EditsRow))
 """The rows of the experiment."""
 
 
-Partners: TypeAlias = tuple[tuple[tuple[Item, ...], ...], tuple[tuple[Item, ...], ...]]
-"""The pictures that lend their backgrounds to a picture: of its own class, and of other classes.
+def measure(
+    heat: Float[Tensor, "h w"],
+    region: Bool[Tensor, "h w"],
+    view: Bool[Tensor, "h w"],
+    grid: tuple[int, int],
+    placement: Placement = EVEN,
+) -> dict[str, float]:
+    """Measure how one map fits one region, without regard to the other maps, by the names in ``ImageRow``.
 
-Each entry holds the candidates for one background, all of one class. The first entries that have a usable candidate are
-used. From each, the first candidate with nearly the most room is taken.
-"""
+    The map must have some heat and the region some pixels.
 
-MOST_CANDIDATES = 8
-"""The number of candidates for each background, in a large class. On photos of Caltech-101, 0.15 of the picture is then
-filled and in sight behind the object, and 0.25 with a random candidate; a network with real weights is right for 0.57
-instead of 0.52 of the objects on backgrounds of their own class (scripts/results/validation.md)."""
+    Args:
+        heat: the map at the size of the model's input.
+        region: the object's pixels.
+        view: the pixels that show the picture and not padding.
+        grid: rows and columns of the map before upsampling.
+        placement: where its cells lie on the input.
 
-
-def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: int, seed: int) -> dict[Item, Partners]:
-    """Draw each picture's partners: always of another group, and in the second part of another class.
-
-    The pictures of a class meet the other classes in turn. The first candidates from a class come in a random order, in
-    which no background repeats before all have been first. The other candidates are drawn at random. A class with fewer
-    than MIN_GROUPS groups is used only if there is no other. If either kind has no candidate, the picture gets no
-    partners.
+    Returns:
+        ``ceiling``: the energy that a perfect map would have: the region averaged to the map's cells and upsampled
+        again. ``hit``: the share of the hottest pixels that lie within POINTING_TOLERANCE pixels of the region: 1 or 0
+        unless several tie. ``rank``: for a region of n pixels, the share of the n hottest pixels that lies in the
+        region (relevance rank accuracy; Arras et al. 2022, arXiv:2003.07258); if pixels of equal heat compete for the
+        last places among the n, it is the mean over all choices. ``area``: the region's share of the pixels that the
+        model saw.
     """
-    by_class: dict[str, list[Item]] = defaultdict(list)
-    for background in backgrounds:
-        by_class[background.label].append(background)
-    groups = {label: len({item.group for item in items}) for label, items in by_class.items()}
-    enough = [label for label, count in groups.items() if count >= MIN_GROUPS]
-    # The number of groups of a class for each candidate. If n backgrounds differ in room and c of them are drawn each
-    # time, the choice is as varied as a choice among n * (2 * c - 1) / c**2 backgrounds. Here these are at least 12;
-    # intervals need 5 groups.
-    counts = {label: min(MOST_CANDIDATES, max(1, count // 8)) for label, count in groups.items()}
-    rotations: dict[tuple[str, str], Iterator[Item]] = {}
-    turns = Counter[str]()
-    drawn: dict[Item, Partners] = {}
-    for item in sample:
-        others = sorted(set(enough) - {item.label}) or sorted(by_class.keys() - {item.label})
-        start, turns[item.label] = turns[item.label], turns[item.label] + wanted
-        # How many more backgrounds of either kind get candidates, because some classes have no usable background
-        rng, turn = own_generator(item.name, seed), [""] * wanted + [" to spare"] * 3
-        in_turn = [others[(start + entry) % len(others)] for entry in range(len(turn))] if others else []
-        own, foreign = (
-            tuple(
-                _candidates(item, of_class, _next_background(rotations, item, of_class, seed, kind), counts[label], rng)
-                for kind, label in zip(turn, labels, strict=False)
-                if (of_class := by_class.get(label))
-            )
-            for labels in ([item.label] * len(turn), in_turn)
-        )
-        own, foreign = tuple(filter(None, own)), tuple(filter(None, foreign))
-        drawn[item] = (own, foreign) if own and foreign else ((), ())
-    return drawn
+    near, pixels = dilated(region, POINTING_TOLERANCE), int(region.sum())
+    coldest = torch.topk(heat.flatten(), pixels).values[-1]  # of the hottest pixels, as many as the region has
+    hotter, tied = heat > coldest, heat == coldest
+    places = pixels - int(hotter.sum())
+    return {
+        "ceiling": ceiling(region, grid, placement),
+        "hit": float(near[heat == heat.max()].double().mean()),
+        "rank": (int(region[hotter].sum()) + places * float(region[tied].double().mean())) / pixels,
+        "area": pixels / max(1, int(view.sum())),
+    }
 
 
-def _next_background(
-    rotations: dict[tuple[str, str], Iterator[Item]], item: Item, of_class: Sequence[Item], seed: int, kind: str
-) -> Item | None:
-    """Return the next background of a class for a picture; None if all are of the picture's own group.
+def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int], placement: Placement = EVEN) -> float:
+    """Return the energy of the best map that the cells allow: the region averaged to the cells and upsampled."""
+    cells = region.double()
+    for axis, places in enumerate(placement.centres(grid, tuple(region.shape))):
+        cells = _averaged(cells, axis, places)
+    best = enlarge(cells[None].float(), region.shape, placement)[0].double()
+    return float(best[region].sum() / best.sum())
 
-    The pictures of a class get the backgrounds of a class in a random order that repeats. Spare backgrounds have a
-    rotation of their own ``kind``: with a common one, each picture would skip the spares of the picture before, and in
-    a class of 12 pictures only 3 might ever serve.
+
+def _averaged(pixels: Float[Tensor, "h w"], axis: int, places: Sequence[float]) -> Float[Tensor, "h2 w2"]:
+    """Average along an axis the pixels of each cell, which reach to the middle between it and the next one."""
+    side = pixels.shape[axis]
+    # Decimals of the edges between cells: without rounding, an edge between two pixels might count another pixel
+    middles = [round((place + following + 1) / 2, 6) for place, following in itertools.pairwise(places)]
+    means = []
+    for begin, end in itertools.pairwise((0.0, *middles, float(side))):
+        first = min(max(0, math.floor(begin)), side - 1)
+        last = min(max(first + 1, math.ceil(end)), side)
+        means.append(pixels.narrow(axis, first, last - first).mean(axis))
+    return torch.stack(means, axis)
+
+
+def heat_in_cells(
+    region: Bool[Tensor, "h w"], grid: tuple[int, int], placement: Placement
+) -> Float[np.ndarray, " cells"]:
+    """Return, for each cell of a map, the heat that one unit in the cell puts into a region after upsampling.
+
+    Upsampling is linear, so the heat within a region is a weighted sum over the cells. The energy E of a map is its
+    heat within the region divided by its heat within the whole picture. With these weights, any map can be compared
+    with any region, and neither is upsampled.
     """
-    pair = (item.label, of_class[0].label + kind)
-    if pair not in rotations:
-        random = own_generator("\0".join(pair), seed)
-        first, *others = random.permutation(len(of_class)).tolist()
-        rotations[pair] = itertools.cycle([of_class[number] for number in (*others, first)])
-    tried = itertools.islice(rotations[pair], len(of_class))
-    return next((background for background in tried if background.group != item.group), None)
+    cells = torch.zeros(1, *grid, requires_grad=True)
+    with torch.enable_grad():
+        upsampled = enlarge(cells, region.shape, placement)[0]
+        within = torch.autograd.grad(upsampled[region].sum(), cells)[0]
+    return np.asarray(within.double().numpy().ravel())
 
 
-def _candidates(
-    item: Item, backgrounds: Sequence[Item], first: Item | None, count: int, rng: np.random.Generator
-) -> tuple[Item, ...]:
-    """Return ``count`` candidates: the first one and others drawn at random; none if there is no first one."""
-    if first is None:
-        return ()
-    others = [background for background in backgrounds if background.group != item.group and background != first]
-    drawn = rng.choice(len(others), min(count - 1, len(others)), replace=False).tolist() if others else []
-    return (first, *(others[number] for number in drawn))
+def energies(
+    maps: Float[np.ndarray, "n cells"], within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray, " cells"]
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Return each map's energy E in its own region, and the mean energy S of the other maps in that region.
+
+    Args:
+        maps: the positive part of each map, on its grid; each must have some heat.
+        within: for each region, the weights that ``heat_in_cells`` returns.
+        everywhere: the same weights for the whole picture.
+
+    Returns:
+        E and S. S, the shuffled baseline, is NaN if there is only one map.
+    """
+    shares = maps / (maps @ everywhere)[:, None]
+    own = (shares * within).sum(1)
+    if len(maps) < 2:
+        return own, np.full(len(maps), np.nan)
+    # Subtracting the map's own part from the sum over all maps gives the mean over the others without a loop.
+    return own, ((within @ shares.sum(0)) - own) / (len(maps) - 1)
 
 
-def own_generator(name: str, seed: int) -> np.random.Generator:
-    """Return a random generator that depends on a name and the seed alone."""
-    return np.random.default_rng([seed, seed_of(name)])
+def headroom(within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray, " cells"]) -> Float[np.ndarray, " n"]:
+    """Return how much more heat perfect maps have in their own region than in the regions of other pictures.
+
+    If objects lie at the same place in every picture, the headroom is small: no map can show which object it follows.
+    It is 0 if there is only one region, or if no cell of the map reaches a region.
+    """
+    gain = np.zeros(len(within))
+    reached = within.any(1)
+    if reached.sum() > 1:
+        own, shuffled = energies(within[reached], within[reached], everywhere)
+        gain[reached] = own - shuffled
+    return gain
 
 
-WORKERS = min(4, os.cpu_count() or 1)
-"""Threads that make edits while the model answers earlier ones."""
+NO_HEAT = "no_heat"
+"""The status of a picture that was not explained, because the model is a black box or a detector."""
+
+
+_Floats: TypeAlias = Annotated[Float[np.ndarray, " n"], PlainValidator(unpacked), PlainSerializer(packed)]
+"""Values in float32, as in the file, so that a resumed check gives the same report."""
+
+
+@dataclass(frozen=True, eq=False)
+class MapInRegion:
+    """A map and the region of its picture's objects.
+
+    Attributes:
+        measures: how the map fits the region, as ``measure`` returns it.
+        grid: rows and columns of the map.
+        size: rows and columns of the model's input.
+        placement: where the cells lie on the input.
+        cells: the positive part of the map.
+        within: the weights of the region that ``heat_in_cells`` returns.
+    """
+
+    measures: dict[str, Any]
+    grid: tuple[int, int]
+    size: tuple[int, int]
+    placement: Placement
+    cells: _Floats
+    within: _Floats
+
+
+@dataclass(frozen=True, eq=False)
+class HeatRow(PictureRow):
+    """What the model answers to a picture, and where its heat lies.
+
+    Attributes:
+        answer: the model's answer.
+        status, method, layer, layer_reason: as in the picture's ``Explanation``.
+        cropped: whether the objects lie outside the part of the picture that the model sees.
+        in_region: the map and its region; None if there is no map or no region.
+    """
+
+    answer: Answer
+    status: str
+    method: str
+    layer: str
+    layer_reason: str
+    cropped: bool = False
+    in_region: MapInRegion | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Unusable(PictureRow):
+    """A picture that cannot be used, and why."""
+
+    error: str
+
+
+HEAT: RowKind[HeatRow | Unusable] = RowKind("heat", TypeAdapter(HeatRow | Unusable))
+"""The rows of the heat pass."""
+
+
+def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
+    """Explain pictures, compare each map with its region, and yield a row for each picture, in order.
+
+    If the model cannot be explained, it is only asked, and the pictures that cannot be used come last.
+    """
+    if not plan.draws_heat:
+        yield from _rows_without_heat(plan, items)
+        return
+    numbers, boxes = tuple(range(1, len(items) + 1)), CropBoxes()  # the parts of the pictures that the model sees
+    classes = tuple(plan.outputs[item.label] for item in items)
+    target = _RecordingTarget(classes, activation=plan.model.activation, numbers=numbers)
+    for number, item, explanation in zip(numbers, items, plan.explain(items, target=target), strict=True):
+        try:
+            if isinstance(explanation, Failure):
+                raise explanation.error
+            row: HeatRow | Unusable = _compared(plan, boxes, item, explanation, target.answers[number])
+        except CamkitError as error:
+            row = _unusable(item, error)
+        yield row
+
+
+def _rows_without_heat(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
+    unusable = list[Unusable]()
+    why = f"no heat: the model is a {'detector' if plan.detects else 'black box'}"
+
+    def readable() -> Iterator[tuple[Item, Tensor]]:
+        for item in items:
+            try:
+                if plan.detects:
+                    plan.wanted(item)
+                yield item, prepare(item.path, plan.preprocess, item.name).tensor
+            except CamkitError as error:
+                unusable.append(_unusable(item, error))
+
+    for batch in batches_of_one_shape(readable(), plan.batch_size):
+        shown, inputs = zip(*batch, strict=True)
+        for item, answer in zip(shown, plan.answer(torch.stack(inputs), shown), strict=True):
+            cropped = plan.detects and not len(plan.wanted(item))
+            yield HeatRow(item.name, answer, NO_HEAT, "none", "no layer", why, cropped)
+    yield from unusable
+
+
+def _compared(plan: Plan, boxes: CropBoxes, item: Item, explanation: Explanation, answer: Answer) -> HeatRow:
+    """Compare a map with its picture's region, unless the map is empty or the object was cropped away.
+
+    Raises:
+        CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.
+    """
+    about = (explanation.status, explanation.method, explanation.layer, explanation.layer_reason)
+    row = HeatRow(item.name, answer, *about)
+    if answer.output == NO_ANSWER or not item.objects:
+        return row
+    # Without a box, the explanation's picture is the model's input, and the original's size is read from the file.
+    original = explanation.picture if explanation.box is not None else None
+    size = open_picture(item.path).size if original is None else (original.shape[1], original.shape[0])
+    if isinstance(explanation.shown, Tensor):
+        check_crop(plan.preprocess, open_picture(item.path), explanation.shown, boxes)
+    original_region = object_region([in_pixels(annotation, size) for annotation in item.objects], size)
+    shades = plan.shades.of(size)
+    region = preprocess_region(original_region, plan.preprocess, shades) > 0.5
+    if not bool(region.any()):
+        return replace(row, cropped=True)
+    if explanation.status != "ok" or explanation.heatmap.ndim != 2:
+        return row
+    grid = (explanation.raw.shape[0], explanation.raw.shape[1])
+    heat, placement = torch.from_numpy(np.asarray(explanation.heatmap)), explanation.placement
+    in_region = MapInRegion(
+        measures=measure(heat, region, shades.view, grid, placement),
+        grid=grid,
+        size=(region.shape[0], region.shape[1]),
+        placement=placement,
+        cells=np.maximum(explanation.raw, 0).ravel().astype(np.float32),
+        within=heat_in_cells(region, grid, placement).astype(np.float32),
+    )
+    return replace(row, in_region=in_region)
+
+
+def _unusable(item: Item, error: CamkitError) -> Unusable:
+    text = str(error).replace(str(item.path), item.name)  # the report must not depend on where the data lies
+    return Unusable(item.name, text if item.name in text else f"{item.name}: {text}")
+
+
+@dataclass(frozen=True)
+class _RecordingTarget(EachTarget):
+    """Explains each picture for the best output of its own class, and records what the model answered.
+
+    ``answers`` has the answers by the number of the picture in the call, from 1; ``numbers`` has those of a pass.
+    """
+
+    answers: dict[int, Answer] = field(default_factory=dict)
+    numbers: tuple[int, ...] = ()
+
+    def of_pictures(self, numbers: Sequence[int]) -> _RecordingTarget:
+        """Return the target for a batch of pictures, given their numbers from 1."""
+        of_batch = tuple(self.numbers[number - 1] for number in numbers)
+        return replace(self, classes=super().of_pictures(numbers).classes, numbers=of_batch)
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Record the answers, and return the scores."""
+        reading = ScoreReading.of(logits_of(output, batch))
+        self.answers.update(zip(self.numbers, answers_of(reading, self.classes, self.activation), strict=True))
+        return super().__call__(output, batch)
+
+
+def compare_maps(items: Sequence[Item], heat: Mapping[str, HeatRow]) -> dict[str, dict[str, float]]:
+    """Compare each map with the regions of all pictures whose map has the same grid, size and placement.
+
+    The values have their names in ``ImageRow``; a map that is alone has nothing to be compared with.
+    """
+    by_geometry: dict[tuple[tuple[int, int], tuple[int, int], Placement], dict[str, MapInRegion]] = defaultdict(dict)
+    for item in items:
+        if item.name in heat and (own := heat[item.name].in_region):
+            by_geometry[own.grid, own.size, own.placement][item.name] = own
+    compared: dict[str, dict[str, float]] = {}
+    for (grid, size, placement), of_pictures in by_geometry.items():
+        maps = np.array([own.cells for own in of_pictures.values()])
+        within = np.array([own.within for own in of_pictures.values()])
+        everywhere = heat_in_cells(torch.ones(size, dtype=torch.bool), grid, placement)
+        columns = (*energies(maps, within, everywhere), headroom(within, everywhere))
+        names = ("energy", "shuffled", "room") if len(maps) > 1 else ("energy",)
+        for name, *values in zip(of_pictures, *(column.tolist() for column in columns), strict=True):
+            compared[name] = dict(zip(names, values, strict=False))
+    return compared
+
+
+def remark_on_heat(plan: Plan) -> str:
+    """Return why the heat of all pictures is not measured; "" if it is."""
+    if plan.detects:
+        return "a detector's heat is not measured; camkit explain draws the heat of each box"
+    box = black_box_in(plan.model.module)
+    if box is None or plan.draws_heat:
+        return ""
+    drawn = "set check.method to 'occlusion'", "pass --method occlusion"
+    return f"no heat: {box.lacks(f'{advice(*drawn)}, which needs neither')}"
+
 
 _CACHE_BYTES, _MIN_CACHED = 1 << 30, 16
 """The memory for loaded pictures, each of which is a background for several others, and the least number to keep."""
@@ -168,7 +398,7 @@ class Experiment:
         partners: the pictures that may lend their backgrounds to each picture of the sample.
         load: returns a picture and its regions as the model sees them; None if it cannot be read.
         filled: returns how much of each cell of a coarse grid is filled if a picture lends its background; None if it
-            cannot lend one: it cannot be read, or its objects leave no room.
+            cannot lend one: it cannot be read, its objects leave no room, or it has not the shape that is needed.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -179,18 +409,17 @@ class Experiment:
         first = self._load(plan.sample[0]) if plan.sample else None
         size = _CACHE_BYTES if first is None else first.tensor.nbytes
         # Tensors kept of each picture: itself, and one as a background for each fill
-        kept = max(_MIN_CACHED, _CACHE_BYTES // (3 * size))
-        self.load = functools.lru_cache(maxsize=kept)(self._load)
+        self.load = functools.lru_cache(maxsize=max(_MIN_CACHED, _CACHE_BYTES // (3 * size)))(self._load)
         self.filled = functools.cache(self._filled)
 
     def _load(self, item: Item) -> PreparedPicture | None:
         try:
-            return self._prepare(item)
+            return self._prepared(item)
         except CamkitError as error:
             self._unreadable[item.name] = str(error)
             return None
 
-    def _prepare(self, item: Item) -> PreparedPicture:
+    def _prepared(self, item: Item) -> PreparedPicture:
         plan, preprocess = self.plan, self.plan.preprocess
         picture = open_picture(item.path)
         tensor = prepare(picture, preprocess, item.name).tensor.float()
@@ -217,27 +446,30 @@ class Experiment:
         There are none if the picture cannot be read, or has regions but no object or no background beside it.
         """
         picture, plan = self.load(item), self.plan
-        if picture is None or (plan.with_regions and not (_shows_object(picture) and picture.has_background)):
+        if picture is None or self._obstacle(item):
             return {}
         same, other = (self._with_most_room(picture, entries, wanted) for entries in self.partners[item])
-        exchanges = cue_edits(picture, same, other, plan.cues)
-        check = plan.settings.check
-        if not plan.with_regions:
-            return ring_edits(picture, same, other, check.ring) | exchanges
-        return region_edits(picture, same, other) | exchanges
+        ring = plan.settings.check.ring
+        edits = region_edits(picture, same, other) if plan.with_regions else ring_edits(picture, same, other, ring)
+        return edits | cue_edits(picture, same, other, plan.cues)
 
     def why_untested(self, item: Item, edits: Collection[Edit]) -> str:
         """Return why a picture with these edits was not shown on backgrounds of both kinds; "" if it was."""
         if {"same", "other"} <= {edit.arm for edit in edits}:
             return ""
+        return self._obstacle(item) or (
+            "no picture of another group lends it a background of its own class and one of another class"
+        )
+
+    def _obstacle(self, item: Item) -> str:
+        """Return why a picture has no edits; "" if it has some."""
         picture = self.load(item)
         if picture is None:
-            return self._unreadable.get(item.name, "it cannot be read")
-        if self.plan.with_regions and not _shows_object(picture):
+            return self._unreadable[item.name]
+        if picture.region is not None and not bool((picture.region > 0.5).any()):
             return "its object lies outside the part that the model sees"
-        if self.plan.with_regions and not picture.has_background:
-            return "its objects leave too little background beside them"
-        return "no picture of another group lends it a background of its own class and one of another class"
+        alone = self.plan.with_regions and not picture.has_background
+        return "its objects leave too little background beside them" if alone else ""
 
     def _with_most_room(self, picture: PreparedPicture, entries: Sequence[Sequence[Item]], wanted: int) -> Backgrounds:
         """Return a background for each of the first entries that have a usable candidate, ``wanted`` at most.
@@ -246,34 +478,29 @@ class Experiment:
         object, because filling destroys the background. No background is used twice.
         """
         covered = 0.0 if picture.region is None else coarse(picture.region)
+        shape = None if self.plan.with_regions else picture.tensor.shape
         backgrounds: dict[str, PreparedPicture] = {}
         for candidates in entries:
-            filled = {item: self.filled(item) for item in candidates if item.name not in backgrounds}
+            filled = {item: self.filled(item, shape) for item in candidates if item.name not in backgrounds}
             in_sight = {item: float((grid * (1 - covered)).mean()) for item, grid in filled.items() if grid is not None}
-            while in_sight:
-                least = min(in_sight.values())
-                # A background may be filled by this share of the picture more than the background with the most room,
-                # and is still used. Otherwise the same few backgrounds would serve again and again, for a gain that
-                # nobody sees.
-                item = next(item for item, share in in_sight.items() if share <= least + 0.05)
-                background = self.load(item)
-                if background is not None and (
-                    self.plan.with_regions or background.tensor.shape == picture.tensor.shape
-                ):
-                    backgrounds[item.name] = background
-                    break
-                del in_sight[item]
+            # A background may be filled by this share of the picture more than the background with the most room, and
+            # is still used. Otherwise the same few backgrounds would serve again and again, for a gain that nobody
+            # sees.
+            most = min(in_sight.values(), default=0.0) + 0.05
+            item = next((item for item, share in in_sight.items() if share <= most), None)
+            background = None if item is None else self.load(item)
+            if item is not None and background is not None:
+                backgrounds[item.name] = background
             if len(backgrounds) == wanted:
                 break
         return backgrounds
 
-    def _filled(self, item: Item) -> Float[Tensor, "r c"] | None:
+    def _filled(self, item: Item, shape: torch.Size | None) -> Float[Tensor, "r c"] | None:
         picture = self.load(item)
-        if picture is not None and not self.plan.with_regions:
-            return torch.zeros(_ROOM_CELLS, _ROOM_CELLS)
-        if picture is None or picture.silhouettes is None or not picture.has_background:
+        if picture is None or shape not in (None, picture.tensor.shape):
             return None
-        return coarse(picture.silhouettes)
+        hole = torch.zeros_like(picture.shades.view) if picture.silhouettes is None else picture.silhouettes
+        return coarse(hole) if picture.has_background or not self.plan.with_regions else None
 
     def rows(self, items: Sequence[Item]) -> Iterator[EditsRow]:
         """Show the edits of some pictures of the sample to the model, and yield a row of answers for each picture.
@@ -281,40 +508,38 @@ class Experiment:
         Threads make the edits. The model sees the edits of several pictures in full batches.
         """
         pastes = self.plan.settings.check.pastes
-        tasks = (Task(functools.partial(self._made, item, pastes), in_thread=True) for item in items)
-        made = in_order(tasks, workers=WORKERS, ahead=WORKERS + 1)
-        expected: dict[Item, int] = {}
+        at_once = passes_at_once(self.plan.memory.record)
+        workers = min(4, os.cpu_count() or 1)  # threads that make edits while the model answers earlier ones
+
+        def made(item: Item) -> dict[Edit, Float[Tensor, "c h w"]]:
+            return {edit: make() for edit, make in self.edits(item, pastes).items()}
 
         def shown() -> Iterator[tuple[tuple[Item, Edit], Float[Tensor, "c h w"]]]:
-            for item, of_picture in zip(items, made, strict=True):
+            tasks = (Task(functools.partial(made, item), in_thread=True) for item in items)
+            for item, of_picture in zip(items, in_order(tasks, workers=workers, ahead=workers + 1), strict=True):
                 expected[item] = len(of_picture)
                 yield from (((item, edit), tensor) for edit, tensor in of_picture.items())
 
-        at_once = passes_at_once(self.plan.memory.record)
+        def answered(
+            batch: list[tuple[tuple[Item, Edit], Float[Tensor, "c h w"]]],
+        ) -> list[tuple[tuple[Item, Edit], Answer]]:
+            edited, tensors = zip(*batch, strict=True)
+            return list(zip(edited, self.plan.answer(torch.stack(tensors), [item for item, _ in edited]), strict=True))
+
         passes = (
-            Task(functools.partial(self._answered, batch), in_thread=at_once > 1)
+            Task(functools.partial(answered, batch), in_thread=at_once > 1)
             for batch in batches_of_one_shape(shown(), self.plan.batch_size)
         )
         cores = torch.get_num_threads() // at_once
+        expected: dict[Item, int] = {}
         answers: dict[Item, Answers] = defaultdict(dict)
         for batch in in_order(passes, workers=at_once, ahead=at_once, cores=cores):
             for (item, edit), answer in batch:
                 answers[item][edit] = answer
                 if len(answers[item]) == expected[item]:
-                    yield self._row(item, answers.pop(item))
-        yield from (self._row(item, {}) for item, count in expected.items() if not count)
-
-    def _row(self, item: Item, answers: Answers) -> EditsRow:
-        return EditsRow(item.name, list(answers.items()), self.why_untested(item, answers))
-
-    def _made(self, item: Item, wanted: int) -> dict[Edit, Float[Tensor, "c h w"]]:
-        return {edit: make() for edit, make in self.edits(item, wanted).items()}
-
-    def _answered(
-        self, batch: list[tuple[tuple[Item, Edit], Float[Tensor, "c h w"]]]
-    ) -> list[tuple[tuple[Item, Edit], Answer]]:
-        edited, tensors = zip(*batch, strict=True)
-        return list(zip(edited, self.plan.answer(torch.stack(tensors), [item for item, _ in edited]), strict=True))
+                    own = answers.pop(item)
+                    yield EditsRow(item.name, list(own.items()), self.why_untested(item, own))
+        yield from (EditsRow(item.name, [], self.why_untested(item, [])) for item in expected if not expected[item])
 
 
 _About = TypeVar("_About")
@@ -339,8 +564,4 @@ def batches_of_one_shape(
 
 def coarse(region: Shaped[Tensor, "h w"]) -> Float[Tensor, "r c"]:
     """Return the share of each cell of a coarse grid that a region covers."""
-    return functional.adaptive_avg_pool2d(region[None].float(), _ROOM_CELLS)[0]
-
-
-def _shows_object(picture: PreparedPicture) -> bool:
-    return picture.region is not None and bool((picture.region > 0.5).any())
+    return torch.nn.functional.adaptive_avg_pool2d(region[None].float(), _ROOM_CELLS)[0]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from camkit.background.data import Item
+from camkit.background.data import Item, grouped
 from camkit.background.experiment import Answers
 from camkit.background.plan import Plan
 from camkit.background.rule import Reason, said
@@ -107,8 +107,8 @@ class Kinds:
     @property
     def warnings(self) -> dict[str, list[Reason]]:
         """Each class's worst pair that is significantly bad."""
-        worst_last = reversed(self.bad)
-        return {pair.label: [Reason("less accurate on one place", self.in_words(pair))] for pair in worst_last}
+        reasons = ((pair.label, Reason("less accurate on one place", self.in_words(pair))) for pair in self.bad[::-1])
+        return {label: [reason] for label, reason in reasons}
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -146,11 +146,8 @@ def find(plan: Plan, answers: Mapping[str, Answers]) -> Kinds | None:
     backgrounds = [item for item in plan.backgrounds if item.name in lenders]
     if not plan.with_regions or not any(item.place for item in backgrounds):
         return None
-    by_place: dict[str, list[Item]] = defaultdict(list)
-    for item in backgrounds:
-        by_place[item.place].append(item)
     kinds: list[Kind] = []
-    for place, items in sorted(by_place.items()):
+    for place, items in sorted(grouped(backgrounds, lambda item: item.place).items()):
         if place and len(items) >= LEAST_BACKGROUNDS:
             label, count = min(Counter(item.label for item in items).items(), key=lambda pair: (-pair[1], pair[0]))
             kinds.append(Kind(place, label, count / len(items), len(items)))
@@ -169,7 +166,7 @@ def _pasted_answers(
     """Join the answers with all fills to each object on each background that has a kind."""
     items = {item.name: item for item in plan.sample}
     for name, of_picture in answers.items():
-        item, outputs = items[name], plan.matched.indices[items[name].label]
+        item, outputs = items[name], plan.outputs[items[name].label]
         by_background: dict[str, list[int]] = defaultdict(list)
         for edit, answer in of_picture.items():
             if edit.arm in ("same", "other") and edit.lender in backgrounds:
@@ -203,12 +200,10 @@ def measure_kinds(
         without: classes that are not tested.
         resamples: resamples of each bootstrap.
     """
-    by_class: dict[str, list[PastedAnswer]] = defaultdict(list)
-    for answer in answers:
-        by_class[answer.item.label].append(answer)
+    by_class = sorted(grouped(answers, lambda answer: answer.item.label).items())
     pairs = [
         pair
-        for number, (label, own) in enumerate(sorted(by_class.items()))
+        for number, (label, own) in enumerate(by_class)
         for pair in _pairs(label, own, [seed, number], resamples, tested=label not in without)
     ]
     tested = [(number, pair.p, pair.loss) for number, pair in enumerate(pairs) if pair.p is not None and pair.loss]

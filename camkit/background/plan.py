@@ -9,9 +9,8 @@ import contextlib
 import datetime as dt
 import functools
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from camkit.background.data import SEVERAL_CLASSES, ClassMatch, Dataset, Item
+from camkit.background.data import SEVERAL_CLASSES, Dataset, Item, grouped
 from camkit.background.edits import COMPRESSION, CUES
 from camkit.background.regions import boxes_on_input, in_pixels
 from camkit.engine.guard import interruptible
@@ -54,12 +53,12 @@ WORSE = "worse"
 class FileHashes(dict[Path, str]):
     """The SHA-256 of files, "unreadable" for those that cannot be read; each file is read once."""
 
-    def of(self, path: Path) -> str:
-        """Return the hash of a file."""
-        if path not in self:
-            with contextlib.suppress(OSError):
-                self[path] = digest(path.read_bytes()) if is_regular(path) else _UNREADABLE
-        return self.get(path, _UNREADABLE)
+    def __missing__(self, path: Path) -> str:
+        """Return the hash of a file that was not read yet."""
+        self[path] = _UNREADABLE
+        with contextlib.suppress(OSError):
+            self[path] = digest(path.read_bytes()) if is_regular(path) else _UNREADABLE
+        return self[path]
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,10 @@ class Plan:
     Attributes:
         model: the classifier or detector.
         data: the pictures and their objects.
-        matched: the model's outputs for each class.
+        outputs: the model's outputs for each class.
+        matched: how these were found.
         settings: the settings.
-        sample: the pictures of the experiment.
-        backgrounds: the pictures that lend their background: the sample itself. If the sample has only one class, it
-            also includes classes that may be recognised by anything.
-        with_regions: whether any object is annotated.
+        drawn: the pictures drawn for the experiment, also of classes that may be recognised by anything.
         today: the day that decides whether waivers are in force.
         detects: whether the model is a detector.
         files: the hashes of the pictures and masks.
@@ -82,14 +79,28 @@ class Plan:
 
     model: LoadedModel
     data: Dataset
-    matched: ClassMatch
+    outputs: Mapping[str, tuple[int, ...]]
+    matched: str
     settings: Settings
-    sample: tuple[Item, ...]
-    backgrounds: tuple[Item, ...]
-    with_regions: bool
+    drawn: tuple[Item, ...]
     today: dt.date
-    detects: bool = False
-    files: FileHashes = field(default_factory=FileHashes)
+    detects: bool
+    files: FileHashes
+
+    @functools.cached_property
+    def sample(self) -> tuple[Item, ...]:
+        """The pictures of the experiment."""
+        return tuple(item for item in self.drawn if not self.settings.expects_anything(item.label))
+
+    @functools.cached_property
+    def backgrounds(self) -> tuple[Item, ...]:
+        """The pictures that lend their background: the sample, or all that are drawn if that has only one class."""
+        return self.sample if len({item.label for item in self.sample}) > 1 else self.drawn
+
+    @functools.cached_property
+    def with_regions(self) -> bool:
+        """Whether any object is annotated."""
+        return any(item.objects for item in self.data.items)
 
     @property
     def preprocess(self) -> Preprocess:
@@ -143,7 +154,7 @@ class Plan:
         """Return the data's class for an output; if there is none, the model's label or the output's number."""
         if output < 0:
             return "no answer" if output == NO_ANSWER else "nothing found"
-        label = next((name for name, indices in self.matched.indices.items() if output in indices), None)
+        label = next((name for name, indices in self.outputs.items() if output in indices), None)
         labels = self.model.labels
         return label or (labels[output] if labels and output < len(labels) else f"output {output}")
 
@@ -177,7 +188,7 @@ class Plan:
                     boxes += _boxes_in(output, len(part))
                 else:
                     scores.append(logits_of(output, len(part)).cpu())
-        classes = [self.matched.indices[item.label] for item in items]
+        classes = [self.outputs[item.label] for item in items]
         if not self.detects:
             reading = ScoreReading.of(torch.cat(scores), self.memory.final_activation(inputs[:1]))
             return answers_of(reading, classes, self.model.activation)
@@ -210,7 +221,7 @@ class Plan:
         """
         check = self.settings.check
         options = {
-            "target": EachTarget(tuple(self.matched.indices[item.label] for item in items)),
+            "target": EachTarget(tuple(self.outputs[item.label] for item in items)),
             "method": check.method,
             "precision": check.precision,
             "batch_size": self.batch_size,
@@ -227,11 +238,12 @@ class Plan:
         del check["batch_size"]
         return {"check": check, "limits": dict(vars(self.settings.limits))}
 
-    def fingerprint(self) -> dict[str, str]:
-        """Return hashes of the weights, of the settings that influence results, and of the pictures with regions."""
+    @functools.cached_property
+    def hashes(self) -> dict[str, str]:
+        """Hashes of the weights, of the settings that influence results, and of the pictures with regions."""
         pictures = (
             f"{item.name}\0{item.label}\0{item.group}\0{item.place}\0{_describe_regions(item, self.files)}\0"
-            f"{self.files.of(item.path)}"
+            f"{self.files[item.path]}"
             for item in self.data.items
         )
         reported = self.reported_settings
@@ -239,7 +251,7 @@ class Plan:
             "check": reported["check"],
             "limits": {name: value for name, value in reported["limits"].items() if name != WORSE},
             "classes": {name: section.model_dump(mode="json") for name, section in self.settings.classes.items()},
-            "outputs": self.matched.indices,
+            "outputs": self.outputs,
             "preprocessing": digest_of_preprocessing(self.model.preprocess),
         }
         return {
@@ -254,7 +266,7 @@ def _describe_regions(item: Item, files: FileHashes) -> str:
     parts = []
     for own in (*item.objects, *item.others):
         drawn = own.outline
-        outline = f"{files.of(drawn.path)}{drawn.reading}" if isinstance(drawn, MaskFile) else repr(drawn)
+        outline = f"{files[drawn.path]}{drawn.reading}" if isinstance(drawn, MaskFile) else repr(drawn)
         parts.append(f"{own.category}{own.box}{own.shares}{own.crowd}{own.size}{outline}")
     return ";".join(parts)
 
@@ -262,17 +274,14 @@ def _describe_regions(item: Item, files: FileHashes) -> str:
 def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:
     """Leave out pictures with the same content as an earlier one; list copies in another class separately."""
     originals: dict[str, Item] = {}
-    kept: list[Item] = []
-    copies: dict[str, tuple[str, ...]] = {}
+    left_out = dict(data.left_out)
     for item in data.items:
-        content = files.of(item.path)
+        content = files[item.path]
         original = originals.setdefault(item.name if content == _UNREADABLE else content, item)
-        if original is item:
-            kept.append(item)
-        else:
+        if original is not item:
             of = "copies of another picture" if original.label == item.label else "copies of a picture of another class"
-            copies[of] = (*copies.get(of, ()), item.name)
-    return replace(data, items=tuple(kept), left_out={**data.left_out, **copies})
+            left_out[of] = (*left_out.get(of, ()), item.name)
+    return replace(data, items=tuple(originals.values()), left_out=left_out)
 
 
 def _boxes_in(output: Any, batch: int) -> list[Detections]:
@@ -306,13 +315,13 @@ def count_outputs(model: LoadedModel, items: Sequence[Item]) -> tuple[int, bool]
         with quiet_pass(module, device, "fp32"), interruptible():
             output = module(tensor[None].to(device, dtype_of(module)))
         detects = detections_of(output, 1) is not None
-        if detects and _boxes_in(output, 1) and model.labels is None:
-            labels = f"in the order of its classes ({advice('labels=[...]', '--labels FILE')})"
-            raise InputError(f"the labels of this detector are not known; pass them {labels}")
+        if detects:
+            _boxes_in(output, 1)
         count = len(model.labels or ()) if detects else logits_of(output, 1).shape[1]
         if count < 2:
-            needed = "detector with two or more classes" if detects else "classifier with two or more outputs"
-            raise InputError(f"the check needs a {needed}; this model has one")
+            labels = f"labels of two or more classes, in their order ({advice('labels=[...]', '--labels FILE')})"
+            needed = f"detector with {labels}" if detects else "classifier with two or more outputs"
+            raise InputError(f"the check needs a {needed}; this model has {count or 'none'}")
         return count, detects
     raise InputError(f"no picture could be read: {failure}")
 
@@ -323,16 +332,10 @@ def stratified(items: Sequence[Item], per_class: int, most: int, seed: int) -> l
     Each class keeps at least one picture, even if the total then exceeds ``most``. A picture's rank depends only on its
     name and the seed, so adding pictures does not reshuffle the others.
     """
-    by_class: dict[str, list[Item]] = defaultdict(list)
-    for item in items:
-        by_class[item.label].append(item)
-    if not by_class:
-        return []
-    share = max(1, min(per_class, most // len(by_class)))
-    sample: list[Item] = []
-    for members in by_class.values():
-        sample += sorted(members, key=lambda item: (seed_of(f"{seed} {item.name}"), item.name))[:share]
-    return sorted(sample, key=lambda item: (item.label, item.name))
+    by_class = grouped(items, lambda item: item.label).values()
+    share = max(1, min(per_class, most // max(1, len(by_class))))
+    ranked = (sorted(of_class, key=lambda item: (seed_of(f"{seed} {item.name}"), item.name)) for of_class in by_class)
+    return sorted((item for of_class in ranked for item in of_class[:share]), key=lambda item: (item.label, item.name))
 
 
 SPARE_PICTURES = 10
@@ -342,7 +345,8 @@ SPARE_PICTURES = 10
 def make_plan(
     model: LoadedModel,
     data: Dataset,
-    matched: ClassMatch,
+    outputs: Mapping[str, tuple[int, ...]],
+    matched: str,
     settings: Settings,
     today: dt.date,
     *,
@@ -373,11 +377,9 @@ def make_plan(
     if settings.run.quick:
         bare = [item for item in data.items if with_regions and not item.objects]  # reported as untested
         kept = (*drawn, *stratified(bare, check.per_class, most, check.seed))
-        fact = f"the quick check takes {len(kept)} of these {len(data.items)} pictures"
-        data = replace(data, items=kept, facts=(*data.facts, fact))
-    sample = [item for item in drawn if not settings.expects_anything(item.label)]
-    backgrounds = sample if len({item.label for item in sample}) > 1 else drawn
-    return Plan(model, data, matched, settings, tuple(sample), tuple(backgrounds), with_regions, today, detects, files)
+        facts = (*data.facts, f"the quick check takes {len(kept)} of these {len(data.items)} pictures")
+        data = replace(data, items=kept, facts=facts)
+    return Plan(model, data, outputs, matched, settings, tuple(drawn), today, detects, files)
 
 
 class Answer(NamedTuple):

@@ -1,6 +1,6 @@
 """Annotated objects: find and read them, tell which picture an object is in, and draw the region that it covers.
 
-Regions are read from COCO, Pascal VOC, YOLO, a CSV of boxes, or mask pictures. For each format, ``_find_*`` lists its
+Regions are read from COCO, Pascal VOC, YOLO, a CSV of boxes, or mask pictures. For each format, ``find_*`` lists its
 files or folders for a folder of pictures, and ``read_*`` reads one of these.
 """
 
@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -67,85 +67,71 @@ class ObjectAnnotation:
     size: tuple[int, int] | None = None
 
     @property
+    def area(self) -> float:
+        """The area of the box; 0 if there is none."""
+        return 0.0 if self.box is None else (self.box.right - self.box.left) * (self.box.bottom - self.box.top)
+
+    @property
     def kind(self) -> Literal["mask", "box"]:
         """Return "mask" if the outline is known, "box" if only the box is."""
         return "box" if self.outline is None else "mask"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Annotations:
-    """The annotated objects of one source, such as a COCO file, by the name the source gives each picture.
+    """The annotated objects of one source, such as a COCO file. A reader adds them, and returns ``finished()``.
 
-    ``problems`` lists, for each kind of problem, the pictures or annotations that have it. ``facts`` tell the
-    user how camkit understood the source.
+    Attributes:
+        format: what camkit calls the format.
+        source: the file or folder.
+        facts: how camkit understood the source, for the user.
+        added: each object with its picture, in the order of the source.
+        objects: the objects that can be used, by the name that the source gives their picture.
+        problems: for each kind of problem, the pictures or annotations that have it.
     """
 
     format: str
-    source: str
-    objects: Mapping[str, tuple[ObjectAnnotation, ...]]
-    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    source: Path
     facts: tuple[str, ...] = ()
-
-
-@dataclass
-class AnnotationCollector:
-    """Collects objects, picture sizes and problems while a source is read."""
-
-    rows: list[tuple[str, ObjectAnnotation]] = field(default_factory=list)
-    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    added: list[tuple[str, ObjectAnnotation]] = field(default_factory=list)
+    objects: dict[str, list[ObjectAnnotation]] = field(default_factory=lambda: defaultdict(list))
     problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, picture: str, category: str, box: Box | None, outline: Any = None, *, crowd: bool = False) -> None:
+    def add(self, picture: str, annotation: ObjectAnnotation) -> None:
         """Add an object.
 
         Raises:
             ValueError: no picture is named, or a side of the box is not finite.
         """
-        if not Path(picture).name:
-            raise ValueError(f"an object must name its picture, not {picture!r}")
-        if box is not None and not all(map(math.isfinite, box)):
-            raise ValueError(f"the sides of a box must be finite, not {tuple(box)}")
-        self.rows.append((picture, ObjectAnnotation(category, box, outline, crowd=crowd)))
+        if not Path(picture).name or not all(map(math.isfinite, annotation.box or ())):
+            raise ValueError(f"an object needs a picture's name and finite sides, not {picture!r} and {annotation.box}")
+        self.added.append((picture, annotation))
 
-    def finish(
-        self, format_name: str, source: Path, *, shares: bool | None = None, first: int = 0, facts: tuple[str, ...] = ()
-    ) -> Annotations:
-        """Return the objects that can be used; a box with no area, outside its picture or in another unit is a problem.
+    def finished(self, *, shares: bool | None = None, first: int = 0) -> Annotations:
+        """Tell the objects that can be used from boxes with no area, outside their picture or in another unit.
 
         Args:
-            format_name: what camkit calls the format.
-            source: the file or folder.
             shares: whether boxes are in shares of the picture; None for shares if all lie in the corner pixels.
             first: the number of the first pixel.
-            facts: how camkit understood the source.
         """
-        boxes = [annotation.box for _, annotation in self.rows if annotation.box is not None]
-        shares = are_shares(boxes) if shares is None else shares
-        objects: dict[str, list[ObjectAnnotation]] = defaultdict(list)
-        for picture, annotation in self.rows:
-            box, size = annotation.box, self.sizes.get(picture)
+        if shares is None:
+            shares = are_shares(annotation.box for _, annotation in self.added if annotation.box is not None)
+        for picture, annotation in self.added:
+            box = annotation.box
             if box is not None and first and not shares:  # the last pixel belongs to the box
                 box = Box(box.left - first, box.top - first, *box[2:])
-            clipped = None if box is None else clip_box(box, _UNIT_SQUARE if shares else size)
-            problem = None
+            clipped = None if box is None else clip_box(box, _UNIT_SQUARE if shares else annotation.size)
+            problem = "" if clipped == box else "boxes clipped to their picture"
             if box is not None and clipped is None:
                 empty = box.right <= box.left or box.bottom <= box.top
                 problem = "boxes without an area" if empty else "boxes outside their picture"
             elif clipped is not None and not shares and are_shares([clipped]):
                 problem = "boxes inside the corner pixel, probably given as shares instead of pixels"
-            if problem is None:
-                objects[picture].append(replace(annotation, box=clipped, shares=shares, size=size))
-                if clipped != box:
-                    problem = "boxes clipped to their picture"
-            if problem is not None:
+            else:
+                self.objects[picture].append(replace(annotation, box=clipped, shares=shares))
+            if problem:
                 self.problems[problem].append(picture)
-        return Annotations(
-            format_name,
-            str(source),
-            {picture: tuple(annotations) for picture, annotations in objects.items()},
-            {problem: tuple(names) for problem, names in self.problems.items()},
-            facts,
-        )
+        return self
 
 
 LARGEST_SHARE = 1.5
@@ -194,7 +180,7 @@ class RegionIndex:
         self.categories = {
             normalize_name(annotation.category) for objects in source.objects.values() for annotation in objects
         } - {""}
-        self.objects: dict[str, tuple[ObjectAnnotation, ...]] = {}
+        self.objects: dict[str, list[ObjectAnnotation]] = {}
         """The objects of the pictures that have any."""
         several: set[str] = set()
         keys = zip(_keys_of(source.objects), _keys_of(pictures, below_folder=True), strict=True)
@@ -210,10 +196,8 @@ class RegionIndex:
 
     def coverage(self, root: Path) -> str:
         """Say how many pictures the source annotates, and how many of these are in the data."""
-        path = Path(self.source.source)
+        path, annotated, found = self.source.source, len(self.source.objects), len(self.objects)
         shown = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-        found = sum(map(bool, self.objects.values()))
-        annotated = len(self.source.objects)
         return f"{self.source.format} in {shown}: {annotated} annotated pictures, {found} of them found here"
 
 
@@ -267,17 +251,13 @@ def in_pixels(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnno
         )
     if not annotation.shares:
         return annotation
-    width, height = size
-    box = annotation.box and Box(
-        annotation.box.left * width,
-        annotation.box.top * height,
-        annotation.box.right * width,
-        annotation.box.bottom * height,
-    )
-    outline = annotation.outline
-    if isinstance(outline, list):
-        outline = [[side * (width, height)[number % 2] for number, side in enumerate(part)] for part in outline]
-    return ObjectAnnotation(annotation.category, box, outline, crowd=annotation.crowd)
+
+    def scaled(sides: Sequence[float]) -> list[float]:
+        return [side * size[number % 2] for number, side in enumerate(sides)]
+
+    box, outline = annotation.box and Box(*scaled(annotation.box)), annotation.outline
+    outline = list(map(scaled, outline)) if isinstance(outline, list) else outline
+    return replace(annotation, box=box, outline=outline, shares=False)
 
 
 def object_region(
@@ -364,12 +344,16 @@ def _fill_ellipse(box: Box, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
 def _boxes_of_parts(region: Bool[np.ndarray, "h w"]) -> list[Box]:
     """Return the bounding box of each connected part of a region."""
     _, _, parts, _ = cv2.connectedComponentsWithStats(region.astype(np.uint8))
-    return [Box(left, top, left + width, top + height) for left, top, width, height, _ in parts[1:].tolist()]
+    return [_box_at(*corner_and_size) for *corner_and_size, _ in parts[1:].tolist()]
 
 
-def packed_runs(outline: Any) -> Any:
-    """Return a run-length encoding in compressed form."""
-    return outline if isinstance(outline["counts"], str) else rle.frPyObjects(outline, *outline["size"])
+def _box_at(left: float, top: float, width: float, height: float) -> Box:
+    return Box(left, top, left + width, top + height)
+
+
+def _box_around(polygons: Sequence[Sequence[float]]) -> Box:
+    across, down = ([side for polygon in polygons for side in polygon[start::2]] for start in (0, 1))
+    return Box(min(across), min(down), max(across), max(down))
 
 
 def _read_runs(counts: str | bytes) -> list[int]:
@@ -392,16 +376,14 @@ def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h 
     width, height = size
     # pycocotools raises many types for outlines it cannot read.
     with as_error(ImageError, lambda error: f"an outline cannot be read: {type(error).__name__}: {brief(error)}"):
-        are_polygons = isinstance(outline, list)
-        encoding: Any = rle.merge(rle.frPyObjects(outline, height, width)) if are_polygons else packed_runs(outline)
-        stated = tuple(map(int, encoding["size"]))
-        # pycocotools would leave the memory behind the last run as it was
-        if not are_polygons and sum(_read_runs(encoding["counts"])) != math.prod(stated):
-            raise ValueError("the runs of its encoding do not fill the picture")
-        region = np.asarray(rle.decode(encoding)) == 1 if stated == (height, width) else None
-    if region is None:
+        if isinstance(outline, list):
+            return np.asarray(rle.decode(rle.merge(rle.frPyObjects(outline, height, width))) == 1)
+        runs, stated = outline["counts"], tuple(map(int, outline["size"]))
+        runs = runs if isinstance(runs, list) else _read_runs(runs)
+        region = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(stated[::-1]).T
+    if stated != (height, width):
         raise ImageError(f"an outline is for {stated[1]}x{stated[0]} pixels, but the picture has {width}x{height}")
-    return np.asarray(region)
+    return region
 
 
 # --- formats
@@ -424,8 +406,8 @@ def find_regions(
     finders: list[tuple[Callable[[Path], list[Path]], Callable[[Path], Annotations]]] = [
         (find_boxes, read_boxes),
         (find_coco, read_coco),
-        (_find_masks, read_masks),
-        (_find_voc, read_voc),
+        (find_masks, read_masks),
+        (find_voc, read_voc),
         (find_yolo, functools.partial(read_yolo, table=table)),
     ]
     root = os.path.realpath(folder)
@@ -509,7 +491,7 @@ def read_boxes(file: Path) -> Annotations:
     Raises:
         InputError: a column is missing, or a row has no picture or no valid box.
     """
-    collector = AnnotationCollector()
+    annotations = Annotations("CSV boxes", file)
     with (
         file.open(newline="", encoding="utf-8-sig") as lines,
         as_error(
@@ -531,8 +513,8 @@ def read_boxes(file: Path) -> Annotations:
             left, top = (sides["left"], sides["top"]) if "left" in sides else (sides["x"], sides["y"])
             right = sides["right"] if "right" in sides else left + sides["width"]
             bottom = sides["bottom"] if "right" in sides else top + sides["height"]
-            collector.add(picture.strip(), category.strip(), Box(left, top, right, bottom))
-    return collector.finish("CSV boxes", file)
+            annotations.add(picture.strip(), ObjectAnnotation(category.strip(), Box(left, top, right, bottom)))
+    return annotations.finished()
 
 
 # --- COCO: boxes, polygons, run-length encodings and crowds (Lin et al. 2014, arXiv:1405.0312)
@@ -568,33 +550,35 @@ def read_coco(file: Path) -> Annotations:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
         pictures = {row["id"]: str(row["file_name"]) for row in content["images"]}
         categories = {row["id"]: str(row["name"]) for row in content.get("categories", [])}
-        collector = AnnotationCollector()
-        for row in content["images"]:
-            if (row.get("width") or 0) > 0 and (row.get("height") or 0) > 0:
-                width, height = _numbers([row["width"], row["height"]], 2)
-                collector.sizes[str(row["file_name"])] = (int(width), int(height))
+        sizes = {
+            str(row["file_name"]): (int(row["width"]), int(row["height"]))
+            for row in content["images"]
+            if (row.get("width") or 0) > 0 and (row.get("height") or 0) > 0
+        }
+        annotations = Annotations("COCO", file)
         for row in content["annotations"]:
-            _add_coco(collector, row, pictures, categories)
-    return collector.finish("COCO", file)
+            _add_coco(annotations, row, pictures, categories, sizes)
+    return annotations.finished()
 
 
-def _numbers(value: Any, count: int | None = None) -> list[float]:
-    """Return a list of finite numbers; ``count`` is the length it must have.
-
-    Raises:
-        ValueError: the value is not such a list.
-    """
-    valid = isinstance(value, list) and all(type(number) in (int, float) and math.isfinite(number) for number in value)
-    if not valid or (count is not None and len(value) != count):
-        raise ValueError(f"expected {'' if count is None else f'{count} '}numbers, not {brief(repr(value))}")
-    return [float(number) for number in value]
+def _numbers(values: Any) -> list[float]:
+    """Return finite numbers; anything else is a ValueError or a TypeError."""
+    if not all(map(math.isfinite, values)):  # which takes no text
+        raise ValueError(f"expected finite numbers, not {brief(repr(values))}")
+    return list(map(float, values))
 
 
-def _add_coco(collector: AnnotationCollector, row: Any, pictures: dict[Any, str], categories: dict[Any, str]) -> None:
+def _add_coco(
+    annotations: Annotations,
+    row: Any,
+    pictures: dict[Any, str],
+    categories: dict[Any, str],
+    sizes: dict[str, tuple[int, int]],
+) -> None:
     """Add one annotation, or record the problem that it has."""
     name, category = pictures.get(row["image_id"]), categories.get(row.get("category_id"))
     if name is None or category is None:
-        collector.problems[
+        annotations.problems[
             f"annotations of a {'picture' if name is None else 'category'} that is not listed (an id must be a number "
             "everywhere, or text everywhere)"
         ].append(str(row.get("id")))
@@ -603,28 +587,25 @@ def _add_coco(collector: AnnotationCollector, row: Any, pictures: dict[Any, str]
     box = None
     if isinstance(outline, list):
         outline = [_numbers(part) for part in outline if len(part) >= 6] or None
-        if outline is not None:
-            across, down = ([side for polygon in outline for side in polygon[start::2]] for start in (0, 1))
-            box = Box(min(across), min(down), max(across), max(down))
+        box = outline and _box_around(outline)
     elif outline is not None:
-        left, top, width, height = rle.toBbox(packed_runs(outline))
-        box = Box(left, top, left + width, top + height)
+        packed = isinstance(outline["counts"], str)
+        box = _box_at(*rle.toBbox(outline if packed else rle.frPyObjects(outline, *outline["size"])))
     if (box is None or clip_box(box, None) is None) and row.get("bbox"):  # some tools write an empty box or outline
-        outline = None
-        left, top, width, height = _numbers(row["bbox"], 4)
-        box = Box(left, top, left + width, top + height)
+        outline, box = None, _box_at(*_numbers(row["bbox"]))
     if box is None:
-        collector.problems["annotations with neither box nor outline"].append(name)
+        annotations.problems["annotations with neither box nor outline"].append(name)
         return
-    if row.get("iscrowd"):
-        collector.problems["crowds, removed but not explained"].append(name)
-    collector.add(name, category, box, outline, crowd=bool(row.get("iscrowd")))
+    crowd = bool(row.get("iscrowd"))
+    if crowd:
+        annotations.problems["crowds, removed but not explained"].append(name)
+    annotations.add(name, ObjectAnnotation(category, box, outline, crowd=crowd, size=sizes.get(name)))
 
 
 # --- Pascal VOC: one XML file of boxes for each picture, named after it (Everingham et al. 2010)
 
 
-def _find_voc(folder: Path) -> list[Path]:
+def find_voc(folder: Path) -> list[Path]:
     """Return the folder that holds the XML files: the pictures' own, or ``Annotations`` in or beside it."""
     places = (folder, folder / "Annotations", folder / "annotations", folder.parent / "Annotations")
     return [place for place in places if any(map(_may_be_voc, files_in(place, [".xml"])))][:1]
@@ -646,7 +627,7 @@ def read_voc(source: Path) -> Annotations:
     Raises:
         InputError: a file is not a valid VOC annotation.
     """
-    collector = AnnotationCollector()
+    annotations = Annotations("Pascal VOC", source)
     for file in filter(_may_be_voc, files_in(source, [".xml"])) if source.is_dir() else [source]:
         # Pictures in two folders may share a name. Their annotations then lie in folders with the same names.
         subfolder = file.relative_to(source).parent if source.is_dir() else Path()
@@ -654,13 +635,12 @@ def read_voc(source: Path) -> Annotations:
             annotation = VOCDetection.parse_voc_xml(ElementTree.parse(file).getroot())["annotation"]
             picture = (subfolder / str(annotation.get("filename") or file.stem)).as_posix()
             width, height = (int(annotation.get("size", {}).get(side, 0)) for side in ("width", "height"))
-            if width > 0 and height > 0:
-                collector.sizes[picture] = (width, height)
+            size = (width, height) if width > 0 and height > 0 else None
             objects = annotation.get("object", [])
             for row in objects if isinstance(objects, list) else [objects]:
                 box = Box(*(float(row["bndbox"][side]) for side in ("xmin", "ymin", "xmax", "ymax")))
-                collector.add(picture, str(row["name"]), box)
-    return collector.finish("Pascal VOC", source, first=1)  # VOC counts pixels from 1
+                annotations.add(picture, ObjectAnnotation(str(row["name"]), box, size=size))
+    return annotations.finished(first=1)  # VOC counts pixels from 1
 
 
 # --- YOLO: text files whose lines have a class and a box, a polygon or a pose, in shares of the picture
@@ -704,8 +684,8 @@ def read_yolo(folder: Path, table: Path | None = None) -> Annotations:
         InputError: a line is not a class and a box, polygon or pose.
     """
     places = (folder, folder.parent, folder.parent.parent)
-    named = [file for file in (table, *(place / name for place in places for name in _CLASS_FILES)) if file is not None]
-    named = [file for file in named if file.is_file()]
+    candidates = (table, *(place / name for place in places for name in _CLASS_FILES))
+    named = [file for file in candidates if file is not None and file.is_file()]
     class_names = _class_names(named)
     rows_of: dict[Path, list[list[float]]] = {}
     for file in _text_files(folder):
@@ -713,7 +693,7 @@ def read_yolo(folder: Path, table: Path | None = None) -> Annotations:
             rows_of[file] = _rows_of(file)
     longer = [numbers for rows in rows_of.values() for _, *numbers in rows if len(numbers) > 5]
     is_outline = _outline_test([file for file in named if file.suffix in (".yaml", ".yml")], longer)
-    collector = AnnotationCollector()
+    annotations = Annotations("YOLO", folder)
     for file, rows in rows_of.items():
         picture = file.relative_to(folder).with_suffix("").as_posix()
         for number, *numbers in rows:
@@ -726,18 +706,16 @@ def read_yolo(folder: Path, table: Path | None = None) -> Annotations:
                 )
             category = class_names.get(int(number), "") if class_names else str(int(number))
             if not category:
-                collector.problems["objects of a class that the file of class names does not list"].append(picture)
+                annotations.problems["objects of a class that the file of class names does not list"].append(picture)
             elif max(map(abs, numbers if outline else numbers[:4])) >= LARGEST_SHARE:
-                collector.problems["boxes in pixels, but YOLO needs shares of the picture (0 to 1)"].append(picture)
+                annotations.problems["boxes in pixels, but YOLO needs shares of the picture (0 to 1)"].append(picture)
             elif outline:
-                across, down = numbers[::2], numbers[1::2]
-                bounds = Box(min(across), min(down), max(across), max(down))
-                collector.add(picture, category, bounds, [numbers])
+                annotations.add(picture, ObjectAnnotation(category, _box_around([numbers]), [numbers]))
             else:  # a detector's confidence or keypoints may follow the box
                 x, y, width, height = numbers[:4]
-                sides = x - width / 2, y - height / 2, x + width / 2, y + height / 2
-                collector.add(picture, category, Box(*sides))
-    return collector.finish("YOLO", folder, shares=True)
+                box = Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+                annotations.add(picture, ObjectAnnotation(category, box))
+    return annotations.finished(shares=True)
 
 
 def _outline_test(tables: list[Path], longer: list[list[float]]) -> Callable[[list[float]], bool]:
@@ -796,24 +774,23 @@ def pictures_of(table: Path) -> Path:
     """
     settings = _settings(table)
     parts = ("val", "valid", "test", "train")  # the best for a check first: a model knows its training pictures
-    named = {part: settings[part] for part in parts if settings.get(part)}
-    if not named:
-        raise InputError(f"{table} names no folder as {listed(parts, 'or')}; pass the folder of the pictures itself")
+    named = [str(settings[part]) for part in parts if settings.get(part)]
     root = table.parent / str(settings.get("path") or "")
-    for part, folder in named.items():
-        if not isinstance(folder, str):
-            raise InputError(f"{table}: {part} must be one folder; pass the folder of the pictures itself")
+    for folder in named:
         # Exports of annotation tools write ../valid/images, as seen from a folder that does not exist.
         for place in (root / folder, table.parent / folder, table.parent / folder.removeprefix("../")):
             if place.is_dir():
                 return place
-    raise InputError(f"no folder that {table} names exists: {', '.join(named.values())}; pass the folder itself")
+    raise InputError(
+        f"{table} must name one folder that exists as {listed(parts, 'or')}, not {', '.join(named) or 'none'}; pass "
+        "the folder of the pictures itself"
+    )
 
 
 # --- masks: one picture for each, named after it; ``camkit.images.masks`` says what their values mean
 
 
-def _find_masks(folder: Path) -> list[Path]:
+def find_masks(folder: Path) -> list[Path]:
     """Return the folder of masks in or beside a folder of pictures, or that folder itself if it contains masks."""
 
     def likely(place: Path) -> tuple[bool, bool, int, str]:
@@ -859,11 +836,11 @@ def read_masks(folder: Path) -> Annotations:
     Raises:
         InputError: no mask can be read, or it is not clear which values are the object.
     """
-    collector = AnnotationCollector()
     possible = _possible_masks(folder)
     files = [file for file in possible if _is_mask_in(folder, file)] or possible
     reading = understand_masks(files)
+    annotations = Annotations("mask pictures", folder, (f"masks: {reading.words}",))
     for file in files:
         name = picture_of(file.relative_to(folder)).as_posix()
-        collector.add(name, "", None, MaskFile(file, reading))
-    return collector.finish("mask pictures", folder, facts=(f"masks: {reading.words}",))
+        annotations.add(name, ObjectAnnotation("", None, MaskFile(file, reading)))
+    return annotations.finished()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, Pair, all_excluded_above, measure_all
+from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, all_excluded_above, measure_all
 from camkit.background.kinds import Kinds
 from camkit.background.plan import WORSE, Plan
 from camkit.background.rule import Judgement, said, worst_first
@@ -58,14 +58,10 @@ class CheckResult(Tabular):
         untested: pictures that could be used but not be shown on other backgrounds, and why.
         plan: what was checked, and how.
         method, layer, layer_reason: the method and the layer of the heat, and why camkit chose the layer.
-        hashes: hashes of the weights, the settings and the pictures.
         warnings: what the reader should know about the data and the config.
         change: the change since the baseline; None without a baseline.
-        fail_on_worse: whether a model that is worse than the baseline fails.
         report: the HTML report; None if none was written.
         run: when and how the check was run.
-        inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
-            the JUnit XML.
         kinds: the accuracy of each class on each place that the data names; None if it names none.
     """
 
@@ -79,13 +75,10 @@ class CheckResult(Tabular):
     layer: str
     layer_reason: str
     warnings: tuple[str, ...] = ()
-    hashes: dict[str, str] = field(default_factory=dict)
     run: CheckRun | None = None
     report: Path | None = None
     untested: Mapping[str, str] = field(default_factory=dict)
     change: Change | None = None
-    fail_on_worse: bool = False
-    inconclusive: Inconclusive = "fail"
     kinds: Kinds | None = None
     reports: ClassVar[Any] = None
     """The package ``camkit.background.report``, which imports this module, and so enters itself here."""
@@ -101,6 +94,16 @@ class CheckResult(Tabular):
         report = "" if self.report is None else f"<p>report: {html.escape(printable(str(self.report)))}</p>"
         title = html.escape(printable(f"{self.verdict}: {self.plan.model.name}"))
         return f"<h4>{title}</h4><ul>{reasons}</ul>{report}"
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Hashes of the weights, the settings and the pictures."""
+        return self.plan.hashes
+
+    @property
+    def inconclusive(self) -> Inconclusive:
+        """Whether INCONCLUSIVE is a failure ("fail") or a "pass", also for the classes in the JUnit XML."""
+        return self.plan.settings.run.inconclusive
 
     @property
     def grids(self) -> list[str]:
@@ -125,13 +128,13 @@ class CheckResult(Tabular):
         """
         rest = {name for name, own in self.judged.items() if own.effects and not (own.waived or own.untested)}
         rows, settings = [row for row in self.images if row.label in rest], self.plan.settings
-        effects = measure_all(rows, settings.limits, settings.check.seed)[OVERALL].counting if rows else []
+        effects = measure_all(rows, settings.limits, settings.check.seed)[OVERALL].counting
         return all_excluded_above(each for each in effects if each.name != "sufficiency" and each.mean is not None)
 
     @property
     def regressed(self) -> Sequence[str]:
         """What got worse than in the baseline, in words; empty unless the check was told to fail such a model."""
-        return self.change.worse if self.fail_on_worse and self.change is not None else ()
+        return self.change.worse if self.plan.settings.run.fail_on_worse and self.change is not None else ()
 
     def assert_ok(self, *, inconclusive: Inconclusive | None = None) -> None:
         """Do nothing if the model may ship, and raise otherwise; for tests.
@@ -144,10 +147,9 @@ class CheckResult(Tabular):
         if self.exit_code(inconclusive) == 0:
             return
         report = "" if self.report is None else f"; see {self.report}"
-        why = "; ".join(reason.text for reason in self.judged[self.worst].reasons)
         worst = "" if self.worst == OVERALL else f"class {self.worst!r}: "
         worse = f"worse than the baseline: {'; '.join(self.regressed)}" if self.regressed else ""
-        raise AssertionError(f"{worse or f'{self.verdict}: {worst}{why}'}{report}")
+        raise AssertionError(f"{worse or f'{self.verdict}: {worst}{self.judged[self.worst].why}'}{report}")
 
     def exit_code(self, inconclusive: Inconclusive | None = None) -> int:
         """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE, or WARN if a class could not be tested.
@@ -212,12 +214,15 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class PairChange(Pair):
-    """A class on a background, and how its accuracy changed.
+class PairChange:
+    """A class on a background, its accuracy now, and how that changed.
 
     ``p`` is the p-value of a fall above the limit, with Holm's correction over all pairs.
     """
 
+    label: str
+    background: str
+    now: float
     change: Estimate
     p: float
 
@@ -245,13 +250,6 @@ class Change:
     flips: tuple[Flip, ...] = ()
     gained: int = 0
     limit: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for the report, where the accuracy of the pair is called ``now``."""
-        named = {"label": "label", "background": "background", "now": "accuracy", "change": "change", "p": "p"}
-        found = asdict(self)
-        pair = found["pair"]
-        return {**found, "pair": pair and {key: pair[name] for key, name in named.items()}}
 
     @property
     def worse(self) -> list[str]:
@@ -395,9 +393,9 @@ def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
         shares = np.array([[np.mean(row.by_background[background]) for row in pair] for pair in of])
         change, draws = _mean_change((shares[:, 0] - shares[:, 1]).tolist(), of, [seed, 4, number])
         p = p_above(-draws, limit, change.groups)
-        changes.append(PairChange(label, background, float(shares[:, 0].mean()), len(of), change, p))
-    adjusted = holm([change.p for change in changes])
-    changes = [replace(change, p=p) for change, p in zip(changes, adjusted, strict=True)]
+        changes.append(PairChange(label, background, float(shares[:, 0].mean()), change, p))
+    adjusted = zip(changes, holm([change.p for change in changes]), strict=True)
+    changes = [replace(change, p=p) for change, p in adjusted]
     return min(changes, key=lambda change: (change.p, change.change.value), default=None)
 
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -74,18 +73,14 @@ class Judgement:
         return "not decided" if self.verdict == "PASS" and is_open else self.verdict
 
     @property
+    def why(self) -> str:
+        """The reasons, as one text."""
+        return "; ".join(reason.text for reason in self.reasons)
+
+    @property
     def any_above_limit(self) -> bool:
         """Whether the estimate of any effect lies above its limit."""
         return any(effect.value > effect.limit for effect in self.effects.values())
-
-    @property
-    def largest_effect(self) -> float:
-        """The largest of the effects; -1, less than any difference of shares, if none was measured."""
-        return max((effect.value for effect in self.effects.values() if effect.mean is not None), default=-1.0)
-
-    def p(self, effect: EffectName) -> float | None:
-        """Return the p-value of an effect after the correction for the number of tests; None if it was not tested."""
-        return self.effects[effect].p if effect in self.effects else None
 
     def has(self, level: Level) -> bool:
         """Return whether any effect is at a level."""
@@ -115,7 +110,7 @@ VERDICTS: tuple[Rule[Verdict, Judgement], ...] = (
 )
 
 
-SHARES: Mapping[str, float] = MappingProxyType({"gap": 0.6, "cues": 0.1, "classes": 0.3})
+SHARES: Mapping[str, float] = {"gap": 0.6, "cues": 0.1, "classes": 0.3}
 """The parts of the significance level: for the gap of all classes, for the cues, and for the effects of the classes.
 Most models that read the background do so for many classes, and then the gap of all classes finds it first."""
 
@@ -129,7 +124,7 @@ def judge(
     may_fail: bool = True,
     with_regions: bool = True,
     of_detector: bool = False,
-    warnings: Mapping[str, Sequence[Reason]] = MappingProxyType({}),
+    warnings: Mapping[str, Sequence[Reason]] | None = None,
 ) -> dict[str, Judgement]:
     """Judge each class and, under OVERALL, the model.
 
@@ -157,8 +152,8 @@ def judge(
     judged: dict[str, Judgement] = {}
     for name, class_measures in measures.items():
         if name in exempt:
-            reason = Reason("exempt", f"exempt: this class may be recognised by anything ({exempt[name]})")
-            judged[name] = Judgement(reasons=(reason,))
+            why = f"exempt: this class may be recognised by anything ({exempt[name]})"
+            judged[name] = Judgement(reasons=(Reason("exempt", why),))
             continue
         effects = [effect for effect in tested if effect.label == name]
         obstacles = _obstacles(class_measures, effects, limits, chance, with_regions=with_regions)
@@ -166,7 +161,7 @@ def judge(
         judged[name] = _judge_alone(
             effects,
             obstacles,
-            [*of_heat, *warnings.get(name, ())],
+            [*of_heat, *(warnings or {}).get(name, ())],
             required=name == OVERALL or limits.strict,
             waived=waived.get(name),
         )
@@ -196,16 +191,14 @@ def _tested_effects(effects: Sequence[Effect], limits: Limits, *, may_fail: bool
                 present=p_zero <= 2.0 * limits.alpha,
                 least_groups=least if floor > limits.alpha else MIN_GROUPS,
             )
-    gaps = [effect for effect in tested if _family(effect) == "gap"]
-    settled = any(gap.level == "excluded" or gap.lacks_groups for gap in gaps)
+    settled = any(each.level == "excluded" or each.lacks_groups for each in tested if _family(each) == "gap")
     return [replace(effect, counts=not settled) if effect.name == "sufficiency" else effect for effect in tested]
 
 
 def _family(effect: Effect) -> str:
     """Return which part of the significance level an effect shares; none for the sufficiency, which never fails."""
-    if effect.scope == "all classes":
-        return "gap" if effect.name == "gap" else "cues"
-    return "classes" if effect.scope == "one class" else ""
+    of_all = "gap" if effect.name == "gap" else "cues"
+    return {"all classes": of_all, "one class": "classes", "sufficiency": ""}[effect.scope]
 
 
 def _corrected(p_values: Sequence[float], family: str) -> list[float]:
@@ -275,21 +268,17 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     )
     verdict = model.verdict
     if verdict == "PASS":
-        reasons = [*overall.reasons, *_excluded_for_classes(counted)]
-        return replace(model, reasons=tuple(reasons))
+        return replace(model, reasons=(*overall.reasons, *_excluded_for_classes(counted)))
     of_all = [reason._replace(text=f"all classes together: {reason.text}") for reason in overall.reasons]
-    named = {name for name, own in counted.items() if own.verdict == verdict}
-    if verdict == "WARN":
-        named |= {name for name, own in counted.items() if own.untested}
+    named = {name for name, own in counted.items() if own.verdict == verdict or (verdict == "WARN" and own.untested)}
     deciding = {name: own for name, own in counted.items() if name in named - {OVERALL}}
     pairs = [(name, reason) for name, own in worst_first(deciding).items() for reason in own.reasons]
     of_classes = _listed(pairs, classes=len(judged) - 1)
-    if OVERALL in named:  # first, because reports show only the first reasons at the top
-        reasons = [*of_all, *of_classes]
-    else:  # a finding for all classes together is reported in any case
-        reasons = [*of_classes, *(of_all if overall.verdict != "PASS" else [])]
-    reasons.sort(key=lambda reason: not reason.fails)
-    return replace(model, reasons=tuple(reasons))
+    # What decides comes first, because reports show only the first reasons at the top. A finding for all classes
+    # together is reported in any case.
+    beside = of_all if overall.verdict != "PASS" else []
+    reasons = [*of_all, *of_classes] if OVERALL in named else [*of_classes, *beside]
+    return replace(model, reasons=tuple(sorted(reasons, key=lambda reason: not reason.fails)))
 
 
 def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
@@ -310,8 +299,12 @@ def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
 
 
 def worst_first(judged: Mapping[str, Judgement]) -> dict[str, Judgement]:
-    """Return the classes in the order of their largest effects."""
-    return dict(sorted(judged.items(), key=lambda of_class: -of_class[1].largest_effect))
+    """Return the classes in the order of their largest effects; those whose effects were not measured come last."""
+    largest = {
+        name: max((effect.value for effect in own.effects.values() if effect.mean is not None), default=-1.0)
+        for name, own in judged.items()
+    }
+    return {name: judged[name] for name in sorted(judged, key=lambda name: -largest[name])}
 
 
 def _listed(reasons: Sequence[tuple[str, Reason]], classes: int) -> list[Reason]:

@@ -157,33 +157,31 @@ class Showcase:
     def thumbnails(self) -> list[Panel]:
         """Draw a few pictures of every class in turn with their regions, as the model sees them."""
         data, seed = self._plan.data, self._plan.settings.check.seed
-        sample = _classes_in_turn(stratified(data.items, THUMBNAILS, THUMBNAILS * len(data.classes), seed))
-        loaded = ((item, picture) for item in sample if (picture := self._experiment.load(item)) is not None)
-        return [
-            Panel(f"{item.label}: {item.name}", _with_outline(picture))
-            for item, picture in itertools.islice(loaded, THUMBNAILS)
-        ]
+        sample = stratified(data.items, THUMBNAILS, THUMBNAILS * len(data.classes), seed)
+        return self._outlined([(item, None) for item in sample])
 
     def flips(self) -> list[Panel]:
-        """Draw pictures that the baseline's model recognised and this one does not, of every class in turn."""
+        """Draw pictures that the baseline's model recognised and this one does not."""
         flips = () if self._result.change is None else self._result.change.flips
-        turns = _classes_in_turn([(self._items[flip.name], flip) for flip in flips], lambda pair: pair[0].label)
-        loaded = ((item, flip, self._experiment.load(item)) for item, flip in turns)
-        drawn = (
-            Panel(f"{item.label}: {item.name}", _with_outline(picture), answer=f"{flip.before} before, {flip.now} now")
-            for item, flip, picture in loaded
+        return self._outlined([(self._items[flip.name], f"{flip.before} before, {flip.now} now") for flip in flips])
+
+    def _outlined(self, shown: Sequence[tuple[Item, str | None]]) -> list[Panel]:
+        """Draw the first pictures that can be read, of every class in turn, each with its region and an answer."""
+        in_turn = _classes_in_turn(shown, lambda pair: pair[0].label)
+        loaded = ((item, answer, self._experiment.load(item)) for item, answer in in_turn)
+        panels = (
+            Panel(f"{item.label}: {item.name}", _with_outline(picture), answer=answer)
+            for item, answer, picture in loaded
             if picture is not None
         )
-        # Pictures shown that the baseline's model recognised and this one does not
-        return list(itertools.islice(drawn, 12))
+        return list(itertools.islice(panels, THUMBNAILS))
 
     def _offence(self, row: ImageRow) -> tuple[float, bool, float]:
         """Return how much a picture speaks against the model: its gap, then whether the third panel is typical.
 
         If these are equal, a larger object says more, because it is easier to see in a small picture.
         """
-        gap = min(row.same[fill] - row.other[fill] for fill in row.same)
-        return gap, self._is_typical(row), row.area or 0.0
+        return min(row.same[fill] - row.other[fill] for fill in row.same), self._is_typical(row), row.area or 0.0
 
     def _strip(self, row: ImageRow) -> Strip | None:
         """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
@@ -193,7 +191,7 @@ class Showcase:
             return None
         shown = {edit: make() for edit, make in edits.items() if self._title(edit, row)}
         answers = self._plan.answer(torch.stack(list(shown.values())), [item] * len(shown))
-        own = self._plan.matched.indices[item.label]
+        own = self._plan.outputs[item.label]
         edited = [
             Panel(
                 self._title(edit, row),
@@ -231,7 +229,7 @@ class Showcase:
     def explained(self, item: Item) -> Explanation | Failure | None:
         """Explain a picture's class, or a detector's best box of this class; None if the model cannot be explained."""
         plan = self._plan
-        options: dict[str, Any] = {"target": _BestBox(plan.matched.indices[item.label])} if plan.detects else {}
+        options: dict[str, Any] = {"target": _BestBox(plan.outputs[item.label])} if plan.detects else {}
         with contextlib.suppress(*[Exception] * plan.detects):  # it may have no layers, or code without gradients
             return next(plan.explain([item], **options)) if plan.explains else None
         return None
@@ -268,11 +266,12 @@ _T = TypeVar("_T")
 def _classes_in_turn(entries: Sequence[_T], label_of: Callable[[_T], str] = attrgetter("label")) -> list[_T]:
     """Return the first entry of each class, then the second of each, and so on, each time in the given order."""
     counts = Counter[str]()
-    turns = []
-    for entry in entries:
+
+    def turn(entry: _T) -> int:
         counts[label_of(entry)] += 1
-        turns.append(counts[label_of(entry)])
-    return [entry for _, entry in sorted(zip(turns, entries, strict=True), key=lambda pair: pair[0])]
+        return counts[label_of(entry)]
+
+    return sorted(entries, key=turn)
 
 
 def in_levels(shades: Shades, tensor: Float[Tensor, "c h w"]) -> Pixels:

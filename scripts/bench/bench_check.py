@@ -24,7 +24,7 @@ from torchvision.models import get_model
 
 from camkit.background.check import finish_check, plan_check
 from camkit.background.data import Item
-from camkit.background.heat import heat_rows
+from camkit.background.experiment import heat_rows
 from camkit.background.plan import Plan
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.engine.streams import Task, in_order

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from camkit.background.data import Item
+from camkit.background.edits import draw_partners
 from camkit.background.effects import OVERALL, ImageRow, Pasted, measure_all
-from camkit.background.experiment import draw_partners
 from camkit.background.rule import judge
 from camkit.kit.statistics import group_numbers
 from camkit.options import Limits

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from results import with_run
 
 import camkit
 from camkit.background.effects import ImageRow, Pasted
@@ -72,7 +73,7 @@ def test_the_background_whose_accuracy_fell_most_is_named() -> None:
     pair, gap = change.pair, change.gap
     assert pair is not None and gap is not None
     assert (pair.label, pair.background) == ("a", "b")
-    assert (pair.accuracy, pair.change.value, gap.value) == pytest.approx((0.4, -0.6, 0.35))
+    assert (pair.now, pair.change.value, gap.value) == pytest.approx((0.4, -0.6, 0.35))
     assert change.worse == [
         f"the background gap grew by 0.35 (at least {gap.low:.2f}) since the baseline",
         "the accuracy of a on backgrounds of b fell by 0.60 to 0.40 since the baseline",
@@ -159,8 +160,8 @@ def test_noise_in_the_weights_fails_against_the_baseline(
 @pytest.mark.extended
 def test_a_model_that_is_worse_fails_only_if_asked(fair: camkit.CheckResult) -> None:
     change = replace(changed(rows(right=1, on={"b": 1}), rows(right=0.5, on={"b": 1})), flips=())
-    worse = replace(fair, change=change, inconclusive="pass")
-    failing = replace(worse, fail_on_worse=True)
+    worse = with_run(replace(fair, change=change), inconclusive="pass")
+    failing = with_run(worse, fail_on_worse=True)
     assert (worse.exit_code(), failing.exit_code()) == (0, 1)
     worse.assert_ok()
     with pytest.raises(

@@ -333,7 +333,9 @@ def copied(scenes, folder, count):
 
 def test_pictures_that_cannot_be_used_are_counted_and_listed(scenes, tmp_path):
     data = copied(scenes, tmp_path, 4)
-    (data / "bird" / "000.jpg").write_bytes(b"no picture")
+    broken = ["bird/000.jpg", *(f"{label}/00{n}.jpg" for label in ("car", "plane", "ship") for n in (0, 1))]
+    for name in broken:  # with ship/003.jpg, half of the pictures
+        (data / name).write_bytes(f"no picture, {name}".encode())
     (data / "bird" / "900.jpg").write_bytes((data / "bird" / "001.jpg").read_bytes())
     (data / "car" / "901.jpg").write_bytes((data / "bird" / "002.jpg").read_bytes())
     Image.new("L", (64, 64), 255).save(tmp_path / "masks" / "ship" / "003.png")
@@ -342,7 +344,8 @@ def test_pictures_that_cannot_be_used_are_counted_and_listed(scenes, tmp_path):
 
     assert result.plan.data.left_out["copies of another picture"] == ("bird/900.jpg",)
     assert result.plan.data.left_out["copies of a picture of another class"] == ("car/901.jpg",)
-    assert set(result.failures) == {"bird/000.jpg", "ship/003.jpg"}
+    assert set(result.failures) == {*broken, "ship/003.jpg"}
+    assert len(result.images) == 8
     assert "64x64" in result.failures["ship/003.jpg"]
     assert "bird/000.jpg" in (tmp_path / "out" / "report.html").read_text()
 

@@ -18,6 +18,10 @@ SIDE = 64
 EVERYWHERE = np.ones((SIDE, SIDE), bool)
 
 
+def cues_of(result):
+    return {name: effect.mean for name, effect in result.overall.effects.items() if name in CUES}
+
+
 def scene(seed=0):
     """Return a picture with edges, gradients and a little noise."""
     rng = np.random.default_rng(seed)
@@ -159,7 +163,7 @@ def test_a_cue_that_covers_the_object_is_found_although_pasting_carries_it_along
 def test_a_network_that_reads_its_objects_shows_no_such_cue(tmp_path):
     result = camkit.check("demo-fair", camkit.scenes.write_scenes(tmp_path, 20), config=CONFIG)
 
-    measured = result.overall.cues
+    measured = cues_of(result)
     assert set(measured) == {"sharpness", "noise", "colour"}  # all files are PNG, so none is compressed
     assert all(abs(effect.effect.value) < 0.06 for effect in measured.values())
 
@@ -172,4 +176,4 @@ def test_compression_is_exchanged_if_the_files_differ_in_it(tmp_path):
 
     result = camkit.check("demo-fair", data, config=CONFIG)
 
-    assert set(result.overall.cues) == {"sharpness", "noise", "colour", "compression"}
+    assert set(cues_of(result)) == {"sharpness", "noise", "colour", "compression"}

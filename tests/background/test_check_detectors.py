@@ -365,7 +365,7 @@ def test_the_shell_checks_a_detector_with_a_factory(folder, rectangles, tmp_path
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"labels": None}, "the labels of this detector are not known"),
+        ({"labels": None}, "needs a detector with labels of two or more classes"),
         ({"labels": ("nothing", "cat", "dog")}, "the model has no label 'green', 'red'"),
     ],
 )

@@ -14,15 +14,8 @@ import camkit
 from camkit.background import edits
 from camkit.background.check import plan_check
 from camkit.background.data import Item
-from camkit.background.edits import BLUR
-from camkit.background.experiment import MOST_CANDIDATES, Experiment, draw_partners
-from camkit.background.heat import (
-    ceiling,
-    energies,
-    headroom,
-    heat_in_cells,
-    measure,
-)
+from camkit.background.edits import BLUR, MOST_CANDIDATES, draw_partners
+from camkit.background.experiment import Experiment, ceiling, energies, headroom, heat_in_cells, measure
 from camkit.background.regions import ObjectAnnotation, widened_boxes
 from camkit.engine.heatmap import fuse_heatmaps, upsample
 from camkit.images.regions import Shades

@@ -252,7 +252,7 @@ def test_voc_boxes_in_shares_are_recognised_from_all_files_together(tmp_path: Pa
     (tmp_path / "b.xml").write_text(text)
     both = formats.read_voc(tmp_path)
     assert (drawn(both, "b.jpg") == rectangle(2, 3, 12, 20)).all()
-    assert both.problems == {"boxes inside the corner pixel, probably given as shares instead of pixels": ("a.jpg",)}
+    assert both.problems == {"boxes inside the corner pixel, probably given as shares instead of pixels": ["a.jpg"]}
 
 
 def test_voc_may_have_another_encoding(tmp_path: Path) -> None:
@@ -940,9 +940,9 @@ def test_other_files_among_the_pictures_are_no_regions(tmp_path: Path, text: str
     ("table", "words"),
     [
         ("- a", "cannot be read as a data.yaml"),
-        ("names: [a]", "names no folder as val"),
-        ("val: [a, b]", "val must be one folder"),
-        ("val: gone", "no folder that .* names exists: gone;"),
+        ("names: [a]", "must name one folder that exists as val, valid, test or train, not none;"),
+        ("val: [a, b]", r"must name one folder that exists as val.*, not \['a', 'b'\];"),
+        ("val: gone", "must name one folder that exists as val.*, not gone;"),
         ("val: [", "cannot be read"),
     ],
 )

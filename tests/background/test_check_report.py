@@ -17,6 +17,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from results import with_run
 from rich.console import Console
 from scipy.stats import binomtest
 
@@ -107,7 +108,7 @@ def test_the_picture_for_a_comment_shows_the_triptychs(result, out):
         assert cv2.matchTemplate(sheet, scaled, cv2.TM_SQDIFF_NORMED).min() < 1e-4
     assert "](evidence.png)" in (out / "summary.md").read_text()
     untested = replace(result, images=tuple(replace(row, same={}) for row in result.images))
-    bare = cv2.imdecode(np.frombuffer(REPORTS[words.PICTURE](untested), np.uint8), cv2.IMREAD_COLOR)
+    bare = cv2.imdecode(np.frombuffer(REPORTS["evidence.png"](untested), np.uint8), cv2.IMREAD_COLOR)
     assert bare.shape[0] < 250 and 900 < sheet.shape[0] < 1300
 
 
@@ -181,14 +182,15 @@ def test_classes_with_too_few_pictures_are_one_step(result):
 
 def test_a_failed_or_undecided_model_has_a_next_step_and_a_passed_one_has_none(result):
     assert words.next_steps(result)[0].startswith("do not ship this model; try camkit mend")
-    without_regions = replace(result, plan=replace(result.plan, with_regions=False))
+    bare = replace(result.plan.data, items=tuple(replace(item, objects=()) for item in result.plan.data.items))
+    without_regions = replace(result, plan=replace(result.plan, data=bare))
     assert words.next_steps(without_regions)[0].endswith("on the backgrounds of other classes")
     judged = {name: with_verdict(own, "PASS") for name, own in result.judged.items()}
     passed = replace(result, judged=judged)
     assert words.next_steps(passed) == []
     undecided = replace(result, judged={name: with_verdict(own, "INCONCLUSIVE") for name, own in judged.items()})
     assert not any("do not ship" in step or "mend" in step for step in words.next_steps(undecided))
-    assert words.next_steps(replace(undecided, inconclusive="pass")) == words.next_steps(undecided) != []
+    assert words.next_steps(with_run(undecided, inconclusive="pass")) == words.next_steps(undecided) != []
 
 
 def test_the_page_says_how_often_its_verdict_was_wrong_as_the_docs_do(out):
@@ -507,7 +509,7 @@ def test_markdown_and_annotations_stay_on_their_lines(evil):
 @pytest.mark.parametrize(("inconclusive", "skipped"), [("pass", 5), ("fail", 1)])
 def test_junit_has_a_case_per_class_with_its_time_and_skips_an_undecided_model(result, inconclusive, skipped):
     judged = {name: with_verdict(judgement, "INCONCLUSIVE") for name, judgement in result.judged.items()}
-    found = replace(result, judged=judged, inconclusive=inconclusive)
+    found = with_run(replace(result, judged=judged), inconclusive=inconclusive)
     suite = ET.fromstring(REPORTS["junit.xml"](found)).find("testsuite")
     cases = suite.findall("testcase")
 
@@ -533,7 +535,7 @@ def test_junit_escapes_characters_that_xml_forbids_and_skips_waived_classes(resu
     changed = replace(result, classes=renamed, judged=judged, failures={"a\x00.png": "what \x0b?"})
 
     for inconclusive, kinds in (("pass", ["skipped"]), ("fail", ["failure"])):
-        cases = ET.fromstring(REPORTS["junit.xml"](replace(changed, inconclusive=inconclusive))).findall(".//testcase")
+        cases = ET.fromstring(REPORTS["junit.xml"](with_run(changed, inconclusive=inconclusive))).findall(".//testcase")
         by_name = {case.get("name"): case for case in cases}
         assert list(by_name) == [r"bi\x07rd\x1b[0m", r"c\udce9r", "plane", "ship", "all classes together", r"a\x00.png"]
         assert by_name["plane"].find("skipped").get("message").startswith("waived: until the new pictures")

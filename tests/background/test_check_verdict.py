@@ -108,7 +108,7 @@ def test_a_mark_on_one_class_of_many_fails_that_class():
     found = judged(marked(NAMES, 0.9))
 
     assert found["wolf"].verdict == "FAIL"
-    assert found["wolf"].p("attraction") < 0.001
+    assert found["wolf"].effects["attraction"].p < 0.001
     assert found[OVERALL].verdict == "FAIL"
     others = {name: found[name] for name in NAMES if name != "wolf"}
     assert {judgement.verdict for judgement in others.values()} <= {
@@ -116,7 +116,7 @@ def test_a_mark_on_one_class_of_many_fails_that_class():
         "WARN",
     }  # some of their objects are on wolves
     assert {judgement.effects["attraction"].level for judgement in others.values()} <= {"excluded", "open"}
-    assert found[OVERALL].p("gap") > 0.05  # too few answers change over all classes
+    assert found[OVERALL].effects["gap"].p > 0.05  # too few answers change over all classes
 
 
 def test_a_gap_from_a_single_background_fails_nothing():
@@ -132,7 +132,7 @@ def test_a_gap_from_a_single_background_fails_nothing():
 
     found = judged(rows)
 
-    assert found["cat"].p("gap") > 0.05  # though every picture of the class has a gap of one half
+    assert found["cat"].effects["gap"].p > 0.05  # though every picture of the class has a gap of one half
     assert all(row.same["tile"] - row.other["tile"] == 0.5 for row in rows)
 
 
@@ -191,25 +191,6 @@ def test_always_naming_one_class_without_an_object_is_not_above_chance():
     assert judged(rows)[OVERALL].verdict == "PASS"
 
 
-def test_a_gap_that_one_fill_does_not_show_fails_nothing():
-    wolves = [replace(row, other={**row.other, "tile": 1.0}) for row in rows_of("wolf", 50, gap=0.6)]
-
-    found = judged([*clean(), *wolves])
-
-    assert found["wolf"].effects["gap"].significant
-    assert found["wolf"].verdict == found[OVERALL].verdict == "PASS"
-    assert any("but not with each way of filling holes" in reason.text for reason in found[OVERALL].reasons)
-
-
-def test_heat_beside_the_object_warns_and_never_fails():
-    rows = [row for label in ("cat", "dog", "fox") for row in rows_of(label, 50, energy=0.05)]
-
-    found = judged(rows)
-
-    assert found[OVERALL].verdict == "WARN"
-    assert "the heat lies on the objects less" in found[OVERALL].reasons[0].text
-
-
 @pytest.mark.extended
 def test_many_clean_classes_do_not_alarm():
     """100 classes with a true gap of half the limit: the correction for many tests must prevent false alarms."""
@@ -235,18 +216,6 @@ def test_a_model_that_reads_only_the_background_is_inconclusive_with_too_few_gro
         reason = next(reason for reason in overall.reasons if text in reason.text)
         assert reason.text.endswith("to be significant; the check needs 6")
         assert f"from at least {6 - groups} more group" in reason.step
-
-
-def test_right_answers_without_the_object_do_not_warn_if_a_gap_lacks_groups():
-    """The chance of four classes is low, so the sufficiency's interval over five groups lies above its limit."""
-    rows = [row for label in ("cat", "dog", "fox", "wolf") for row in rows_of(label, 60, gap=1.0, kept=0.95)]
-    rows = [replace(row, group=f"patient {n % 5}") for n, row in enumerate(rows)]
-
-    overall = judged(rows)[OVERALL]
-
-    assert overall.effects["sufficiency"].low > LIMITS.sufficiency
-    assert overall.verdict == "INCONCLUSIVE"
-    assert overall.reasons[0].text.endswith("too few for a gap to be significant; the check needs 6")
 
 
 def test_what_few_groups_leave_open_takes_more_groups():
@@ -297,6 +266,14 @@ ODD = b"wolf \xe9".decode(errors="surrogateescape")
 """The name of a class as a folder's name may be."""
 
 WOLVES = {"cat": "PASS", "wolf": "FAIL", OVERALL: "FAIL"}
+SAID = {
+    "a hint beside a class of few pictures": ("a hint: one corner", "wolf: only 12 pictures"),
+    "the heat lies beside": ("the heat lies on the objects less",),
+    "one fill does not show the gap": ("but not with each way of filling holes",),
+    "only the background, in five groups": ("too few for a gap to be significant; the check needs 6",),
+}
+"""What the reasons of the model say in some of these cases."""
+
 CASES = {
     "the objects are needed": (clean(), {}, dict.fromkeys(("cat", "dog", "fox", OVERALL), "PASS")),
     "one class has a gap": ([*clean(), *rows_of("wolf", 50, gap=0.6)], {}, WOLVES),
@@ -304,6 +281,23 @@ CASES = {
     "an undecodable class attracts nothing": (marked(["cat", "dog", ODD], 0.0), {}, {ODD: "PASS"}),
     "backgrounds attract no answers": (marked(NAMES, 0.0), {}, {"wolf": "PASS", OVERALL: "PASS"}),
     "the heat of one class lies beside": ([*clean(), *rows_of("wolf", 50, energy=0.05)], {}, {OVERALL: "PASS"}),
+    "the heat lies beside": (
+        [row for label in ("cat", "dog", "fox") for row in rows_of(label, 50, energy=0.05)], {}, {OVERALL: "WARN"}
+    ),
+    "one fill does not show the gap": (
+        [*clean(), *(replace(row, other={**row.other, "tile": 1.0}) for row in rows_of("wolf", 50, gap=0.6))],
+        {},
+        {"wolf": "PASS", OVERALL: "PASS"},
+    ),
+    "only the background, in five groups": (  # sufficiency is above its limit then, since the chance of four is low
+        [
+            replace(row, group=f"patient {n % 5}")
+            for label in ("cat", "dog", "fox", "wolf")
+            for n, row in enumerate(rows_of(label, 60, gap=1.0, kept=0.95))
+        ],
+        {},
+        {OVERALL: "INCONCLUSIVE"},
+    ),
     "heat without headroom": (
         [row for label in ("cat", "dog", "fox") for row in rows_of(label, 50, energy=0.05, room=0.03)],
         {},
@@ -377,7 +371,5 @@ def test_the_verdict_on_pictures(case):
     found = judged(rows, **options)
 
     assert {name: found[name].verdict for name in expected} == expected
-    if "hint" in case:  # it is reported whatever the verdict
-        reasons = [reason.text for reason in found[OVERALL].reasons]
-        assert "a hint: one corner" in " ".join(reasons)
-        assert any(text.startswith("wolf: only 12 pictures") for text in reasons)
+    texts = " ".join(reason.text for reason in found[OVERALL].reasons)
+    assert all(words in texts for words in SAID.get(case, ()))

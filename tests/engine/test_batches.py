@@ -235,7 +235,7 @@ def test_the_check_judges_each_picture_alone(kind: str) -> None:
     plan = Mock(spec=Plan)
     plan.model, plan.settings, plan.memory = Mock(module=net), Mock(), ModelMemory(net)
     plan.settings.check.precision = "fp32"
-    plan.matched = Mock(indices={"cat": (CLASS,)})
+    plan.outputs = {"cat": (CLASS,)}
     plan.detects = False
     found = Plan.answer(plan, batch, [Item("cat.png", Path("cat.png"), "cat", "cat.png")] * len(batch))
     with torch.no_grad():

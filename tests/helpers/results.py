@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+
+import camkit
 
 
 def assert_is_a_result(result: Any, file: Path) -> list[dict[str, Any]]:
@@ -24,3 +27,10 @@ def assert_is_a_result(result: Any, file: Path) -> list[dict[str, Any]]:
     assert len(repr(result)) < 400
     assert result._repr_html_().startswith("<")
     return rows
+
+
+def with_run(result: camkit.CheckResult, **options: Any) -> camkit.CheckResult:
+    """Return the result of a check as if the check had been run with these options."""
+    settings = result.plan.settings
+    settings = settings.model_copy(update={"run": dataclasses.replace(settings.run, **options)})
+    return dataclasses.replace(result, plan=dataclasses.replace(result.plan, settings=settings))

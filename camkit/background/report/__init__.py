@@ -11,17 +11,15 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import itertools
 import json
 import math
 import platform
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,6 +27,7 @@ from markupsafe import Markup
 from rich.table import Table
 from rich.text import Text
 
+from camkit.background.data import grouped
 from camkit.background.effects import (
     CUE_NAMES,
     IMAGES,
@@ -54,43 +53,21 @@ from camkit.kit.wording import NONE, VERSION, counted, first_of, number, share
 PAGE = "report.html"
 """The file name of the report that people open."""
 
-PICTURE = "evidence.png"
-"""The file name of the picture for a pull request's comment."""
-
 MOST_REASONS = 10
 """Reasons at the top of a report; the page lists the others below."""
 
 _MAX_CLASSES = 5
 """Classes that the headline lists."""
 
-LABS: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
+LABS: Mapping[str, Mapping[str, int]] = {
         "lose more than 15 points without their shortcut": {"FAIL": 107, "WARN": 0, "INCONCLUSIVE": 0, "PASS": 0},
         "lose 3 to 15 points": {"FAIL": 12, "WARN": 37, "INCONCLUSIVE": 5, "PASS": 1},
         "lose less than 3 points": {"FAIL": 1, "WARN": 19, "INCONCLUSIVE": 15, "PASS": 77},
         "lose less than 3 points without their mark, but 8 to 15 on natural backgrounds of other classes": {
             "FAIL": 2, "WARN": 10, "INCONCLUSIVE": 0, "PASS": 6,
         },
-    }
-)  # fmt: skip
+    }  # fmt: skip
 """The verdicts on networks whose truth is known, by what they lose; docs/results.md explains them."""
-
-MOST_STEPS = 3
-"""Next steps that a report gives."""
-
-EXCLUSIONS = (
-    "Excluded above: every effect that counts for this row is at most this large, at 95% for each effect. More "
-    "pictures: about how many more pictures the experiment needs to exclude all these effects above their limits, if "
-    "the true effects are as estimated; the first number does so in about half of the checks, and the second in four "
-    "of five; 0 if they are excluded already, and a dash if no number of pictures would do."
-)
-
-REFERENCES = (
-    "Background gap: ResNet-50 has 0.07 on ImageNet-9, and 0.002 after training on mixed backgrounds (Xiao et al. "
-    "2020, arXiv:2006.09994).",
-    "Skill: 0 means that the heat lies on the object no more than the heat of other pictures does; 1 means as much as "
-    "the grid of the heatmap allows.",
-)
 
 
 def sentence(result: CheckResult) -> str:
@@ -101,17 +78,15 @@ def sentence(result: CheckResult) -> str:
     untested = [name for name in result.judged if name in counted_ones and counted_ones[name].untested]
     of_all = [effect for effect in result.judged[OVERALL].effects.values() if effect.level == level]
     largest = max(of_all or _effects_at(result, level), key=lambda effect: effect.value, default=None)
-    evidence = of_all[0] if of_all else largest  # the gap of all classes, or the largest finding of a class
-    return said("sentence", result, _what(result, level), evidence, above, untested)
+    # The evidence is the gap of all classes, or the largest finding of a class
+    return said("sentence", result, _what(result, level), of_all[0] if of_all else largest, above, untested)
 
 
 def _what(result: CheckResult, level: Level) -> str:
     """Return what the model relies on, by the effects at a level."""
-    effects = _effects_at(result, level)
-    cues = [effect.name for effect in effects if effect.name in CUE_NAMES]
-    if cues and len(cues) == len(effects):
-        return f"the {' and the '.join(cues)} of the whole picture"
-    return "the background"
+    names = [effect.name for effect in _effects_at(result, level)]
+    only_cues = names and set(names) <= set(CUE_NAMES)
+    return f"the {' and the '.join(names)} of the whole picture" if only_cues else "the background"
 
 
 def _effects_at(result: CheckResult, level: Level) -> list[Effect]:
@@ -128,14 +103,13 @@ def why_undecided(result: CheckResult) -> str:
     untested = {name: own.reasons[-1].text for name, own in counting.items() if own.untested}
     if not untested:
         return f"{result.reasons[0]}; do not ship on this evidence"
-    alike = {why: [name for name, text in untested.items() if text == why] for why in untested.values()}
+    alike = grouped(untested, lambda name: untested[name])
     return said("why_undecided", alike, len(untested), len(counting), result.excluded_for_rest)
 
 
 def reliability(verdict: str) -> str:
     """Say how many networks whose truth is known got a verdict, and how many of these lose little."""
-    networks = sum(sum(counts.values()) for counts in LABS.values())
-    return said("reliability", verdict, [*LABS.values()], networks)
+    return said("reliability", verdict, [*LABS.values()], sum(sum(counts.values()) for counts in LABS.values()))
 
 
 def next_steps(result: CheckResult) -> list[str]:
@@ -156,7 +130,7 @@ def next_steps(result: CheckResult) -> list[str]:
         steps = ["use all pictures: leave out --quick and --per-class", *others]
     elif others != steps and left > 0:
         steps.insert(0, f"use {left} more pictures of this data: --per-class {size} (--most limits all classes)")
-    return steps[:MOST_STEPS] or [f"read the reasons in {PAGE}"]
+    return steps[:3] or [f"read the reasons in {PAGE}"]
 
 
 def _named(result: CheckResult) -> str:
@@ -189,9 +163,7 @@ def _to_gather(result: CheckResult) -> list[str]:
 
 def untested(result: CheckResult) -> list[str]:
     """Return for each cause how many pictures it kept from being tested, the most frequent first, with an example."""
-    named: dict[str, list[str]] = defaultdict(list)
-    for name, why in result.untested.items():
-        named[why].append(name)
+    named = grouped(result.untested, lambda name: result.untested[name])
     causes = sorted(named.items(), key=lambda cause: -len(cause[1]))
     return [f"{counted(len(names), 'picture')} could not be tested, such as {names[0]}: {why}" for why, names in causes]
 
@@ -233,7 +205,7 @@ def provenance(result: CheckResult) -> list[tuple[str, str]]:
     """Return what a reader needs to repeat the check: the date, the command, the weights and the versions."""
     run, hashes, model = result.run, result.hashes, result.plan.model
     file = Path(model.weights or "")
-    weights = f"{file.name} (SHA-256 {result.plan.files.of(file)})" if file.is_file() else model.weights
+    weights = f"{file.name} (SHA-256 {result.plan.files[file]})" if file.is_file() else model.weights
     return [
         ("date", "unknown" if run is None else f"{run.started:%Y-%m-%d %H:%M} UTC, {run.seconds:.0f} s"),
         ("command", (run.command if run else "") or "camkit.check(...), called from Python"),
@@ -251,9 +223,9 @@ _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLU
 
 def data_summary(plan: Plan) -> Text:
     """Return what was found: pictures, regions, classes, what is left out, and how far the pictures are enough."""
-    lines = [*plan.data.facts, f"classes matched {plan.matched.how}", *plan.data.left_out_in_words]
     classes = sorted(Counter(item.label for item in plan.sample).items(), key=lambda of_class: of_class[1])
-    lines.append(said("sample", len(plan.sample), plan.settings.limits.least_pictures, classes))
+    sample = said("sample", len(plan.sample), plan.settings.limits.least_pictures, classes)
+    lines = [*plan.data.facts, f"classes matched {plan.matched}", *plan.data.left_out_in_words, sample]
     return Text("\n".join(map(printable, lines)))
 
 
@@ -266,15 +238,17 @@ def cost_notice(plan: Plan) -> Text:
 
 def verdict(result: CheckResult) -> Text:
     """Return the verdict, the reasons, and the path of the report."""
-    lines = [(why_undecided(result), "")]
-    lines += [(f"next: {step}", "bold") for step in next_steps(result)]
-    lines += [(reason, "") for reason in result.reasons[:MOST_REASONS]]
-    lines += [(f"and {len(result.reasons) - MOST_REASONS} more", "")] if len(result.reasons) > MOST_REASONS else []
-    lines += [(f"note: {warning}", "yellow") for warning in result.warnings]
-    for first in list(result.failures)[:1]:
-        lines.append((f"{len(result.failures)} pictures could not be used, such as {first}", "yellow"))
-    lines += [(line, "yellow") for line in untested(result)[:3]]  # the most frequent causes
-    lines.append((change_since_baseline(result), ""))
+    more, unusable = len(result.reasons) - MOST_REASONS, [*result.failures]
+    lines = [
+        (why_undecided(result), ""),
+        *((f"next: {step}", "bold") for step in next_steps(result)),
+        *((reason, "") for reason in result.reasons[:MOST_REASONS]),
+        (f"and {more} more" if more > 0 else "", ""),
+        *((f"note: {warning}", "yellow") for warning in result.warnings),
+        (f"{len(unusable)} pictures could not be used, such as {unusable[0]}" if unusable else "", "yellow"),
+        *((line, "yellow") for line in untested(result)[:3]),  # the most frequent causes
+        (change_since_baseline(result), ""),
+    ]
     text = Text.assemble((result.verdict, _STYLES[result.verdict]), f": {printable(sentence(result))}\n")
     for line, style in lines:
         text.append(f"  {printable(line)}\n" if line else "", style)
@@ -284,10 +258,9 @@ def verdict(result: CheckResult) -> Text:
 def table(result: CheckResult) -> Table:
     """Return a table with one row per class, and one for all classes."""
     columns = Table(box=None, pad_edge=False)
-    for heading in ("class", "verdict"):
-        columns.add_column(heading, no_wrap=True)
-    for heading in ("n", "acc.", "gap", "attr.", result.plan.removed, "skill", "excluded above", "more pictures"):
-        columns.add_column(heading, no_wrap=" " not in heading, justify="right")
+    numeric = ("n", "acc.", "gap", "attr.", result.plan.removed, "skill", "excluded above", "more pictures")
+    for heading in ("class", "verdict", *numeric):
+        columns.add_column(heading, no_wrap=" " not in heading, justify="right" if heading in numeric else "left")
     for name, measures in [*result.classes.items(), (OVERALL, result.overall)]:
         title, verdict, *numbers, more = figures(measures, result.judged[name]).values()
         columns.add_row(
@@ -353,7 +326,7 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
             if name != OVERALL and judgement.shown != "PASS"
         ][:_MOST_LISTED],
         thumbnails=showcase.thumbnails(),
-        facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *plan.data.left_out_in_words],
+        facts=[*plan.data.facts, f"classes were matched {plan.matched}", *plan.data.left_out_in_words],
         warnings=result.warnings,
         removed=plan.removed,
         classes=result.classes,
@@ -368,7 +341,7 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
         shares=SHARES,
         kinds=result.kinds,
         strips=showcase.strips,
-        references=REFERENCES,
+        references=said("references").split("\n"),
         caveat=said("caveat", result.verdict),
         details=[
             *provenance(result),
@@ -386,13 +359,10 @@ def _chart(result: CheckResult) -> dict[str, Any]:
     """Return the effects of all classes and of each class, and what places a value on the axis, in percent of it."""
     names = [OVERALL, *worst_first({name: result.judged[name] for name in result.classes})][: _MOST_LISTED + 1]
     rows = {name: [effect for effect in result.judged[name].effects.values() if effect.mean] for name in names}
-    effects = itertools.chain.from_iterable(rows.values())
+    effects = [effect for of_row in rows.values() for effect in of_row]
     ends = [end for effect in effects for end in (effect.value, effect.low, effect.high) if math.isfinite(end)]
     left, right = min([*ends, -0.2]), max([*ends, 0.4])  # so wide at least that small effects look small
     return {"rows": rows, "place": lambda value: round(100 * (value - left) / (right - left), 2)}
-
-
-_SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
 
 
 def render_markdown(result: CheckResult, showcase: Showcase | None = None) -> str:
@@ -405,27 +375,23 @@ def render_markdown(result: CheckResult, showcase: Showcase | None = None) -> st
     return _filled(
         "summary.md",
         result=result,
-        sign=_SIGNS[result.verdict],
         triptychs=(showcase or Showcase(result)).triptychs,
         words=sys.modules[__name__],
         number=number,
     )
 
 
-_IN_TITLE = {ord(sign): f"%{ord(sign):02X}" for sign in "%:,"}
-"""What ends a title in a workflow command, and how it is written in one."""
-
-
 def workflow_commands(result: CheckResult) -> list[str]:
     """Return GitHub's workflow commands: an error for each FAIL, a warning for each other verdict but PASS."""
     texts = [("error", "worse than the baseline", text) for text in result.regressed]
-    for name, judgement in result.judged.items():
-        if judgement.verdict != "PASS":
-            level = "error" if judgement.verdict == "FAIL" and not judgement.waived else "warning"
-            why = "; ".join(reason.text for reason in judgement.reasons)
-            texts.append((level, f"{judgement.verdict} {name}".rstrip(), why))
+    texts += [
+        ("error" if own.verdict == "FAIL" and not own.waived else "warning", f"{own.verdict} {name}".rstrip(), own.why)
+        for name, own in result.judged.items()
+        if own.verdict != "PASS"
+    ]
+    in_title = {ord(sign): f"%{ord(sign):02X}" for sign in "%:,"}  # what ends a title in a workflow command
     return [
-        f"::{level} title=camkit%3A {printable(title).translate(_IN_TITLE)}::{printable(why).replace('%', '%25')}"
+        f"::{level} title=camkit%3A {printable(title).translate(in_title)}::{printable(why).replace('%', '%25')}"
         for level, title, why in texts
     ]
 
@@ -433,10 +399,7 @@ def workflow_commands(result: CheckResult) -> list[str]:
 _ACROSS, _SIDE, _SIZE = 3, 260, 14
 """Three pictures are about as wide as a comment on GitHub, so that nothing is reduced there."""
 
-_COLOURS: Mapping[str, Colour] = MappingProxyType({"FAIL": (179, 38, 30), "PASS": (27, 107, 58), "": GREY})
-
-_NOTHING = Tile(np.full((1, 1, 3), 255, np.uint8))
-"""Fills a row whose picture has fewer edits."""
+_COLOURS: Mapping[str, Colour] = {"FAIL": (179, 38, 30), "PASS": (27, 107, 58), "": GREY}
 
 
 def render_picture(result: CheckResult, showcase: Showcase | None = None) -> bytes:
@@ -459,7 +422,7 @@ def render_picture(result: CheckResult, showcase: Showcase | None = None) -> byt
             answer, verdict = panel.comment
             line = f"{strip.row.label}: {panel.title.partition(' (')[0]}"
             tiles.append(Tile(panel.pixels, line, answer, _COLOURS[verdict]))
-        tiles += [_NOTHING] * (_ACROSS - len(strip.triptych))
+        tiles += [Tile(np.full((1, 1, 3), 255, np.uint8))] * (_ACROSS - len(strip.triptych))  # if there are fewer edits
     return encode(contact_sheet(tiles, _ACROSS, "\n".join(title), side=_SIDE, size=_SIZE))
 
 
@@ -470,7 +433,7 @@ _OF_BACKGROUND: tuple[EffectName, ...] = ("gap", "sufficiency", "attraction")
 def render_json(result: CheckResult) -> str:
     """Return the report."""
     plan, kinds = result.plan, result.kinds
-    hashes = {item.name: plan.files.of(item.path) for item in plan.data.items}
+    hashes = {item.name: plan.files[item.path] for item in plan.data.items}
     report = {
         "schema": SCHEMA,
         "camkit": VERSION,
@@ -489,7 +452,7 @@ def render_json(result: CheckResult) -> str:
         "settings": plan.reported_settings,
         "data": {
             "facts": list(plan.data.facts),
-            "classes_matched": plan.matched.how,
+            "classes_matched": plan.matched,
             "left_out": {kind: list(names) for kind, names in plan.data.left_out.items()},
             "failures": result.failures,
             "untested": dict(result.untested),
@@ -498,11 +461,16 @@ def render_json(result: CheckResult) -> str:
         "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
         "kinds": kinds and {"source": "place", **asdict(kinds), "sentences": list(kinds.sentences)},
-        "change": None if result.change is None else result.change.to_dict(),
+        "change": result.change and asdict(result.change),
         "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
         "caveat": said("caveat", result.verdict),
     }
-    rounded = _rounded(report)
+    # JSON has no NaN and no infinity, so they become null; adding 0.0 turns -0.0 into 0.0
+    rounded = json.loads(
+        json.dumps(report),
+        parse_float=lambda text: round(float(text), 6) + 0.0,
+        parse_constant=lambda _: None,
+    )
     return json.dumps({**rounded, "checksum": checksum(rounded)}, indent=1, allow_nan=False) + "\n"
 
 
@@ -510,7 +478,7 @@ def _measures(measures: Measures, judgement: Judgement) -> dict[str, Any]:
     return {
         "verdict": judgement.shown,
         "reasons": [reason.text for reason in judgement.reasons],
-        **{f"{name}_p": judgement.p(name) for name in _OF_BACKGROUND},
+        **{f"{name}_p": judgement.effects[name].p if name in judgement.effects else None for name in _OF_BACKGROUND},
         "levels": {name: effect.level for name, effect in judgement.effects.items()},
         "excluded_above": {name: effect.excluded_above for name, effect in judgement.effects.items()},
         "more_pictures": {name: effect.more_pictures for name, effect in judgement.effects.items()},
@@ -531,17 +499,6 @@ def plain(measures: Measures) -> dict[str, Any]:
     return figures
 
 
-def _rounded(value: Any) -> Any:
-    """Round every number in a nested value. JSON has no NaN and no infinity, so they become null."""
-    if isinstance(value, float):
-        return round(value, 6) + 0.0 if math.isfinite(value) else None  # adding 0.0 turns -0.0 into 0.0
-    if isinstance(value, dict):
-        return {str(name): _rounded(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(entry) for entry in value]
-    return value
-
-
 def render_junit(result: CheckResult) -> str:
     """Return the XML. WARN passes, with its reasons as output. Waived classes are skipped.
 
@@ -554,14 +511,14 @@ def render_junit(result: CheckResult) -> str:
     return _filled("junit.xml", result=result, each=each, change=change_since_baseline(result))
 
 
-_DRAWN: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
-    {PAGE: render_html, PICTURE: render_picture, "summary.md": render_markdown}
-)
+_DRAWN: Mapping[str, Callable[..., str | bytes]] = {
+    PAGE: render_html,
+    "evidence.png": render_picture,
+    "summary.md": render_markdown,
+}
 """The reports with pictures: they also take the ``Showcase``, which asks the model once for all of them."""
 
-REPORTS: Mapping[str, Callable[..., str | bytes]] = MappingProxyType(
-    {**_DRAWN, BASELINE_FILE: render_json, "junit.xml": render_junit}
-)
+REPORTS: Mapping[str, Callable[..., str | bytes]] = {**_DRAWN, BASELINE_FILE: render_json, "junit.xml": render_junit}
 """The function that renders each report, by file name."""
 
 
