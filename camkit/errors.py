@@ -106,6 +106,17 @@ def as_error(kind: Callable[[str], CamkitError], said: Callable[[Exception], str
         raise kind(said(error)) from error
 
 
+def refuse(*problems: tuple[object, str], kind: type[InputError] = InputError) -> None:
+    """Refuse a call because of the first of its problems, each a condition and the sentence about it.
+
+    Raises:
+        InputError: a condition is true; ``kind`` is the class of the error.
+    """
+    for is_so, sentence in problems:
+        if is_so:
+            raise kind(sentence)
+
+
 def own_place(error: BaseException) -> str:
     """Return ``" in FILE, line N"``: the innermost line of the user's own code in the traceback; "" if none."""
     libraries = ("<", str(Path(__file__).parent), sysconfig.get_path("stdlib"))

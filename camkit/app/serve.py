@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from camkit.app.viewer import Viewer
 from camkit.errors import InputError, as_error
 
 HOST = "127.0.0.1"
@@ -38,11 +39,11 @@ def free_port(wanted: int | None) -> socket.socket:
     raise InputError(f"port {wanted or FIRST_PORT} is taken; name another one with --port")
 
 
-def serve(build: Callable[[Path], Any], port: int | None, opened: Callable[[str], None]) -> None:
+def serve(viewer: Callable[[], Viewer], port: int | None, opened: Callable[[str], None]) -> None:
     """Serve a page until Ctrl-C.
 
     Args:
-        build: makes the page of Gradio, given a folder for downloads.
+        viewer: makes what the page shows; it is called when Gradio is found to be installed.
         port: the port; None for the first free one.
         opened: called with the address when the page can be opened.
 
@@ -53,7 +54,7 @@ def serve(build: Callable[[Path], Any], port: int | None, opened: Callable[[str]
     with tempfile.TemporaryDirectory(prefix="camkit-app-") as folder, bound:
         # Read when Gradio is imported: nothing is reported, and uploads are deleted with the folder.
         os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_TEMP_DIR=folder, HF_HUB_DISABLE_TELEMETRY="1")
-        application = _application(build, Path(folder))
+        application = _application(viewer, Path(folder))
         import uvicorn  # noqa: PLC0415 - comes with gradio
 
         class Server(uvicorn.Server):  # type: ignore[misc]
@@ -70,13 +71,13 @@ def serve(build: Callable[[Path], Any], port: int | None, opened: Callable[[str]
         Server(settings).run([bound])
 
 
-def _application(build: Callable[[Path], Any], folder: Path) -> Any:
+def _application(viewer: Callable[[], Viewer], folder: Path) -> Any:
     with as_error(InputError, lambda _: "the app needs Gradio: pip install 'camkit[app]'"):
         import gradio as gr  # noqa: PLC0415 - optional
         from fastapi import FastAPI  # noqa: PLC0415
         from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: PLC0415
         from starlette.responses import PlainTextResponse  # noqa: PLC0415
-    from camkit.app.page import STYLE, theme  # noqa: PLC0415
+    from camkit.app.page import STYLE, build, theme  # noqa: PLC0415
 
     async def without_others(request: Any, call_next: Any) -> Any:
         if request.headers.get("origin", own := f"http://{request.headers['host']}") != own:
@@ -88,7 +89,7 @@ def _application(build: Callable[[Path], Any], folder: Path) -> Any:
     application = FastAPI(openapi_url=None)
     application.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # no page of another host
     application.middleware("http")(without_others)
-    page = build(folder)
+    page = build(viewer(), folder)
     page.has_launched = True  # otherwise Gradio reads any file that a request names as an upload
     # Bytes of a picture that a visitor may upload
     return gr.mount_gradio_app(

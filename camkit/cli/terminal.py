@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -52,18 +53,14 @@ def printer(*, stderr: bool = False) -> Console:
 
 
 class Talk:
-    """How much a command prints besides its results: with ``quiet`` nothing but errors, with ``verbose`` more."""
+    """What the common options of the running command say; with ``quiet``, it prints nothing but errors."""
 
+    config: Path | None = None
     quiet = False
     verbose = False
 
-    def set(self, *, quiet: bool = False, verbose: bool = False) -> None:
-        """Set how much is printed, in all threads."""
-        self.quiet, self.verbose = quiet, verbose
-
 
 TALK = Talk()
-"""What the options --quiet and --verbose of the running command say."""
 
 
 def emit(line: str) -> None:

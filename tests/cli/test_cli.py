@@ -133,7 +133,7 @@ class TestInstalled:
         written = cv2.imread(str(tmp_path / "new" / "folder" / "plane-sky.gradcam.jpg"))
         assert written.shape == cv2.imread(str(PLANE)).shape
         assert "camkit.explaining.explainer" in modules
-        products = ("app", "background", "demo.poster", "inspect", "metrics", "sentences", "tensorboard")
+        products = ("app", "background", "cli.analyses", "inspect", "metrics", "sentences", "tensorboard")
         needless = (*(f"camkit.{product}" for product in products), "scipy", "pycocotools")
         needless += ("pydantic", "jinja2", "junitparser", "torchinfo", "matplotlib", "pandas")
         assert not [name for name in modules if name.startswith(needless)]
