@@ -483,7 +483,7 @@ def demo(*, out: Path, check: bool, words: bool) -> int:
         printer().print(Text(title, "bold"))
         tiles.append(Tile(np.asarray(open_picture(scenes.scene_paths()[name])), title, about, GREY))
         for model in DEMO_MODELS:
-            found = camkit.explain(model, scenes.scene_paths()[name], device="cpu")
+            found = camkit.Explainer(model, device="cpu")(scenes.scene_paths()[name])
             heat = found.heatmap_on_picture()
             share = heat[mask].sum() / heat.sum()
             label = f"{found.name} ({found.probability:.1%})"

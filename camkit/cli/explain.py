@@ -22,6 +22,7 @@ import camkit
 from camkit.cli.options import TargetOptions
 from camkit.cli.running import actors_of, events_into, load, need_pictures, on_cluster, refuse_existing
 from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
+from camkit.drawing import overlay
 from camkit.drawing.figure import percent
 from camkit.engine.passes import usable_precision
 from camkit.errors import CamkitError, InputError, OutputError, as_cell, printable, refuse
@@ -36,8 +37,8 @@ from camkit.kit.wording import counted, listed
 from camkit.methods import find_method
 from camkit.models import device_of
 from camkit.options import Explain, Model, Precision, Results
-from camkit.scale.folder import Result, Run, explain_files
-from camkit.scale.job import Job, Written, check_drawing, free_file, slug
+from camkit.scale.folder import Result, Run
+from camkit.scale.job import Job, Written, free_file, slug
 from camkit.types import Failure, Preprocess
 
 
@@ -305,7 +306,9 @@ def explain(
         _refuse_beside_slide(targets, how, results, ray=ray)
         return _slide(pictures, source, targets, how)
     refuse((targets.true is not None, "--true is for --style slide"))
-    check_drawing(how)
+    sides = f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {how.max_side}"
+    refuse((how.max_side < 0, sides))
+    overlay.check(how.style, how.colormap, how.alpha)
     targets.targets()  # checks them before the model is loaded
     for written in (how.out, results.table):
         if written is not None:
@@ -321,7 +324,7 @@ def explain(
         boxes = [camkit.targets.boxes()] if loaded.detects else None
         how = replace(how, precision=_precision(how, device))
         job = Job(files, how, results, targets.targets(mask) or boxes, progress.show_passes)
-        rows = explain_files(loaded, job, elsewhere=None if cluster is None else cluster.explain)
+        rows = Run(loaded, job, elsewhere=None if cluster is None else cluster.explain)
         events = stack.enter_context(events_into(results.tensorboard))
         code = _report(rows, job, progress, events)
         if rows.videos and (bundled or results.tensorboard):
