@@ -188,13 +188,6 @@ def whole_number(value: Any, what: str, least: int | None = None, kind: type[Inp
     return number
 
 
-_SIMILAR = 0.6
-"""difflib's usual threshold: one mistyped letter in a short name stays above it."""
-
-_MOST_SIMILAR = 3
-"""difflib's usual number of matches: further ones have little in common with the word."""
-
-
 def refuse_unknown_options(function: Callable[..., Any], options: Iterable[str], known: Collection[str]) -> None:
     """Refuse options that a function does not have, as Python refuses arguments that are not in its signature.
 
@@ -225,10 +218,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     by_folded = {choice.lower(): choice for choice in choices}
     wanted = _words(word)
     containing = [folded for folded in by_folded if wanted and wanted <= _words(folded)]
-    similar = difflib.get_close_matches(word.lower(), list(by_folded), n=_MOST_SIMILAR, cutoff=_SIMILAR)
+    similar = difflib.get_close_matches(word.lower(), list(by_folded))
     if not similar and not containing:
         of_words = {part: folded for folded in by_folded for part in _words(folded)}
-        near = difflib.get_close_matches(word.lower(), list(of_words), n=_MOST_SIMILAR, cutoff=_SIMILAR)
+        near = difflib.get_close_matches(word.lower(), list(of_words))
         similar = [of_words[part] for part in near]
     return _question(by_folded[folded] for folded in [*dict.fromkeys([*containing, *similar])][:5])
 
@@ -247,7 +240,7 @@ def nearest_numbers(name: str, choices: Iterable[str]) -> str:
         return [abs(number - other) for number, other in zip(_numbers(choice), wanted, strict=True)]
 
     alike = [choice for choice in choices if _NUMBER.sub("#", choice) == _NUMBER.sub("#", name)]
-    return _question(sorted(alike, key=distances)[:_MOST_SIMILAR])
+    return _question(sorted(alike, key=distances)[:3])
 
 
 def _question(choices: Iterable[str]) -> str:
@@ -290,9 +283,6 @@ _UNSAFE = re.compile(
     "\ud800-\udfff\ufffe\uffff]"  # what UTF-8 or XML cannot hold
 )
 
-_LOG_COMMAND = re.compile(r"^\s*:(?=:)|#(?=#\w*\[)")
-"""Commands that build servers find in a log: GitHub's at the start of a line, those of Azure and TeamCity anywhere."""
-
 
 def without_control(text: str) -> str:
     r"""Return text for a file's name: with a hyphen in place of each character that ``printable`` escapes.
@@ -313,12 +303,9 @@ def printable(text: str) -> str:
     cat\x1b[2J\n::error:: \x3a:error::x Käfer 🐞
     """
     one_line = _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-    return _LOG_COMMAND.sub(lambda match: f"{match[0][:-1]}\\x{ord(match[0][-1]):02x}", one_line)
-
-
-_FORMULA = re.compile("[=+@\\-\t\r\n\uff0b\uff0d\uff1d\uff20]")
-_NUMBER_ALONE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-"""What starts a formula in spreadsheet programs, also in full width. A number on its own is not a formula."""
+    # Commands that build servers find in a log: GitHub's at the start of a line, those of Azure and TeamCity anywhere
+    command = r"^\s*:(?=:)|#(?=#\w*\[)"
+    return re.sub(command, lambda match: f"{match[0][:-1]}\\x{ord(match[0][-1]):02x}", one_line)
 
 
 def as_cell(text: str) -> str:
@@ -346,12 +333,13 @@ def from_cell(text: str) -> str:
 
 
 def _is_formula(text: str) -> bool:
-    """Return whether text without leading apostrophes is a formula, so that ``from_cell`` removes only added ones."""
+    """Return whether text without leading apostrophes is a formula, so that ``from_cell`` removes only added ones.
+
+    These signs start a formula in spreadsheet programs, also in full width. A number on its own is not a formula.
+    """
     rest = text.lstrip("'")
-    return _FORMULA.match(rest) is not None and _NUMBER_ALONE.fullmatch(rest) is None
-
-
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#])")
+    is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", rest)
+    return re.match("[=+@\\-\t\r\n\uff0b\uff0d\uff1d\uff20]", rest) is not None and is_number is None
 
 
 def as_markdown(text: str) -> str:
@@ -360,4 +348,4 @@ def as_markdown(text: str) -> str:
     >>> print(as_markdown("layer_1 | 2"))
     layer\_1 \| 2
     """
-    return _MARKDOWN.sub(r"\\\1", printable(text))
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", printable(text))
