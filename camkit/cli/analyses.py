@@ -20,7 +20,7 @@ from camkit.app.serve import serve
 from camkit.app.viewer import Viewer
 from camkit.cli.options import OptionalModel
 from camkit.cli.running import events_into, load, need_pictures, refuse_existing
-from camkit.cli.terminal import TALK, emit, fail, print_table, printer, say, stages, tell
+from camkit.cli.terminal import TALK, emit, fail, print_table, printer, say, stages
 from camkit.demo import scenes
 from camkit.drawing import overlay
 from camkit.drawing.encode import encode
@@ -297,7 +297,8 @@ def compare(
     check_sheet_file(out)
     refuse_input(out, files)
     refuse_existing(out, "--out", overwrite=overwrite)
-    tell(f"pictures to compare: {len(files)}")
+    if TALK.verbose:
+        say(f"pictures to compare: {len(files)}", "dim")
     loaded = load(source)
     options: dict[str, Any] = {"target_layer": layer, "target": target, "metric": metric, "precision": precision}
     with stages() as progress:

@@ -214,16 +214,14 @@ def _print(row: Result, results: Results, *, is_repeated: bool) -> None:
 
 
 def _summary(found: Counter[str], job: Job, rows: Run, seconds: float) -> str:
+    more = {
+        f"; {found['images'] / max(seconds, 1e-9):.3g} pictures a second": found["images"],
+        f"; {rows.skipped} finished in an earlier run": rows.skipped,
+        f", {rows.failed_before} of them with an error (not tried again)": rows.failed_before,
+        f"; wrote {printable(str(job.results.table))}": job.results.table is not None,
+    }
     line = f"{found['explained']} explained, {found['failed']} failed, {found['empty']} empty"
-    if found["images"]:
-        line += f"; {found['images'] / max(seconds, 1e-9):.3g} pictures a second"
-    if rows.skipped:
-        line += f"; {rows.skipped} finished in an earlier run"
-    if rows.failed_before:
-        line += f", {rows.failed_before} of them with an error (not tried again)"
-    if job.results.table is not None:
-        line += f"; wrote {printable(str(job.results.table))}"
-    return line
+    return line + "".join(filter(more.get, more))
 
 
 def _without_name(failed: Failure) -> str:
@@ -250,38 +248,32 @@ _NOTES = {
 }
 
 
-_MOST_LABELS = 3
-"""Labels that the lines for a video name."""
-
-
 def _lines_of(written: Written) -> Text:
     """Return the lines for one picture and target, or for one video."""
-    explanation, video = written.explanation, written.video
-    if video is None:
+    explanation, video, file = written.explanation, written.video or {}, written.file
+    if not video:
         about, found = "  ", explanation.name
         found += "" if explanation.probability is None else f" {percent(explanation.probability)}"
     else:
-        labels = [f"{label} in {count}" for label, count in list(video["labels"].items())[:_MOST_LABELS]]
+        labels = [f"{label} in {count}" for label, count in video["labels"].items()]
         about = f"  {counted(video['frames'], 'frame')}, {video['rate']:.3g} per second: "
-        found = ", ".join(labels) + (", ..." if len(video["labels"]) > _MOST_LABELS else "")
-    layer = f"{explanation.layer} ({explanation.layer_reason})"
-    text = Text.assemble(
-        (printable(written.source), "bold"), about, (printable(found), "green"), f"  layer {printable(layer)}\n"
-    )
-    if video is None and explanation.box is None and explanation.heatmap.ndim == 2:
-        cannot = "camkit cannot tell which part of the picture the preprocessing shows"
-        text.append(f"  drawn on the model's input: {cannot}\n", "yellow")
-    if video is None and explanation.doubt:
-        text.append(f"  {explanation.doubt}\n", "yellow")
-    if written.status in _NOTES:
-        text.append(f"  {_NOTES[written.status]}\n", "yellow")
-    elif written.file is not None:
-        scale = "on each frame's own scale" if written.scale is None else f"from {written.scale}"
-        text.append(f"  colours {scale}\n")
-    if video is not None and "error" in video:
-        text.append(f"  {printable(video['error'])}; the frames before that are drawn\n", "red")
-    sheet = f" and {printable(video['sheet'])}" if video is not None and "sheet" in video else ""
-    return text.append(f"  wrote {printable(str(written.file))}{sheet}" if written.file is not None else "  not drawn")
+        found = ", ".join(labels[:3]) + (", ..." if len(labels) > 3 else "")
+    scale = "on each frame's own scale" if written.scale is None else f"from {written.scale}"
+    is_on_input = not video and explanation.box is None and explanation.heatmap.ndim == 2
+    cannot = "camkit cannot tell which part of the picture the preprocessing shows"
+    note = _NOTES.get(written.status, "")
+    sheet = f" and {printable(video['sheet'])}" if "sheet" in video else ""
+    lines = [
+        (f"drawn on the model's input: {cannot}" if is_on_input else "", "yellow"),
+        ("" if video else explanation.doubt, "yellow"),
+        (note, "yellow"),
+        (f"colours {scale}" if file is not None and not note else "", ""),
+        (f"{printable(video['error'])}; the frames before that are drawn" if "error" in video else "", "red"),
+        ("not drawn" if file is None else f"wrote {printable(str(file))}{sheet}", ""),
+    ]
+    layer = f"  layer {printable(f'{explanation.layer} ({explanation.layer_reason})')}"
+    text = Text.assemble((printable(written.source), "bold"), about, (printable(found), "green"), layer)
+    return text.append_tokens((f"\n  {line}", style) for line, style in lines if line)
 
 
 def explain(

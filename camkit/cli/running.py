@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import camkit
-from camkit.cli.terminal import TALK, say, tell
+from camkit.cli.terminal import TALK, say
 from camkit.errors import OutputError, refuse
 from camkit.explaining.explainer import loading
 from camkit.kit.store import fingerprint
@@ -29,8 +29,9 @@ def load(source: Model, *, pretrained: bool = True, trainable: bool = False) -> 
     loaded = load_model(source.name or "", device=source.device, **given)
     if loaded.note:
         say(loaded.note)
-    parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
-    tell(f"{loaded.name}: {parameters:,} parameters on {device_of(loaded.module)}")
+    if TALK.verbose:
+        parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
+        say(f"{loaded.name}: {parameters:,} parameters on {device_of(loaded.module)}", "dim")
     return loaded
 
 

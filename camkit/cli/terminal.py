@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -52,15 +52,8 @@ def printer(*, stderr: bool = False) -> Console:
     return QuietConsole(stderr=stderr, highlight=False, soft_wrap=True)
 
 
-class Talk:
-    """What the common options of the running command say; with ``quiet``, it prints nothing but errors."""
-
-    config: Path | None = None
-    quiet = False
-    verbose = False
-
-
-TALK = Talk()
+TALK = SimpleNamespace(config=None, quiet=False, verbose=False)
+"""The common options of the running command; with ``quiet``, it prints nothing but errors."""
 
 
 def emit(line: str) -> None:
@@ -83,12 +76,6 @@ def say(message: str, style: str = "bold") -> None:
     """Print a message to stderr, apart from the results; nothing with --quiet."""
     if not TALK.quiet:
         _say(message, style)
-
-
-def tell(message: str) -> None:
-    """Print a message to stderr with --verbose."""
-    if TALK.verbose:
-        _say(message, "dim")
 
 
 def _say(message: str, style: str) -> None:
