@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
 import inspect
 import operator
 import re
@@ -117,6 +118,17 @@ def refuse(*problems: tuple[object, str], kind: type[InputError] = InputError) -
             raise kind(sentence)
 
 
+def optional(module: str, needs: str) -> Any:
+    """Return a module of a package that camkit does not require; ``needs`` says what needs it and how to install it.
+
+    Raises:
+        InputError: it cannot be imported.
+    """
+    with as_error(InputError, lambda _: needs):
+        importlib.import_module(module.partition(".")[0])
+        return importlib.import_module(module)
+
+
 def own_place(error: BaseException) -> str:
     """Return ``" in FILE, line N"``: the innermost line of the user's own code in the traceback; "" if none."""
     libraries = ("<", str(Path(__file__).parent), sysconfig.get_path("stdlib"))
@@ -169,8 +181,8 @@ def refuse_pipe(path: Path, kind: type[InputError] = InputError) -> None:
         mode = path.stat().st_mode
     except (OSError, ValueError):
         return
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise kind(f"{path} is a pipe or a device; save its contents to a file and pass that")
+    is_pipe = not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+    refuse((is_pipe, f"{path} is a pipe or a device; save its contents to a file and pass that"), kind=kind)
 
 
 def whole_number(value: Any, what: str, least: int | None = None, kind: type[InputError] = InputError) -> int:

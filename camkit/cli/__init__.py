@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from traceback import TracebackException
 from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, MissingArgumentError
@@ -65,19 +66,8 @@ checks.default(commands.check)
 checks.command(commands.init)
 app.default(commands.explain)
 app.command(checks)
-for name in (
-    "app",
-    "compare",
-    "concepts",
-    "demo",
-    "diagnose",
-    "explain",
-    "features",
-    "judge",
-    "layers",
-    "mend",
-    "words",
-):
+others = "app", "compare", "concepts", "demo", "diagnose", "explain", "features", "judge", "layers", "mend", "words"
+for name in others:
     app.command(getattr(commands, name))
 
 
@@ -153,7 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_full:
             fail("the output cannot be written: No space left on device; earlier rows are kept")
         else:
-            what = f"{type(error).__name__}: {_first_line(error)}"
+            message = str(TracebackException(type(error), error, None))  # even if the user's class fails to make one
+            what = f"{type(error).__name__}: {''.join(message.splitlines()[:1])}"
             fail(f"the model or the program failed{own_place(error)}: {what} (CAMKIT_TRACEBACK=1 shows where)")
         return OutputError.exit_code if is_full else CamkitError.exit_code
     return result if isinstance(result, int) else 0
@@ -165,21 +156,12 @@ def _about_call(error: CycloptsError, typed: Sequence[str]) -> str:
         return "camkit does not read pictures from standard input; save the picture to a file and pass the file"
     if isinstance(error.__cause__, InputError):
         return str(error.__cause__)
-    argument = getattr(error, "argument", None)
-    is_missing = isinstance(error, MissingArgumentError) and argument is not None and "--model" in argument.names
-    if is_missing and not {"--model", "-m"} & set(typed):
+    missing = getattr(error, "argument", None) if isinstance(error, MissingArgumentError) else None
+    if missing is not None and "--model" in missing.names and not {"--model", "-m"} & set(typed):
         return (
             "name the model: --model resnet50 (camkit --help lists the kinds), or name in camkit.toml's [model] table"
         )
     return " ".join(str(error).split())
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; nothing if the user's class fails to make one."""
-    try:
-        return (str(error).splitlines() or [""])[0]
-    except BaseException:  # whatever it raises, the exit code must not depend on it
-        return ""
 
 
 def _refuse_mistakes(typed: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 import itertools
 import logging
 import math
@@ -26,7 +27,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from camkit.errors import CamkitError, InputError, ModelError, RunError, as_error, brief, refuse
+from camkit.errors import CamkitError, InputError, ModelError, RunError, as_error, brief, optional, refuse
 from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation
 from camkit.images.read import from_array, open_picture
@@ -416,7 +417,5 @@ def import_ray() -> Any:
     Raises:
         InputError: it is not installed.
     """
-    with as_error(InputError, lambda _: "explaining on a cluster needs Ray: pip install 'camkit[ray]'"):
-        import ray  # noqa: PLC0415 - an extra, which only clusters need
-        import ray.data  # noqa: PLC0415
-    return ray
+    optional("ray.data", "explaining on a cluster needs Ray: pip install 'camkit[ray]'")
+    return importlib.import_module("ray")

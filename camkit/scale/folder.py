@@ -247,7 +247,7 @@ def _draw_video(found: FoundPicture, job: Job, explained: Stream) -> Written:
     statuses: set[Status] = set()
     first: Explanation | None = None
     absent: Failure | None = None
-    problem = ""
+    more: dict[str, str] = {}
     with opened_video(video, every) as opened, _VideoFile(job.folder, opened.rate / every) as file:
         waiting: deque[Pixels] = deque()
         try:
@@ -266,13 +266,12 @@ def _draw_video(found: FoundPicture, job: Job, explained: Stream) -> Written:
         except ImageError as error:
             if first is None:
                 raise
-            problem = str(error)
+            more["error"] = str(error)
         if first is None:
             assert absent is not None
             raise absent.error
         status: Status = "ok" if "ok" in statuses else first.status
         scale = scales.get((first.layer, first.method)) if status == "ok" else None
-        more = {"error": problem} if problem else {}
         return _finished(file, found, job, first, scale, status=status, labels=dict(labels.most_common()), **more)
 
 

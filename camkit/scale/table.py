@@ -33,6 +33,7 @@ from camkit.errors import (
     as_error,
     brief,
     from_cell,
+    optional,
     refuse,
     refuse_pipe,
     text_of,
@@ -264,9 +265,7 @@ class _Parquet:
 
     def __init__(self, path: Path) -> None:
         needs = "a Parquet table needs pyarrow: pip install 'camkit[table]', or name a table that ends in .csv"
-        with as_error(InputError, lambda _: needs):
-            import pyarrow.parquet as pq  # noqa: PLC0415 - an extra, which only tables need
-        self._pq = pq
+        self._pq = optional("pyarrow.parquet", needs)
         self._path = path
 
     def files(self) -> Sequence[Path]:
