@@ -12,7 +12,7 @@ from traceback import TracebackException
 from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, MissingArgumentError
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 import camkit
@@ -76,9 +76,8 @@ def methods() -> int:
     """List all methods with their papers."""
     from camkit.methods import METHODS
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("method", "what it weights by", "needs", "time in plain passes", "paper"):
-        table.add_column(heading, no_wrap=heading == "method")
+    headings = "what it weights by", "needs", "time in plain passes", "paper"
+    table = Table(Column("method", no_wrap=True), *headings, box=None, pad_edge=False)
     for each in METHODS.values():
         table.add_row(Text(each.name, "bold"), *map(Text, (each.summary, each.words, each.cost, each.paper)))
     print_table(table, folds=printer().is_terminal)

@@ -9,10 +9,10 @@ import webbrowser
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 import camkit
@@ -204,11 +204,16 @@ def _table_of_layers(decision: Decision, used: Sequence[TargetLayer], costs: Cos
     chosen = [layer.ref for layer in used]
     headings = ["", "layer", "type", "output", "grid", "parameters", "mult-adds", "memory", "remark"]
     shown = [heading for heading in headings if complete or heading not in ("grid", "memory", "remark")]
-    table = Table(box=None, pad_edge=False)
-    for heading in shown:
-        side: Literal["right", "left"] = "right" if heading in ("parameters", "mult-adds", "memory") else "left"
-        folds = not complete and heading in ("layer", "type")
-        table.add_column(heading, no_wrap=not folds, overflow="fold", justify=side)
+    columns = (
+        Column(
+            heading,
+            no_wrap=complete or heading not in ("layer", "type"),
+            overflow="fold",
+            justify="right" if heading in ("parameters", "mult-adds", "memory") else "left",
+        )
+        for heading in shown
+    )
+    table = Table(*columns, box=None, pad_edge=False)
     for line in decision.rows:
         is_chosen = line.ref in chosen
         cost = costs.of(line.ref)
@@ -374,11 +379,11 @@ def _print_errors(sentences: Iterable[str]) -> None:
 
 def _table_of_judgement(found: MethodJudgement) -> Table:
     """Return the table of a judgement: the metrics that decide, with their intervals, and what a map costs."""
-    table = Table(box=None, pad_edge=False)
     # Longer names take two lines, so that the table fits into 120 columns
-    table.add_column("\nmethod", max_width=30, overflow="fold")
-    for heading in (*(f"\n{column_title(name)}" for name in DECIDING), "shuffled\nweights ↓", "plain\npasses"):
-        table.add_column(heading, no_wrap=True, justify="right")
+    method = Column("\nmethod", max_width=30, overflow="fold")
+    headings = (*(f"\n{column_title(name)}" for name in DECIDING), "shuffled\nweights ↓", "plain\npasses")
+    figures = (Column(heading, no_wrap=True, justify="right") for heading in headings)
+    table = Table(method, *figures, box=None, pad_edge=False)
     for row in found.rows:
         cells = []
         for figure in (row.metrics[metric] for metric in DECIDING):

@@ -302,9 +302,8 @@ def explain(
     refuse((how.max_side < 0, sides))
     overlay.check(how.style, how.colormap, how.alpha)
     targets.targets()  # checks them before the model is loaded
-    for written in (how.out, results.table):
-        if written is not None:
-            refuse_input(written, [targets.mask, targets.similar_to, *source.files()])
+    for written in filter(None, (how.out, results.table)):
+        refuse_input(written, [targets.mask, targets.similar_to, *source.files()])
     files = Pictures(pictures, skip=how.out, recursive=how.recursive)
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(actors_of(ray))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import camkit
 from camkit.cli.terminal import TALK, say
@@ -71,12 +72,8 @@ def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
         if not (is_writer and isinstance(failed.exc_value, OSError)):
             usual_hook(failed)
 
-    threading.excepthook = hook
-    try:
-        with camkit.tensorboard.opened(folder) as events:
-            yield events
-    finally:
-        threading.excepthook = usual_hook
+    with mock.patch.object(threading, "excepthook", hook), camkit.tensorboard.opened(folder) as events:
+        yield events
 
 
 def need_pictures(pictures: Sequence[object], example: str) -> None:
