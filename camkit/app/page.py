@@ -12,7 +12,10 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
+from fastapi import FastAPI
 from PIL import Image, ImageDraw, ImageOps
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import PlainTextResponse
 
 from camkit.app.viewer import CHOSEN, FILL_NAMES, THRESHOLD, Look, Viewer, found_box
 from camkit.drawing.encode import encode
@@ -23,17 +26,8 @@ from camkit.errors import CamkitError, InputError, as_error, as_markdown, brief,
 from camkit.explaining.explanation import Explanation
 from camkit.types import Pixels
 
-STYLE = (
-    ".gradio-container {max-width: 1500px !important} footer {display: none !important} "
-    "#shown img {touch-action: none}"  # a finger that draws a rectangle does not scroll the page
-)
 _BARS = 8
 """The most answers that are shown as bars; the other boxes of a detector can be clicked in the picture."""
-
-
-def theme() -> Any:
-    """Return a theme with the reader's own fonts: the page loads nothing from other hosts."""
-    return gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
 
 
 class _Parts:
@@ -84,13 +78,50 @@ class _Parts:
         self.seen = [*of_look, self.rather, self.compare, self.sheet, self.files]
 
 
-def build(viewer: Viewer, saved: Path) -> Any:
-    """Return the page.
+def application(viewer: Viewer, folder: Path, host: str) -> Any:
+    """Return the page as an application that answers only to itself.
 
     Args:
         viewer: what it shows.
-        saved: a folder for files that a visitor downloads.
+        folder: where files are that a visitor downloads.
+        host: the machine's own address.
     """
+
+    async def without_others(request: Any, call_next: Any) -> Any:
+        if request.headers.get("origin", own := f"http://{request.headers['host']}") != own:
+            return PlainTextResponse("only the app's own page may call it", 403)  # a page of another host cannot upload
+        answer = await call_next(request)
+        # The browser loads nothing from other hosts, whatever a library's page asks for
+        answer.headers["Content-Security-Policy"] = (
+            "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; connect-src 'self'; frame-ancestors 'self'; "
+            "form-action 'self'"
+        )
+        return answer
+
+    served = FastAPI(openapi_url=None)
+    served.add_middleware(TrustedHostMiddleware, allowed_hosts=[host, "localhost"])  # no page of another host
+    served.middleware("http")(without_others)
+    page = _page(viewer, folder)
+    page.has_launched = True  # otherwise Gradio reads any file that a request names as an upload
+    # Bytes of a picture that a visitor may upload
+    return gr.mount_gradio_app(
+        served,
+        page,
+        path="/",
+        server_name=host,
+        allowed_paths=[],
+        max_file_size=64 * 2**20,
+        show_error=True,
+        # The reader's own fonts: the page loads nothing from other hosts
+        theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+        css=".gradio-container {max-width: 1500px !important} footer {display: none !important} "
+        "#shown img {touch-action: none}",  # a finger that draws a rectangle does not scroll the page
+        js=(Path(__file__).parent / "drag.js").read_text(),
+        footer_links=[],
+    )
+
+
+def _page(viewer: Viewer, saved: Path) -> Any:
     first = Look(next(iter(viewer.models)), viewer.first_readable())
     with gr.Blocks(title="camkit", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         parts = _Parts(viewer, first)

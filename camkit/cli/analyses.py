@@ -52,7 +52,6 @@ from camkit.models import DEMO_MODELS, device_of, load_model
 from camkit.models.modules import explained_failures
 from camkit.options import Diagnose, Model, Precision
 from camkit.scale.job import free_file, slug
-from camkit.sentences import Words
 from camkit.sentences import inputs as language_models
 from camkit.sentences import words as words_of
 from camkit.sentences.explain import TABLE, words_of_files
@@ -437,7 +436,7 @@ def words(
     return 2 if failed else 0
 
 
-def _print_words(found: Words) -> None:
+def _print_words(found: camkit.Words) -> None:
     emit(printable(found.sentence))
     for each in found:
         if not each.is_punctuation:
@@ -453,7 +452,7 @@ NO_TREE = (
 )
 
 
-def describe_scene(out: Path) -> Words:
+def describe_scene(out: Path) -> camkit.Words:
     """Explain the words about one drawn scene, compared with the others, and write the page and the sheet.
 
     Raises:

@@ -7,8 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, make_dataclass
-from dataclasses import field as dataclass_field
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
 
@@ -19,7 +18,6 @@ import camkit
 from camkit import options
 from camkit.cli.terminal import TALK, say
 from camkit.errors import InputError, as_error, refuse
-from camkit.options import given_in, options_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -251,14 +249,15 @@ def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
     """
     hints = get_type_hints(table)
     made: list[tuple[str, Any, Any]] = []
-    for field in fields(table):
-        option, default = options.options_of(table)[field.name], field.default
+    for declared in fields(table):
+        name, default = declared.name, declared.default
+        option = options.options_of(table)[name]
         required, text = option.name == "model", option.help
         if required and table is OptionalModel:
             required, text = False, "The model that the config will name, as --model of the other commands takes it."
         if says_default and isinstance(default, (int, float, str)) and not isinstance(default, bool):
             text += f" Default: {default if isinstance(default, str) else format(default, 'g')}."
-        parser = _PARSERS.get(field.name)
+        parser = _PARSERS.get(name)
         parameter = Parameter(
             name=None if option.name is None else f"--{option.name}",
             alias=option.short,
@@ -269,11 +268,11 @@ def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
             help=text,
             metavar=option.metavar,
             required=required,
-            converter=None if parser is None else functools.partial(_converted, parser, field.name),
+            converter=None if parser is None else functools.partial(_converted, parser, name),
         )
-        kind = hints[field.name] if option.shell is None else option.shell if parser is None else Any
-        usual = dataclass_field() if required else dataclass_field(default=default)
-        made.append((field.name, Annotated[kind, parameter], usual))
+        kind = hints[name] if option.shell is None else option.shell if parser is None else Any
+        usual = field() if required else field(default=default)
+        made.append((name, Annotated[kind, parameter], usual))
     own = {"__module__": __name__}  # cyclopts takes classes of the standard library as they are
     return Parameter(name="*")(
         make_dataclass(table.__name__, made, bases=(table,), namespace=own, frozen=True, kw_only=True)
@@ -394,8 +393,8 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
 
 def _values(table: Any) -> dict[str, Any]:
     """Return the values that a table of the config sets, by option, as they would be typed."""
-    names = {name: option.name or name for name, option in options_of(type(table)).items()}
-    return {names[name]: _typed(name, value) for name, value in given_in(table).items()}
+    names = {name: option.name or name for name, option in options.options_of(type(table)).items()}
+    return {names[name]: _typed(name, value) for name, value in options.given_in(table).items()}
 
 
 def _typed(name: str, value: Any) -> Any:

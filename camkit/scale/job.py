@@ -99,7 +99,9 @@ class Job:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        how, several, video = self.how, self.has_several_targets, self._video
+        how, several = self.how, self.has_several_targets
+        named = () if self.results.table else self.pictures.named()  # with a table, videos are not explained
+        video = next((found.path for found in named if is_video(found.path)), None)
         refuse(
             (how.every < 1, f"every must be a number of frames, at least 1, not {how.every}"),
             (
@@ -153,12 +155,6 @@ class Job:
         is_jpeg = os.path.splitext(picture)[1].lower() in JPEG_SUFFIXES  # noqa: PTH122 - a source may be no path
         is_photo = is_jpeg and self.how.style in ("overlay", "side-by-side")  # at the picture's own size
         return f".{self.how.format or ('jpg' if is_photo else 'png')}"
-
-    @functools.cached_property
-    def _video(self) -> Path | None:
-        """The first video that was named; with a table, videos are not explained."""
-        named = () if self.results.table else self.pictures.named()
-        return next((found.path for found in named if is_video(found.path)), None)
 
     @property
     def folder(self) -> Path:
