@@ -144,15 +144,15 @@ class Run(Iterator[Result], AbstractContextManager["Run"]):
                 for _, of_pass in itertools.groupby(written, key=lambda _: self._passes.popleft()):
                     rows: list[Result] = []
                     for row in of_pass:
-                        rows.append(row)
+                        if self._table is not None:
+                            rows.append(row)
                         yield self._bundled(row)
-                    undrawn = {row.source for row in rows if isinstance(row, _Undrawn)}
-                    whole = [row for row in rows if row.source not in undrawn]
                     if self._table is not None:
-                        table_rows = [
-                            row_of_failure(row) if isinstance(row, Failure) else row.row or {} for row in whole
-                        ]
-                        self._table.append(table_rows)
+                        undrawn = {row.source for row in rows if isinstance(row, _Undrawn)}
+                        whole = [row for row in rows if row.source not in undrawn]
+                        self._table.append(
+                            [row_of_failure(row) if isinstance(row, Failure) else row.row or {} for row in whole]
+                        )
             for found in self.videos if self._job.out is not None else ():
                 yield self._bundled(self._draw(found))
         finally:
