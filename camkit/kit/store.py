@@ -21,7 +21,7 @@ from importlib.metadata import version
 from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -297,8 +297,7 @@ RowsOf: TypeAlias = Callable[[Sequence[Any]], Iterator[R]]
 """Computes the rows of some pictures, and yields each when it is finished."""
 
 
-@dataclass(frozen=True)
-class RowKind(Generic[R]):
+class RowKind(NamedTuple, Generic[R]):
     """A kind of rows: its name, and how its records become JSON and back."""
 
     name: str

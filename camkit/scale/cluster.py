@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -124,8 +124,7 @@ def _made(model: Any, *, device: str | torch.device, preprocess: Any = None, lab
     return replace(loaded, module=(loaded.module if is_there else copy.deepcopy(loaded.module).to(device)).eval())
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(NamedTuple):
     """The actors of a job.
 
     Attributes:
@@ -233,7 +232,7 @@ class Cluster:
         pieces = [pickle.dumps(list(items[start : start + size])) for start in range(0, len(items), size)]
         if not pieces:
             return
-        fewer = replace(self, pool=replace(self.pool, actors=min(self.pool.actors, len(pieces))))
+        fewer = replace(self, pool=self.pool._replace(actors=min(self.pool.actors, len(pieces))))
         blocks = ray.data.from_arrow([arrow_table([{"piece": piece}]) for piece in pieces])
         results = fewer.mapped(blocks, functools.partial(_on_pieces, begin), batch_size=None, batch_format="pyarrow")
         results.context.execution_options.preserve_order = True
